@@ -1,0 +1,1 @@
+"""Shared kernel: knows no business, imported by every other package."""

@@ -1,0 +1,98 @@
+"""PostgreSQL: one schema, three roles, sessions that say what they may see.
+
+* `owner` is the login of DATABASE_URL: migrations only.
+* `penstock_app` sees one tenant's rows (row-level security on `penstock.tenant_id`).
+* `penstock_system` sees all rows: key look-up, holds, settlement, jobs, platform admins.
+
+Neither of the two can update or delete ledger or audit rows. Read and write sessions are different
+context managers; a write session is one transaction, committed at its edge.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy import MetaData, text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+APP_ROLE = "penstock_app"
+SYSTEM_ROLE = "penstock_system"
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+"""Every package declares its tables on it in its own tables.py; migrations/ owns the DDL."""
+
+
+def sqlalchemy_url(database_url: str) -> str:
+    """The asyncpg flavour of a plain postgresql:// URL."""
+    parts = urlsplit(database_url)
+    return urlunsplit(parts._replace(scheme="postgresql+asyncpg"))
+
+
+class Database:
+    """A SQLAlchemy engine whose sessions have dropped to one of our two roles.
+
+    Used by everything that is not the hot path; the hot path uses `connect_system`.
+    """
+
+    def __init__(self, database_url: str, *, pool_size: int = 5) -> None:
+        self.url = database_url
+        self.engine: AsyncEngine = create_async_engine(
+            sqlalchemy_url(database_url),
+            pool_size=pool_size,
+            max_overflow=5,
+            pool_pre_ping=True,
+            connect_args={"server_settings": {"timezone": "UTC", "application_name": "penstock"}},
+        )
+
+    async def close(self) -> None:
+        """Close every pooled connection."""
+        await self.engine.dispose()
+
+    @asynccontextmanager
+    async def system(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction as `penstock_system`; commits at the end, rolls back on an error."""
+        async with self.engine.begin() as connection:
+            await connection.execute(text(f"SET LOCAL ROLE {SYSTEM_ROLE}"))
+            yield connection
+
+    @asynccontextmanager
+    async def tenant(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
+        """One transaction as `penstock_app` that sees only `tenant_id`'s rows."""
+        async with self.engine.begin() as connection:
+            await connection.execute(text(f"SET LOCAL ROLE {APP_ROLE}"))
+            await connection.execute(
+                text("SELECT set_config('penstock.tenant_id', :tenant, true)"), {"tenant": str(tenant_id)}
+            )
+            yield connection
+
+    @asynccontextmanager
+    async def read(self, tenant_id: UUID | None = None) -> AsyncIterator[AsyncConnection]:
+        """A read-only transaction: of one tenant, or of the platform when `tenant_id` is None."""
+        session = self.system() if tenant_id is None else self.tenant(tenant_id)
+        async with session as connection:
+            await connection.execute(text("SET TRANSACTION READ ONLY"))
+            yield connection
+
+
+async def connect_system(database_url: str, **options: Any) -> "asyncpg.Connection[asyncpg.Record]":
+    """A raw connection as `penstock_system` for the hot path; its owner must never cancel a running command.
+
+    A cancelled asyncpg command leaves the connection in an unknown state (sqlalchemy #12077), so callers wait on
+    futures instead and let the command finish.
+    """
+    return await asyncpg.connect(
+        database_url,
+        server_settings={"role": SYSTEM_ROLE, "timezone": "UTC", "application_name": "penstock-hot"},
+        **options,
+    )

@@ -1,0 +1,32 @@
+"""Identifiers: time-ordered UUIDs for rows and requests, short random names for processes."""
+
+import os
+import secrets
+import time
+import uuid
+
+_VERSION_7 = 0x7 << 76
+_VARIANT_RFC = 0b10 << 62
+
+
+def uuid7(unix_ms: int | None = None) -> uuid.UUID:
+    """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 random bits.
+
+    Requests are keyed by it, so the partition of a usage row follows from its id alone.
+    `unix_ms` defaults to the system clock; tests pass their own.
+    """
+    ms = time.time_ns() // 1_000_000 if unix_ms is None else unix_ms
+    random_bits = int.from_bytes(os.urandom(10), "big")
+    rand_a = (random_bits >> 62) & 0xFFF
+    rand_b = random_bits & ((1 << 62) - 1)
+    return uuid.UUID(int=(ms & ((1 << 48) - 1)) << 80 | _VERSION_7 | rand_a << 64 | _VARIANT_RFC | rand_b)
+
+
+def uuid7_unix_ms(value: uuid.UUID) -> int:
+    """The Unix time in milliseconds that a UUIDv7 carries."""
+    return value.int >> 80
+
+
+def incarnation(role: str) -> str:
+    """A name for one run of one process, e.g. `api-4f1c9a2b`; never reused."""
+    return f"{role}-{secrets.token_hex(4)}"

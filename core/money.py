@@ -1,0 +1,75 @@
+"""Exact money: integers of picodollars (1e-12 USD). No float ever touches an amount.
+
+A price of $0.50 per million tokens is 500,000 picodollars a token, so every list price in use is
+a whole number per token and the cost of a request is a sum of integer products (DESIGN §5).
+"""
+
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
+
+PICO_PER_USD = 10**12
+PICO_PER_CENT = 10**10
+TOKENS_PER_MTOK = 10**6
+MAX_PICO = 10**38 - 1
+"""NUMERIC(38,0) holds no more."""
+
+
+def usd_to_pico(text: str | Decimal) -> int:
+    """Picodollars of a decimal dollar amount such as "12.50".
+
+    Raises ValueError when it is no finite number, has more than 12 decimals, or does not fit NUMERIC(38,0).
+    """
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"not a decimal amount of dollars: {text!r}") from None
+    if not amount.is_finite():
+        raise ValueError(f"not a finite amount of dollars: {text!r}")
+    with localcontext() as context:
+        context.prec = 80
+        pico = amount * PICO_PER_USD
+        if pico != pico.to_integral_value():
+            raise ValueError(f"more than 12 decimals in a dollar amount: {text!r}")
+    if abs(pico) > MAX_PICO:
+        raise ValueError(f"dollar amount out of range: {text!r}")
+    return int(pico)
+
+
+def pico_to_usd(pico: int) -> str:
+    """The exact decimal dollars of `pico`, with no exponent and no trailing zeros beyond two decimals."""
+    sign = "-" if pico < 0 else ""
+    whole, rest = divmod(abs(pico), PICO_PER_USD)
+    decimals = f"{rest:012d}".rstrip("0").ljust(2, "0")
+    return f"{sign}{whole}.{decimals}"
+
+
+def per_mtok_to_pico_per_token(text: str | Decimal) -> int:
+    """A price per million tokens, such as "0.50", as picodollars per token.
+
+    Raises ValueError when it is negative or no whole number of picodollars a token.
+    """
+    per_mtok = usd_to_pico(text)
+    if per_mtok < 0:
+        raise ValueError(f"a price cannot be negative: {text!r}")
+    price, rest = divmod(per_mtok, TOKENS_PER_MTOK)
+    if rest:
+        raise ValueError(f"more than 6 decimals in a price per million tokens: {text!r}")
+    return price
+
+
+def pico_per_token_to_per_mtok(price: int) -> str:
+    """Decimal dollars per million tokens of a price in picodollars per token."""
+    return pico_to_usd(price * TOKENS_PER_MTOK)
+
+
+def round_to_cents(pico: int) -> int:
+    """Whole cents, half away from zero: the one rounding there is, at the invoice line."""
+    cents = (Decimal(pico) / PICO_PER_CENT).quantize(Decimal(1), rounding=ROUND_HALF_UP)
+    return int(cents)
+
+
+def ratio_per_mtok(pico: int, tokens: int) -> str | None:
+    """Blended dollars per million tokens, rounded half up to picodollars; None when there are no tokens."""
+    if tokens <= 0:
+        return None
+    doubled = 2 * pico * TOKENS_PER_MTOK + tokens
+    return pico_to_usd(doubled // (2 * tokens))

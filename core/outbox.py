@@ -1,0 +1,25 @@
+"""The outbox: code that must start a job writes a row in its own transaction; jobs/ reads it (DESIGN §2)."""
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, DateTime, Table, Text, func, insert
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.db import metadata
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=True),
+    Column("topic", Text, nullable=False),
+    Column("payload", JSONB, nullable=False),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("done_at", DateTime(timezone=True)),
+)
+"""One row = one job to run at least once. The task is a hint, the row is the truth."""
+
+
+async def enqueue(connection: AsyncConnection, topic: str, payload: dict[str, Any]) -> None:
+    """Ask for a job in the caller's transaction: it runs if and only if that transaction commits."""
+    await connection.execute(insert(outbox).values(topic=topic, payload=payload))

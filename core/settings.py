@@ -1,0 +1,67 @@
+"""Settings: read once from the environment at an entry point, then passed down; never a global."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Everything a role can be told from outside. Unprefixed names are the customary ones of the tools behind them."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_", env_file=None, extra="ignore", populate_by_name=True
+    )
+
+    database_url: str = Field(default="", validation_alias="DATABASE_URL")
+    """postgresql://user:password@host:port/name of an owner of the schema."""
+    redis_url: str = Field(default="", validation_alias="REDIS_URL")
+    """redis://:password@host:port/db."""
+    otlp_endpoint: str = Field(default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
+    """Where traces go; empty = nowhere."""
+
+    data_dir: Path = Path(".penstock")
+    """State of this machine: embedded services, spools, logs, engine state."""
+    host: str = "127.0.0.1"
+    """Address that HTTP roles bind."""
+    port: int = 8000
+    """Customer API."""
+    console_port: int = 8001
+    api_workers: int = 1
+    """API processes sharing `port`."""
+    metrics_port: int = 0
+    """This role's internal port for /metrics; 0 = any free one."""
+    region: str = "local"
+
+    internal_token: SecretStr = SecretStr("")
+    """Shared by our own processes: the scheduler's socket and internal ports demand it."""
+    key_pepper: SecretStr = SecretStr("")
+    """HMAC key of API-key hashes and cache salts. Losing it invalidates every key."""
+    engine_key: SecretStr = SecretStr("")
+    """Bearer key that engines demand."""
+    console_secret: SecretStr = SecretStr("")
+    """Signs console sessions."""
+
+    scheduler_host: str = "127.0.0.1"
+    scheduler_port: int = 8010
+    """The scheduler's socket for agents and API processes."""
+
+    engine: str = "auto"
+    """auto | vllm | sim | external."""
+    engine_url: str = ""
+    """Base URL of an external OpenAI-compatible engine."""
+    engine_env: Path = Path(".engine")
+    """The engine's own virtual environment."""
+    model: str = ""
+    """Model to serve; empty = the default for this machine."""
+    replicas: int = 1
+    sim_speedup: float = 1.0
+    """How much faster than the profile the simulated engine runs."""
+
+    trace_sample: float = 0.01
+    """Share of requests traced from the start; errors always are."""
+    queue_deadline_s: float = 30.0
+    """How long a request may wait for a replica."""
+    hold_ttl_s: float = 60.0
+    """A hold not renewed for this long is reaped."""
+    log_level: str = "INFO"
