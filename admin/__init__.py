@@ -1,0 +1,1 @@
+"""One function = one administrative act = one transaction = one audit row."""

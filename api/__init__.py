@@ -1,0 +1,1 @@
+"""Binds HTTP: customer endpoints, admin REST, error mapping."""

@@ -1,0 +1,1 @@
+"""Prices, holds, the ledger, usage and the report."""

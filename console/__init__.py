@@ -1,0 +1,1 @@
+"""The web console, a second skin over admin/ and the read sides."""

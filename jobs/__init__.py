@@ -1,0 +1,1 @@
+"""Celery application, beat schedule and thin tasks."""

@@ -1,0 +1,1 @@
+"""Organisations, projects, members, API keys, limits and the audit log's people."""
