@@ -85,6 +85,13 @@ class ReplicaStatus(msgspec.Struct):
     """One sentence on why it is not ready."""
 
 
+class AgentHello(msgspec.Struct, tag="agent_hello"):
+    """An agent's first frame on the scheduler's socket."""
+
+    token: str
+    agent_id: str
+
+
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """An agent's whole view, every 500 ms."""
 
