@@ -1,0 +1,144 @@
+"""The main job on the real vLLM: from a customer's key to a row on finance's report.
+
+Two tenants use the official openai package, streaming and not; afterwards the report's tokens equal the
+engine's own counters, and its cost equals tokens times price to the picodollar.
+"""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import openai
+import pytest
+
+from core.money import per_mtok_to_pico_per_token, usd_to_pico
+from tests.support.stack import Stack, Tenant
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+PRICE = {"input": "0.50", "cached_input": "0.10", "output": "1.60", "reasoning": "1.60"}
+
+
+def client(stack: Stack, tenant: Tenant) -> openai.AsyncOpenAI:
+    """The official client, without retries: every request here must succeed the first time."""
+    return openai.AsyncOpenAI(base_url=stack.base_url, api_key=tenant.key, max_retries=0, timeout=120)
+
+
+async def run_plain(api: openai.AsyncOpenAI, model: str, text: str) -> Any:
+    """One chat request without streaming; returns its usage."""
+    answer = await api.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": text}], max_tokens=24, seed=7
+    )
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    return answer.usage
+
+
+async def run_stream(api: openai.AsyncOpenAI, model: str, text: str) -> Any:
+    """One streamed chat request that asks for usage; returns it."""
+    usage, pieces = None, []
+    stream = await api.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": text}],
+        max_tokens=24,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    async for event in stream:
+        pieces += [choice.delta.content or "" for choice in event.choices]
+        usage = event.usage or usage
+    assert "".join(pieces)
+    assert usage is not None
+    return usage
+
+
+async def run_completion(api: openai.AsyncOpenAI, model: str, text: str) -> Any:
+    """One text completion; returns its usage."""
+    answer = await api.completions.create(model=model, prompt=text, max_tokens=16)
+    assert answer.usage is not None
+    return answer.usage
+
+
+def report(stack: Stack, by: str, **filters: str) -> list[dict[str, Any]]:
+    """The usage report of today and tomorrow (a run may cross midnight) through the admin REST."""
+    today = datetime.now(UTC).date()
+    days = {"from": str(today - timedelta(days=1)), "to": str(today + timedelta(days=2))}
+    answer = stack.admin("GET", "/usage/report", params={**days, "by": by, **filters})
+    return list(answer["data"])
+
+
+async def test_tokens_equal_the_engine_and_cost_equals_tokens_times_price(vllm_stack: Stack) -> None:
+    stack, model = vllm_stack, str(vllm_stack.ready["model"])
+    stack.admin("POST", "/prices", json={"model": model, **PRICE})
+    tenants = [stack.make_tenant("Aqua"), stack.make_tenant("Brook")]
+    before = stack.engine_counters()
+
+    kinds: list[Callable[..., Any]] = [run_plain, run_stream, run_completion]
+    runs, owners = [], []
+    for round_number in range(4):
+        for tenant in tenants:
+            for run in kinds:
+                # The same long prompt twice per tenant: the second run meets a warm prefix cache.
+                text = "Tell me of the river. " * 40 + str(round_number // 2)
+                runs.append((run, tenant, text))
+                owners.append(tenant.id)
+    apis = {tenant.id: client(stack, tenant) for tenant in tenants}
+    usages = []
+    for start in range(0, len(runs), 6):
+        batch = [run(apis[tenant.id], model, text) for run, tenant, text in runs[start : start + 6]]
+        usages += await asyncio.gather(*batch)
+    for api in apis.values():
+        await api.close()
+
+    database = await stack.connect()
+    try:
+
+        async def settled() -> bool:
+            ids = [tenant.id for tenant in tenants]
+            return len(runs) == await database.fetchval(
+                "SELECT count(*) FROM usage WHERE tenant_id = ANY($1::uuid[])", ids
+            )
+
+        await until(settled, timeout_s=30)
+    finally:
+        await database.close()
+
+    rows = [row for row in report(stack, "tenant,project,key,model,day") if row["tenant_id"] in apis]
+    prompt = sum(int(row["input_tokens"]) for row in rows)
+    output = sum(int(row["output_tokens"]) for row in rows)
+    assert prompt == sum(usage.prompt_tokens for usage in usages)
+    assert output == sum(usage.completion_tokens for usage in usages)
+
+    after = stack.engine_counters()
+    assert prompt == after["prompt_tokens_total"] - before["prompt_tokens_total"]
+    assert output == after["generation_tokens_total"] - before["generation_tokens_total"]
+
+    price = {name: per_mtok_to_pico_per_token(text) for name, text in PRICE.items()}
+    for row in rows:
+        cached = int(row["cached_input_tokens"])
+        expected = (
+            (int(row["input_tokens"]) - cached) * price["input"]
+            + cached * price["cached_input"]
+            + int(row["output_tokens"]) * price["output"]
+        )
+        assert usd_to_pico(row["cost_usd"]) == expected
+    assert sum(int(row["requests"]) for row in rows) == len(runs)
+    assert sum(int(row["cached_input_tokens"]) for row in rows) > 0, "the prefix cache never hit"
+
+
+async def test_every_customer_error_is_one_the_sdk_knows(vllm_stack: Stack) -> None:
+    stack, model = vllm_stack, str(vllm_stack.ready["model"])
+    poor = stack.make_tenant("Dry", credit_usd="0")
+    async with client(stack, poor) as api:
+        with pytest.raises(openai.APIStatusError) as refused:
+            await run_plain(api, model, "hello")
+        assert refused.value.status_code == 402
+        assert refused.value.code == "insufficient_credit"
+        with pytest.raises(openai.NotFoundError) as missing:
+            await run_plain(api, f"{model}x", "hello")
+        assert "/v1/models" in missing.value.message
+    async with openai.AsyncOpenAI(base_url=stack.base_url, api_key="pen_live_nonsense", max_retries=0) as api:
+        with pytest.raises(openai.AuthenticationError):
+            await run_plain(api, model, "hello")

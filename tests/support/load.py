@@ -1,0 +1,79 @@
+"""Load of streaming chat requests, each remembered with what the client saw of it."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+import aiohttp
+
+
+@dataclass
+class Seen:
+    """One request from the client's side."""
+
+    status: int = 0
+    request_id: str = ""
+    chunks: int = 0
+    """Content events delivered: with the simulated engine one event carries one token."""
+    finished: bool = False
+    """The stream ended with [DONE]."""
+    error: str = ""
+    body: dict[str, object] = field(default_factory=dict)
+    first_token: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def stream(
+    session: aiohttp.ClientSession,
+    base_url: str,
+    key: str,
+    model: str,
+    *,
+    max_tokens: int,
+    seen: Seen,
+    prompt: str = "hello",
+) -> None:
+    """Send one streaming chat request and record what comes back into `seen`; transport errors are recorded too."""
+    payload = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "stream": True,
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": 0,
+    }
+    try:
+        async with session.post(
+            f"{base_url}/chat/completions", json=payload, headers={"Authorization": f"Bearer {key}"}
+        ) as answer:
+            seen.status = answer.status
+            seen.request_id = answer.headers.get("x-request-id", "")
+            if answer.status != 200:
+                seen.body = await answer.json()
+                return
+            async for raw in answer.content:
+                _event(raw.strip(), seen)
+    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+        seen.error = f"{type(error).__name__}: {error}"
+
+
+def _event(line: bytes, seen: Seen) -> None:
+    if not line.startswith(b"data: "):
+        return
+    data = line[6:]
+    if data == b"[DONE]":
+        seen.finished = True
+        return
+    event = json.loads(data)
+    if "error" in event:
+        seen.error = str(event["error"].get("message", event["error"]))
+        return
+    for choice in event.get("choices", []):
+        if choice.get("delta", {}).get("content"):
+            seen.chunks += 1
+            seen.first_token.set()
+
+
+def session() -> aiohttp.ClientSession:
+    """A client session without pooling: every request is a connection of its own, spread over API processes."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=180)
+    )
