@@ -1,0 +1,228 @@
+"""Child processes of ours: spawned so that they cannot outlive us, stopped politely, found again after a crash.
+
+Used for the embedded services and by the supervisor of `penstock up`. Linux: PR_SET_PDEATHSIG ties a child to
+the thread that spawned it, so children must be spawned from a thread that lives as long as the process
+(the main thread).
+"""
+
+import asyncio
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import psutil
+
+from core.errors import Unavailable
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class Account(NamedTuple):
+    """A Unix account that a service runs under."""
+
+    uid: int
+    gid: int
+
+
+def service_account() -> Account | None:
+    """Whom our services run as: None = ourselves; when we are root, an unprivileged account.
+
+    PostgreSQL refuses to run as root, and wants an account that has a name.
+    """
+    if os.geteuid() != 0:
+        return None
+    for name in ("nobody", "daemon"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(entry.pw_uid, entry.pw_gid)
+    raise Unavailable("running as root needs an account 'nobody' or 'daemon' for the embedded services")
+
+
+def may_traverse(directory: Path, account: Account) -> bool:
+    """Whether `account` can pass through `directory` and all above it (permission bits only)."""
+    for part in (directory, *directory.parents):
+        try:
+            info = part.stat()
+        except FileNotFoundError:
+            continue
+        if info.st_uid == account.uid:
+            needed = stat.S_IXUSR
+        elif info.st_gid == account.gid:
+            needed = stat.S_IXGRP
+        else:
+            needed = stat.S_IXOTH
+        if not info.st_mode & needed:
+            return False
+    return True
+
+
+def service_home(data_dir: Path, name: str, account: Account | None) -> Path:
+    """The directory of the service `name`, owned by `account`, mode 0700, made when missing.
+
+    It is `<data_dir>/<name>` unless the account cannot get there (a data directory below /root, say). Then it lies
+    under /var/lib or the temporary directory, and `<data_dir>/<name>.location` remembers where. The mode of a
+    directory that we did not make is never changed.
+    """
+    data_dir = data_dir.resolve()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    home = data_dir / name
+    if account is not None:
+        pointer = data_dir / f"{name}.location"
+        if pointer.exists():
+            home = Path(pointer.read_text().strip())
+        elif not may_traverse(data_dir, account):
+            home = _outside_home(data_dir) / name
+            pointer.write_text(f"{home}\n")
+    if not home.exists():
+        home.mkdir(parents=True, mode=0o755)
+        home.chmod(0o700)
+        if account is not None:
+            os.chown(home, account.uid, account.gid)
+    return home
+
+
+def reachable_copy(tree: Path, data_dir: Path, account: Account | None) -> Path:
+    """`tree` itself when `account` can get at it, else a copy of it where it can."""
+    if account is None or may_traverse(tree, account):
+        return tree
+    copy = _outside_home(data_dir.resolve()) / f"{tree.name}-{sha256(str(tree).encode()).hexdigest()[:8]}"
+    if not copy.exists():
+        scratch = copy.with_name(f"{copy.name}.{os.getpid()}")
+        shutil.copytree(tree, scratch, symlinks=True)
+        try:
+            scratch.rename(copy)
+        except OSError:  # another process was first
+            shutil.rmtree(scratch)
+    return copy
+
+
+def _outside_home(data_dir: Path) -> Path:
+    """A directory outside the data directory that every account may traverse, the same for every start."""
+    tag = f"penstock-{os.geteuid()}-{sha256(str(data_dir).encode()).hexdigest()[:10]}"
+    for parent in (Path("/var/lib"), Path(tempfile.gettempdir())):
+        place = parent / tag
+        try:
+            place.mkdir(mode=0o755, exist_ok=True)
+        except OSError:
+            continue
+        if place.is_symlink() or place.stat().st_uid != os.geteuid():
+            raise Unavailable(f"{place} belongs to somebody else; use another --data-dir")
+        place.chmod(0o755)
+        return place
+    raise Unavailable(f"no directory found that the service account may reach; {data_dir} is closed to it")
+
+
+def die_with_parent(sig: int) -> Callable[[], None]:
+    """A preexec function: the kernel sends `sig` to the child when the thread that spawned it ends."""
+    parent = os.getpid()
+
+    def arm() -> None:
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, sig)
+            if os.getppid() != parent:  # it died before we were armed
+                os.kill(os.getpid(), sig)
+
+    return arm
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    log: IO[bytes] | int,
+    death_signal: int = signal.SIGTERM,
+    account: Account | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a session of its own (a terminal's Ctrl-C reaches only us), tied to our life."""
+    return subprocess.Popen(  # noqa: S603 - the command is ours
+        list(command),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        user=account.uid if account else None,
+        group=account.gid if account else None,
+        extra_groups=[] if account else None,
+        env=dict(env) if env is not None else None,
+        cwd=cwd,
+        start_new_session=True,
+        preexec_fn=die_with_parent(death_signal),
+    )
+
+
+async def stop(process: subprocess.Popen[bytes], sig: int, *, grace_s: float) -> bool:
+    """Send `sig`, wait up to `grace_s`, then SIGKILL. True when it went by itself."""
+    if process.poll() is None:
+        process.send_signal(sig)
+    if await exited(process, grace_s):
+        return True
+    process.kill()
+    await exited(process, 10.0)
+    return False
+
+
+async def exited(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Whether `process` ends within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while process.poll() is None:
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+async def stop_orphan(pid: int, program: str, home: Path, sig: int, *, grace_s: float) -> bool:
+    """Stop a survivor of an earlier run, after making sure that it is ours.
+
+    Ours runs the executable `program` in the working directory `home` (servers rewrite their arguments).
+    Returns False when there is no such process.
+    """
+    try:
+        process = psutil.Process(pid)
+        name = Path(process.exe().removesuffix(" (deleted)")).name
+        ours = name == program and Path(process.cwd()) == home
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+    if not ours or process.status() == psutil.STATUS_ZOMBIE:
+        return False
+    try:
+        process.send_signal(sig)
+        for wait_s in (grace_s, 10.0):
+            if await _gone(process, wait_s):
+                return True
+            process.kill()
+    except psutil.NoSuchProcess:
+        return True
+    raise Unavailable(f"process {pid} ({program}) of an earlier run does not stop; end it by hand")
+
+
+async def _gone(process: psutil.Process, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port of `host` that nobody listens on right now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

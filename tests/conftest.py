@@ -1,0 +1,73 @@
+"""Fixtures of all tests: sockets off in tests/unit, loopback only elsewhere, real servers for who asks for them."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_socket
+from redis import Redis as SyncRedis
+from redis.asyncio import Redis
+
+from core.db import Database
+from tests.support.services import Services, obtain
+
+_TESTS = Path(__file__).parent
+_LOOPBACK = ["127.0.0.1", "::1", "localhost", "0.0.0.0"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests outside of tests/unit may talk to this machine and no other."""
+    for item in items:
+        if not _is_unit(item) and item.get_closest_marker("enable_socket") is None:
+            item.add_marker(pytest.mark.allow_hosts(_LOOPBACK))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Unit tests have no sockets but the Unix pair that an event loop needs."""
+    if _is_unit(item):
+        pytest_socket.disable_socket(allow_unix_socket=True)
+
+
+def _is_unit(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(_TESTS / "unit")
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Services:
+    """The run's PostgreSQL and this worker's Redis."""
+    base = tmp_path_factory.getbasetemp()
+    if worker_id == "master":
+        return obtain(base, os.getpid(), worker_id, 1)
+    return obtain(base.parent, os.getppid(), worker_id, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+@pytest.fixture
+def pg_url(services: Services) -> str:
+    """postgresql:// URL of a database of this worker: migrated, seeded, otherwise empty, new for each test."""
+    return services.fresh_database()
+
+
+@pytest.fixture
+async def database(pg_url: str) -> AsyncIterator[Database]:
+    """`core.db.Database` on `pg_url`."""
+    database = Database(pg_url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def redis_url(services: Services) -> str:
+    """redis:// URL of this worker's own server, emptied."""
+    with SyncRedis.from_url(services.redis_url) as client:
+        client.flushall()
+    return services.redis_url
+
+
+@pytest.fixture
+async def redis_client(redis_url: str) -> AsyncIterator[Redis]:
+    """A client on `redis_url`."""
+    client = Redis.from_url(redis_url)
+    yield client
+    await client.aclose()
