@@ -1,0 +1,282 @@
+"""The catalog: which models exist, how an engine is started for each, what it can do and what it costs.
+
+Read from catalog.toml (or a file of the operator's). Every capacity figure and price carries its source and date;
+a file that is wrong is refused with the place and the reason.
+"""
+
+import json
+import string
+import tomllib
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from core.errors import InvalidRequest
+from core.money import per_mtok_to_pico_per_token, usd_to_pico
+from workers.wire import Capacity
+
+DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
+
+ArgValue = bool | int | float | str | dict[str, bool | int | float | str]
+"""A flag's value: `true` = the bare flag, a table = JSON."""
+
+_INTEGER_FIGURES = frozenset({"max_num_seqs", "kv_cache_tokens"})
+_NEEDED_FIGURES = frozenset(
+    {"prefill_tokens_per_s", "step_base_s", "step_per_seq_s", "max_num_seqs", "kv_cache_tokens"}
+)
+_OPTIONAL_FIGURES = frozenset({"step_per_kv_token_s", "accept_per_step"})
+
+
+class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One capacity figure and where it comes from."""
+
+    value: float
+    basis: Literal["published", "measured", "computed", "assumed"]
+    date: date
+    source: str
+
+
+class HostPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a host costs per hour, as a decimal string of USD."""
+
+    usd_per_hour: str
+    date: date
+    source: str
+
+
+class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of machine; `price` is absent where none is public."""
+
+    gpus: int
+    gpu: str
+    gpu_memory_gb: int
+    price: HostPrice | None = None
+
+
+class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """List price in USD per million tokens, decimal strings."""
+
+    input: str
+    cached_input: str
+    output: str
+    reasoning: str
+    date: date
+    source: str
+
+
+class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one engine instance is started and what it can do."""
+
+    engine: Literal["vllm"]
+    host_kind: str
+    gpus: int
+    """GPUs of one instance; a host runs as many as its GPUs allow."""
+    args: dict[str, ArgValue]
+    figures: dict[str, Figure]
+    name: str = ""
+    hub_id: str = ""
+    """Weights, where they differ from the model's."""
+    env: dict[str, str] = {}
+    block_size: int = 64
+    """Tokens a KV block, for the simulated engine."""
+    instances: int = 1
+    """Instances that fit on one host; set by the catalog from its GPUs."""
+    max_model_len: int = 0
+    """Longest prompt plus answer in tokens; set by the catalog: the flag, or the model's context."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """The figures as the numbers that scheduling uses."""
+        values = {name: figure.value for name, figure in self.figures.items()}
+        return Capacity(
+            prefill_tokens_per_s=values["prefill_tokens_per_s"],
+            step_base_s=values["step_base_s"],
+            step_per_seq_s=values["step_per_seq_s"],
+            step_per_kv_token_s=values.get("step_per_kv_token_s", 0.0),
+            accept_per_step=values.get("accept_per_step", 1.0),
+            max_num_seqs=int(values["max_num_seqs"]),
+            kv_cache_tokens=int(values["kv_cache_tokens"]),
+            max_model_len=self.max_model_len,
+            gpus=self.gpus,
+        )
+
+    def command_line(
+        self, model: "CatalogModel", port: int, *, host: str = "127.0.0.1", weights: str | None = None
+    ) -> list[str]:
+        """The engine's full command line; `weights` (a directory) takes the place of the hub's name.
+
+        The API key is not on it (a process list shows it to everyone): it travels as VLLM_API_KEY.
+        """
+        names = {"model": model.name, "kv_events_port": str(port + 1), "kv_replay_port": str(port + 2)}
+        line = ["vllm", "serve", weights or self.hub_id or model.hub_id, "--served-model-name", model.name]
+        for flag, value in self.args.items():
+            line += _flag(flag, value, names)
+        return [*line, "--host", host, "--port", str(port)]
+
+
+class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model that may be served, with its profiles; the first profile is the default."""
+
+    title: str
+    hub_id: str
+    license: str
+    context_len: int
+    capabilities: list[str]
+    weights_gb: float
+    profiles: dict[str, EngineProfile]
+    list_price: ListPrice
+    name: str = ""
+    max_output_tokens: int = 4096
+    """What an answer is held to when the request sets no max_tokens."""
+    region: str = "local"
+    toy: bool = False
+    """Random weights: the engine is real, the words mean nothing."""
+
+    def profile(self, name: str = "") -> EngineProfile:
+        """A profile by name, or the default one. Raises InvalidRequest naming the known ones."""
+        if not name:
+            return next(iter(self.profiles.values()))
+        if name not in self.profiles:
+            raise InvalidRequest(
+                f"model {self.name} has no profile {name!r}; it has: {', '.join(self.profiles)}",
+                param="profile",
+            )
+        return self.profiles[name]
+
+
+class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything catalog.toml says."""
+
+    hosts: dict[str, HostKind]
+    models: dict[str, CatalogModel]
+
+    @property
+    def host_prices(self) -> dict[str, HostPrice]:
+        """Price by host kind, where there is one."""
+        return {kind: host.price for kind, host in self.hosts.items() if host.price is not None}
+
+    def model(self, name: str) -> CatalogModel:
+        """A model by name. Raises InvalidRequest naming the known ones."""
+        if name not in self.models:
+            raise InvalidRequest(
+                f"the catalog has no model {name!r}; it has: {', '.join(sorted(self.models))}", param="model"
+            )
+        return self.models[name]
+
+
+def load_catalog(path: Path | None = None) -> Catalog:
+    """The catalog of `path` (default: the one that comes with Penstock).
+
+    Raises InvalidRequest saying where in the file what is wrong.
+    """
+    source = path or DEFAULT_CATALOG
+    try:
+        raw = msgspec.convert(tomllib.loads(source.read_text(encoding="utf-8")), Catalog)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read the catalog {source}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"the catalog {source} is not TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the catalog {source} is wrong: {error}") from None
+    for kind, host in raw.hosts.items():
+        if host.price is not None:
+            _check(source, f"hosts.{kind}.price.usd_per_hour", usd_to_pico, host.price.usd_per_hour)
+    models = {name: _finish_model(source, raw.hosts, name, model) for name, model in raw.models.items()}
+    return Catalog(hosts=raw.hosts, models=models)
+
+
+def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: CatalogModel) -> CatalogModel:
+    where = f"models.{name}"
+    if not model.profiles:
+        raise InvalidRequest(f"the catalog {source} is wrong: {where} has no profile")
+    if not 0 < model.max_output_tokens <= model.context_len:
+        raise InvalidRequest(
+            f"the catalog {source} is wrong: {where}.max_output_tokens is {model.max_output_tokens}, "
+            f"must be between 1 and context_len ({model.context_len})"
+        )
+    for kind in ("input", "cached_input", "output", "reasoning"):
+        price: str = getattr(model.list_price, kind)
+        _check(source, f"{where}.list_price.{kind}", per_mtok_to_pico_per_token, price)
+    profiles = {
+        key: _finish_profile(source, hosts, model, f"{where}.profiles.{key}", key, profile)
+        for key, profile in model.profiles.items()
+    }
+    return msgspec.structs.replace(model, name=name, profiles=profiles)
+
+
+def _finish_profile(
+    source: Path,
+    hosts: dict[str, HostKind],
+    model: CatalogModel,
+    where: str,
+    name: str,
+    profile: EngineProfile,
+) -> EngineProfile:
+    def refuse(reason: str) -> InvalidRequest:
+        return InvalidRequest(f"the catalog {source} is wrong: {where}{reason}")
+
+    host = hosts.get(profile.host_kind)
+    if host is None:
+        raise refuse(f".host_kind is {profile.host_kind!r}, which is not among [hosts]")
+    if not 0 <= profile.gpus <= host.gpus or (host.gpus > 0 and profile.gpus == 0):
+        raise refuse(f".gpus is {profile.gpus}, but {profile.host_kind} has {host.gpus}")
+    missing = _NEEDED_FIGURES - profile.figures.keys()
+    unknown = profile.figures.keys() - _NEEDED_FIGURES - _OPTIONAL_FIGURES
+    if missing or unknown:
+        raise refuse(f".figures: missing {sorted(missing)}, unknown {sorted(unknown)}")
+    for key, figure in profile.figures.items():
+        if figure.value < 0 or (key in _NEEDED_FIGURES and figure.value == 0):
+            raise refuse(f".figures.{key} is {figure.value}, must be above zero")
+        if key in _INTEGER_FIGURES and figure.value != int(figure.value):
+            raise refuse(f".figures.{key} is {figure.value}, must be a whole number")
+        if not figure.source.strip():
+            raise refuse(f".figures.{key} has no source")
+    tensor_parallel = profile.args.get("tensor-parallel-size", 1)
+    if profile.gpus and tensor_parallel != profile.gpus:
+        raise refuse(f": tensor-parallel-size is {tensor_parallel}, but gpus is {profile.gpus}")
+    for flag, value in profile.args.items():
+        for text in value.values() if isinstance(value, dict) else [value]:
+            _check_placeholders(refuse, flag, text)
+    flag_len = profile.args.get("max-model-len", model.context_len)
+    length = int(flag_len) if isinstance(flag_len, int) else 0
+    if not 0 < length <= model.context_len:
+        raise refuse(
+            f".args.max-model-len is {flag_len}, must be between 1 and context_len ({model.context_len})"
+        )
+    if length > profile.figures["kv_cache_tokens"].value:
+        raise refuse(f".figures.kv_cache_tokens holds less than one sequence of {length} tokens")
+    instances = max(1, host.gpus // profile.gpus) if profile.gpus else 1
+    return msgspec.structs.replace(profile, name=name, instances=instances, max_model_len=length)
+
+
+def _check_placeholders(refuse: Callable[[str], InvalidRequest], flag: str, text: object) -> None:
+    if isinstance(text, str) and "{" in text:
+        names = {field for _, field, _, _ in string.Formatter().parse(text) if field is not None}
+        if names - {"model", "kv_events_port", "kv_replay_port"}:
+            raise refuse(f".args.{flag}: unknown placeholder in {text!r}")
+
+
+def _check(source: Path, where: str, parse: Callable[[str], int], text: str) -> None:
+    try:
+        parse(text)
+    except ValueError as error:
+        raise InvalidRequest(f"the catalog {source} is wrong: {where}: {error}") from None
+
+
+def _flag(flag: str, value: ArgValue, names: dict[str, str]) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{flag}"] if value else []
+    if isinstance(value, dict):
+        filled = {key: _fill(item, names) for key, item in value.items()}
+        return [f"--{flag}", json.dumps(filled, separators=(",", ":"))]
+    if isinstance(value, float):
+        return [f"--{flag}", str(Decimal(str(value)))]
+    return [f"--{flag}", str(_fill(value, names))]
+
+
+def _fill(value: bool | int | float | str, names: dict[str, str]) -> bool | int | float | str:
+    return value.format(**names) if isinstance(value, str) and "{" in value else value
