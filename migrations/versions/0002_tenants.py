@@ -194,16 +194,6 @@ _APPEND_ONLY = (
     """,
 )
 
-_TENANT_POLICIES = (
-    "ALTER TABLE tenants ENABLE ROW LEVEL SECURITY",
-    "ALTER TABLE tenants FORCE ROW LEVEL SECURITY",
-    """
-    CREATE POLICY tenants_app ON tenants TO penstock_app
-    USING (id = nullif(current_setting('penstock.tenant_id', true), '')::uuid)
-    """,
-    "CREATE POLICY tenants_system ON tenants TO penstock_system USING (true)",
-)
-
 # A tenant's own session: no hash can be read, none of another tenant's rows be seen, nothing be moved between tenants.
 _APP_GRANTS = (
     "GRANT SELECT, UPDATE (name) ON tenants TO penstock_app",
@@ -220,8 +210,9 @@ _APP_GRANTS = (
 
 
 def upgrade() -> None:
-    for statement in (*_TABLES, *_CHANGE_FEED, *_APPEND_ONLY, *_TENANT_POLICIES):
+    for statement in (*_TABLES, *_CHANGE_FEED, *_APPEND_ONLY):
         op.execute(statement)
+    enable_rls(op, "tenants", tenant_column="id")
     for table in ("projects", "api_keys", "limits", "memberships", "audit_log"):
         enable_rls(op, table)
     for table in ("tenants", "projects", "api_keys", "limits", "users", "memberships", "admin_tokens"):

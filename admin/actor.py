@@ -1,0 +1,48 @@
+"""Who performs an administrative act, and whether they may."""
+
+from uuid import UUID
+
+import msgspec
+
+from core.errors import PermissionDenied
+from tenants.roles import PLATFORM_ROLES, Role
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """A person, token, shell user or part of the system, with the role it acts in."""
+
+    kind: str
+    """user | token | cli | system"""
+    id: str
+    label: str
+    """For people: an address, the name of a shell user, of a job."""
+    role: Role
+    tenant_id: UUID | None = None
+    """The organisation of a tenant role; None on the platform."""
+
+    @property
+    def is_platform(self) -> bool:
+        """Whether the actor sees every organisation."""
+        return self.role in PLATFORM_ROLES and self.tenant_id is None
+
+
+def system_actor(label: str) -> Actor:
+    """The platform itself, such as the first start that makes the demo organisation."""
+    return Actor(kind="system", id="system", label=label, role="platform_admin")
+
+
+def require(actor: Actor, *roles: Role, tenant_id: UUID | None = None) -> None:
+    """Raise PermissionDenied unless `actor` has one of `roles` and may act on organisation `tenant_id`.
+
+    A platform role acts everywhere. A tenant role acts on its own organisation only, so an act without
+    `tenant_id` (one on the platform) is refused to it.
+    """
+    if actor.role not in roles:
+        raise PermissionDenied(
+            f"the role {actor.role} may not do this; it takes {' or '.join(roles)}",
+            details={"role": actor.role, "needed": list(roles)},
+        )
+    if actor.is_platform:
+        return
+    if actor.tenant_id is None or tenant_id != actor.tenant_id:
+        raise PermissionDenied("this belongs to another organisation")

@@ -1,0 +1,134 @@
+"""Repository of API keys. Each function runs in the caller's transaction."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, Select, case, func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tenants.scoping import platform_wide
+from tenants.tables import api_keys, projects
+from tenants.views import KeyView
+
+_EFFECTIVE_STATUS = case(
+    (api_keys.c.status == "revoked", "revoked"),
+    (api_keys.c.expires_at <= func.now(), "expired"),
+    else_="active",
+).label("status")
+
+
+def _select_views() -> Select[*tuple[Any, ...]]:
+    """Keys with their project's name; the hash is not among the columns."""
+    return select(
+        api_keys.c.id,
+        api_keys.c.tenant_id,
+        api_keys.c.project_id,
+        projects.c.name.label("project"),
+        api_keys.c.name,
+        api_keys.c.kind,
+        api_keys.c.last4,
+        _EFFECTIVE_STATUS,
+        api_keys.c.allowed_models,
+        api_keys.c.created_at,
+        api_keys.c.expires_at,
+        api_keys.c.revoked_at,
+        api_keys.c.last_used_at,
+    ).join(
+        projects, (projects.c.id == api_keys.c.project_id) & (projects.c.tenant_id == api_keys.c.tenant_id)
+    )
+
+
+def _view(row: Row[*tuple[Any, ...]]) -> KeyView:
+    return KeyView(**row._mapping)
+
+
+async def insert_key(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    project_id: UUID,
+    key_id: UUID,
+    *,
+    name: str,
+    kind: str,
+    key_hash: bytes,
+    last4: str,
+    expires_at: datetime | None,
+    allowed_models: list[str] | None,
+) -> None:
+    """Insert an active key of the organisation's project."""
+    await connection.execute(
+        insert(api_keys).values(
+            id=key_id,
+            tenant_id=tenant_id,
+            project_id=project_id,
+            name=name,
+            kind=kind,
+            hash=key_hash,
+            last4=last4,
+            expires_at=expires_at,
+            allowed_models=allowed_models,
+        )
+    )
+
+
+async def get_key(connection: AsyncConnection, tenant_id: UUID, key_id: UUID) -> KeyView | None:
+    """One key of the organisation; None when it has none of that id."""
+    statement = _select_views().where(api_keys.c.tenant_id == tenant_id, api_keys.c.id == key_id)
+    row = (await connection.execute(statement)).one_or_none()
+    return None if row is None else _view(row)
+
+
+async def list_keys(
+    connection: AsyncConnection, tenant_id: UUID, *, limit: int, after: UUID | None
+) -> list[KeyView]:
+    """Keys of the organisation from the oldest on, dead ones included."""
+    statement = _select_views().where(api_keys.c.tenant_id == tenant_id).order_by(api_keys.c.id).limit(limit)
+    if after is not None:
+        statement = statement.where(api_keys.c.id > after)
+    return [_view(row) for row in await connection.execute(statement)]
+
+
+async def mark_revoked(connection: AsyncConnection, tenant_id: UUID, key_id: UUID) -> bool:
+    """Revoke a key of the organisation for good; False when it is revoked already (or not there)."""
+    result = await connection.execute(
+        update(api_keys)
+        .where(api_keys.c.tenant_id == tenant_id, api_keys.c.id == key_id, api_keys.c.status == "active")
+        .values(status="revoked", revoked_at=func.now())
+    )
+    return result.rowcount == 1
+
+
+@platform_wide("a key id alone names its organisation; the caller checks that it may see it")
+async def tenant_of_key(connection: AsyncConnection, key_id: UUID) -> UUID | None:
+    """The organisation that owns a key; in a tenant's own session only its keys are found."""
+    found: UUID | None = await connection.scalar(select(api_keys.c.tenant_id).where(api_keys.c.id == key_id))
+    return found
+
+
+@platform_wide("who owns a leaked key is a question of platform people")
+async def find_by_hash(connection: AsyncConnection, key_hash: bytes) -> KeyView | None:
+    """The key with this hash, whatever its state."""
+    row = (await connection.execute(_select_views().where(api_keys.c.hash == key_hash))).one_or_none()
+    return None if row is None else _view(row)
+
+
+_TOUCH = text(
+    """
+    WITH used AS (
+      SELECT k.id, u.at
+      FROM api_keys k JOIN unnest(CAST(:ids AS uuid[]), CAST(:ats AS timestamptz[])) AS u (id, at) ON u.id = k.id
+      ORDER BY k.id FOR UPDATE OF k SKIP LOCKED
+    )
+    UPDATE api_keys k SET last_used_at = greatest(k.last_used_at, used.at) FROM used WHERE k.id = used.id
+    """
+)
+
+
+@platform_wide(
+    "one batch of last_used_at over all organisations; rows locked by others wait for the next batch"
+)
+async def touch(connection: AsyncConnection, used: dict[UUID, datetime]) -> None:
+    """Note when keys were last used; never moves a date back."""
+    await connection.execute(_TOUCH, {"ids": list(used), "ats": list(used.values())})

@@ -1,0 +1,88 @@
+"""What people type as names, reasons, addresses and passwords: cleaned, bounded, refused with a word on why."""
+
+import re
+import unicodedata
+
+from core.errors import InvalidRequest
+
+NAME_LENGTH = 100
+REASON_LENGTH = 500
+PASSWORD_MIN_LENGTH = 12
+PASSWORD_MAX_LENGTH = 256
+MAX_ALLOWED_MODELS = 100
+
+_REFUSED_CATEGORIES = ("Cc", "Cs", "Co", "Cn", "Zl", "Zp")
+_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_EMAIL = re.compile(r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]+@[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?", re.ASCII)
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}", re.ASCII)
+
+
+def clean_name(value: str, param: str = "name") -> str:
+    """`value` without blanks around it: 1 to 100 printable characters. Raises InvalidRequest."""
+    return _clean(value, param, NAME_LENGTH)
+
+
+def clean_reason(value: str, param: str = "reason") -> str:
+    """Why something was done: 1 to 500 printable characters. Raises InvalidRequest."""
+    return _clean(value, param, REASON_LENGTH)
+
+
+def _clean(value: str, param: str, max_length: int) -> str:
+    if len(value) > 4 * max_length:
+        raise InvalidRequest(f"{param} is longer than {max_length} characters", param=param)
+    text = unicodedata.normalize("NFC", value).strip()
+    if not text:
+        raise InvalidRequest(f"{param} is empty; give 1 to {max_length} characters", param=param)
+    if len(text) > max_length:
+        raise InvalidRequest(f"{param} is longer than {max_length} characters ({len(text)})", param=param)
+    for character in text:
+        if character in _BIDI_CONTROLS or unicodedata.category(character) in _REFUSED_CATEGORIES:
+            raise InvalidRequest(
+                f"{param} contains the character U+{ord(character):04X}, which is not printable", param=param
+            )
+    return text
+
+
+def slug_of(name: str) -> str:
+    """A short name for addresses and commands: lower-case ASCII letters, digits and single dashes."""
+    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode("ascii").lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", ascii_name).strip("-")[:60].strip("-")
+    if not slug:
+        raise InvalidRequest(
+            f"name {name!r} has no Latin letter or digit to make a short name of", param="name"
+        )
+    return slug
+
+
+def clean_email(value: str, param: str = "email") -> str:
+    """An address in lower case. Raises InvalidRequest when it cannot be one."""
+    email = value.strip().lower()
+    if len(email) > 254 or _EMAIL.fullmatch(email) is None:
+        raise InvalidRequest("email is no mail address such as ada@example.com", param=param)
+    return email
+
+
+def check_password(value: str, param: str = "password") -> str:
+    """`value` itself when it is 12 to 256 characters without NUL. Raises InvalidRequest, never echoing it."""
+    if not PASSWORD_MIN_LENGTH <= len(value) <= PASSWORD_MAX_LENGTH:
+        raise InvalidRequest(
+            f"{param} must have {PASSWORD_MIN_LENGTH} to {PASSWORD_MAX_LENGTH} characters, not {len(value)}",
+            param=param,
+        )
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+        raise InvalidRequest(f"{param} contains a control character", param=param)
+    return value
+
+
+def clean_models(values: list[str] | None, param: str = "allowed_models") -> list[str] | None:
+    """Sorted, distinct model names; None = every model. Raises InvalidRequest for an empty or odd list."""
+    if values is None:
+        return None
+    if not 1 <= len(values) <= MAX_ALLOWED_MODELS:
+        raise InvalidRequest(
+            f"{param} must name 1 to {MAX_ALLOWED_MODELS} models; leave it out to allow all", param=param
+        )
+    for value in values:
+        if _MODEL.fullmatch(value) is None:
+            raise InvalidRequest(f"{param} contains {value[:80]!r}, which is no model name", param=param)
+    return sorted(set(values))

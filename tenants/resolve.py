@@ -1,0 +1,206 @@
+"""From the hash of a key to the principal it stands for, or the reason why it is refused."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, and_, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.errors import AuthenticationFailed, PenstockError, TenantSuspended
+from tenants.key_format import cache_salt
+from tenants.limit_store import LIMIT_NAMES
+from tenants.principal import Limits, Principal
+from tenants.scoping import platform_wide
+from tenants.tables import api_keys, limits, projects, tenants
+
+_REFUSALS: dict[str, tuple[type[PenstockError], str, str]] = {
+    "unknown": (
+        AuthenticationFailed,
+        "invalid_api_key",
+        "The API key is not known. Check that it was copied whole, or make a new one in the console.",
+    ),
+    "malformed": (
+        AuthenticationFailed,
+        "invalid_api_key",
+        "The API key is malformed: keys look like pen_live_ and 38 letters and digits. "
+        "Check that it was copied whole.",
+    ),
+    "revoked": (
+        AuthenticationFailed,
+        "api_key_revoked",
+        "The API key has been revoked. Make a new one in the console.",
+    ),
+    "expired": (
+        AuthenticationFailed,
+        "api_key_expired",
+        "The API key has expired. Make a new one in the console.",
+    ),
+    "archived": (
+        AuthenticationFailed,
+        "project_archived",
+        "The API key's project is archived. Use a key of another project.",
+    ),
+    "suspended": (
+        TenantSuspended,
+        "tenant_suspended",
+        "The organisation is suspended. Its owner can ask support to resume it.",
+    ),
+}
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a key gets nothing."""
+
+    reason: str
+    """A key of the table of refusals."""
+    key_id: UUID | None = None
+
+    def error(self) -> PenstockError:
+        """The error to raise: it says what to do and never repeats the key."""
+        kind, code, message = _REFUSALS[self.reason]
+        return kind(message, code=code)
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """A key that is good: until when, and who it is."""
+
+    principal: Principal
+    expires_at: datetime | None
+    throttled: Principal | None = None
+    """The same with a throttle applied, in force before `throttle_until`."""
+    throttle_until: datetime | None = None
+
+    def at(self, now: datetime) -> Principal | None:
+        """The principal at the instant `now`; None once the key has expired."""
+        if self.expires_at is not None and self.expires_at <= now:
+            return None
+        if self.throttle_until is not None and now < self.throttle_until:
+            return self.throttled
+        return self.principal
+
+
+_LIMIT_SCOPES = {
+    "key": limits.alias("key_limits"),
+    "project": limits.alias("project_limits"),
+    "tenant": limits.alias("tenant_limits"),
+}
+_SCOPE_IDS = {"key": api_keys.c.id, "project": projects.c.id, "tenant": tenants.c.id}
+
+_SOURCE = api_keys.join(
+    projects, and_(projects.c.id == api_keys.c.project_id, projects.c.tenant_id == api_keys.c.tenant_id)
+).join(tenants, tenants.c.id == api_keys.c.tenant_id)
+_LIMITED_SOURCE = _SOURCE
+for _kind, _alias in _LIMIT_SCOPES.items():
+    _LIMITED_SOURCE = _LIMITED_SOURCE.outerjoin(
+        _alias,
+        and_(
+            _alias.c.scope_kind == _kind,
+            _alias.c.scope_id == _SCOPE_IDS[_kind],
+            _alias.c.tenant_id == tenants.c.id,
+        ),
+    )
+
+_PRINCIPAL_QUERY = select(
+    api_keys.c.id,
+    api_keys.c.project_id,
+    api_keys.c.tenant_id,
+    api_keys.c.last4,
+    api_keys.c.kind,
+    api_keys.c.status,
+    api_keys.c.expires_at,
+    api_keys.c.allowed_models,
+    projects.c.status.label("project_status"),
+    tenants.c.name.label("tenant"),
+    tenants.c.status.label("tenant_status"),
+    tenants.c.tier,
+    tenants.c.throttle_until,
+    tenants.c.throttle_requests_per_min,
+    tenants.c.throttle_concurrency,
+    *(alias.c[name].label(f"{kind}_{name}") for kind, alias in _LIMIT_SCOPES.items() for name in LIMIT_NAMES),
+).select_from(_LIMITED_SOURCE)
+
+
+@platform_wide("authentication: the key itself says whose it is")
+async def resolve_key(
+    connection: AsyncConnection, key_hash: bytes, pepper: bytes, now: datetime
+) -> Admission | Refusal:
+    """Look a key up by its hash; the one query behind every cold authentication."""
+    query = _PRINCIPAL_QUERY.where(api_keys.c.hash == key_hash)
+    row = (await connection.execute(query)).one_or_none()
+    return Refusal("unknown") if row is None else _judge(row, pepper, now)
+
+
+def _judge(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admission | Refusal:
+    """Admission or refusal of one key's row."""
+    if row.status != "active":
+        return Refusal("revoked", row.id)
+    if row.expires_at is not None and row.expires_at <= now:
+        return Refusal("expired", row.id)
+    if row.project_status != "active":
+        return Refusal("archived", row.id)
+    if row.tenant_status != "active":
+        return Refusal("suspended", row.id)
+    principal = Principal(
+        key_id=row.id,
+        project_id=row.project_id,
+        tenant_id=row.tenant_id,
+        tenant=row.tenant,
+        last4=row.last4,
+        kind=row.kind,
+        tier=row.tier,
+        key_limits=_limits_of(row, "key"),
+        project_limits=_limits_of(row, "project"),
+        tenant_limits=_limits_of(row, "tenant"),
+        allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
+        cache_salt=cache_salt(row.tenant_id, pepper),
+    )
+    throttled = None
+    if row.throttle_until is not None:
+        capped = principal.tenant_limits.capped(row.throttle_requests_per_min, row.throttle_concurrency)
+        throttled = msgspec.structs.replace(principal, tenant_limits=capped)
+    return Admission(principal, row.expires_at, throttled, row.throttle_until)
+
+
+def _limits_of(row: Row[*tuple[Any, ...]], kind: str) -> Limits:
+    return Limits(*(getattr(row, f"{kind}_{name}") for name in LIMIT_NAMES))
+
+
+@platform_wide("revocation: finds the dead among the keys that changes of any organisation touch")
+async def dead_keys(
+    connection: AsyncConnection,
+    key_ids: Sequence[UUID],
+    project_ids: Sequence[UUID],
+    tenant_ids: Sequence[UUID],
+) -> set[UUID]:
+    """Those of the named keys, and of the keys of the named projects and tenants, that no longer authenticate.
+
+    A named key that has no row any more is dead too.
+    """
+    alive = and_(
+        api_keys.c.status == "active",
+        projects.c.status == "active",
+        tenants.c.status == "active",
+    )
+    query = (
+        select(api_keys.c.id, alive.label("alive"))
+        .select_from(_SOURCE)
+        .where(
+            or_(
+                api_keys.c.id.in_(key_ids),
+                projects.c.id.in_(project_ids),
+                tenants.c.id.in_(tenant_ids),
+            )
+        )
+    )
+    state = {row.id: row.alive for row in await connection.execute(query)}
+    return {key_id for key_id, is_alive in state.items() if not is_alive} | (set(key_ids) - state.keys())
+
+
+@platform_wide("expiry of keys of any organisation")
+async def expired_between(connection: AsyncConnection, after: datetime, until: datetime) -> set[UUID]:
+    """Keys whose time ran out after `after` and not later than `until`."""
+    query = select(api_keys.c.id).where(api_keys.c.expires_at > after, api_keys.c.expires_at <= until)
+    return set((await connection.execute(query)).scalars())

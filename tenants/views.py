@@ -1,0 +1,97 @@
+"""What reading tenancy returns: plain values for the API, the console and the command line. No secrets."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+
+class TenantView(msgspec.Struct, frozen=True):
+    """An organisation."""
+
+    id: UUID
+    name: str
+    slug: str
+    status: str
+    """active | suspended"""
+    tier: str
+    """priority | standard | batch"""
+    created_at: datetime
+    throttle_until: datetime | None = None
+    throttle_requests_per_min: int | None = None
+    throttle_concurrency: int | None = None
+
+
+class ProjectView(msgspec.Struct, frozen=True):
+    """A project of an organisation."""
+
+    id: UUID
+    tenant_id: UUID
+    name: str
+    status: str
+    """active | archived"""
+    created_at: datetime
+
+
+class KeyView(msgspec.Struct, frozen=True):
+    """An API key as far as it may be shown: never the key itself."""
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    project: str
+    name: str
+    kind: str
+    """live | test"""
+    last4: str
+    status: str
+    """active | revoked | expired"""
+    allowed_models: list[str] | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class UserView(msgspec.Struct, frozen=True):
+    """A person who may sign in, with the one role held."""
+
+    id: UUID
+    email: str
+    status: str
+    """active | disabled"""
+    role: str
+    tenant_id: UUID | None
+    tenant: str | None
+    created_at: datetime
+
+
+class TokenView(msgspec.Struct, frozen=True):
+    """A token of the admin REST as far as it may be shown."""
+
+    id: UUID
+    user_id: UUID
+    name: str
+    last4: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class AuditEntry(msgspec.Struct, frozen=True):
+    """One row of the audit log."""
+
+    id: UUID
+    at: datetime
+    actor_kind: str
+    actor_id: str
+    actor_label: str
+    action: str
+    tenant_id: UUID | None
+    object_kind: str
+    object_id: str
+    reason: str | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
