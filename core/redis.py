@@ -1,0 +1,24 @@
+"""One way to connect to Redis: bounded waits, a checked connection, one retry on a dropped one."""
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 2.0
+_MAX_CONNECTIONS = 64
+
+
+def connect(redis_url: str) -> Redis:
+    """A client that returns bytes; the connection is made at the first command. Close it with `aclose()`.
+
+    Commands fail with redis.RedisError within seconds when the server is away: who calls decides what then.
+    """
+    return Redis.from_url(
+        redis_url,
+        socket_timeout=_TIMEOUT_S,
+        socket_connect_timeout=_CONNECT_TIMEOUT_S,
+        health_check_interval=30,
+        max_connections=_MAX_CONNECTIONS,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 1),
+    )

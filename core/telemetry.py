@@ -1,0 +1,219 @@
+"""Traces and metrics of every role.
+
+Traces: OpenTelemetry, exported over OTLP/HTTP when an endpoint is set; without one every span is the API's no-op.
+A share of traces is sampled at the start (`trace_sample`), and a trace with an error in it is exported in any case.
+Metrics: prometheus_client; counters and histograms live beside the code that moves them, bound to their labels once.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from hmac import compare_digest
+
+from aiohttp import web
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import (
+    Decision,
+    ParentBased,
+    Sampler,
+    SamplingResult,
+    StaticSampler,
+    TraceIdRatioBased,
+)
+from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags, Tracer, TraceState
+from opentelemetry.util.types import Attributes
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from core.settings import Settings
+
+_MAX_PENDING_TRACES = 4096
+_MAX_SPANS_PER_TRACE = 64
+
+
+def tracer(name: str) -> Tracer:
+    """The tracer of a module; its spans cost next to nothing until `setup_tracing` saw an endpoint."""
+    return trace.get_tracer(name)
+
+
+def setup_tracing(role: str, settings: Settings) -> None:
+    """Export this process's traces to `settings.otlp_endpoint`; does nothing when there is none."""
+    if not settings.otlp_endpoint:
+        return
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # heavy, rarely needed
+
+    url = settings.otlp_endpoint.rstrip("/")
+    exporter = OTLPSpanExporter(endpoint=url if url.endswith("/v1/traces") else f"{url}/v1/traces")
+    trace.set_tracer_provider(build_provider(role, settings, BatchSpanProcessor(exporter)))
+
+
+def flush_tracing() -> None:
+    """Send what is still buffered; called once when a role has drained."""
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        provider.shutdown()
+
+
+def build_provider(role: str, settings: Settings, processor: SpanProcessor) -> TracerProvider:
+    """A provider that hands sampled and errored traces to `processor`."""
+    record_only = StaticSampler(Decision.RECORD_ONLY)
+    sampler = ParentBased(
+        root=RecordOrSample(settings.trace_sample),
+        remote_parent_not_sampled=record_only,
+        local_parent_not_sampled=record_only,
+    )
+    resource = Resource.create({"service.name": f"penstock-{role}", "cloud.region": settings.region})
+    provider = TracerProvider(sampler=sampler, resource=resource)
+    provider.add_span_processor(KeepErrors(processor))
+    return provider
+
+
+class RecordOrSample(Sampler):
+    """Samples a share of traces; the rest are recorded, so that they can be kept when they turn out to fail."""
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = TraceIdRatioBased(ratio)
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        """The ratio's decision, with RECORD_ONLY in the place of DROP."""
+        result = self._ratio.should_sample(parent_context, trace_id, name, kind, attributes, links)
+        if result.decision is Decision.DROP:
+            return SamplingResult(Decision.RECORD_ONLY, attributes, result.trace_state)
+        return result
+
+    def get_description(self) -> str:
+        """For the SDK's own diagnostics."""
+        return f"RecordOrSample({self._ratio.rate})"
+
+
+class KeepErrors(SpanProcessor):
+    """Passes sampled spans on; keeps the others until their trace ends here and passes them on if one had an error.
+
+    Memory is bounded: the oldest of too many unfinished traces is forgotten, and a trace keeps its first spans only.
+    """
+
+    def __init__(self, target: SpanProcessor) -> None:
+        self._target = target
+        self._pending: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Nothing happens before a span ends."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Decide about `span`, and about its whole trace when it is the outermost one of this process."""
+        context = span.context
+        if context is None:
+            return
+        if context.trace_flags.sampled:
+            self._target.on_end(span)
+            return
+        spans = self._pending.setdefault(context.trace_id, [])
+        outermost = span.parent is None or span.parent.is_remote
+        if outermost or len(spans) < _MAX_SPANS_PER_TRACE:
+            spans.append(span)
+        if outermost:
+            del self._pending[context.trace_id]
+            if any(each.status.status_code is StatusCode.ERROR for each in spans):
+                for each in spans:
+                    self._target.on_end(_as_sampled(each))
+        elif len(self._pending) > _MAX_PENDING_TRACES:
+            self._pending.popitem(last=False)
+
+    def shutdown(self) -> None:
+        """Flush and stop the target."""
+        self._target.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Flush the target."""
+        return self._target.force_flush(timeout_millis)
+
+
+def _as_sampled(span: ReadableSpan) -> ReadableSpan:
+    """A copy of a finished span that exporters do not skip."""
+    context = span.context
+    assert context is not None  # noqa: S101 - on_end has looked
+    return ReadableSpan(
+        name=span.name,
+        context=SpanContext(
+            context.trace_id,
+            context.span_id,
+            context.is_remote,
+            TraceFlags(context.trace_flags | TraceFlags.SAMPLED),
+            context.trace_state,
+        ),
+        parent=span.parent,
+        resource=span.resource,
+        attributes=span.attributes,
+        events=span.events,
+        links=span.links,
+        kind=span.kind,
+        status=span.status,
+        start_time=span.start_time,
+        end_time=span.end_time,
+        instrumentation_scope=span.instrumentation_scope,
+    )
+
+
+class MetricsServer:
+    """A role's internal port: GET /metrics for Prometheus, GET /healthz for who watches the process.
+
+    `port` 0 picks a free one; `start` returns the port in use. `healthy` is asked at each /healthz: False answers 503.
+    With a `token`, /metrics demands it as a bearer token.
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        host: str = "127.0.0.1",
+        healthy: Callable[[], bool] = lambda: True,
+        token: str = "",
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self.port = port
+        self._host = host
+        self._healthy = healthy
+        self._token = token
+        self._registry = registry
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> int:
+        """Listen; raises OSError when the port is taken."""
+        app = web.Application(client_max_size=1024)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._health)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self.port
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if self._token and not compare_digest(given, f"Bearer {self._token}".encode()):
+            return web.Response(status=401, text="metrics need the internal token\n")
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        healthy = self._healthy()
+        return web.json_response({"status": "ok" if healthy else "unhealthy"}, status=200 if healthy else 503)
