@@ -58,6 +58,7 @@ class Turned:
     """Tell `client` that its request is refused."""
 
     client: str
+    model: str
     refusal: PlaceRefused
 
 
@@ -134,7 +135,7 @@ class Board:
             return
         self._dirty.add(request.model)
         if refusal := refusals.crowded(request, queue, self._of(request.model), self._max_waiting):
-            self._decisions.append(Turned(client, refusal))
+            self._decisions.append(Turned(client, request.model, refusal))
             return
         queue.add(ticket)
 
@@ -231,7 +232,7 @@ class Board:
             elif not verdict.reason.worth_waiting and now >= self._grace_ends:
                 queue.remove(ticket.key, QueueOutcome.HOPELESS)
                 refusal = refusals.hopeless(ticket.request, verdict.reason, snapshot)
-                self._decisions.append(Turned(ticket.client, refusal))
+                self._decisions.append(Turned(ticket.client, model, refusal))
             elif ticket.request.exclude and bypassed < MAX_BYPASSES:
                 bypassed += 1
             else:
@@ -248,7 +249,7 @@ class Board:
             others_wait = len(queue) > queue.waiting_of(tenant_id)
             over_share = others_wait and refusals.over_share(running, tenant_id)
             refusal = refusals.overdue(ticket, position, over_share, replicas)
-            self._decisions.append(Turned(ticket.client, refusal))
+            self._decisions.append(Turned(ticket.client, model, refusal))
 
     def _of(self, model: str) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.status.model == model]

@@ -31,7 +31,7 @@ NEAR_TIE = 1.03
 class Rng(Protocol):
     """The part of random.Random that picking needs."""
 
-    def randrange(self, stop: int) -> int:
+    def randrange(self, stop: int, /) -> int:
         """A whole number from 0 to stop - 1."""
 
 

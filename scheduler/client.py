@@ -1,0 +1,389 @@
+"""The API process's side of the scheduler: many calls over one connection, and what happens when it breaks.
+
+A call lives through a restart of the scheduler: whatever is open or waiting is announced again to the next one.
+Away for longer than `FALLBACK_AFTER_S`, the client places by itself (scheduler/fallback.py).
+"""
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+
+import msgspec
+
+from core.clock import Clock
+from core.errors import Refused, Unavailable
+from core.ids import incarnation
+from scheduler import fallback
+from scheduler.link import Link
+from scheduler.messages import (
+    Announce,
+    CancelPlace,
+    ClientHello,
+    OpenPlacement,
+    PlaceRefused,
+    PrefillDone,
+    Progress,
+    QueuedRequest,
+    ToClient,
+    Welcome,
+)
+from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
+from workers.wire import CommandResult, ReplicaCommand
+
+FALLBACK_AFTER_S = 1.0
+"""A supervised restart is over by then; until then calls wait for it."""
+SILENT_S = 4.0
+"""The scheduler pushes a snapshot every second; one silent for this long is taken for dead."""
+SWEEP_S = 0.1
+DEADLINE_SLACK_S = 1.0
+"""The scheduler refuses at the deadline; the client itself only this much later, should it not answer."""
+BACKOFF_S = (0.05, 1.0)
+CONNECT_TIMEOUT_S = 2.0
+
+log = logging.getLogger(__name__)
+_decoder = msgspec.msgpack.Decoder(ToClient)
+Key = tuple[str, str]
+"""Request id and replica id."""
+
+
+@dataclass
+class _Waiting:
+    request: PlaceRequest
+    future: "asyncio.Future[Placement]"
+    since: float
+
+
+@dataclass
+class _Held:
+    placement: Placement
+    request: PlaceRequest
+    since: float
+    produced: int = 0
+    told: int = 0
+    prefilled: bool = False
+
+
+class _ClientLink(Link):
+    """One connection; hands everything to its client."""
+
+    def __init__(self, client: "SchedulerClient") -> None:
+        super().__init__()
+        self.client = client
+
+    def on_frame(self, frame: bytes) -> None:
+        self.client._receive(self, _decoder.decode(frame))
+
+    def on_malformed(self, error: Exception) -> None:
+        log.error("the scheduler sent what cannot be read, reconnecting: %s", error)
+
+    def on_lost(self) -> None:
+        self.client._disconnected(self)
+
+
+class SchedulerClient:
+    """Multiplexes placements, releases and commands over one connection; keeps the last snapshot.
+
+    `name` says which role this is; a random part is added, so that every process has its own.
+    """
+
+    def __init__(
+        self, host: str, port: int, token: str, *, name: str, clock: Clock, rng: random.Random
+    ) -> None:
+        self.name = incarnation(name)
+        self.connected = False
+        self.denied = ""
+        """Why the scheduler turned us away, should it have."""
+        self._host, self._port, self._token = host, port, token
+        self._clock, self._rng = clock, rng
+        self._link: _ClientLink | None = None
+        self._snapshot = PoolSnapshot()
+        self._waiting: dict[str, _Waiting] = {}
+        self._held: dict[Key, _Held] = {}
+        self._running: dict[str, int] = {}
+        self._commands: dict[str, asyncio.Future[CommandResult]] = {}
+        self._away_since = clock.monotonic()
+        self._heard_at = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._up = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin to connect; calls made before the connection is up wait for it."""
+        self._away_since = self._clock.monotonic()
+        self._tasks = [asyncio.create_task(self._stay_connected()), asyncio.create_task(self._sweep())]
+
+    async def close(self) -> None:
+        """Hang up. Calls still waiting are refused; the scheduler frees open placements two seconds later."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._link is not None:
+            link = self._link
+            link.close()
+            await link.lost.wait()
+        for waiting in list(self._waiting.values()):
+            self._refuse(waiting, 503, "shutting_down", "this API process is shutting down", 1.0)
+
+    async def place(self, request: PlaceRequest) -> Placement:
+        """Wait for a replica, at most `request.deadline_s`. Cancelling the caller gives up the place in the queue.
+
+        Raises Refused (429 or 503, with `details`: reason, position, warm_replicas, predicted_wait_s) and ValueError
+        when the same request already waits. The placement must be released exactly once.
+        """
+        if request.request_id in self._waiting:
+            raise ValueError(f"request {request.request_id} already waits for a placement")
+        future: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(request, future, self._clock.monotonic())
+        self._waiting[request.request_id] = waiting
+        if self.connected:
+            self._send(request)
+        elif self._is_away():
+            self._place_locally(waiting)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._abandon(waiting)
+            raise
+
+    def prefill_done(self, placement: Placement) -> None:
+        """The first token was seen."""
+        held = self._held.get((placement.request_id, placement.replica_id))
+        if held is not None and not held.prefilled:
+            held.prefilled = True
+            self._send(PrefillDone(placement.request_id, placement.replica_id))
+
+    def progress(self, placement: Placement, output_tokens: int) -> None:
+        """Output tokens so far; told to the scheduler a few times a second at most."""
+        held = self._held.get((placement.request_id, placement.replica_id))
+        if held is not None:
+            held.produced = max(held.produced, output_tokens)
+
+    def release(self, released: Released) -> None:
+        """A placement is over. Releasing it again, or one that was never given, does nothing."""
+        if self._drop((released.request_id, released.replica_id)) is None:
+            return
+        self._send(released)
+        if not self.connected and self._is_away():
+            self._place_waiting_locally()
+
+    def snapshot(self) -> PoolSnapshot:
+        """The last pool state the scheduler pushed; empty before the first."""
+        return self._snapshot
+
+    async def command(self, command: ReplicaCommand) -> CommandResult:
+        """Have a replica drained, slept, woken ...; waits for the agent's answer.
+
+        Raises Unavailable when the scheduler cannot be reached.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S * 2):
+                await self._up.wait()
+        except TimeoutError:
+            why = self.denied or f"no answer at {self._host}:{self._port}"
+            raise Unavailable(f"the scheduler cannot be reached: {why}") from None
+        future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        self._commands[command.command_id] = future
+        self._send(command)
+        try:
+            return await future
+        finally:
+            self._commands.pop(command.command_id, None)
+
+    # The connection
+
+    async def _stay_connected(self) -> None:
+        backoff_s = BACKOFF_S[0]
+        loop = asyncio.get_running_loop()
+        while True:
+            self.denied = ""
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    _, link = await loop.create_connection(lambda: _ClientLink(self), self._host, self._port)
+            except (OSError, TimeoutError):
+                log.debug("the scheduler at %s:%s does not answer", self._host, self._port)
+            else:
+                link.send(ClientHello(self._token, self.name))
+                self._heard_at = self._clock.monotonic()
+                self._link = link
+                await link.lost.wait()
+                if not self.denied:
+                    backoff_s = BACKOFF_S[0]
+            await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
+            backoff_s = min(backoff_s * 2, BACKOFF_S[1])
+
+    def _receive(self, link: _ClientLink, message: ToClient) -> None:
+        if link is not self._link:
+            return
+        self._heard_at = self._clock.monotonic()
+        match message:
+            case Placement():
+                self._placed(message)
+            case PlaceRefused():
+                self._refused(message)
+            case PoolSnapshot():
+                self._snapshot = message
+            case CommandResult():
+                future = self._commands.get(message.command_id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case Welcome():
+                self._welcomed(link, message)
+
+    def _welcomed(self, link: _ClientLink, welcome: Welcome) -> None:
+        if welcome.error:
+            self.denied = welcome.error
+            log.error("the scheduler turned this process away: %s", welcome.error)
+            link.close()
+            return
+        now = self._clock.monotonic()
+        self.connected = True
+        self._up.set()
+        link.send(Announce([_open(held, now) for held in self._held.values()], self._still_waiting(now)))
+
+    def _still_waiting(self, now: float) -> list[QueuedRequest]:
+        queued = []
+        for waiting in self._waiting.values():
+            age_s = now - waiting.since
+            left_s = max(0.0, waiting.request.deadline_s - age_s)
+            queued.append(QueuedRequest(msgspec.structs.replace(waiting.request, deadline_s=left_s), age_s))
+        return queued
+
+    def _disconnected(self, link: _ClientLink) -> None:
+        if link is not self._link:
+            return
+        self._link = None
+        self.connected = False
+        self._up.clear()
+        self._away_since = self._clock.monotonic()
+        for command_id, future in self._commands.items():
+            if not future.done():
+                lost = "the connection to the scheduler was lost; the command may or may not have run"
+                future.set_result(CommandResult(command_id, False, lost))
+
+    def _send(self, message: msgspec.Struct) -> None:
+        """Dropped when not connected: the next announcement says what then still matters."""
+        if self.connected and self._link is not None:
+            self._link.send(message)
+
+    # Answers
+
+    def _placed(self, placement: Placement) -> None:
+        key = (placement.request_id, placement.replica_id)
+        if key in self._held:
+            return
+        waiting = self._waiting.pop(placement.request_id, None)
+        if waiting is None or waiting.future.done():
+            self._send(Released(placement.request_id, placement.replica_id))
+            return
+        self._hold(waiting, placement)
+
+    def _hold(self, waiting: _Waiting, placement: Placement) -> None:
+        self._waiting.pop(placement.request_id, None)
+        self._held[placement.request_id, placement.replica_id] = _Held(
+            placement, waiting.request, self._clock.monotonic()
+        )
+        self._running[placement.replica_id] = self._running.get(placement.replica_id, 0) + 1
+        waiting.future.set_result(placement)
+
+    def _drop(self, key: Key) -> _Held | None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            left = self._running[key[1]] - 1
+            if left:
+                self._running[key[1]] = left
+            else:
+                del self._running[key[1]]
+        return held
+
+    def _refused(self, refusal: PlaceRefused) -> None:
+        waiting = self._waiting.get(refusal.request_id)
+        if waiting is None:
+            return
+        self._refuse(
+            waiting,
+            refusal.status,
+            refusal.reason,
+            refusal.message,
+            refusal.retry_after_s,
+            position=refusal.position,
+            warm_replicas=refusal.warm_replicas,
+            predicted_wait_s=refusal.predicted_wait_s,
+        )
+
+    def _refuse(
+        self, waiting: _Waiting, status: int, reason: str, message: str, retry_s: float, **facts: float
+    ) -> None:
+        self._waiting.pop(waiting.request.request_id, None)
+        details = {"reason": reason, "position": 0, "warm_replicas": 0, "predicted_wait_s": 0.0} | facts
+        code = "tenant_share" if status == 429 else "no_capacity"
+        if not waiting.future.done():
+            waiting.future.set_exception(
+                Refused(message, status=status, code=code, details=details, retry_after_s=retry_s)
+            )
+
+    def _abandon(self, waiting: _Waiting) -> None:
+        """The caller was cancelled, perhaps in the very tick in which its placement came."""
+        request_id = waiting.request.request_id
+        if self._waiting.get(request_id) is waiting:
+            del self._waiting[request_id]
+            self._send(CancelPlace(request_id))
+        elif not waiting.future.cancelled() and waiting.future.exception() is None:
+            self.release(Released(request_id, waiting.future.result().replica_id))
+
+    # Without the scheduler
+
+    def _is_away(self) -> bool:
+        return self._clock.monotonic() - self._away_since > FALLBACK_AFTER_S
+
+    def _place_locally(self, waiting: _Waiting) -> None:
+        placement = fallback.choose(waiting.request, self._snapshot, self._running, self._rng)
+        if placement is not None and not waiting.future.done():
+            placement.queue_s = self._clock.monotonic() - waiting.since
+            self._hold(waiting, placement)
+
+    def _place_waiting_locally(self) -> None:
+        for waiting in list(self._waiting.values()):
+            self._place_locally(waiting)
+
+    async def _sweep(self) -> None:
+        """Ten times a second: dead connections, the fallback, deadlines, progress."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = self._clock.monotonic()
+            if self._link is not None and now - self._heard_at > SILENT_S:
+                log.warning("the scheduler has been silent for %.0f s, reconnecting", SILENT_S)
+                self._link.abort()
+            if not self.connected and self._is_away():
+                self._place_waiting_locally()
+            self._expire(now)
+            for held in self._held.values():
+                if held.produced > held.told:
+                    held.told = held.produced
+                    placement = held.placement
+                    self._send(Progress(placement.request_id, placement.replica_id, held.produced))
+
+    def _expire(self, now: float) -> None:
+        slack_s = DEADLINE_SLACK_S if self.connected else 0.0
+        for waiting in list(self._waiting.values()):
+            if now - waiting.since > waiting.request.deadline_s + slack_s:
+                self._send(CancelPlace(waiting.request.request_id))
+                message = "the scheduler is away and no replica could be chosen without it"
+                self._refuse(waiting, 503, "scheduler_away", message, 2.0)
+
+
+def _open(held: _Held, now: float) -> OpenPlacement:
+    request, placement = held.request, held.placement
+    return OpenPlacement(
+        placement.request_id,
+        request.tenant_id,
+        placement.model,
+        placement.replica_id,
+        placement.boot_id,
+        request.prompt_tokens,
+        placement.hit_tokens,
+        request.output_tokens,
+        held.produced,
+        held.prefilled,
+        now - held.since,
+    )

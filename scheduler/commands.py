@@ -1,0 +1,84 @@
+"""Commands to replicas: forwarded to the agent, the answer returned to who asked, always exactly one."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from workers.wire import CommandResult, ReplicaCommand, ReplicaState
+
+ACTIONS = {
+    "drain": ReplicaState.DRAINING,
+    "resume": None,
+    "sleep": ReplicaState.ASLEEP,
+    "wake": None,
+    "stop": ReplicaState.STOPPED,
+    "restart": ReplicaState.LOADING,
+    "kill": ReplicaState.FAILED,
+}
+"""What may be asked of a replica, and the state to assume until its next heartbeat (None = wait for it)."""
+ANSWER_SLACK_S = 5.0
+MAX_DEADLINE_S = 3600.0
+MAX_OPEN = 1000
+
+
+class Peer(Protocol):
+    """A connection something can be sent over."""
+
+    name: str
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message."""
+
+
+@dataclass
+class _Pending:
+    asker: Peer
+    agent: Peer
+    timer: asyncio.TimerHandle
+
+
+class CommandDesk:
+    """The commands under way."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, _Pending] = {}
+
+    def forward(self, command: ReplicaCommand, asker: Peer, agent: Peer) -> bool:
+        """Send `command` to `agent`; False when it was refused, and the asker knows why."""
+        if command.action not in ACTIONS:
+            known = ", ".join(ACTIONS)
+            self._refuse(command, asker, f"unknown action {command.action!r}; it must be one of {known}")
+            return False
+        if command.command_id in self._pending or len(self._pending) >= MAX_OPEN:
+            self._refuse(command, asker, "this command is under way already, or too many are")
+            return False
+        deadline_s = command.deadline_s if 0 < command.deadline_s <= MAX_DEADLINE_S else MAX_DEADLINE_S
+        late = CommandResult(command.command_id, False, f"no answer from the agent within {deadline_s:.0f} s")
+        timer = asyncio.get_running_loop().call_later(deadline_s + ANSWER_SLACK_S, self.answer, late)
+        self._pending[command.command_id] = _Pending(asker, agent, timer)
+        agent.send(command)
+        return True
+
+    def answer(self, result: CommandResult) -> None:
+        """Pass a result on; one that nobody waits for is dropped."""
+        pending = self._pending.pop(result.command_id, None)
+        if pending is not None:
+            pending.timer.cancel()
+            pending.asker.send(result)
+
+    def agent_lost(self, agent: Peer) -> None:
+        """Whoever waits for this agent is told."""
+        lost = "the agent's connection was lost; the command may or may not have run"
+        for command_id in [name for name, pending in self._pending.items() if pending.agent is agent]:
+            self.answer(CommandResult(command_id, False, lost))
+
+    def close(self) -> None:
+        """Forget the timers."""
+        for pending in self._pending.values():
+            pending.timer.cancel()
+        self._pending.clear()
+
+    def _refuse(self, command: ReplicaCommand, asker: Peer, why: str) -> None:
+        asker.send(CommandResult(command.command_id, False, why))

@@ -1,0 +1,61 @@
+"""The pool as others see it: hosts from heartbeats, replicas with silence made visible, queues."""
+
+from datetime import datetime
+
+import msgspec
+
+from scheduler.core.board import Board
+from scheduler.core.policy import HEARTBEAT_STALE_S
+from scheduler.core.replica import Replica
+from scheduler.wire import HostView, PoolSnapshot
+from workers.wire import Heartbeat, ReplicaState, ReplicaStatus
+
+
+class HostBook:
+    """The last heartbeat of each agent."""
+
+    def __init__(self) -> None:
+        self._beats: dict[str, tuple[Heartbeat, float]] = {}
+
+    def heard(self, beat: Heartbeat, now: float) -> None:
+        """Keep the newest."""
+        self._beats[beat.agent_id] = (beat, now)
+
+    def forget_silent(self, now: float, after_s: float) -> None:
+        """Drop hosts not heard of for `after_s`."""
+        for agent_id in [name for name, (_, at) in self._beats.items() if now - at > after_s]:
+            del self._beats[agent_id]
+
+    def views(self, now: float) -> list[HostView]:
+        """Every host, by name."""
+        views = [
+            HostView(
+                beat.host_id,
+                beat.agent_id,
+                beat.host_kind,
+                beat.region,
+                beat.gpus,
+                round(now - heard_at, 3),
+                beat.state_seconds,
+            )
+            for beat, heard_at in self._beats.values()
+        ]
+        return sorted(views, key=lambda view: view.host_id)
+
+
+def pool_snapshot(board: Board, hosts: HostBook, now: float, at: datetime) -> PoolSnapshot:
+    """Everything the console, /v1/models and the clients' fallback want to know."""
+    replicas = [_status(replica, now) for _, replica in sorted(board.replicas.items())]
+    unix_ms = int(at.timestamp() * 1000)
+    return PoolSnapshot(board.epoch, unix_ms, replicas, hosts.views(now), board.queue_views(now))
+
+
+def _status(replica: Replica, now: float) -> ReplicaStatus:
+    """A replica's status; one that is silent is shown as failed, one just commanded in the state to come."""
+    silent_s = now - replica.heard_at
+    if silent_s > HEARTBEAT_STALE_S:
+        detail = f"no heartbeat for {silent_s:.0f} s"
+        return msgspec.structs.replace(replica.status, state=ReplicaState.FAILED, detail=detail)
+    if replica.hold is not None:
+        return msgspec.structs.replace(replica.status, state=replica.hold)
+    return replica.status
