@@ -1,0 +1,278 @@
+"""Tables of billing, mirrored from migration 0003 for SQLAlchemy Core. The migration owns the DDL.
+
+Amounts are NUMERIC(38,0) picodollars. `holds` and `usage` are partitioned by month on the UUIDv7 request id.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Computed,
+    Date,
+    DateTime,
+    Enum,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Numeric,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, TSTZRANGE
+
+from billing.records import Outcome
+from core.db import metadata
+
+_HOLD_STATE = Enum("open", "settled", "voided", "expired", name="hold_state")
+_OUTCOME = Enum(*(outcome.value for outcome in Outcome), name="usage_outcome")
+
+
+def _pico(name: str, *, nullable: bool = False, zero: bool = False) -> "Column[object]":
+    """An amount in picodollars (or a sum of tokens, which is as exact)."""
+    default = text("0") if zero else None
+    return Column(name, Numeric(38, 0), nullable=nullable, server_default=default)
+
+
+def _count(name: str) -> "Column[int]":
+    return Column(name, BigInteger, nullable=False)
+
+
+def _id(name: str) -> "Column[object]":
+    return Column(name, Uuid, nullable=False)
+
+
+def _words(name: str) -> "Column[str]":
+    return Column(name, Text, nullable=False)
+
+
+def _instant(name: str, *, nullable: bool = False, now: bool = False) -> "Column[object]":
+    return Column(
+        name, DateTime(timezone=True), nullable=nullable, server_default=func.now() if now else None
+    )
+
+
+price_versions = Table(
+    "price_versions",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _words("model"),
+    _words("tier"),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id")),
+    _count("input"),
+    _count("cached_input"),
+    _count("output"),
+    _count("reasoning"),
+    Column("effective", TSTZRANGE, nullable=False),
+    _instant("created_at", now=True),
+    _words("created_by"),
+    Column(
+        "book",
+        Text,
+        Computed("model || ' ' || tier || ' ' || coalesce(tenant_id::text, 'list')", persisted=True),
+        nullable=False,
+    ),
+    Index("ix_price_versions_model_tier", "model", "tier"),
+)
+"""Price books in picodollars a token: list prices (no tenant) and contract prices, never overlapping, never changed."""
+
+billing_accounts = Table(
+    "billing_accounts",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    _words("mode"),
+    _pico("balance", zero=True),
+    _pico("owed", zero=True),
+    _pico("held", zero=True),
+    Column("open_holds", Integer, nullable=False, server_default=text("0")),
+    _pico("budget", nullable=True),
+    _pico("spent_month", zero=True),
+    Column(
+        "month",
+        Date,
+        nullable=False,
+        server_default=text("(date_trunc('month', (now() AT TIME ZONE 'UTC')))::date"),
+    ),
+    _pico("credit_limit", nullable=True),
+    _instant("created_at", now=True),
+    CheckConstraint("balance >= 0", name="balance"),
+)
+"""One row per tenant, the point where concurrent requests meet: prepaid `balance`, postpaid `owed`, money held."""
+
+holds = Table(
+    "holds",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    _id("tenant_id"),
+    _id("project_id"),
+    _id("key_id"),
+    _words("model"),
+    _words("incarnation"),
+    _count("price_version"),
+    _count("output_tokens"),
+    _pico("amount"),
+    Column("state", _HOLD_STATE, nullable=False, server_default="open"),
+    _instant("admitted_at"),
+    _instant("renewed_at"),
+    _instant("closed_at", nullable=True),
+    Index("ix_holds_open", "tenant_id", postgresql_where=text("state = 'open'")),
+    postgresql_partition_by="RANGE (request_id)",
+)
+"""Money reserved for a request; mutable, outside the ledger, resolved once."""
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    _id("tenant_id"),
+    _id("project_id"),
+    _id("key_id"),
+    _words("model"),
+    _words("tier"),
+    _words("region"),
+    _words("replica_id"),
+    _words("boot_id"),
+    _instant("admitted_at"),
+    _instant("ended_at"),
+    _instant("settled_at"),
+    Column("outcome", _OUTCOME, nullable=False),
+    Column("attempts", SmallInteger, nullable=False),
+    Column("stream", Boolean, nullable=False),
+    Column("simulated", Boolean, nullable=False),
+    _count("price_version"),
+    _count("list_price_version"),
+    _count("input_tokens"),
+    _count("cached_input_tokens"),
+    _count("output_tokens"),
+    _count("reasoning_tokens"),
+    _count("unbilled_input_tokens"),
+    _count("unbilled_output_tokens"),
+    _pico("cost"),
+    _pico("list_cost"),
+    _count("queue_us"),
+    _count("ttft_us"),
+    _count("duration_us"),
+    Index("ix_usage_ended_at", "ended_at"),
+    Index("ix_usage_tenant_id_ended_at", "tenant_id", "ended_at"),
+    postgresql_partition_by="RANGE (request_id)",
+)
+"""One row per admitted request, written once."""
+
+settle_errors = Table(
+    "settle_errors",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    _words("reason"),
+    Column("record", LargeBinary, nullable=False),
+    _instant("created_at", now=True),
+)
+"""Records that could not be billed, set aside with the reason."""
+
+usage_touched = Table(
+    "usage_touched",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    _instant("hour"),
+    Index("ix_usage_touched_hour", "hour"),
+)
+"""Hours whose rollup is missing or stale: one mark per settled batch, taken away by the rollup that covers it."""
+
+usage_hours = Table(
+    "usage_hours",
+    metadata,
+    Column("hour", DateTime(timezone=True), primary_key=True),
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("project_id", Uuid, primary_key=True),
+    Column("key_id", Uuid, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("tier", Text, primary_key=True),
+    Column("region", Text, primary_key=True),
+    Column("price_version", BigInteger, primary_key=True, autoincrement=False),
+    Column("list_price_version", BigInteger, primary_key=True, autoincrement=False),
+    Column("simulated", Boolean, primary_key=True),
+    _count("requests"),
+    Column("outcomes", ARRAY(BigInteger), nullable=False),
+    _pico("input_tokens"),
+    _pico("cached_input_tokens"),
+    _pico("output_tokens"),
+    _pico("reasoning_tokens"),
+    _pico("unbilled_input_tokens"),
+    _pico("unbilled_output_tokens"),
+    _pico("cost"),
+    _pico("list_cost"),
+    _pico("busy_us"),
+)
+"""Usage summed per UTC hour."""
+
+ledger_accounts = Table(
+    "ledger_accounts",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    _words("code"),
+    UniqueConstraint("tenant_id", "code"),
+)
+"""The chart of accounts, per tenant (billing/README.md)."""
+
+ledger_transfers = Table(
+    "ledger_transfers",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    _id("tenant_id"),
+    _words("kind"),
+    _count("debit_account"),
+    _count("credit_account"),
+    _pico("amount"),
+    _id("source_id"),
+    UniqueConstraint("source_id", "kind"),
+    Index("ix_ledger_transfers_tenant_id_at", "tenant_id", "at"),
+)
+"""Double entry, append-only: one transfer debits one account and credits another by the same amount."""
+
+ledger_unsealed = Table(
+    "ledger_unsealed",
+    metadata,
+    Column("transfer_id", BigInteger, primary_key=True, autoincrement=False),
+)
+"""Transfers that wait for the sealer; filled by a trigger."""
+
+ledger_seals = Table(
+    "ledger_seals",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    _count("transfer_id"),
+    Column("hash", LargeBinary, nullable=False),
+    UniqueConstraint("transfer_id"),
+)
+"""The hash chain over the transfers."""
+
+credit_grants = Table(
+    "credit_grants",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    _pico("amount"),
+    _words("reason"),
+    _words("created_by"),
+    _instant("created_at", now=True),
+    Index("ix_credit_grants_tenant_id", "tenant_id"),
+)
+"""Credit given to prepaid customers."""
+
+reaper_state = Table(
+    "reaper_state",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, server_default=text("1"), autoincrement=False),
+    _instant("seen_at"),
+    _instant("postmaster_start"),
+    _instant("paused_until"),
+)
+"""When the reaper last looked, and until when it waits for live processes to renew their holds."""
