@@ -1,0 +1,1 @@
+"""One file per command group; each holds `app: typer.Typer`, imported when first used."""

@@ -1,0 +1,172 @@
+"""The roles of the platform, each a process of its own, and the migration that must come before them."""
+
+import asyncio
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from core.errors import InvalidRequest
+from core.logs import setup_logging
+from core.settings import Settings
+from core.telemetry import flush_tracing, setup_tracing
+
+app = typer.Typer()
+
+_MODULES = {
+    "api": "api.serve",
+    "scheduler": "scheduler.serve",
+    "agent": "workers.agent",
+    "jobs": "jobs.serve",
+    "console": "console.serve",
+}
+_STORED = ("database_url", "redis_url")
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "api": (*_STORED, "key_pepper", "internal_token"),
+    "scheduler": ("database_url", "internal_token"),
+    "agent": ("internal_token",),
+    "jobs": _STORED,
+    "console": (*_STORED, "console_secret"),
+}
+_VARIABLES = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
+
+Host = Annotated[str | None, typer.Option("--host", help="Address to bind [PENSTOCK_HOST].")]
+Port = Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port to bind.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", min=0, max=65535, help="Internal port of /metrics and /healthz; 0 = any."),
+]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="State of this machine [PENSTOCK_DATA_DIR].")
+]
+
+
+def load_settings(overrides: dict[str, object] | None = None) -> Settings:
+    """Settings from the environment with what the command line says on top.
+
+    Raises InvalidRequest naming the variable that cannot be understood.
+    """
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "settings"
+        raise InvalidRequest(f"{name.upper()}: {first['msg']}") from None
+    return settings.model_copy(update=given)
+
+
+def run_role(role: str, settings: Settings) -> int:
+    """Run `role` until it is told to stop. Raises InvalidRequest when a setting it needs is missing."""
+    for name in _NEEDS[role]:
+        value = getattr(settings, name)
+        if not (value.get_secret_value() if hasattr(value, "get_secret_value") else value):
+            variable = _VARIABLES.get(name, f"PENSTOCK_{name.upper()}")
+            raise InvalidRequest(
+                f"{variable} is not set; `penstock {role}` needs it (`penstock up` sets all)"
+            )
+    setup_logging(role, settings.log_level)
+    setup_tracing(role, settings)
+    try:
+        code: int = import_module(_MODULES[role]).main(settings)
+    finally:
+        flush_tracing()
+    return code
+
+
+def _run(role: str, **overrides: object) -> None:
+    code = run_role(role, load_settings(overrides))
+    sys.stdout.flush()
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def api(
+    host: Host = None, port: Port = None, metrics_port: MetricsPort = None, data_dir: DataDir = None
+) -> None:
+    """Serve the customer API and admin REST (one process; start several for more cores).
+
+    Example: DATABASE_URL=postgresql://... REDIS_URL=redis://... penstock api --port 8000
+    """
+    _run("api", host=host, port=port, metrics_port=metrics_port, data_dir=data_dir)
+
+
+@app.command()
+def scheduler(
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to bind [PENSTOCK_SCHEDULER_HOST].")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port of agents and API processes.")] = None,
+    metrics_port: MetricsPort = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Place requests on replicas (one per platform).
+
+    Example: DATABASE_URL=postgresql://... penstock scheduler --port 8010
+    """
+    _run("scheduler", scheduler_host=host, scheduler_port=port, metrics_port=metrics_port, data_dir=data_dir)
+
+
+@app.command()
+def agent(
+    engine: Annotated[str | None, typer.Option("--engine", help="auto | vllm | sim | external.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model to serve.")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="Replicas on this host.")] = None,
+    metrics_port: MetricsPort = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Start and watch the engines of this host (one per GPU host).
+
+    Example: PENSTOCK_SCHEDULER_HOST=10.0.0.2 penstock agent --engine vllm
+    """
+    _run(
+        "agent",
+        engine=engine,
+        model=model,
+        replicas=replicas,
+        metrics_port=metrics_port,
+        data_dir=data_dir,
+    )
+
+
+@app.command()
+def jobs(metrics_port: MetricsPort = None, data_dir: DataDir = None) -> None:
+    """Run background jobs: Celery worker and beat.
+
+    Example: DATABASE_URL=postgresql://... REDIS_URL=redis://... penstock jobs
+    """
+    _run("jobs", metrics_port=metrics_port, data_dir=data_dir)
+
+
+@app.command()
+def console(
+    host: Host = None, port: Port = None, metrics_port: MetricsPort = None, data_dir: DataDir = None
+) -> None:
+    """Serve the web console.
+
+    Example: DATABASE_URL=postgresql://... REDIS_URL=redis://... penstock console --port 8001
+    """
+    _run("console", host=host, console_port=port, metrics_port=metrics_port, data_dir=data_dir)
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database of DATABASE_URL to the newest schema; does nothing when it is there.
+
+    Example: DATABASE_URL=postgresql://... penstock migrate
+    """
+    from core.services import migrate as migrate_database
+
+    url = os.environ.get("DATABASE_URL", "")
+    if not url:
+        raise InvalidRequest("DATABASE_URL is not set; `penstock migrate` needs it")
+    try:
+        asyncio.run(migrate_database(url))
+    except OSError as error:
+        raise InvalidRequest(f"PostgreSQL cannot be reached: {error}") from None
+    typer.echo("the schema is up to date")

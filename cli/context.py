@@ -1,0 +1,163 @@
+"""What the administrative commands share: the database, who acts, how results and errors are shown."""
+
+import asyncio
+import getpass
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import asyncpg
+import msgspec
+import typer
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from admin.actor import Actor
+from core.db import Database
+from core.errors import PenstockError, Unavailable
+from core.redis import connect
+
+T = TypeVar("T")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Data directory of a running `penstock up`, used without DATABASE_URL."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+DEFAULT_DATA_DIR = ".penstock"
+
+
+def run(coro_fn: Callable[[], Awaitable[T]]) -> T:
+    """Run `coro_fn` to its end; a domain error, or a server that cannot be reached, ends the command with code 2."""
+
+    async def call() -> T:
+        return await coro_fn()
+
+    try:
+        return asyncio.run(call())
+    except PenstockError as error:
+        _die(error.message)
+    except (
+        OSError,
+        RedisError,
+        asyncpg.CannotConnectNowError,
+        asyncpg.InvalidAuthorizationSpecificationError,
+    ) as error:
+        _die(f"a server does not answer as expected ({error}); is `penstock up` running, are the URLs right?")
+
+
+def _die(message: str) -> NoReturn:
+    print(f"penstock: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+def runtime(data_dir: Path | None) -> dict[str, Any]:
+    """The facts that a running `penstock up` has left in its data directory.
+
+    Raises Unavailable when there are none.
+    """
+    place = data_dir or Path(os.environ.get("PENSTOCK_DATA_DIR") or DEFAULT_DATA_DIR)
+    path = place / "runtime.json"
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise Unavailable(
+            f"nothing runs in {place} (no runtime.json); start `penstock up`, or set DATABASE_URL and REDIS_URL"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"{path} cannot be read: {error}") from None
+    return facts
+
+
+@asynccontextmanager
+async def open_db(data_dir: Path | None = None) -> AsyncIterator[Database]:
+    """The platform's database: DATABASE_URL, else that of the `penstock up` in `data_dir`."""
+    url = os.environ.get("DATABASE_URL") or str(runtime(data_dir)["database_url"])
+    database = Database(url, pool_size=1)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def open_redis(data_dir: Path | None = None) -> AsyncIterator[Redis]:
+    """The platform's Redis: REDIS_URL, else that of the `penstock up` in `data_dir`."""
+    client = connect(os.environ.get("REDIS_URL") or str(runtime(data_dir)["redis_url"]))
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+def actor() -> Actor:
+    """Whoever holds the database's password in a shell acts as platform admin; the audit log names the OS user."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's uid without a name
+        user = f"uid-{os.getuid()}"
+    return Actor(kind="cli", id=user, label=user, role="platform_admin")
+
+
+def emit(rows: object, as_json: bool, title: str = "") -> None:
+    """Print one view or a list of views: a table for people, or JSON with exact values for programs."""
+    plain = msgspec.to_builtins(rows, str_keys=True)
+    if as_json:
+        print(json.dumps(plain, indent=2))
+        return
+    if isinstance(plain, Mapping):
+        _print_one(plain, title)
+    elif isinstance(plain, Sequence) and not isinstance(plain, str):
+        _print_many(plain, title)
+    else:
+        print(plain)
+
+
+def _print_one(row: Mapping[str, Any], title: str) -> None:
+    table = Table(title=title or None, show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in row.items():
+        table.add_row(_heading(name), _cell(value))
+    _console().print(table)
+
+
+def _print_many(rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    if not rows:
+        _console().print("nothing found")
+        return
+    table = Table(title=title or None, header_style="bold")
+    numeric = {name for name in rows[0] if all(isinstance(row[name], int) for row in rows)}
+    for name in rows[0]:
+        right = name in numeric or name.endswith("_usd")
+        table.add_column(_heading(name), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    _console().print(table)
+
+
+def _console() -> Console:
+    """A terminal's own width; enough for whole ids when the output goes to a file or a pipe."""
+    return Console() if sys.stdout.isatty() else Console(width=200)
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_cell, value)) or "-"
+    return escape(json.dumps(value) if isinstance(value, dict) else str(value))

@@ -1,0 +1,88 @@
+"""The `penstock` command: its groups are imported only when one of them is used."""
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+from core.errors import PenstockError
+
+# In the order of --help.
+_COMMANDS = (
+    ("up", "up"),
+    ("migrate", "roles"),
+    ("api", "roles"),
+    ("scheduler", "roles"),
+    ("agent", "roles"),
+    ("jobs", "roles"),
+    ("console", "roles"),
+)
+_GROUPS = (
+    "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
+    "audit",
+)  # fmt: skip
+
+
+class _LazyGroup(TyperGroup):
+    """Finds a command in cli/commands/ by its name."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # typer's own context class
+        """Names of all commands and groups that exist."""
+        del ctx
+        return [name for name, _ in _COMMANDS] + [name for name in _GROUPS if _exists(name)]
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> object:  # type: ignore[override]  # as above
+        """The command or group `cmd_name`, imported now; None when there is none."""
+        del ctx
+        single = dict(_COMMANDS).get(cmd_name)
+        if single is not None:
+            app = import_module(f"cli.commands.{single}").app
+            return typer.main.get_group(app).commands[cmd_name]
+        if cmd_name in _GROUPS and _exists(cmd_name):
+            group = typer.main.get_group(import_module(f"cli.commands.{cmd_name}").app)
+            group.name = cmd_name
+            return group
+        return None
+
+
+def _exists(group: str) -> bool:
+    return find_spec(f"cli.commands.{group}") is not None
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    name="penstock",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Penstock: multi-tenant LLM inference, metered to the token.",
+    epilog="Start with: penstock up",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        from cli.version import version as number
+
+        typer.echo(f"penstock {number()}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: domain errors become one line on stderr and exit code 2."""
+    try:
+        app()
+    except PenstockError as error:
+        print(f"penstock: {error.message}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
