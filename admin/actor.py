@@ -4,8 +4,9 @@ from uuid import UUID
 
 import msgspec
 
-from core.errors import PermissionDenied
+from core.errors import NotFound, PermissionDenied
 from tenants.roles import PLATFORM_ROLES, Role
+from tenants.views import UserView
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -46,3 +47,19 @@ def require(actor: Actor, *roles: Role, tenant_id: UUID | None = None) -> None:
         return
     if actor.tenant_id is None or tenant_id != actor.tenant_id:
         raise PermissionDenied("this belongs to another organisation")
+
+
+def user_id_of(actor: Actor) -> UUID:
+    """The person behind an actor that signed in or used a token. Raises PermissionDenied for any other kind."""
+    if actor.kind not in ("user", "token"):
+        raise PermissionDenied(f"an actor of the kind {actor.kind} is no person with an account")
+    return UUID(actor.id)
+
+
+def visible_user(actor: Actor, user_id: UUID, user: UserView | None) -> UserView:
+    """The person, if there is one that the actor may see; another organisation's looks like none."""
+    if user is None or not (
+        actor.is_platform or (actor.tenant_id is not None and actor.tenant_id == user.tenant_id)
+    ):
+        raise NotFound(f"there is no user with the id {user_id}")
+    return user

@@ -8,7 +8,7 @@ Neither of the two can update or delete ledger or audit rows. Read and write ses
 context managers; a write session is one transaction, committed at its edge.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -47,6 +47,8 @@ class Database:
 
     def __init__(self, database_url: str, *, pool_size: int = 5) -> None:
         self.url = database_url
+        self.after_change: Callable[[], Awaitable[None]] | None = None
+        """Called after each committed administrative act, to hurry those who follow changes along; may be None."""
         self.engine: AsyncEngine = create_async_engine(
             sqlalchemy_url(database_url),
             pool_size=pool_size,

@@ -1,0 +1,90 @@
+"""The audit log: every administrative act adds one row in its own transaction, and here it is read back."""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require
+from admin.session import page_size, read
+from core.db import Database
+from core.ids import uuid7
+from tenants import audit as log
+from tenants.roles import READERS
+from tenants.views import AuditEntry
+
+_SECRETS = frozenset({"secret", "hash", "password", "password_hash", "token"})
+
+Facts = msgspec.Struct | dict[str, Any] | None
+
+
+async def record(
+    connection: AsyncConnection,
+    actor: Actor,
+    action: str,
+    *,
+    tenant_id: UUID | None,
+    object_kind: str,
+    object_id: UUID | str,
+    reason: str | None = None,
+    before: Facts = None,
+    after: Facts = None,
+) -> None:
+    """Add the one row of an act: what it changed and why, in the act's own transaction.
+
+    `before` and `after` are views or plain facts; they must not carry secrets, and one that does raises ValueError.
+    """
+    await log.insert_entry(
+        connection,
+        entry_id=uuid7(),
+        actor_kind=actor.kind,
+        actor_id=actor.id,
+        actor_label=actor.label,
+        action=action,
+        tenant_id=tenant_id,
+        object_kind=object_kind,
+        object_id=str(object_id),
+        reason=reason,
+        before=_facts(before),
+        after=_facts(after),
+    )
+
+
+def _facts(value: Facts) -> dict[str, Any] | None:
+    """JSON-safe facts: ids and instants as text."""
+    if value is None:
+        return None
+    facts: dict[str, Any] = msgspec.to_builtins(value)
+    secrets = _SECRETS & facts.keys()
+    if secrets:
+        raise ValueError(f"a secret must not be logged: {', '.join(sorted(secrets))}")
+    return facts
+
+
+async def list_audit(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID | None = None,
+    action: str | None = None,
+    object_id: str | None = None,
+    limit: int = 100,
+    after: UUID | None = None,
+) -> list[AuditEntry]:
+    """Audit rows, the newest first; `after` is the id of the last one seen.
+
+    Platform roles may read all; a tenant role reads its own organisation's, `tenant_id` given or not.
+    `action` matches the beginning, such as "key." for all acts on keys.
+    """
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    async with read(database, actor) as connection:
+        return await log.list_entries(
+            connection,
+            tenant_id=scope,
+            action=action,
+            object_id=object_id,
+            limit=page_size(limit),
+            before_id=after,
+        )

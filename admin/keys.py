@@ -1,0 +1,164 @@
+"""API keys: create (the only time the key is seen), revoke, find the owner of a leaked one."""
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write
+from core.clock import Clock, SystemClock
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import uuid7
+from tenants import key_store, organisations, projects
+from tenants.key_format import hash_key, new_key, parse_key
+from tenants.names import clean_models, clean_name, clean_reason
+from tenants.roles import KEY_MAKERS, PLATFORM_ROLES, READERS
+from tenants.views import KeyView
+
+
+class CreatedKey(msgspec.Struct, frozen=True):
+    """A new key. `secret` exists here only: show it once, store it nowhere."""
+
+    view: KeyView
+    secret: str
+
+    def __repr__(self) -> str:
+        """Without the secret, so that no log can show it."""
+        return f"CreatedKey(view={self.view!r})"
+
+
+async def create_key(
+    database: Database,
+    actor: Actor,
+    *,
+    pepper: bytes,
+    tenant_id: UUID,
+    project_id: UUID,
+    name: str,
+    kind: str = "live",
+    expires_at: datetime | None = None,
+    allowed_models: list[str] | None = None,
+    clock: Clock | None = None,
+) -> CreatedKey:
+    """Make a key of a project. `pepper` is `settings.key_pepper`; `allowed_models` None allows every model.
+
+    Raises NotFound (no such project), Conflict (project archived), InvalidRequest.
+    """
+    require(actor, *KEY_MAKERS, tenant_id=tenant_id)
+    name = clean_name(name)
+    allowed_models = clean_models(allowed_models)
+    if kind not in ("live", "test"):
+        raise InvalidRequest(f"kind must be live or test, not {kind[:40]!r}", param="kind")
+    if expires_at is not None:
+        _check_expiry(expires_at, clock or SystemClock())
+    secret = new_key("test" if kind == "test" else "live")
+    key_id = uuid7()
+    async with write(database, actor) as connection:
+        project = await projects.get_project(connection, tenant_id, project_id, lock=True)
+        if project is None:
+            raise NotFound(f"the organisation has no project with the id {project_id}", param="project_id")
+        if project.status != "active":
+            raise Conflict(f"the project {project.name!r} is archived; restore it or use another")
+        await key_store.insert_key(
+            connection,
+            tenant_id,
+            project_id,
+            key_id,
+            name=name,
+            kind=kind,
+            key_hash=hash_key(secret, pepper),
+            last4=secret[-4:],
+            expires_at=expires_at,
+            allowed_models=allowed_models,
+        )
+        view = await key_store.get_key(connection, tenant_id, key_id)
+        if view is None:
+            raise LookupError("a key just inserted is not there")
+        await record(
+            connection,
+            actor,
+            "key.create",
+            tenant_id=tenant_id,
+            object_kind="key",
+            object_id=key_id,
+            after=view,
+        )
+    return CreatedKey(view, secret)
+
+
+async def list_keys(
+    database: Database, actor: Actor, *, tenant_id: UUID, limit: int = 1000, after: UUID | None = None
+) -> list[KeyView]:
+    """Keys of the organisation from the oldest on, dead ones included. Raises NotFound."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    async with read(database, actor) as connection:
+        if await organisations.get_tenant(connection, tenant_id) is None:
+            raise NotFound(f"there is no organisation with the id {tenant_id}")
+        return await key_store.list_keys(connection, tenant_id, limit=page_size(limit), after=after)
+
+
+async def get_key(database: Database, actor: Actor, *, key_id: UUID) -> KeyView:
+    """One key, of any organisation the actor may see. Raises NotFound."""
+    require(actor, *READERS, tenant_id=actor.tenant_id)
+    async with read(database, actor) as connection:
+        tenant_id = await key_store.tenant_of_key(connection, key_id)
+        view = None if tenant_id is None else await key_store.get_key(connection, tenant_id, key_id)
+    if view is None:
+        raise _unknown(key_id)
+    return view
+
+
+async def revoke_key(database: Database, actor: Actor, *, key_id: UUID, reason: str | None = None) -> KeyView:
+    """Refuse a key for good and cut its streams. Raises Conflict when it is revoked already, NotFound."""
+    require(actor, *KEY_MAKERS, tenant_id=actor.tenant_id)
+    reason = None if reason is None else clean_reason(reason)
+    async with write(database, actor) as connection:
+        tenant_id = await key_store.tenant_of_key(connection, key_id)
+        before = None if tenant_id is None else await key_store.get_key(connection, tenant_id, key_id)
+        if tenant_id is None or before is None:
+            raise _unknown(key_id)
+        if not await key_store.mark_revoked(connection, tenant_id, key_id):
+            raise Conflict(f"the key {before.name!r} (…{before.last4}) is revoked already")
+        after = await key_store.get_key(connection, tenant_id, key_id)
+        await record(
+            connection,
+            actor,
+            "key.revoke",
+            tenant_id=tenant_id,
+            object_kind="key",
+            object_id=key_id,
+            reason=reason,
+            before=before,
+            after=after,
+        )
+    return after or before
+
+
+async def find_key(database: Database, actor: Actor, *, pepper: bytes, raw: str) -> KeyView:
+    """Whose key this is: for keys found where they should not be. The key is hashed here and kept nowhere.
+
+    Raises InvalidRequest when it is no whole key, NotFound when it is none of ours.
+    """
+    require(actor, *PLATFORM_ROLES)
+    raw = raw.strip()
+    if not parse_key(raw):
+        raise InvalidRequest("that is no whole API key: its shape or its checksum is wrong", param="key")
+    async with read(database, actor) as connection:
+        view = await key_store.find_by_hash(connection, hash_key(raw, pepper))
+    if view is None:
+        raise NotFound("no organisation has this key")
+    return view
+
+
+def _check_expiry(expires_at: datetime, clock: Clock) -> None:
+    if expires_at.tzinfo is None:
+        raise InvalidRequest("expires_at needs a time zone, such as 2026-12-31T00:00:00Z", param="expires_at")
+    if expires_at <= clock.now():
+        raise InvalidRequest(f"expires_at {expires_at.isoformat()} is in the past", param="expires_at")
+
+
+def _unknown(key_id: UUID) -> NotFound:
+    return NotFound(f"there is no key with the id {key_id}")

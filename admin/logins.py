@@ -1,0 +1,182 @@
+"""Signing in: by password to the console, by token to the admin REST. Both end in an Actor with the present role."""
+
+from uuid import UUID
+
+import msgspec
+
+from admin.actor import Actor, user_id_of, visible_user
+from admin.audit import record
+from admin.session import write_system
+from core.db import Database
+from core.errors import AuthenticationFailed, Conflict, NotFound, PermissionDenied, RateLimited
+from core.ids import uuid7
+from tenants import admin_tokens, logins, members
+from tenants.key_format import hash_key, new_key, secret_kind
+from tenants.names import PASSWORD_MAX_LENGTH, clean_name
+from tenants.passwords import hash_password, needs_rehash, verify_password
+from tenants.roles import ALL_ROLES, parse_role
+from tenants.views import TokenView, UserView
+
+LIVE_TOKENS_PER_USER = 20
+
+
+class CreatedToken(msgspec.Struct, frozen=True):
+    """A new token. `secret` exists here only: show it once, store it nowhere."""
+
+    view: TokenView
+    secret: str
+
+    def __repr__(self) -> str:
+        """Without the secret, so that no log can show it."""
+        return f"CreatedToken(view={self.view!r})"
+
+
+async def verify_login(database: Database, email: str, password: str, *, address: str = "") -> Actor | None:
+    """The actor who signs in with this address and password; None when they do not fit.
+
+    `address` is the network address of the client. Raises RateLimited after 5 failures of a pair of mail and
+    network address (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
+    """
+    email = email.strip().lower()[:254]
+    address = address[:64]
+    async with database.system() as connection:
+        wait_s = await logins.count_attempt(connection, email, address)
+    if wait_s is not None:
+        raise RateLimited(
+            "Too many failed sign-ins. Wait a while and try again.",
+            code="too_many_logins",
+            retry_after_s=wait_s,
+        )
+    async with database.read() as connection:
+        login = None if "\x00" in email else await members.find_login(connection, email)
+    right = len(password) <= PASSWORD_MAX_LENGTH and await verify_password(
+        password, None if login is None else login.password_hash
+    )
+    if login is None or not right or login.user.status != "active":
+        return None
+    actor = _actor("user", login.user)
+    fresh_hash = await hash_password(password) if needs_rehash(login.password_hash) else None
+    async with database.system() as connection:
+        await logins.strike_out(connection, email, address)
+        if fresh_hash is not None:
+            await members.set_password_hash(connection, login.user.id, fresh_hash)
+        await record(
+            connection,
+            actor,
+            "user.sign_in",
+            tenant_id=login.user.tenant_id,
+            object_kind="user",
+            object_id=login.user.id,
+            after={"address": address},
+        )
+    return actor
+
+
+async def current_actor(database: Database, user_id: UUID) -> Actor | None:
+    """The actor of a session that began earlier, with today's role; None once the person is disabled."""
+    async with database.read() as connection:
+        user = await members.get_user(connection, user_id)
+    return None if user is None or user.status != "active" else _actor("user", user)
+
+
+async def create_admin_token(
+    database: Database, actor: Actor, *, pepper: bytes, user_id: UUID, name: str
+) -> CreatedToken:
+    """Make a token for oneself; platform admins at the command line and the system may make one for others.
+
+    Raises PermissionDenied for somebody else's token, Conflict beyond 20 live ones, NotFound, InvalidRequest.
+    """
+    user = await _token_owner(database, actor, user_id)
+    name = clean_name(name)
+    secret = new_key("admin")
+    async with write_system(database) as connection:
+        tokens = await admin_tokens.list_tokens(connection, user_id)
+        if sum(token.revoked_at is None for token in tokens) >= LIVE_TOKENS_PER_USER:
+            raise Conflict(f"{user.email} has {LIVE_TOKENS_PER_USER} live tokens; revoke one first")
+        view = await admin_tokens.insert_token(
+            connection, user_id, uuid7(), name=name, token_hash=hash_key(secret, pepper), last4=secret[-4:]
+        )
+        await record(
+            connection,
+            actor,
+            "token.create",
+            tenant_id=user.tenant_id,
+            object_kind="token",
+            object_id=view.id,
+            after=view,
+        )
+    return CreatedToken(view, secret)
+
+
+async def list_admin_tokens(database: Database, actor: Actor, *, user_id: UUID) -> list[TokenView]:
+    """Tokens of a person the actor may see, dead ones included. Raises NotFound."""
+    async with database.read() as connection:
+        visible_user(actor, user_id, await members.get_user(connection, user_id))
+        return await admin_tokens.list_tokens(connection, user_id)
+
+
+async def revoke_admin_token(database: Database, actor: Actor, *, token_id: UUID) -> TokenView:
+    """Refuse a token for good. Raises PermissionDenied, Conflict when it is revoked already, NotFound."""
+    async with database.read() as connection:
+        before = await admin_tokens.get_token(connection, token_id)
+    if before is None:
+        raise NotFound(f"there is no token with the id {token_id}")
+    user = await _token_owner(database, actor, before.user_id, revoke=True)
+    async with write_system(database) as connection:
+        if not await admin_tokens.mark_revoked(connection, token_id):
+            raise Conflict(f"the token {before.name!r} (…{before.last4}) is revoked already")
+        after = await admin_tokens.get_token(connection, token_id)
+        await record(
+            connection,
+            actor,
+            "token.revoke",
+            tenant_id=user.tenant_id,
+            object_kind="token",
+            object_id=token_id,
+            before=before,
+            after=after,
+        )
+    return after or before
+
+
+async def authenticate_token(database: Database, secret: str, *, pepper: bytes) -> Actor:
+    """The actor behind a bearer token of the admin REST. Raises AuthenticationFailed, never echoing it."""
+    if secret_kind(secret) != "admin":
+        raise _bad_token(
+            "The admin token is malformed: tokens look like pen_admin_ and 38 letters and digits."
+        )
+    async with database.system() as connection:
+        token = await admin_tokens.find_live_token(connection, hash_key(secret, pepper))
+        user = None if token is None else await members.get_user(connection, token.user_id)
+        if token is None or user is None:
+            raise _bad_token("The admin token is not known, revoked or expired.")
+        await admin_tokens.touch(connection, token.id)
+    return _actor("token", user)
+
+
+async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revoke: bool = False) -> UserView:
+    """The person whose tokens the actor is about to change; a token acts as its person, so only that one makes it."""
+    async with database.read() as connection:
+        user = visible_user(actor, user_id, await members.get_user(connection, user_id))
+    if actor.kind in ("cli", "system") and actor.is_platform:
+        return user
+    if revoke and actor.role == "platform_admin":
+        return user
+    if user_id_of(actor) != user_id:
+        raise PermissionDenied("a token acts as its person, so only that person can make or revoke it")
+    return user
+
+
+def _actor(kind: str, user: UserView) -> Actor:
+    role = parse_role(user.role)
+    if role is None:
+        raise LookupError(
+            f"the database holds the role {user.role!r}, which is none of {', '.join(ALL_ROLES)}"
+        )
+    return Actor(kind=kind, id=str(user.id), label=user.email, role=role, tenant_id=user.tenant_id)
+
+
+def _bad_token(message: str) -> AuthenticationFailed:
+    return AuthenticationFailed(
+        message + " Make one in the console or with `penstock users token`.", code="invalid_admin_token"
+    )

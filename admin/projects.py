@@ -1,0 +1,102 @@
+"""Projects of an organisation: create, archive."""
+
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write
+from core.db import Database
+from core.errors import Conflict, NotFound
+from core.ids import uuid7
+from tenants import organisations, projects
+from tenants.names import clean_name, clean_reason
+from tenants.roles import READERS, TENANT_RUNNERS
+from tenants.views import ProjectView
+
+
+async def create_project(database: Database, actor: Actor, *, tenant_id: UUID, name: str) -> ProjectView:
+    """Make a project. Raises Conflict when the organisation has one of that name, NotFound, InvalidRequest."""
+    require(actor, *TENANT_RUNNERS, tenant_id=tenant_id)
+    name = clean_name(name)
+    async with write(database, actor) as connection:
+        if await organisations.get_tenant(connection, tenant_id) is None:
+            raise NotFound(f"there is no organisation with the id {tenant_id}")
+        project = await projects.insert_project(connection, tenant_id, uuid7(), name)
+        if project is None:
+            raise Conflict(f"the organisation has a project named {name!r} already", param="name")
+        await record(
+            connection,
+            actor,
+            "project.create",
+            tenant_id=tenant_id,
+            object_kind="project",
+            object_id=project.id,
+            after=project,
+        )
+    return project
+
+
+async def list_projects(
+    database: Database, actor: Actor, *, tenant_id: UUID, limit: int = 1000, after: UUID | None = None
+) -> list[ProjectView]:
+    """Projects of the organisation from the oldest on, archived ones included. Raises NotFound."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    async with read(database, actor) as connection:
+        if await organisations.get_tenant(connection, tenant_id) is None:
+            raise NotFound(f"there is no organisation with the id {tenant_id}")
+        return await projects.list_projects(connection, tenant_id, limit=page_size(limit), after=after)
+
+
+async def archive_project(
+    database: Database, actor: Actor, *, tenant_id: UUID, project_id: UUID, reason: str | None = None
+) -> ProjectView:
+    """Refuse the project's keys from now on and cut their streams; its usage stays on the report."""
+    return await _change_status(database, actor, tenant_id, project_id, "archived", "project.archive", reason)
+
+
+async def restore_project(
+    database: Database, actor: Actor, *, tenant_id: UUID, project_id: UUID, reason: str | None = None
+) -> ProjectView:
+    """Take an archived project back into use, keys that were not revoked included."""
+    return await _change_status(database, actor, tenant_id, project_id, "active", "project.restore", reason)
+
+
+async def _change_status(
+    database: Database,
+    actor: Actor,
+    tenant_id: UUID,
+    project_id: UUID,
+    status: str,
+    action: str,
+    reason: str | None,
+) -> ProjectView:
+    """Raises NotFound, or Conflict when the project is in that state already."""
+    require(actor, *TENANT_RUNNERS, tenant_id=tenant_id)
+    reason = None if reason is None else clean_reason(reason)
+    async with write(database, actor) as connection:
+        before = await _locked(connection, tenant_id, project_id)
+        if before.status == status:
+            raise Conflict(f"the project {before.name!r} is {status} already")
+        await projects.set_status(connection, tenant_id, project_id, status)
+        after = await _locked(connection, tenant_id, project_id)
+        await record(
+            connection,
+            actor,
+            action,
+            tenant_id=tenant_id,
+            object_kind="project",
+            object_id=project_id,
+            reason=reason,
+            before=before,
+            after=after,
+        )
+    return after
+
+
+async def _locked(connection: AsyncConnection, tenant_id: UUID, project_id: UUID) -> ProjectView:
+    project = await projects.get_project(connection, tenant_id, project_id, lock=True)
+    if project is None:
+        raise NotFound(f"the organisation has no project with the id {project_id}")
+    return project

@@ -1,0 +1,49 @@
+"""The transaction of an administrative act, opened with the rights of whoever acts."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor
+from core.db import Database
+from core.errors import InvalidRequest
+
+MAX_PAGE = 1000
+"""Rows of one list."""
+
+
+@asynccontextmanager
+async def write(database: Database, actor: Actor) -> AsyncIterator[AsyncConnection]:
+    """One transaction: of the actor's organisation under row-level security, of the platform for a platform role.
+
+    After the commit, processes that follow tenancy are told to look.
+    """
+    session = database.system() if actor.tenant_id is None else database.tenant(actor.tenant_id)
+    async with session as connection:
+        yield connection
+    if database.after_change is not None:
+        await database.after_change()
+
+
+@asynccontextmanager
+async def write_system(database: Database) -> AsyncIterator[AsyncConnection]:
+    """One transaction of the platform, for acts on people (who stand above organisations) after a check of roles."""
+    async with database.system() as connection:
+        yield connection
+    if database.after_change is not None:
+        await database.after_change()
+
+
+@asynccontextmanager
+async def read(database: Database, actor: Actor) -> AsyncIterator[AsyncConnection]:
+    """A read-only transaction with the rights of the actor."""
+    async with database.read(actor.tenant_id) as connection:
+        yield connection
+
+
+def page_size(limit: int) -> int:
+    """`limit` when it is a sensible number of rows; raises InvalidRequest otherwise."""
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidRequest(f"limit must be 1 to {MAX_PAGE}, not {limit}", param="limit")
+    return limit

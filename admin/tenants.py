@@ -1,0 +1,222 @@
+"""Organisations: create, rename, suspend, resume, throttle."""
+
+from datetime import timedelta
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write
+from billing.accounts import open_account
+from core.clock import Clock, SystemClock
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import uuid7
+from tenants import organisations, projects
+from tenants.names import clean_name, clean_reason, slug_of
+from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES, READERS, TENANT_RUNNERS
+from tenants.views import TenantView
+
+BillingMode = Literal["prepaid", "postpaid"]
+
+TIERS = ("priority", "standard", "batch")
+DEFAULT_PROJECT = "default"
+THROTTLE_MINUTES_MAX = 7 * 24 * 60
+
+
+async def create_tenant(
+    database: Database,
+    actor: Actor,
+    *,
+    name: str,
+    tier: str = "standard",
+    billing_mode: BillingMode = "prepaid",
+) -> TenantView:
+    """Make an organisation with its project "default" and its billing account.
+
+    Raises Conflict when the short name made of `name` is taken, InvalidRequest for a bad name, tier or mode.
+    """
+    require(actor, PLATFORM_ADMIN)
+    name = clean_name(name)
+    slug = slug_of(name)
+    _check_tier(tier)
+    if billing_mode not in ("prepaid", "postpaid"):
+        raise InvalidRequest(
+            f"billing_mode must be prepaid or postpaid, not {billing_mode!r}", param="billing_mode"
+        )
+    async with write(database, actor) as connection:
+        tenant = await organisations.insert_tenant(connection, uuid7(), name, slug, tier)
+        if tenant is None:
+            raise Conflict(f"an organisation with the short name {slug!r} exists already", param="name")
+        await projects.insert_project(connection, tenant.id, uuid7(), DEFAULT_PROJECT)
+        await open_account(connection, tenant.id, billing_mode)
+        await record(
+            connection,
+            actor,
+            "tenant.create",
+            tenant_id=tenant.id,
+            object_kind="tenant",
+            object_id=tenant.id,
+            after={"name": name, "slug": slug, "tier": tier, "billing_mode": billing_mode},
+        )
+    return tenant
+
+
+async def get_tenant(database: Database, actor: Actor, *, tenant_id: UUID) -> TenantView:
+    """One organisation. Raises NotFound."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    async with read(database, actor) as connection:
+        tenant = await organisations.get_tenant(connection, tenant_id)
+    if tenant is None:
+        raise _unknown(tenant_id)
+    return tenant
+
+
+async def find_tenant(database: Database, actor: Actor, *, text: str) -> TenantView:
+    """The organisation that a person means: by id, short name or name.
+
+    Raises NotFound, or Conflict when several organisations have that name.
+    """
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        try:
+            tenant = await organisations.get_tenant(connection, UUID(text))
+            found = [] if tenant is None else [tenant]
+        except ValueError:
+            found = await organisations.find_tenants(connection, text)
+    exact = [tenant for tenant in found if tenant.slug == text.lower()]
+    found = exact or found
+    if not found:
+        raise NotFound(f"there is no organisation {text!r}; the list shows their short names", param="tenant")
+    if len(found) > 1:
+        slugs = ", ".join(tenant.slug for tenant in found)
+        raise Conflict(f"several organisations are named {text!r}; use a short name: {slugs}", param="tenant")
+    return found[0]
+
+
+async def list_tenants(
+    database: Database, actor: Actor, *, limit: int = 1000, after: UUID | None = None
+) -> list[TenantView]:
+    """Organisations from the oldest on, after the one with id `after`. A tenant role sees its own."""
+    require(actor, *READERS, tenant_id=actor.tenant_id)
+    async with read(database, actor) as connection:
+        return await organisations.list_tenants(connection, limit=page_size(limit), after=after)
+
+
+async def rename_tenant(database: Database, actor: Actor, *, tenant_id: UUID, name: str) -> TenantView:
+    """Another name; the short name stays. Raises NotFound, InvalidRequest."""
+    require(actor, *TENANT_RUNNERS, tenant_id=tenant_id)
+    name = clean_name(name)
+    async with write(database, actor) as connection:
+        before = await _locked(connection, tenant_id)
+        await organisations.set_name(connection, tenant_id, name)
+        return await _recorded(connection, actor, "tenant.rename", before)
+
+
+async def set_tier(
+    database: Database, actor: Actor, *, tenant_id: UUID, tier: str, reason: str
+) -> TenantView:
+    """Move to another tier: another band of the queue, other prices. Raises NotFound, InvalidRequest."""
+    require(actor, PLATFORM_ADMIN)
+    _check_tier(tier)
+    reason = clean_reason(reason)
+    async with write(database, actor) as connection:
+        before = await _locked(connection, tenant_id)
+        await organisations.set_tier(connection, tenant_id, tier)
+        return await _recorded(connection, actor, "tenant.set_tier", before, reason)
+
+
+async def suspend_tenant(database: Database, actor: Actor, *, tenant_id: UUID, reason: str) -> TenantView:
+    """Refuse the organisation's keys and cut its open streams. Raises Conflict when it is suspended, NotFound."""
+    return await _change_status(database, actor, tenant_id, "suspended", "tenant.suspend", reason)
+
+
+async def resume_tenant(
+    database: Database, actor: Actor, *, tenant_id: UUID, reason: str | None = None
+) -> TenantView:
+    """Let a suspended organisation work again. Raises Conflict when it is active, NotFound."""
+    return await _change_status(database, actor, tenant_id, "active", "tenant.resume", reason)
+
+
+async def throttle_tenant(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID,
+    minutes: int = 60,
+    requests_per_min: int = 60,
+    concurrency: int = 4,
+    reason: str,
+    clock: Clock | None = None,
+) -> TenantView:
+    """Cap the organisation's requests and concurrency for `minutes`; 0 minutes lifts a throttle.
+
+    The cap lowers its own limits and never raises them. Raises NotFound, InvalidRequest.
+    """
+    require(actor, PLATFORM_ADMIN)
+    reason = clean_reason(reason)
+    if not 0 <= minutes <= THROTTLE_MINUTES_MAX:
+        raise InvalidRequest(f"minutes must be 0 to {THROTTLE_MINUTES_MAX}, not {minutes}", param="minutes")
+    for param, value in (("requests_per_min", requests_per_min), ("concurrency", concurrency)):
+        if not 1 <= value <= 1_000_000:
+            raise InvalidRequest(
+                f"{param} must be 1 to 1000000, not {value}; to stop it all, suspend", param=param
+            )
+    async with write(database, actor) as connection:
+        before = await _locked(connection, tenant_id)
+        if minutes == 0:
+            await organisations.set_throttle(connection, tenant_id, None, None, None)
+            return await _recorded(connection, actor, "tenant.unthrottle", before, reason)
+        until = (clock or SystemClock()).now() + timedelta(minutes=minutes)
+        await organisations.set_throttle(connection, tenant_id, until, requests_per_min, concurrency)
+        return await _recorded(connection, actor, "tenant.throttle", before, reason)
+
+
+async def _change_status(
+    database: Database, actor: Actor, tenant_id: UUID, status: str, action: str, reason: str | None
+) -> TenantView:
+    require(actor, PLATFORM_ADMIN)
+    reason = None if reason is None else clean_reason(reason)
+    async with write(database, actor) as connection:
+        before = await _locked(connection, tenant_id)
+        if before.status == status:
+            raise Conflict(f"the organisation {before.slug!r} is {status} already")
+        await organisations.set_status(connection, tenant_id, status)
+        return await _recorded(connection, actor, action, before, reason)
+
+
+async def _locked(connection: AsyncConnection, tenant_id: UUID) -> TenantView:
+    tenant = await organisations.get_tenant(connection, tenant_id, lock=True)
+    if tenant is None:
+        raise _unknown(tenant_id)
+    return tenant
+
+
+async def _recorded(
+    connection: AsyncConnection, actor: Actor, action: str, before: TenantView, reason: str | None = None
+) -> TenantView:
+    """Read the organisation again after its change, and log both states."""
+    after = await _locked(connection, before.id)
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=before.id,
+        object_kind="tenant",
+        object_id=before.id,
+        reason=reason,
+        before=before,
+        after=after,
+    )
+    return after
+
+
+def _check_tier(tier: str) -> None:
+    if tier not in TIERS:
+        raise InvalidRequest(f"tier must be one of {', '.join(TIERS)}, not {tier[:40]!r}", param="tier")
+
+
+def _unknown(tenant_id: UUID) -> NotFound:
+    return NotFound(f"there is no organisation with the id {tenant_id}")

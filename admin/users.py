@@ -1,0 +1,227 @@
+"""People: create, role, password, disable.
+
+Nobody changes his own role, gives one above his own, or crosses into another organisation.
+"""
+
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from admin.actor import Actor, require, user_id_of, visible_user
+from admin.audit import record
+from admin.logins import (
+    CreatedToken,
+    authenticate_token,
+    create_admin_token,
+    current_actor,
+    list_admin_tokens,
+    revoke_admin_token,
+    verify_login,
+)
+from admin.session import page_size, write_system
+from core.db import Database
+from core.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound, PermissionDenied
+from core.ids import uuid7
+from tenants import members, organisations
+from tenants.names import check_password, clean_email
+from tenants.passwords import hash_password, verify_password
+from tenants.roles import (
+    ALL_ROLES,
+    GRANTABLE,
+    PLATFORM_ADMIN,
+    PLATFORM_ROLES,
+    READERS,
+    TENANT_OWNER,
+    TENANT_RUNNERS,
+    Role,
+    parse_role,
+)
+from tenants.views import UserView
+
+__all__ = [
+    "CreatedToken",
+    "authenticate_token",
+    "change_password",
+    "create_admin_token",
+    "create_user",
+    "current_actor",
+    "disable_user",
+    "enable_user",
+    "get_user",
+    "list_admin_tokens",
+    "list_users",
+    "reset_password",
+    "revoke_admin_token",
+    "set_role",
+    "verify_login",
+]
+
+
+async def create_user(
+    database: Database,
+    actor: Actor,
+    *,
+    email: str,
+    password: str,
+    role: str,
+    tenant_id: UUID | None = None,
+) -> UserView:
+    """Make a person with one role: a tenant role with its organisation, or a platform role without one.
+
+    Raises PermissionDenied for a role the actor may not give, Conflict when the address is taken, NotFound,
+    InvalidRequest.
+    """
+    require(actor, *TENANT_RUNNERS, tenant_id=tenant_id)
+    new_role = _grantable(actor, role)
+    if (new_role in PLATFORM_ROLES) != (tenant_id is None):
+        need = "takes no organisation" if tenant_id is not None else "needs an organisation"
+        raise InvalidRequest(f"the role {new_role} {need}", param="tenant_id")
+    email = clean_email(email)
+    password_hash = await hash_password(check_password(password))
+    user_id = uuid7()
+    async with write_system(database) as connection:
+        if tenant_id is not None and await organisations.get_tenant(connection, tenant_id) is None:
+            raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
+        if not await members.insert_user(connection, tenant_id, user_id, email, password_hash, new_role):
+            raise Conflict(f"the address {email} is taken", param="email")
+        return await _recorded(connection, actor, "user.create", user_id, None)
+
+
+async def list_users(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID | None = None,
+    limit: int = 1000,
+    after: UUID | None = None,
+) -> list[UserView]:
+    """People of one organisation; of the whole platform when a platform role names none."""
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    async with database.read() as connection:
+        return await members.list_users(connection, scope, limit=page_size(limit), after=after)
+
+
+async def get_user(database: Database, actor: Actor, *, user_id: UUID) -> UserView:
+    """One person the actor may see. Raises NotFound."""
+    require(actor, *READERS, tenant_id=actor.tenant_id)
+    async with database.read() as connection:
+        return visible_user(actor, user_id, await members.get_user(connection, user_id))
+
+
+async def set_role(database: Database, actor: Actor, *, user_id: UUID, role: str) -> UserView:
+    """Another role in the same organisation, or on the platform.
+
+    Raises PermissionDenied for the actor's own role or one the actor may not give or take, Conflict for the last
+    owner or admin, NotFound, InvalidRequest.
+    """
+    new_role = _grantable(actor, role)
+    async with write_system(database) as connection:
+        before = await _locked(connection, actor, user_id, "change your own role")
+        if (new_role in PLATFORM_ROLES) != (before.tenant_id is None):
+            where = "on the platform" if before.tenant_id is None else "in an organisation"
+            raise InvalidRequest(
+                f"{before.email} works {where}, where there is no role {new_role}", param="role"
+            )
+        if before.role == new_role:
+            raise Conflict(f"{before.email} has the role {new_role} already")
+        await _keep_a_head(connection, before)
+        await members.set_role(connection, user_id, new_role)
+        return await _recorded(connection, actor, "user.set_role", user_id, before)
+
+
+async def disable_user(database: Database, actor: Actor, *, user_id: UUID) -> UserView:
+    """End the person's sign-ins and tokens. Raises Conflict for the last owner or admin, NotFound."""
+    async with write_system(database) as connection:
+        before = await _locked(connection, actor, user_id, "disable yourself")
+        if before.status == "disabled":
+            raise Conflict(f"{before.email} is disabled already")
+        await _keep_a_head(connection, before)
+        await members.set_status(connection, user_id, "disabled")
+        return await _recorded(connection, actor, "user.disable", user_id, before)
+
+
+async def enable_user(database: Database, actor: Actor, *, user_id: UUID) -> UserView:
+    """Let a disabled person in again. Raises Conflict when active, NotFound."""
+    async with write_system(database) as connection:
+        before = await _locked(connection, actor, user_id, "enable yourself")
+        if before.status == "active":
+            raise Conflict(f"{before.email} is active already")
+        await members.set_status(connection, user_id, "active")
+        return await _recorded(connection, actor, "user.enable", user_id, before)
+
+
+async def reset_password(database: Database, actor: Actor, *, user_id: UUID, password: str) -> UserView:
+    """Give somebody else a new password. Raises PermissionDenied for one's own, NotFound, InvalidRequest."""
+    password_hash = await hash_password(check_password(password))
+    async with write_system(database) as connection:
+        before = await _locked(
+            connection, actor, user_id, "reset your own password; change it with the old one"
+        )
+        await members.set_password_hash(connection, user_id, password_hash)
+        return await _recorded(connection, actor, "user.reset_password", user_id, before)
+
+
+async def change_password(database: Database, actor: Actor, *, current: str, new: str) -> None:
+    """Change one's own password, knowing the present one. Raises AuthenticationFailed, InvalidRequest."""
+    user_id = user_id_of(actor)
+    check_password(new, "new")
+    async with database.read() as connection:
+        user = await members.get_user(connection, user_id)
+        login = None if user is None else await members.find_login(connection, user.email)
+    if not await verify_password(current[:1024], None if login is None else login.password_hash):
+        raise AuthenticationFailed("the present password is wrong", code="wrong_password", param="current")
+    password_hash = await hash_password(new)
+    async with write_system(database) as connection:
+        await members.set_password_hash(connection, user_id, password_hash)
+        await _recorded(connection, actor, "user.change_password", user_id, user)
+
+
+def _grantable(actor: Actor, role: str) -> Role:
+    """`role` as one that the actor may give."""
+    new_role = parse_role(role)
+    if new_role is None:
+        raise InvalidRequest(f"role must be one of {', '.join(ALL_ROLES)}, not {role[:40]!r}", param="role")
+    if new_role not in GRANTABLE[actor.role]:
+        raise PermissionDenied(f"the role {actor.role} may not give the role {new_role}")
+    return new_role
+
+
+async def _locked(connection: AsyncConnection, actor: Actor, user_id: UUID, own_act: str) -> UserView:
+    """The person to change, locked, once it is sure that the actor may change exactly this one."""
+    await members.lock_heads(connection)
+    user = visible_user(actor, user_id, await members.get_user(connection, user_id, lock=True))
+    require(actor, *TENANT_RUNNERS, tenant_id=user.tenant_id)
+    if actor.kind in ("user", "token") and actor.id == str(user_id):
+        raise PermissionDenied(f"you cannot {own_act}")
+    if user.role not in GRANTABLE[actor.role]:
+        raise PermissionDenied(f"the role {actor.role} may not change a {user.role}")
+    return user
+
+
+async def _keep_a_head(connection: AsyncConnection, user: UserView) -> None:
+    """Refuse to take away the last active owner of an organisation or the last platform admin."""
+    if user.status != "active" or user.role not in (PLATFORM_ADMIN, TENANT_OWNER):
+        return
+    if await members.count_other_heads(connection, user.tenant_id, user.id) == 0:
+        raise Conflict(f"{user.email} is the last active {user.role}; make another one first")
+
+
+async def _recorded(
+    connection: AsyncConnection, actor: Actor, action: str, user_id: UUID, before: UserView | None
+) -> UserView:
+    """Read the person again after the change, and log both states."""
+    after = await members.get_user(connection, user_id)
+    if after is None:
+        raise LookupError("a user just changed is not there")
+    await record(
+        connection,
+        actor,
+        action,
+        tenant_id=after.tenant_id,
+        object_kind="user",
+        object_id=user_id,
+        before=before,
+        after=after,
+    )
+    return after

@@ -1,0 +1,72 @@
+"""Throttling of sign-ins: failures counted per address of mail and of network, and over all networks per mail address.
+
+An attempt counts as failed before the password is looked at, and is struck out when it was right: attempts in
+parallel cannot slip past the count.
+"""
+
+import hashlib
+from datetime import timedelta
+
+from sqlalchemy import case, delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tenants.tables import login_failures
+
+WINDOW = timedelta(minutes=15)
+FAILURES_PER_EMAIL_AND_ADDRESS = 5
+FAILURES_PER_EMAIL = 50
+FAILURES_PER_ADDRESS = 100
+
+
+def _subjects(email: str, address: str) -> dict[bytes, int]:
+    """Hash of each thing counted -> how often it may fail within the window. Addresses are not kept in clear."""
+    named = {f"pair:{email}|{address}": FAILURES_PER_EMAIL_AND_ADDRESS, f"email:{email}": FAILURES_PER_EMAIL}
+    if address:
+        named[f"address:{address}"] = FAILURES_PER_ADDRESS
+    return {
+        hashlib.sha256(subject.encode("utf-8", "surrogatepass")).digest(): allowed
+        for subject, allowed in named.items()
+    }
+
+
+async def count_attempt(connection: AsyncConnection, email: str, address: str) -> float | None:
+    """Count an attempt; the seconds to wait when there were too many, else None."""
+    window_over = login_failures.c.window_start <= func.now() - WINDOW
+    wait_s: float | None = None
+    for subject, allowed in sorted(_subjects(email, address).items()):
+        row = (
+            await connection.execute(
+                insert(login_failures)
+                .values(subject=subject, failures=1)
+                .on_conflict_do_update(
+                    index_elements=["subject"],
+                    set_={
+                        "failures": case((window_over, 1), else_=login_failures.c.failures + 1),
+                        "window_start": case((window_over, func.now()), else_=login_failures.c.window_start),
+                    },
+                )
+                .returning(
+                    login_failures.c.failures,
+                    func.extract("epoch", login_failures.c.window_start + WINDOW - func.now()),
+                )
+            )
+        ).one()
+        if row[0] > allowed:
+            wait_s = max(wait_s or 0.0, float(row[1]), 1.0)
+    return wait_s
+
+
+async def strike_out(connection: AsyncConnection, email: str, address: str) -> None:
+    """The attempt was right: forget the failures of this mail address here and everywhere."""
+    subjects = [
+        subject for subject, allowed in _subjects(email, address).items() if allowed != FAILURES_PER_ADDRESS
+    ]
+    await connection.execute(delete(login_failures).where(login_failures.c.subject.in_(subjects)))
+
+
+async def prune(connection: AsyncConnection) -> int:
+    """Delete counters whose window is over; returns how many."""
+    old = select(login_failures.c.subject).where(login_failures.c.window_start <= func.now() - WINDOW)
+    result = await connection.execute(delete(login_failures).where(login_failures.c.subject.in_(old)))
+    return result.rowcount

@@ -1,0 +1,145 @@
+"""Repository of people and their roles. Users span organisations, so these run in platform sessions only;
+whoever calls for one organisation passes its id."""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, Select, func, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tenants.roles import PLATFORM_ADMIN, TENANT_OWNER
+from tenants.scoping import platform_wide
+from tenants.tables import memberships, tenants, users
+from tenants.views import UserView
+
+_HEADS_LOCK = 0x70656E5F68656164
+"""Advisory lock: "pen_head"."""
+
+
+class Login(msgspec.Struct, frozen=True):
+    """What signing in needs to know of a person."""
+
+    user: UserView
+    password_hash: str
+
+
+def _select_views(*more: Any) -> Select[*tuple[Any, ...]]:
+    return (
+        select(
+            users.c.id,
+            users.c.email,
+            users.c.status,
+            memberships.c.role,
+            memberships.c.tenant_id,
+            tenants.c.name.label("tenant"),
+            users.c.created_at,
+            *more,
+        )
+        .join(memberships, memberships.c.user_id == users.c.id)
+        .outerjoin(tenants, tenants.c.id == memberships.c.tenant_id)
+    )
+
+
+def _view(row: Row[*tuple[Any, ...]]) -> UserView:
+    return UserView(
+        id=row.id,
+        email=row.email,
+        status=row.status,
+        role=row.role,
+        tenant_id=row.tenant_id,
+        tenant=row.tenant,
+        created_at=row.created_at,
+    )
+
+
+async def insert_user(
+    connection: AsyncConnection,
+    tenant_id: UUID | None,
+    user_id: UUID,
+    email: str,
+    password_hash: str,
+    role: str,
+) -> bool:
+    """Insert an active person with a role in the organisation (None: on the platform); False = address taken."""
+    inserted = await connection.scalar(
+        pg_insert(users)
+        .values(id=user_id, email=email, password_hash=password_hash)
+        .on_conflict_do_nothing(index_elements=["email"])
+        .returning(users.c.id)
+    )
+    if inserted is None:
+        return False
+    await connection.execute(insert(memberships).values(user_id=user_id, tenant_id=tenant_id, role=role))
+    return True
+
+
+@platform_wide("a user id alone names its organisation; the caller checks that it may see the person")
+async def get_user(connection: AsyncConnection, user_id: UUID, *, lock: bool = False) -> UserView | None:
+    """One person with the role held, locked when `lock`; None when there is none."""
+    statement = _select_views().where(users.c.id == user_id)
+    if lock:
+        statement = statement.with_for_update(of=[users, memberships])
+    row = (await connection.execute(statement)).one_or_none()
+    return None if row is None else _view(row)
+
+
+@platform_wide("signing in: the address says who it is")
+async def find_login(connection: AsyncConnection, email: str) -> Login | None:
+    """The person with this address, with the password's hash."""
+    statement = _select_views(users.c.password_hash).where(users.c.email == email)
+    row = (await connection.execute(statement)).one_or_none()
+    return None if row is None else Login(_view(row), row.password_hash)
+
+
+@platform_wide("with tenant_id None it lists the people of the whole platform, which only platform roles may")
+async def list_users(
+    connection: AsyncConnection, tenant_id: UUID | None, *, limit: int, after: UUID | None
+) -> list[UserView]:
+    """People from the oldest on: of one organisation, or all when `tenant_id` is None."""
+    statement = _select_views().order_by(users.c.id).limit(limit)
+    if tenant_id is not None:
+        statement = statement.where(memberships.c.tenant_id == tenant_id)
+    if after is not None:
+        statement = statement.where(users.c.id > after)
+    return [_view(row) for row in await connection.execute(statement)]
+
+
+@platform_wide("by user id; the caller has checked that it may change the person")
+async def set_role(connection: AsyncConnection, user_id: UUID, role: str) -> None:
+    """Another role in the same organisation (or on the platform)."""
+    await connection.execute(update(memberships).where(memberships.c.user_id == user_id).values(role=role))
+
+
+async def set_status(connection: AsyncConnection, user_id: UUID, status: str) -> None:
+    """`active` or `disabled`; a disabled person can neither sign in nor use tokens."""
+    await connection.execute(update(users).where(users.c.id == user_id).values(status=status))
+
+
+async def set_password_hash(connection: AsyncConnection, user_id: UUID, password_hash: str) -> None:
+    """Replace the password's hash."""
+    await connection.execute(update(users).where(users.c.id == user_id).values(password_hash=password_hash))
+
+
+@platform_wide("a lock, no rows")
+async def lock_heads(connection: AsyncConnection) -> None:
+    """Wait for other changes of roles to commit, so that two heads cannot remove each other at the same time."""
+    await connection.execute(select(func.pg_advisory_xact_lock(_HEADS_LOCK)))
+
+
+async def count_other_heads(connection: AsyncConnection, tenant_id: UUID | None, user_id: UUID) -> int:
+    """How many active owners the organisation (platform admins, when None) has besides this person."""
+    statement = (
+        select(func.count())
+        .select_from(memberships)
+        .join(users, users.c.id == memberships.c.user_id)
+        .where(
+            memberships.c.tenant_id.is_not_distinct_from(tenant_id),
+            memberships.c.role == (PLATFORM_ADMIN if tenant_id is None else TENANT_OWNER),
+            users.c.status == "active",
+            users.c.id != user_id,
+        )
+    )
+    count: int = (await connection.execute(statement)).scalar_one()
+    return count
