@@ -27,6 +27,8 @@ class Settings(BaseSettings):
     port: int = 8000
     """Customer API."""
     console_port: int = 8001
+    public_url: str = ""
+    """Base address of the customer API as customers see it, without /v1; empty = http://host:port."""
     api_workers: int = 1
     """API processes sharing `port`."""
     metrics_port: int = 0
