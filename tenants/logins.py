@@ -21,8 +21,9 @@ FAILURES_PER_ADDRESS = 100
 
 def _subjects(email: str, address: str) -> dict[bytes, int]:
     """Hash of each thing counted -> how often it may fail within the window. Addresses are not kept in clear."""
-    named = {f"pair:{email}|{address}": FAILURES_PER_EMAIL_AND_ADDRESS, f"email:{email}": FAILURES_PER_EMAIL}
+    named = {f"email:{email}": FAILURES_PER_EMAIL}
     if address:
+        named[f"pair:{email}|{address}"] = FAILURES_PER_EMAIL_AND_ADDRESS
         named[f"address:{address}"] = FAILURES_PER_ADDRESS
     return {
         hashlib.sha256(subject.encode("utf-8", "surrogatepass")).digest(): allowed
