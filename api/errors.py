@@ -1,0 +1,89 @@
+"""The one table from domain errors to HTTP answers, in OpenAI's shape."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from core import errors
+from core.errors import PenstockError
+from gateway.answers import error_body
+from gateway.ports import Headers
+
+TABLE: dict[type[PenstockError], tuple[int, str]] = {
+    errors.InvalidRequest: (400, "invalid_request_error"),
+    errors.RequestTooLarge: (400, "invalid_request_error"),
+    errors.UnsupportedField: (400, "invalid_request_error"),
+    errors.AuthenticationFailed: (401, "authentication_error"),
+    errors.PermissionDenied: (403, "permission_error"),
+    errors.TenantSuspended: (403, "permission_error"),
+    errors.NotFound: (404, "invalid_request_error"),
+    errors.ModelNotFound: (404, "invalid_request_error"),
+    errors.Conflict: (409, "conflict_error"),
+    errors.PaymentRequired: (402, "insufficient_quota"),
+    errors.InsufficientCredit: (402, "insufficient_quota"),
+    errors.BudgetExceeded: (402, "insufficient_quota"),
+    errors.RateLimited: (429, "rate_limit_error"),
+    errors.Refused: (503, "service_unavailable_error"),
+    errors.Unavailable: (503, "service_unavailable_error"),
+    errors.EngineFailed: (502, "server_error"),
+}
+"""Status and OpenAI `type` of each error; `Refused` carries its own status, 429 or 503."""
+
+_BODY_TOO_LARGE = "body_too_large"
+_BY_CODE = {
+    _BODY_TOO_LARGE: 413,
+    "method_not_allowed": 405,
+    "body_timeout": 408,
+    "internal_error": 500,
+    "api_key_revoked": 401,
+}
+"""Codes that HTTP has a finer status for than their class."""
+_MAX_RETRY_S = 86_400
+
+
+def status_of(error: PenstockError) -> tuple[int, str]:
+    """HTTP status and OpenAI error type. Raises KeyError for an error missing from the table: a test forbids that."""
+    status, kind = TABLE[type(error)]
+    if isinstance(error, errors.Refused) and error.status == 429:
+        return 429, "rate_limit_error"
+    return _BY_CODE.get(error.code, status), kind
+
+
+def document(error: PenstockError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return error_body(error, status_of(error)[1])
+
+
+def render(error: PenstockError) -> tuple[int, bytes, Headers]:
+    """Status, body and headers of an error's answer, without those every answer carries."""
+    status, kind = status_of(error)
+    headers: Headers = []
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and status in (429, 503):
+        retry_after_s = 1.0
+    if retry_after_s is not None:
+        seconds = min(max(1, math.ceil(retry_after_s)), _MAX_RETRY_S)
+        headers.append((b"retry-after", b"%d" % seconds))
+        headers.append(
+            (b"retry-after-ms", b"%d" % min(max(1, int(retry_after_s * 1000)), _MAX_RETRY_S * 1000))
+        )
+    if status == 402:
+        headers.append((b"x-should-retry", b"false"))
+    if status in (408, 413):
+        headers.append((b"connection", b"close"))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return status, msgspec.json.encode(error_body(error, kind)), headers
+
+
+def body_too_large(limit: int) -> errors.RequestTooLarge:
+    """The error of a body above the cap, answered with 413."""
+    return errors.RequestTooLarge(
+        f"The body is larger than {limit:,} bytes; send less.", code=_BODY_TOO_LARGE
+    )
+
+
+def event(error: PenstockError) -> bytes:
+    """The error as the last event of a stream that has begun."""
+    return b"data: " + msgspec.json.encode(document(error)) + b"\n\ndata: [DONE]\n\n"

@@ -1,0 +1,95 @@
+"""What the gateway itself adds to an engine's answer: usage with cost and outcome, the end of a cut stream, errors."""
+
+from typing import Any
+
+import msgspec
+
+from billing.records import UsageRecord
+from core.errors import PenstockError
+from core.money import pico_to_usd
+from core.tokens import TokenUsage
+from gateway.fold import fold
+from gateway.ports import Headers
+from gateway.sse import DONE, Chunk
+
+_OBJECTS = {"chat": "chat.completion.chunk", "text": "text_completion"}
+
+
+def usage_object(usage: TokenUsage, cost_usd: str) -> dict[str, Any]:
+    """OpenAI's usage object, with the request's cost in dollars beside the counts."""
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.total,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_input},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "cost": cost_usd,
+    }
+
+
+def _billing_object(record: UsageRecord, cost_usd: str) -> dict[str, Any]:
+    """How the request was billed."""
+    return {
+        "request_id": str(record.open.request_id),
+        "outcome": record.outcome.value,
+        "cost_usd": cost_usd,
+        "price_version": record.open.price.id,
+        "simulated": record.open.simulated,
+        "attempts": record.attempts,
+    }
+
+
+def stream_end(
+    dialect: str, head: Chunk | None, record: UsageRecord, *, cut: bool, include_usage: bool, choices: int
+) -> bytes:
+    """The last events of a stream: a `length` finish when we cut it, usage when asked for, and [DONE]."""
+    events: list[bytes] = []
+    shell = {
+        "id": head.id if head is not None else "",
+        "object": (head.object if head is not None else "") or _OBJECTS[dialect],
+        "created": head.created if head is not None else 0,
+        "model": record.open.model,
+    }
+    if cut:
+        part: dict[str, Any] = {"delta": {}} if dialect == "chat" else {"text": ""}
+        ends = [{"index": i, **part, "logprobs": None, "finish_reason": "length"} for i in range(choices)]
+        events.append(_event({**shell, "choices": ends}))
+    if include_usage:
+        cost_usd = pico_to_usd(record.cost)
+        usage = usage_object(record.usage, cost_usd)
+        events.append(
+            _event({**shell, "choices": [], "usage": usage, "penstock": _billing_object(record, cost_usd)})
+        )
+    events.append(DONE)
+    return b"".join(events)
+
+
+def whole_answer(dialect: str, events: bytes, record: UsageRecord, *, cut: bool) -> tuple[bytes, Headers]:
+    """The body and headers of an answer that is not streamed. Raises EngineFailed when there is none."""
+    cost_usd = pico_to_usd(record.cost)
+    answer = fold(events, dialect)
+    for choice in answer["choices"]:
+        if cut and choice["finish_reason"] is None:
+            choice["finish_reason"] = "length"
+    answer["usage"] = usage_object(record.usage, cost_usd)
+    answer["penstock"] = _billing_object(record, cost_usd)
+    headers: Headers = [
+        (b"x-penstock-cost-usd", cost_usd.encode()),
+        (b"x-penstock-outcome", record.outcome.value.encode()),
+        (b"x-penstock-input-tokens", b"%d" % record.usage.input),
+        (b"x-penstock-cached-input-tokens", b"%d" % record.usage.cached_input),
+        (b"x-penstock-output-tokens", b"%d" % record.usage.output),
+    ]
+    return msgspec.json.encode(answer), headers
+
+
+def error_body(error: PenstockError, kind: str) -> dict[str, Any]:
+    """OpenAI's error object; `kind` is its `type`. Details are added beside the four official members."""
+    body: dict[str, Any] = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    if error.details:
+        body["details"] = error.details
+    return {"error": body}
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"

@@ -1,0 +1,104 @@
+"""A collected stream folded into the one answer of a non-streaming request.
+
+The engine is always asked for a stream (gateway/relay.py says why), so the answer is put together here. All events
+are decoded in one pass at the end: about a microsecond each.
+"""
+
+from typing import Any
+
+import msgspec
+
+from core.errors import EngineFailed
+
+_chunks = msgspec.json.Decoder(list[dict[str, Any]])
+
+
+def fold(events: bytes, dialect: str) -> dict[str, Any]:
+    """The answer of `dialect` (chat | text), without usage, out of whole events with `data: ` lines.
+
+    Raises EngineFailed when they hold no chunk.
+    """
+    payloads = [event[6:] for event in events.split(b"\n\n") if event]
+    chunks = _chunks.decode(b"[" + b",".join(payloads) + b"]")
+    if not chunks:
+        raise EngineFailed("The engine ended its answer without sending anything.")
+    choices: dict[int, _Choice] = {}
+    for chunk in chunks:
+        for part in chunk.get("choices", ()):
+            index = part.get("index", 0)
+            choice = choices.get(index)
+            if choice is None:
+                choice = choices[index] = _Choice(index)
+            choice.add(part)
+    head = chunks[0]
+    answer = {
+        "id": head.get("id"),
+        "object": "chat.completion" if dialect == "chat" else "text_completion",
+        "created": head.get("created"),
+        "model": head.get("model"),
+    }
+    if head.get("system_fingerprint") is not None:
+        answer["system_fingerprint"] = head["system_fingerprint"]
+    ordered = [choices[index] for index in sorted(choices)]
+    answer["choices"] = [choice.chat() if dialect == "chat" else choice.text_choice() for choice in ordered]
+    return answer
+
+
+class _Choice:
+    """One choice while its deltas are put together."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.role = "assistant"
+        self.texts: dict[str, list[str]] = {}
+        self.calls: dict[int, dict[str, Any]] = {}
+        self.logprobs: dict[str, list[Any]] = {}
+        self.ends: dict[str, Any] = {"finish_reason": None}
+
+    def add(self, part: dict[str, Any]) -> None:
+        """Take one chunk's share of this choice."""
+        delta = part.get("delta")
+        if delta is None:
+            delta = {"content": part.get("text")}
+        for name, value in delta.items():
+            if name == "tool_calls":
+                for call in value or ():
+                    self._add_call(call)
+            elif name == "role":
+                self.role = value or self.role
+            elif isinstance(value, str):
+                self.texts.setdefault(name, []).append(value)
+        for name, values in (part.get("logprobs") or {}).items():
+            if isinstance(values, list):
+                self.logprobs.setdefault(name, []).extend(values)
+        for name in ("finish_reason", "stop_reason"):
+            if part.get(name) is not None:
+                self.ends[name] = part[name]
+
+    def _add_call(self, delta: dict[str, Any]) -> None:
+        """Id, type and name come once, arguments in pieces."""
+        call = self.calls.setdefault(
+            delta.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = call["id"] or delta.get("id")
+        function = delta.get("function") or {}
+        call["function"]["name"] = call["function"]["name"] or function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+    def chat(self) -> dict[str, Any]:
+        """The choice of a chat completion."""
+        message: dict[str, Any] = {"role": self.role}
+        for name, pieces in self.texts.items():
+            message[name] = "".join(pieces)
+        calls = [self.calls[index] for index in sorted(self.calls)]
+        if calls:
+            message["tool_calls"] = calls
+        content = message.get("content")
+        message["content"] = content if content or not calls else None
+        message.setdefault("refusal", None)
+        return {"index": self.index, "message": message, "logprobs": self.logprobs or None, **self.ends}
+
+    def text_choice(self) -> dict[str, Any]:
+        """The choice of a text completion."""
+        text = "".join(self.texts.get("content", ()))
+        return {"index": self.index, "text": text, "logprobs": self.logprobs or None, **self.ends}

@@ -1,0 +1,142 @@
+"""All open requests of a process and the one timer that looks after them.
+
+Once a second: checkpoints of running counts, progress for the scheduler, time limits of silent engines and slow
+readers, keep-alive comments for streams that still wait. A task per stream would cost more than the stream.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from billing.records import Checkpoint
+from gateway.ports import Metering, Placer
+from gateway.run import Cut, Run
+
+TICK_S = 1.0
+KEEP_ALIVE_AFTER_S = 5.0
+"""A stream that waits longer gets its headers and a comment; until then a real 429 or 503 is possible (DESIGN §4)."""
+KEEP_ALIVE_EVERY_S = 5.0
+
+log = logging.getLogger(__name__)
+AnyRun = Run[Any]
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long each phase of a stream may take, in seconds."""
+
+    first_event_s: float = 300.0
+    """From dispatch to the first event: a long prompt behind others."""
+    idle_s: float = 60.0
+    """Between events."""
+    write_s: float = 30.0
+    """For a lagging client to take what the socket's buffer cannot."""
+
+
+class LiveRuns:
+    """The registry of open requests."""
+
+    def __init__(
+        self,
+        meter: Metering,
+        placer: Placer,
+        now: Callable[[], float],
+        patience: Patience | None = None,
+    ) -> None:
+        self._meter = meter
+        self._placer = placer
+        self._now = now
+        self._patience = patience or Patience()
+        self._runs: dict[UUID, AnyRun] = {}
+        self._commented: dict[UUID, float] = {}
+        self._sends: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the timer."""
+        self._timer = asyncio.create_task(self._run_timer())
+
+    async def close(self) -> None:
+        """Stop the timer; open requests are the server's to drain."""
+        tasks = [*self._sends, *([self._timer] if self._timer is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, run: AnyRun) -> None:
+        """A request begins."""
+        self._runs[run.request_id] = run
+
+    def discard(self, run: AnyRun) -> None:
+        """A request is over."""
+        self._runs.pop(run.request_id, None)
+        self._commented.pop(run.request_id, None)
+
+    def cut_keys(self, key_ids: frozenset[UUID]) -> None:
+        """End every open request of keys that are no longer good."""
+        for run in list(self._runs.values()):
+            if run.principal.key_id in key_ids:
+                run.cut(Cut.REVOKED)
+
+    def cut_request(self, request_id: UUID, reason: Cut) -> None:
+        """End one open request; one that is over is left alone."""
+        run = self._runs.get(request_id)
+        if run is not None:
+            run.cut(reason)
+
+    async def _run_timer(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick()
+
+    def tick(self) -> None:
+        """Look after every open request once."""
+        now = self._now()
+        for run in list(self._runs.values()):
+            self._checkpoint(run)
+            self._watch(run, now)
+            if run.prepared.stream and not run.committed:
+                self._keep_alive(run, now)
+
+    def _checkpoint(self, run: AnyRun) -> None:
+        if run.codec is None or run.open_record is None or run.outcome is not None:
+            return
+        usage = run.usage
+        if usage.total > run.checkpointed:
+            run.checkpointed = usage.total
+            self._meter.checkpoint(Checkpoint(run.request_id, usage))
+            if run.placement is not None:
+                self._placer.progress(run.placement, usage.output)
+
+    def _watch(self, run: AnyRun, now: float) -> None:
+        if run.touched_at and run.stream is not None:
+            heard = run.codec is not None and run.codec.head is not None
+            allowed_s = self._patience.idle_s if heard else self._patience.first_event_s
+            if now - run.touched_at > allowed_s:
+                log.warning("engine silent for %.0f s, giving it up: request %s", allowed_s, run.request_id)
+                run.stream.abort()
+        if run.writing_since and now - run.writing_since > self._patience.write_s:
+            run.cut(Cut.SLOW_CLIENT)
+
+    def _keep_alive(self, run: AnyRun, now: float) -> None:
+        since = self._commented.get(run.request_id, run.received_at + KEEP_ALIVE_AFTER_S - KEEP_ALIVE_EVERY_S)
+        if now - since < KEEP_ALIVE_EVERY_S:
+            return
+        self._commented[run.request_id] = now
+        task = asyncio.create_task(_comment(run))
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+
+
+async def _comment(run: AnyRun) -> None:
+    """Tell a waiting client (and the proxies on the way) that the request is alive."""
+    if not run.reply.started:
+        await run.reply.start(run.grant.headers if run.grant is not None else [])
+    if run.outcome is None and not run.committed:
+        await run.reply.write(b": waiting\n\n" if run.placement is None else b": working\n\n")

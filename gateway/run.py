@@ -1,0 +1,118 @@
+"""The state of one request, from receipt to settlement."""
+
+import asyncio
+from enum import Enum
+from typing import Generic
+from uuid import UUID
+
+from billing.records import HoldGranted, OpenRecord, Outcome, UsageRecord
+from core.errors import AuthenticationFailed, PenstockError, Unavailable
+from core.tokens import NO_TOKENS, TokenUsage
+from gateway.ports import EngineStream, GrantT, Model, Reply
+from gateway.schemas.common import Prepared
+from gateway.sse import StreamCodec
+from scheduler.wire import Placement
+from tenants.principal import Principal
+
+
+class Cut(Enum):
+    """Why a request was ended from outside."""
+
+    CLIENT_GONE = "client_gone"
+    SLOW_CLIENT = "slow_client"
+    REVOKED = "revoked"
+
+    def error(self) -> PenstockError:
+        """What to tell a client that is still there."""
+        if self is Cut.REVOKED:
+            return AuthenticationFailed(
+                "This API key was revoked while the request ran.", code="api_key_revoked"
+            )
+        return Unavailable(
+            "The answer was not read fast enough and has been ended; read the stream without pauses.",
+            code="slow_client",
+        )
+
+
+class Run(Generic[GrantT]):
+    """What one request has acquired, counted and become. `Director._settle` resolves whatever is set here, once."""
+
+    __slots__ = (
+        "attempts", "checkpointed", "codec", "collected", "collected_bytes", "committed", "cut_reason", "excluded",
+        "failed_usage", "first_content_at", "grant", "hold", "input_estimate", "limit", "model", "open_record",
+        "outcome", "output_estimate", "placed_at", "placement", "prepared", "principal", "rated_at", "received_at",
+        "refusal", "reply", "request_id", "settled_at", "stream", "task", "touched_at", "writing_since",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: UUID,
+        principal: Principal,
+        prepared: Prepared,
+        model: Model,
+        reply: Reply,
+        now: float,
+    ) -> None:
+        self.request_id = request_id
+        self.principal = principal
+        self.prepared = prepared
+        self.model = model
+        self.reply = reply
+        self.task = asyncio.current_task()
+        self.received_at = now
+        self.rated_at = self.placed_at = self.first_content_at = self.settled_at = 0.0
+        self.touched_at = 0.0
+        """When the engine was last heard, while it is being waited for; 0 = it is not."""
+        self.writing_since = 0.0
+        """Since when the client has not taken what was written; 0 = nothing waits."""
+        self.input_estimate = self.output_estimate = 0
+        self.grant: GrantT | None = None
+        self.hold: HoldGranted | None = None
+        self.placement: Placement | None = None
+        self.open_record: OpenRecord | None = None
+        """Set once the request is admitted: a usage row will follow."""
+        self.limit = 0
+        """Output tokens that may be relayed."""
+        self.attempts = 0
+        self.excluded: list[str] = []
+        self.failed_usage = NO_TOKENS
+        """Tokens of failed earlier attempts."""
+        self.codec: StreamCodec | None = None
+        self.stream: EngineStream | None = None
+        self.committed = False
+        """The client has got content, or is about to: too late for another attempt."""
+        self.collected: list[bytes] = []
+        self.collected_bytes = 0
+        self.checkpointed = 0
+        self.outcome: Outcome | None = None
+        self.refusal: BaseException | None = None
+        """The error the request ended with, for metrics and traces."""
+        self.cut_reason: Cut | None = None
+
+    def cut(self, reason: Cut) -> None:
+        """End the request from outside; the first reason stays. Its task settles it."""
+        if self.cut_reason is None and self.task is not None:
+            self.cut_reason = reason
+            self.task.cancel()
+
+    @property
+    def usage(self) -> TokenUsage:
+        """The counts of the current attempt so far."""
+        return NO_TOKENS if self.codec is None else self.codec.tracker.usage
+
+    def record(self, now: float) -> UsageRecord:
+        """The usage record as things stand; the request must be admitted and have an outcome."""
+        if self.open_record is None or self.outcome is None:
+            raise RuntimeError("a usage record needs an admitted request with an outcome")
+        first = self.first_content_at
+        queue_s = self.placement.queue_s if self.placement is not None else 0.0
+        return UsageRecord(
+            open=self.open_record,
+            outcome=self.outcome,
+            usage=self.usage,
+            attempts=max(1, self.attempts),
+            queue_us=int(queue_s * 1e6),
+            ttft_us=int((first - self.received_at) * 1e6) if first else 0,
+            duration_us=int((now - self.received_at) * 1e6),
+            extra_unbilled=self.failed_usage,
+        )

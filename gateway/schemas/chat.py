@@ -1,0 +1,334 @@
+"""POST /v1/chat/completions: OpenAI's request shape as an allow-list.
+
+Fields of OpenAI's that change nothing here (store, metadata, user, service_tier, verbosity, safety_identifier,
+prompt_cache_key, prediction) are accepted and ignored like any unknown field.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from core.errors import InvalidRequest, RequestTooLarge
+from gateway.caps import (
+    MAX_DESCRIPTION_CHARS,
+    MAX_ID_CHARS,
+    MAX_JSON_DEPTH,
+    MAX_MESSAGES,
+    MAX_NAME_CHARS,
+    MAX_PARTS_PER_MESSAGE,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+)
+from gateway.schemas.common import (
+    Choices,
+    Dialect,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    ModelName,
+    Penalty,
+    Prepared,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Stops,
+    StreamOptions,
+    Temperature,
+    TopK,
+    TopP,
+    check_schema,
+    put,
+)
+from gateway.schemas.guard import nesting
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
+
+TEMPLATE_TOKENS = 64
+"""Added to the upper bound of the prompt: what a chat template writes around the messages."""
+TOOL_TEMPLATE_TOKENS = 512
+"""The same when tools are given: templates explain how to call them."""
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """A piece of text of a message."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
+    """An earlier refusal of the assistant."""
+
+    refusal: str
+
+
+TextParts = Annotated[list[TextPart], msgspec.Meta(min_length=1, max_length=MAX_PARTS_PER_MESSAGE)]
+AnswerParts = Annotated[list[TextPart | RefusalPart], msgspec.Meta(max_length=MAX_PARTS_PER_MESSAGE)]
+
+
+class CalledFunction(msgspec.Struct):
+    """The name and JSON text of arguments of a call."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A call the assistant has made."""
+
+    id: Identifier
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class SystemMessage(msgspec.Struct, tag_field="role", tag="system", omit_defaults=True):
+    """Instructions."""
+
+    content: str | TextParts
+    name: Name | None = None
+
+
+class DeveloperMessage(msgspec.Struct, tag_field="role", tag="developer", omit_defaults=True):
+    """OpenAI's newer name for instructions; chat templates know only `system`."""
+
+    content: str | TextParts
+    name: Name | None = None
+
+
+class UserMessage(msgspec.Struct, tag_field="role", tag="user", omit_defaults=True):
+    """What the user says."""
+
+    content: str | TextParts
+    name: Name | None = None
+
+
+class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", omit_defaults=True):
+    """What the model said before; reasoning is handed back by models that think between calls."""
+
+    content: str | AnswerParts | None = None
+    refusal: str | None = None
+    name: Name | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MAX_TOOL_CALLS)] | None = None
+
+
+class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", omit_defaults=True):
+    """A tool's answer."""
+
+    content: str | TextParts
+    tool_call_id: Identifier
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class FunctionSpec(msgspec.Struct, omit_defaults=True):
+    """A function the model may call."""
+
+    name: FunctionName
+    description: Annotated[str, msgspec.Meta(max_length=MAX_DESCRIPTION_CHARS)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool; only functions exist here."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class ChosenFunction(msgspec.Struct):
+    """The function that must be called."""
+
+    name: FunctionName
+
+
+class ToolChoice(msgspec.Struct):
+    """Forces one function."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class JsonSchema(msgspec.Struct, omit_defaults=True):
+    """The schema of a structured answer."""
+
+    name: Name
+    description: Annotated[str, msgspec.Meta(max_length=MAX_DESCRIPTION_CHARS)] | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
+    """Plain text."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+    """JSON that fits a schema."""
+
+    json_schema: JsonSchema
+
+
+class ChatRequest(msgspec.Struct):
+    """Everything a chat request may say. What is not here never reaches an engine."""
+
+    model: ModelName
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    n: Choices | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    seed: Seed | None = None
+    stop: Stop | Stops | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    modalities: list[str] | None = None
+
+
+_dialect = Dialect(ChatRequest)
+
+
+def parse_chat(body: bytes) -> Prepared:
+    """Validate a chat body and prepare the engine's. Raises InvalidRequest and its kinds."""
+    request = _dialect.decode(body)
+    _check_conversation(request.messages)
+    _check_tools(request)
+    if request.modalities and request.modalities != ["text"]:
+        raise InvalidRequest("'modalities' may only be [\"text\"].", param="modalities")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    return _prepare(request)
+
+
+def _prepare(request: ChatRequest) -> Prepared:
+    """The engine body's fields and what the rest of the gateway needs to know."""
+    messages = msgspec.json.encode([_for_engine(message) for message in request.messages])
+    tools = msgspec.json.encode(request.tools) if request.tools else b""
+    max_tokens = request.max_completion_tokens or request.max_tokens or 0
+    fields: dict[str, Any] = {"messages": msgspec.Raw(messages)}
+    if tools:
+        fields["tools"] = msgspec.Raw(tools)
+        put(fields, tool_choice=request.tool_choice, parallel_tool_calls=request.parallel_tool_calls)
+    put(
+        fields,
+        max_tokens=max_tokens or None,
+        n=request.n,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias or None,
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs,
+        seed=request.seed,
+        stop=request.stop or None,
+    )
+    if not isinstance(request.response_format, TextFormat):
+        put(fields, response_format=request.response_format)
+    options = request.stream_options
+    bound = len(messages) + len(tools) + (TOOL_TEMPLATE_TOKENS if tools else TEMPLATE_TOKENS)
+    if isinstance(request.response_format, JsonSchemaFormat):
+        bound += len(msgspec.json.encode(request.response_format))
+    return Prepared(
+        dialect="chat",
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        choices=request.n or 1,
+        max_tokens=max_tokens,
+        prompt_text=tools + messages[:-1],
+        max_input_tokens=bound,
+        fields=fields,
+        reasoning_effort=request.reasoning_effort or "",
+    )
+
+
+def _for_engine(message: Message) -> Message:
+    """The message as chat templates know it."""
+    if isinstance(message, DeveloperMessage):
+        return SystemMessage(content=message.content, name=message.name)
+    return message
+
+
+def _check_conversation(messages: list[Message]) -> None:
+    """OpenAI's rules on order: calls are answered right after they are made, answers follow calls."""
+    open_calls: set[str] = set()
+    for position, message in enumerate(messages):
+        where = f"messages[{position}]"
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_calls:
+                raise InvalidRequest(
+                    f"{where} answers the call '{message.tool_call_id}', which no preceding assistant message has made.",
+                    param=f"{where}.tool_call_id",
+                )
+            open_calls.discard(message.tool_call_id)
+            continue
+        if open_calls:
+            missing = ", ".join(sorted(open_calls))
+            raise InvalidRequest(f"These tool calls have no answer before {where}: {missing}.", param=where)
+        if isinstance(message, AssistantMessage):
+            if message.content is None and not message.tool_calls and message.refusal is None:
+                raise InvalidRequest(f"{where} needs 'content' or 'tool_calls'.", param=f"{where}.content")
+            for call in message.tool_calls or ():
+                _check_arguments(call, where)
+                open_calls.add(call.id)
+    if open_calls:
+        raise InvalidRequest(
+            f"These tool calls have no answer: {', '.join(sorted(open_calls))}.", param="messages"
+        )
+
+
+def _check_arguments(call: ToolCall, where: str) -> None:
+    """Templates parse arguments as JSON: bound what they will meet."""
+    arguments = call.function.arguments
+    if arguments.count("[") + arguments.count("{") > MAX_JSON_DEPTH and (
+        nesting(arguments.encode(), MAX_JSON_DEPTH) > MAX_JSON_DEPTH
+    ):
+        raise RequestTooLarge(
+            f"The arguments of call '{call.id}' nest too deep.", param=f"{where}.tool_calls"
+        )
+
+
+def _check_tools(request: ChatRequest) -> None:
+    """Schemas in bounds, names unique, and a forced function that exists."""
+    names = set()
+    for position, tool in enumerate(request.tools or ()):
+        where = f"tools[{position}].function"
+        if tool.function.name in names:
+            raise InvalidRequest(f"Two tools are named '{tool.function.name}'.", param=f"{where}.name")
+        names.add(tool.function.name)
+        check_schema(tool.function.parameters, f"{where}.parameters")
+    if isinstance(request.tool_choice, ToolChoice) and request.tool_choice.function.name not in names:
+        raise InvalidRequest(
+            f"'tool_choice' names '{request.tool_choice.function.name}', which is not among the tools.",
+            param="tool_choice",
+        )
+    if request.tool_choice == "required" and not names:
+        raise InvalidRequest("'tool_choice' is 'required' but there are no tools.", param="tool_choice")
+    if isinstance(request.response_format, JsonSchemaFormat):
+        check_schema(request.response_format.json_schema.schema, "response_format.json_schema.schema")

@@ -1,0 +1,215 @@
+"""What both dialects share: decoding with good errors, forbidden fields, and the prepared request."""
+
+import re
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+
+from core.errors import InvalidRequest, RequestTooLarge, UnsupportedField
+from gateway.caps import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_MODEL_CHARS,
+    MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TOKENS_FIELD,
+)
+from gateway.schemas.guard import check_document, nesting
+
+T = TypeVar("T")
+
+ModelName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_MODEL_CHARS)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)]
+MaxTokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS_FIELD)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
+MinP = Annotated[float, msgspec.Meta(ge=0, le=1)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=2)]
+Seed = Annotated[int, msgspec.Meta(ge=-MAX_SEED, le=MAX_SEED)]
+Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[Stop], msgspec.Meta(max_length=MAX_STOPS)]
+LogitBias = Annotated[
+    dict[Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}$")], Annotated[float, msgspec.Meta(ge=-100, le=100)]],
+    msgspec.Meta(max_length=MAX_LOGIT_BIAS),
+]
+
+REFUSED_FIELDS = (
+    "add_generation_prompt",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "audio",
+    "bad_words",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "data_parallel_rank",
+    "documents",
+    "echo",
+    "function_call",
+    "functions",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "kv_transfer_params",
+    "length_penalty",
+    "logits_processors",
+    "logprob_token_ids",
+    "media_io_kwargs",
+    "min_tokens",
+    "mm_processor_kwargs",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "return_prompt_text",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "stop_token_ids",
+    "structural_tag",
+    "structured_outputs",
+    "suffix",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "vllm_xargs",
+    "web_search_options",
+)
+"""Fields that change what is generated or what is returned, and that customers may not set: asking for one is an
+error, because an answer that silently ignores it would be wrong. A value that means "off" (null, false, 0, empty) is
+let pass and dropped, since SDKs send such defaults."""
+
+STRIPPED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
+"""Engine hints that would break isolation between tenants; the answer is the same without them, so they are dropped."""
+
+_OFF = frozenset({b"null", b"false", b"0", b'""', b"[]", b"{}"})
+Forbidden = msgspec.defstruct(
+    "Forbidden", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in REFUSED_FIELDS]
+)
+"""Finds refused fields in one skipping pass over the body; stripped and unknown ones are simply never read."""
+_forbidden_decoder = msgspec.json.Decoder(Forbidden)
+_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*)`$")
+
+
+class StreamOptions(msgspec.Struct, omit_defaults=True):
+    """The client's wishes for a stream."""
+
+    include_usage: bool | None = None
+
+
+class Prepared(msgspec.Struct):
+    """A validated request and the allow-listed fields of the engine body that will be made of it."""
+
+    dialect: str
+    """chat | text: which engine path and which answer shape."""
+    model: str
+    """As the client wrote it."""
+    stream: bool
+    include_usage: bool
+    choices: int
+    """Independent generations: n, times the number of prompts."""
+    max_tokens: int
+    """Per choice; 0 = the client named none."""
+    prompt_text: bytes
+    """What prefix hashes and byte counts are taken from: tools, then messages, in template order."""
+    max_input_tokens: int
+    """An upper bound without a tokenizer: no token is shorter than a byte."""
+    fields: dict[str, Any]
+    """Allow-listed engine fields, without model, salt and stream switches."""
+    reasoning_effort: str = ""
+
+    def engine_body(self, model: str, cache_salt: str, *, reasoning: bool = False) -> bytes:
+        """The bytes sent to the engine. Always a stream with running counts, whatever the client asked for:
+        only then are the tokens of an abandoned request known (gateway/relay.py says more).
+
+        `reasoning`: the catalogue says that the model's chat template has a switch for thinking.
+        """
+        body = dict(self.fields)
+        body["model"] = model
+        body["stream"] = True
+        body["stream_options"] = _ALWAYS_COUNTED
+        if cache_salt:
+            body["cache_salt"] = cache_salt
+        if reasoning and self.reasoning_effort:
+            thinking = self.reasoning_effort not in _NO_THINKING
+            body["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}
+        return msgspec.json.encode(body)
+
+
+_NO_THINKING = ("none", "minimal")
+_ALWAYS_COUNTED = {"include_usage": True, "continuous_usage_stats": True}
+
+
+class Dialect(Generic[T]):
+    """Decodes bodies of one request type with errors a person can act on."""
+
+    def __init__(self, shape: type[T]) -> None:
+        self._decoder = msgspec.json.Decoder(shape)
+
+    def decode(self, body: bytes) -> T:
+        """The typed request. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
+        check_document(body)
+        try:
+            forbidden = _forbidden_decoder.decode(body)
+            request = self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _explain(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from None
+        _refuse_forbidden(forbidden)
+        return request
+
+
+def _refuse_forbidden(forbidden: Any) -> None:
+    """Raise UnsupportedField for the first refused field that is switched on."""
+    for name in REFUSED_FIELDS:
+        value = getattr(forbidden, name)
+        if value is not msgspec.UNSET and bytes(value).strip() not in _OFF:
+            raise UnsupportedField(
+                f"'{name}' is not supported by this API; remove it from the request.",
+                param=name,
+                code="unsupported_field",
+            )
+
+
+def _explain(message: str) -> InvalidRequest:
+    """A decoder's complaint with its place as `param`."""
+    match = _PATH.search(message)
+    param = match.group(1) if match else None
+    text = message[: match.start()] if match else message
+    if param and ".content" in param and param.endswith("type"):
+        return UnsupportedField(
+            f"{text} at '{param}': only parts of type 'text' are accepted; this model reads no images, audio or files.",
+            param=param,
+            code="unsupported_content",
+        )
+    where = f" at '{param}'" if param else ""
+    kind = RequestTooLarge if "of length <=" in text else InvalidRequest
+    return kind(f"{text}{where}.", param=param)
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Bound a JSON schema that an engine compiles into a grammar. Raises RequestTooLarge."""
+    if schema is None:
+        return
+    encoded = msgspec.json.encode(schema)
+    if len(encoded) > MAX_SCHEMA_BYTES:
+        raise RequestTooLarge(
+            f"The JSON schema at '{param}' is {len(encoded):,} bytes; at most {MAX_SCHEMA_BYTES:,} are accepted.",
+            param=param,
+        )
+    if nesting(encoded, MAX_SCHEMA_DEPTH) > MAX_SCHEMA_DEPTH:
+        raise RequestTooLarge(
+            f"The JSON schema at '{param}' nests deeper than {MAX_SCHEMA_DEPTH} levels.", param=param
+        )
+
+
+def put(fields: dict[str, Any], **values: Any) -> None:
+    """Add the values that are not None: an absent field and a null one mean the same."""
+    for name, value in values.items():
+        if value is not None:
+            fields[name] = value

@@ -1,0 +1,124 @@
+"""POST /v1/completions: OpenAI's older text interface as an allow-list."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from core.errors import InvalidRequest, RequestTooLarge
+from gateway.caps import MAX_CHOICES, MAX_PROMPTS, MAX_TEXT_LOGPROBS, MAX_TOKEN_ID
+from gateway.schemas.common import (
+    Choices,
+    Dialect,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    ModelName,
+    Penalty,
+    Prepared,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Stops,
+    StreamOptions,
+    Temperature,
+    TopK,
+    TopP,
+    put,
+)
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default of this endpoint."""
+SPECIAL_TOKENS = 8
+"""Added per prompt to the upper bound: tokens a tokenizer puts around a text."""
+
+
+class CompletionRequest(msgspec.Struct):
+    """Everything a text completion may say. What is not here never reaches an engine."""
+
+    model: ModelName
+    prompt: str | list[str | TokenId | list[TokenId]]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_TEXT_LOGPROBS)] | None = None
+    seed: Seed | None = None
+    stop: Stop | Stops | None = None
+
+
+_dialect = Dialect(CompletionRequest)
+
+
+def parse_completion(body: bytes) -> Prepared:
+    """Validate a text completion body and prepare the engine's. Raises InvalidRequest and its kinds."""
+    request = _dialect.decode(body)
+    prompts, bound = _measure(request.prompt)
+    n = request.n or 1
+    if request.best_of is not None and request.best_of != n:
+        raise InvalidRequest(
+            "'best_of' must equal 'n'; candidates that are thrown away are not generated.", param="best_of"
+        )
+    if prompts * n > MAX_CHOICES:
+        raise RequestTooLarge(
+            f"{prompts} prompts times n={n} make {prompts * n} choices; at most {MAX_CHOICES} are accepted.",
+            param="n",
+        )
+    prompt = msgspec.json.encode(request.prompt)
+    max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
+    fields: dict[str, Any] = {"prompt": msgspec.Raw(prompt), "max_tokens": max_tokens}
+    put(
+        fields,
+        n=request.n,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias or None,
+        logprobs=request.logprobs,
+        seed=request.seed,
+        stop=request.stop or None,
+    )
+    options = request.stream_options
+    return Prepared(
+        dialect="text",
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        choices=prompts * n,
+        max_tokens=max_tokens,
+        prompt_text=prompt.rstrip(b'"]'),
+        max_input_tokens=bound,
+        fields=fields,
+    )
+
+
+def _measure(prompt: str | list[Any]) -> tuple[int, int]:
+    """How many prompts there are and an upper bound of their tokens. Raises InvalidRequest when they mix kinds."""
+    if isinstance(prompt, str):
+        return 1, len(prompt.encode()) + SPECIAL_TOKENS
+    if not prompt:
+        raise InvalidRequest("'prompt' is empty.", param="prompt")
+    kinds = {type(item) for item in prompt}
+    if len(kinds) > 1:
+        raise InvalidRequest("'prompt' mixes texts and token ids; use one kind.", param="prompt")
+    if kinds == {int}:
+        return 1, len(prompt) + SPECIAL_TOKENS
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestTooLarge(f"{len(prompt)} prompts; at most {MAX_PROMPTS} are accepted.", param="prompt")
+    if kinds == {list} and not all(prompt):
+        raise InvalidRequest("'prompt' contains an empty list of tokens.", param="prompt")
+    sizes = (len(item.encode()) if isinstance(item, str) else len(item) for item in prompt)
+    return len(prompt), sum(sizes) + SPECIAL_TOKENS * len(prompt)

@@ -1,0 +1,256 @@
+"""Server-sent events between engine and client, as slices of bytes.
+
+Events are relayed, not rebuilt: the engine was given our model name and request id, so its bytes are right for the
+client except for the running usage, which is cut out of each event. The trick that makes this cheap and safe: inside
+a JSON string every quote is escaped, so the bytes `"usage":` can only be a key.
+
+`StreamCodec.feed` takes whatever a read returned and gives what the client should get. While a stream is in its
+steady state a whole read is handled by a few C-speed searches; its first and last events, several choices, and
+anything unusual take the slow path, event by event.
+"""
+
+import re
+
+import msgspec
+
+from core.errors import EngineFailed
+from gateway.caps import MAX_EVENT_BYTES
+from gateway.usage import EngineUsage, UsageTracker
+
+DONE = b"data: [DONE]\n\n"
+_CUT = re.compile(rb',\s*"usage":\s*(?:null|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*\}(?=\n\n)')
+_usage_decoder = msgspec.json.Decoder(EngineUsage)
+
+
+class Delta(msgspec.Struct, gc=False):
+    """The parts of a delta that tell whether it carries content."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    def has_content(self) -> bool:
+        """Whether the client gets anything beyond a role from it."""
+        if self.content or self.reasoning or self.reasoning_content or self.refusal:
+            return True
+        return self.tool_calls is not msgspec.UNSET and bytes(self.tool_calls) not in (b"null", b"[]")
+
+
+class ChunkChoice(msgspec.Struct, gc=False):
+    """One choice of a chunk, of either dialect."""
+
+    index: int = 0
+    delta: Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    def has_content(self) -> bool:
+        """Whether it carries text, reasoning or a tool call."""
+        return bool(self.text) or (self.delta is not None and self.delta.has_content())
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """One event of an engine's stream."""
+
+    id: str = ""
+    object: str = ""
+    created: int = 0
+    model: str = ""
+    choices: list[ChunkChoice] = []
+    usage: EngineUsage | None = None
+    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_chunk_decoder = msgspec.json.Decoder(Chunk)
+
+
+class EventSplitter:
+    """Cuts a byte stream at event borders, wherever the reads fell."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """All whole events so far, each ending in a blank line; the rest waits. Raises EngineFailed past the cap."""
+        if b"\r" in data:
+            data = data.replace(b"\r", b"")
+        if self._tail:
+            data = self._tail + data
+            self._tail = b""
+        if data.endswith(b"\n\n"):
+            return data
+        end = data.rfind(b"\n\n") + 2
+        if end == 1:
+            end = 0
+        self._tail = data[end:]
+        if len(self._tail) > MAX_EVENT_BYTES:
+            raise EngineFailed("The engine sent an event beyond every bound.")
+        return data[:end]
+
+    def rest(self) -> bytes:
+        """What came after the last whole event; an unfinished event is never relayed."""
+        return self._tail
+
+
+def cut_usage(payload: bytes) -> bytes:
+    """A chunk without its usage member: a slice where it comes last, else decoded and built again."""
+    if b'"usage"' not in payload:
+        return payload
+    cut = _CUT.sub(b"}", payload + b"\n\n")[:-2]
+    if b'"usage"' not in cut:
+        return cut
+    document = msgspec.json.decode(payload)
+    document.pop("usage", None)
+    return msgspec.json.encode(document)
+
+
+class StreamCodec:
+    """One attempt's stream: counts its tokens, notes how it ends, and yields what the client should see."""
+
+    __slots__ = (
+        "_finished", "_held", "_splitter", "choices", "cut_at_limit", "done", "error", "finish_reasons", "head",
+        "limit", "started", "tracker",
+    )  # fmt: skip
+
+    def __init__(self, choices: int, limit: int) -> None:
+        self._splitter = EventSplitter()
+        self._finished: set[int] = set()
+        self._held = b""
+        self.choices = choices
+        self.limit = limit
+        """Output tokens that are paid for. The event that would pass it is held back and the stream is over."""
+        self.tracker = UsageTracker(choices)
+        self.head: Chunk | None = None
+        """The first chunk: its id, object, time and model go onto events of our own."""
+        self.started = False
+        """Content has been seen."""
+        self.done = False
+        """The engine said [DONE]."""
+        self.cut_at_limit = False
+        self.error: bytes | None = None
+        """The engine's error object, when it sent one."""
+        self.finish_reasons: set[str] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Every choice has come to an end by the engine's own word."""
+        return len(self._finished) >= self.choices
+
+    def feed(self, data: bytes) -> bytes:
+        """Whole events for the client out of what has just been read; may be empty."""
+        block = self._splitter.feed(data)
+        if self.cut_at_limit:
+            self._held += block
+            return b""
+        if not block or self.error is not None:
+            return b""
+        if self.started and self.choices == 1:
+            out = self._steady(block)
+            if out is not None:
+                return out
+        return self._each(block)
+
+    def raise_limit(self, limit: int) -> bytes:
+        """More has been paid for: go on with what was held back."""
+        held, self._held = self._held, b""
+        self.limit = limit
+        self.cut_at_limit = False
+        return self._each(held)
+
+    def _steady(self, block: bytes) -> bytes | None:
+        """The fast path: plain content chunks with running counts. None when the block is anything else."""
+        place = block.rfind(b'"usage":')
+        if (
+            place < 1
+            or b"[DONE]" in block
+            or b'"error"' in block
+            or b'"finish_reason":"' in block
+            or b'"finish_reason": "' in block
+            or block[:6] != b"data: "
+            or b"\n:" in block
+        ):
+            return None
+        try:
+            usage = _usage_decoder.decode(block[place + 8 : -3])
+        except msgspec.MsgspecError:
+            return None
+        if not usage.completion_tokens or usage.completion_tokens > self.limit:
+            return None
+        if block.find(b'"usage":') == place and block[place - 1] == 44 and block[-3] == 125:
+            if block.count(b"\n\n") != 1:
+                return None
+            out = block[: place - 1] + b"}\n\n"
+        else:
+            out = _CUT.sub(b"}", block)
+            if b'"usage"' in out:
+                return None
+        if b'"choices":[]' in out or b'"choices": []' in out:
+            return None
+        self.tracker.running(usage, 0)
+        return out
+
+    def _each(self, block: bytes) -> bytes:
+        """The slow path: every event decoded."""
+        out: list[bytes] = []
+        events = block.split(b"\n\n")
+        for position, event in enumerate(events):
+            payload = _payload(event)
+            if not payload:
+                continue
+            if payload == b"[DONE]":
+                self.done = True
+                break
+            try:
+                chunk = _chunk_decoder.decode(payload)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise EngineFailed(f"The engine sent an event that is no chunk: {error}") from None
+            if chunk.error is not msgspec.UNSET and bytes(chunk.error) != b"null":
+                self.error = bytes(chunk.error)
+                break
+            if not self._take(chunk):
+                self._held = b"\n\n".join(events[position:])
+                break
+            if chunk.choices:
+                out.append(b"data: " + cut_usage(payload) + b"\n\n")
+        return b"".join(out)
+
+    def _take(self, chunk: Chunk) -> bool:
+        """Count one chunk; False when it is beyond the limit and must not be relayed."""
+        if self.head is None:
+            self.head = chunk
+        if not chunk.choices:
+            if chunk.usage is not None:
+                self.tracker.final(chunk.usage)
+            return True
+        content = any(choice.has_content() for choice in chunk.choices)
+        if self._beyond_limit(chunk, content):
+            self.cut_at_limit = True
+            return False
+        if chunk.usage is not None:
+            self.tracker.running(chunk.usage, chunk.choices[0].index)
+        if content:
+            self.started = True
+            self.tracker.events += 1
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                self._finished.add(choice.index)
+                self.finish_reasons.add(choice.finish_reason)
+        return True
+
+    def _beyond_limit(self, chunk: Chunk, content: bool) -> bool:
+        """Whether relaying it would deliver more output tokens than are paid for."""
+        if chunk.usage is None:
+            return content and not self.tracker.counted and self.tracker.events + 1 > self.limit
+        return self.tracker.would_be(chunk.usage, chunk.choices[0].index) > self.limit
+
+
+def _payload(event: bytes) -> bytes:
+    """The data of one event; comments and other fields are dropped."""
+    if event[:6] == b"data: " and b"\n" not in event:
+        return event[6:]
+    lines = [line[5:].lstrip(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines).strip()
