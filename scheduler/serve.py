@@ -1,0 +1,61 @@
+"""The scheduler role: settings in, a service and its internal port up, everything down on SIGTERM."""
+
+import asyncio
+import random
+import signal
+
+import uvloop
+
+from core.clock import SystemClock
+from core.db import Database
+from core.settings import Settings
+from core.telemetry import MetricsServer
+from scheduler.host_hours import HostHours
+from scheduler.service import SchedulerService
+from workers.host_hours import record_heartbeat
+
+
+def main(settings: Settings) -> int:
+    """Run the scheduler until SIGTERM or SIGINT; 0 when it stopped because it was told to."""
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    database = Database(settings.database_url, pool_size=1)
+    host_hours = HostHours(database, record_heartbeat)
+    service = SchedulerService(
+        settings.scheduler_host,
+        settings.scheduler_port,
+        settings.internal_token.get_secret_value(),
+        clock=SystemClock(),
+        rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
+        host_hours=host_hours,
+    )
+    metrics = MetricsServer(settings.metrics_port)
+    try:
+        await host_hours.start()
+        await service.start()
+        await metrics.start()
+        await _until(stop, service)
+    finally:
+        await metrics.close()
+        await service.close()
+        await host_hours.close()
+        await database.close()
+    return 0
+
+
+async def _until(stop: asyncio.Event, service: SchedulerService) -> None:
+    """Wait for `stop`; should the service break first, raise what broke it, so that the supervisor starts it anew."""
+    stopping = asyncio.create_task(stop.wait())
+    running = asyncio.create_task(service.run())
+    done, pending = await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    if running in done:
+        running.result()
