@@ -91,6 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         access_log=False,
         server_header=False,
         date_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=arguments.shutdown_timeout,
     )

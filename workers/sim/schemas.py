@@ -1,7 +1,5 @@
 """Request bodies of the simulated engine: the fields that change what it does; others are ignored, as vLLM does."""
 
-from collections.abc import Sequence as Sized
-
 import msgspec
 
 from workers.sim import text
@@ -67,7 +65,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] | None = None
+    prompt: str | list[int | str | list[int]] | None = None
     max_tokens: int | None = 16
 
     def prompts(self) -> list[bytes]:
@@ -75,12 +73,12 @@ class CompletionBody(GenerationBody):
         prompt = self.prompt if self.prompt is not None else ""
         if isinstance(prompt, str):
             return [text.encode(prompt)]
-        if all(isinstance(item, int) for item in prompt):
-            return [_from_ids([item for item in prompt if isinstance(item, int)])]
+        if prompt and isinstance(prompt[0], int):
+            return [text.from_ids([item for item in prompt if isinstance(item, int)])]
         return [
-            text.encode(item) if isinstance(item, str) else _from_ids(item)
+            text.encode(item) if isinstance(item, str) else text.from_ids(item)
             for item in prompt
-            if not _is_int(item)
+            if not isinstance(item, int)
         ]
 
 
@@ -96,13 +94,3 @@ class TokenizeBody(msgspec.Struct):
         if self.messages is not None:
             return text.chat_prompt([(message.role, message.plain()) for message in self.messages])
         return text.encode(self.prompt or "")
-
-
-def _is_int(item: object) -> bool:
-    return isinstance(item, int)
-
-
-def _from_ids(ids: "Sized[int] | int") -> bytes:
-    return b"".join(
-        (item & 0xFFFFFFFF).to_bytes(4, "big") for item in ([ids] if isinstance(ids, int) else ids)
-    )

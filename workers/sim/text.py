@@ -42,6 +42,11 @@ def token_ids(content: bytes) -> list[int]:
     ]
 
 
+def from_ids(ids: list[int]) -> bytes:
+    """Content of token ids."""
+    return b"".join((token & 0xFFFFFFFF).to_bytes(BYTES_PER_TOKEN, "big") for token in ids)
+
+
 def block_hashes(content: bytes, block_size: int, salt: str, known: list[int]) -> list[int]:
     """Chained hashes of the full blocks of `content`; `known` (hashes of its first blocks) is extended and returned.
 
