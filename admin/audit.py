@@ -11,6 +11,7 @@ from admin.session import page_size, read
 from core.db import Database
 from core.ids import uuid7
 from tenants import audit as log
+from tenants.names import clean_name
 from tenants.roles import READERS
 from tenants.views import AuditEntry
 
@@ -79,6 +80,8 @@ async def list_audit(
     """
     scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
     require(actor, *READERS, tenant_id=scope)
+    action = None if action is None else clean_name(action, "action")
+    object_id = None if object_id is None else clean_name(object_id, "object_id")
     async with read(database, actor) as connection:
         return await log.list_entries(
             connection,

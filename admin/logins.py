@@ -8,11 +8,18 @@ from admin.actor import Actor, user_id_of, visible_user
 from admin.audit import record
 from admin.session import write_system
 from core.db import Database
-from core.errors import AuthenticationFailed, Conflict, NotFound, PermissionDenied, RateLimited
+from core.errors import (
+    AuthenticationFailed,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    RateLimited,
+)
 from core.ids import uuid7
 from tenants import admin_tokens, logins, members
 from tenants.key_format import hash_key, new_key, secret_kind
-from tenants.names import PASSWORD_MAX_LENGTH, clean_name
+from tenants.names import PASSWORD_MAX_LENGTH, clean_email, clean_name
 from tenants.passwords import hash_password, needs_rehash, verify_password
 from tenants.roles import ALL_ROLES, parse_role
 from tenants.views import TokenView, UserView
@@ -37,7 +44,7 @@ async def verify_login(database: Database, email: str, password: str, *, address
     `address` is the network address of the client. Raises RateLimited after 5 failures of a pair of mail and
     network address (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
     """
-    email = email.strip().lower()[:254]
+    known_shape, email = _mail_address(email)
     address = address[:64]
     async with database.system() as connection:
         wait_s = await logins.count_attempt(connection, email, address)
@@ -48,7 +55,7 @@ async def verify_login(database: Database, email: str, password: str, *, address
             retry_after_s=wait_s,
         )
     async with database.read() as connection:
-        login = None if "\x00" in email else await members.find_login(connection, email)
+        login = await members.find_login(connection, email) if known_shape else None
     right = len(password) <= PASSWORD_MAX_LENGTH and await verify_password(
         password, None if login is None else login.password_hash
     )
@@ -165,6 +172,14 @@ async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revok
     if user_id_of(actor) != user_id:
         raise PermissionDenied("a token acts as its person, so only that person can make or revoke it")
     return user
+
+
+def _mail_address(typed: str) -> tuple[bool, str]:
+    """Whether what was typed can be an address at all, and what to count the attempt under."""
+    try:
+        return True, clean_email(typed[:1024])
+    except InvalidRequest:
+        return False, typed[:254]
 
 
 def _actor(kind: str, user: UserView) -> Actor:

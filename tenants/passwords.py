@@ -33,6 +33,6 @@ def needs_rehash(password_hash: str) -> bool:
 def _verify(password: str, password_hash: str | None) -> bool:
     try:
         _HASHER.verify(_NOBODY if password_hash is None else password_hash, password)
-    except (VerificationError, InvalidHashError):
+    except (VerificationError, InvalidHashError, UnicodeEncodeError):
         return False
     return password_hash is not None

@@ -1,0 +1,146 @@
+"""What every admin route needs: the backing services, the bearer token turned into an Actor, and lists in pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
+from redis.asyncio import Redis
+
+from admin.actor import Actor
+from admin.logins import authenticate_token
+from core.db import Database
+from core.errors import AuthenticationFailed, PermissionDenied, Unavailable
+from scheduler.client import SchedulerClient
+from tenants.changes import announce
+from tenants.keys import DATABASE_AWAY
+
+PREFIX = "/admin/v1"
+
+_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="Admin token",
+    description="`Authorization: Bearer pen_admin_...`: a token of a platform admin or of finance, made in the "
+    "console or with `penstock users token`.",
+)
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, for people (`message`) and programs (`code`)."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorOut(BaseModel):
+    """Every error's body, in OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+_ERROR_TEXTS = {
+    401: "No admin token, or one that is malformed, unknown or revoked.",
+    403: "The token's role may not do this.",
+    404: "No such object.",
+    409: "The state of things forbids it, such as a name that is taken.",
+    422: "The body or a parameter has the wrong shape.",
+}
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorOut, "description": text} for status, text in _ERROR_TEXTS.items()
+}
+"""For `responses=` of the routers."""
+
+
+class Body(BaseModel):
+    """Base of all request bodies: a field we do not know is refused, never ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Out(BaseModel):
+    """Base of all answers, read from the views that admin/ returns."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Identified(Protocol):
+    """A view with an id."""
+
+    @property
+    def id(self) -> UUID:
+        """Time-ordered, so lists continue after it."""
+
+
+OutT = TypeVar("OutT", bound=Out)
+
+
+class Page(BaseModel, Generic[OutT]):
+    """A part of a list. Ask again with `after` = `next` while `has_more`."""
+
+    data: list[OutT]
+    has_more: bool
+    next: UUID | None = Field(description="The id to pass as `after` for the next page; null at the end.")
+
+
+Limit = Annotated[int, Query(ge=1, le=500, description="Rows of a page.")]
+After = Annotated[
+    UUID | None, Query(description="Continue after the row with this id (`next` of the last page).")
+]
+
+
+def page(rows: Sequence[Identified], limit: int, out: type[OutT]) -> Page[OutT]:
+    """A page of `limit` rows out of a list that was asked for one more."""
+    shown = rows[:limit]
+    more = len(rows) > limit
+    return Page[OutT](
+        data=[out.model_validate(row) for row in shown], has_more=more, next=shown[-1].id if more else None
+    )
+
+
+@dataclass(frozen=True)
+class AdminDeps:
+    """The services behind the admin REST. Making one connects the database's changes with Redis hints."""
+
+    database: Database
+    redis: "Redis | None"
+    pepper: bytes
+    scheduler: SchedulerClient | None = None
+
+    def __post_init__(self) -> None:
+        if self.redis is not None:
+            self.database.after_change = partial(announce, self.redis)
+
+    async def actor(
+        self, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None
+    ) -> Actor:
+        """The dependency of every admin route: 401 without a good token, 403 for a role of an organisation."""
+        if credentials is None:
+            raise AuthenticationFailed(
+                "This needs an admin token: send `Authorization: Bearer pen_admin_...`.",
+                code="missing_admin_token",
+            )
+        try:
+            actor = await authenticate_token(self.database, credentials.credentials, pepper=self.pepper)
+        except DATABASE_AWAY as error:
+            raise Unavailable(
+                "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0
+            ) from error
+        if not actor.is_platform:
+            raise PermissionDenied(
+                f"The admin REST is for the platform's own people; {actor.label} has the role {actor.role}. "
+                "Use the console."
+            )
+        return actor
+
+    def router(self, tag: str) -> APIRouter:
+        """An empty router under /admin/v1 whose every route demands a platform token."""
+        return APIRouter(
+            prefix=PREFIX, tags=[f"admin: {tag}"], dependencies=[Depends(self.actor)], responses=ERRORS
+        )

@@ -1,0 +1,16 @@
+"""The admin REST under /admin/v1, put together from its parts."""
+
+from fastapi import APIRouter, Depends
+
+from api import admin_audit, admin_keys, admin_tenants, admin_users
+from api.admin_deps import AdminDeps
+
+_PARTS = (admin_tenants, admin_keys, admin_users, admin_audit)
+
+
+def admin_routers(deps: AdminDeps) -> list[APIRouter]:
+    """Every admin router. The outer one demands a platform token, whatever a part forgets."""
+    guarded = APIRouter(dependencies=[Depends(deps.actor)])
+    for part in _PARTS:
+        guarded.include_router(part.router(deps))
+    return [guarded]

@@ -1,0 +1,37 @@
+"""The x-ratelimit-* headers of OpenAI's API, for the scope that has least left."""
+
+from collections.abc import Sequence
+
+from tenants.principal import Limits
+
+Header = tuple[bytes, bytes]
+
+
+def rate_headers(limits: Sequence[Limits], levels: Sequence[int]) -> list[Header]:
+    """Headers for requests and tokens, each from the tightest limit; none for what is not limited.
+
+    `levels` holds, per scope, what is used of requests, input and output tokens per minute.
+    """
+    requests: list[tuple[int, int]] = []
+    tokens: list[tuple[int, int]] = []
+    for index, each in enumerate(limits):
+        used = levels[index * 3 : index * 3 + 3]
+        if each.requests_per_min is not None:
+            requests.append((each.requests_per_min, used[0]))
+        if each.input_tokens_per_min is not None:
+            tokens.append((each.input_tokens_per_min, used[1]))
+        if each.output_tokens_per_min is not None:
+            tokens.append((each.output_tokens_per_min, used[2]))
+    return [*_headers(b"requests", requests), *_headers(b"tokens", tokens)]
+
+
+def _headers(kind: bytes, pairs: list[tuple[int, int]]) -> list[Header]:
+    if not pairs:
+        return []
+    limit, used = min(pairs, key=lambda pair: pair[0] - pair[1])
+    reset_s = 60.0 * used / limit if limit else 60.0
+    return [
+        (b"x-ratelimit-limit-" + kind, b"%d" % limit),
+        (b"x-ratelimit-remaining-" + kind, b"%d" % max(0, limit - used)),
+        (b"x-ratelimit-reset-" + kind, b"%.3fs" % reset_s),
+    ]

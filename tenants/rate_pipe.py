@@ -1,0 +1,166 @@
+"""Runs rates.lua: everything asked in one loop tick travels in one pipeline, one pipeline at a time, in order.
+
+Nobody who asks ever touches the connection: callers wait on futures, so a cancelled caller cannot leave a
+half-read answer behind for the next one (redis-py, CVE-2023-28858).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha1
+from pathlib import Path
+from typing import cast
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, RedisError
+
+from core.clock import Clock
+
+ANSWER_S = 0.25
+"""Redis answers in well under a millisecond; after this long it counts as away."""
+PAUSE_S = 1.0
+"""How long nothing is sent to a Redis that is away."""
+MAX_BATCH = 500
+
+SOURCE = (Path(__file__).parent / "rates.lua").read_text()
+SHA = sha1(SOURCE.encode(), usedforsecurity=False).hexdigest()
+
+log = logging.getLogger(__name__)
+Answer = list[int | bytes]
+
+
+class RedisAway(Exception):
+    """Redis did not answer (in time); whether the operation ran is unknown."""
+
+
+@dataclass
+class Call:
+    """One run of the script."""
+
+    keys: list[str]
+    args: list[str | int]
+    future: "asyncio.Future[Answer] | None"
+    """None when nobody waits."""
+    undo: Callable[[Answer], None] | None = None
+    """Told the answer when it came after the caller had gone."""
+
+    def fail(self, error: Exception) -> None:
+        """Nobody will get an answer."""
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+    def finish(self, answer: Answer) -> None:
+        """Give the answer to the caller, or to `undo` when the caller has gone."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(answer)
+        elif self.undo is not None:
+            self.undo(answer)
+
+
+class RatePipe:
+    """The one way to the script."""
+
+    def __init__(self, redis: Redis, clock: Clock) -> None:
+        self._redis, self._clock = redis, clock
+        self._queue: list[Call] = []
+        self._awake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        self._paused_until = 0.0
+        self._down = False
+
+    @property
+    def away(self) -> bool:
+        """Whether Redis is known not to answer now."""
+        return self._down and self._clock.monotonic() < self._paused_until
+
+    async def start(self) -> None:
+        """Load the script (if Redis is there) and begin to run calls."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Send what is queued, then stop."""
+        self._closing = True
+        self._awake.set()
+        if self._task is not None:
+            await self._task
+            self._task = None
+
+    async def call(
+        self, keys: list[str], args: list[str | int], undo: Callable[[Answer], None] | None = None
+    ) -> Answer:
+        """Run the script and wait for its answer. Raises RedisAway."""
+        if self.away or self._closing:
+            raise RedisAway
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._put(Call(keys, args, future, undo))
+        return await future
+
+    def tell(self, keys: list[str], args: list[str | int]) -> None:
+        """Run the script for its effect; lost when Redis is away."""
+        if not self.away:
+            self._put(Call(keys, args, None))
+
+    def _put(self, call: Call) -> None:
+        self._queue.append(call)
+        self._awake.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queue or not self._closing:
+            await self._awake.wait()
+            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+            if not self._queue and not self._closing:
+                self._awake.clear()
+            if not batch:
+                continue
+            patience = loop.call_later(ANSWER_S, self._give_up, batch)
+            try:
+                answers = await self._execute(batch)
+            except (RedisError, OSError, TimeoutError) as error:
+                self._went_away(batch, error)
+            else:
+                self._answered(batch, answers)
+            finally:
+                patience.cancel()
+
+    async def _execute(self, batch: list[Call]) -> list[Answer | Exception]:
+        answers = await self._pipeline(batch)
+        missing = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if missing:  # a new or emptied server
+            await self._redis.script_load(SOURCE)
+            again = await self._pipeline([batch[index] for index in missing])
+            for index, answer in zip(missing, again, strict=True):
+                answers[index] = answer
+        return answers
+
+    async def _pipeline(self, batch: list[Call]) -> list[Answer | Exception]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for call in batch:
+            pipeline.evalsha(SHA, len(call.keys), *call.keys, *call.args)
+        return cast(list[Answer | Exception], await pipeline.execute(raise_on_error=False))
+
+    def _answered(self, batch: list[Call], answers: list[Answer | Exception]) -> None:
+        if self._down:
+            log.info("redis answers again")
+        self._down = False
+        for call, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                log.error("the rate script failed: %s", answer)
+                call.fail(RedisAway(str(answer)))
+            else:
+                call.finish(answer)
+
+    def _went_away(self, batch: list[Call], error: Exception) -> None:
+        if not self._down:
+            log.warning("redis is away, a small local cap applies: %s", error)
+        self._down = True
+        self._paused_until = self._clock.monotonic() + PAUSE_S
+        for call in [*batch, *self._queue]:
+            call.fail(RedisAway(str(error)))
+        self._queue.clear()
+
+    def _give_up(self, batch: list[Call]) -> None:
+        """Redis is frozen: free the callers; the pipeline itself is left to end in its own time."""
+        self._went_away(batch, TimeoutError(f"no answer within {ANSWER_S} s"))

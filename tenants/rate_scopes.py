@@ -1,0 +1,69 @@
+"""How limits and reservations are told to rates.lua."""
+
+from uuid import UUID
+
+import msgspec
+
+from tenants.principal import Limits, Principal
+
+SCOPES = ("key", "project", "tenant")
+KINDS = {
+    "r": "requests_per_min",
+    "i": "input_tokens_per_min",
+    "o": "output_tokens_per_min",
+    "c": "concurrency",
+    "d": "tokens_per_day",
+}
+Args = list[str | int]
+
+
+class Scopes(msgspec.Struct, frozen=True):
+    """The three scopes of a key as the script takes them."""
+
+    keys: list[str]
+    args: Args
+    ids: tuple[UUID, UUID, UUID]
+    limits: tuple[Limits, Limits, Limits]
+
+    @property
+    def leased(self) -> bool:
+        """Whether any scope limits concurrency."""
+        return any(limits.concurrency is not None for limits in self.limits)
+
+    @property
+    def daily(self) -> list[UUID]:
+        """Ids of the scopes with a limit per day."""
+        return [
+            id_
+            for id_, limits in zip(self.ids, self.limits, strict=True)
+            if limits.tokens_per_day is not None
+        ]
+
+
+def scopes_of(principal: Principal) -> Scopes | None:
+    """What the script must look at for `principal`; None when nothing is limited, so that nothing need be asked."""
+    limits = (principal.key_limits, principal.project_limits, principal.tenant_limits)
+    if not any(_values(each) != _NONE for each in limits):
+        return None
+    ids = (principal.key_id, principal.project_id, principal.tenant_id)
+    tag = f"penstock:rate:{{{principal.tenant_id}}}"
+    keys = [f"{tag}:epoch", f"{tag}:day"]
+    args: Args = []
+    for id_, each in zip(ids, limits, strict=True):
+        keys += [f"{tag}:levels:{id_}", f"{tag}:leases:{id_}"]
+        args += [str(id_), *_values(each)]
+    return Scopes(keys, args, ids, limits)
+
+
+_NONE = [-1] * 5
+
+
+def _values(limits: Limits) -> list[int]:
+    given = (
+        limits.requests_per_min,
+        limits.input_tokens_per_min,
+        limits.output_tokens_per_min,
+        limits.concurrency,
+        limits.tokens_per_day,
+    )
+    return [-1 if value is None else value for value in given]
