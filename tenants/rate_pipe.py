@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import cast
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError
 
 from core.clock import Clock
 
-ANSWER_S = 0.25
+ANSWER_S = 1.0
 """Redis answers in well under a millisecond; after this long it counts as away."""
 PAUSE_S = 1.0
 """How long nothing is sent to a Redis that is away."""
 MAX_BATCH = 500
+MAX_KEPT = 10_000
+"""What is to be told to a Redis that is away; beyond it, leases run out by themselves."""
 
 SOURCE = (Path(__file__).parent / "rates.lua").read_text()
 SHA = sha1(SOURCE.encode(), usedforsecurity=False).hexdigest()
@@ -69,18 +71,20 @@ class RatePipe:
         self._closing = False
         self._paused_until = 0.0
         self._down = False
+        self._busy = False
+        """A pipeline is under way."""
 
     @property
     def away(self) -> bool:
         """Whether Redis is known not to answer now."""
-        return self._down and self._clock.monotonic() < self._paused_until
+        return self._down and (self._busy or self._clock.monotonic() < self._paused_until)
 
     async def start(self) -> None:
         """Load the script (if Redis is there) and begin to run calls."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Send what is queued, then stop."""
+        """Send what is queued, then stop; what a Redis that is away has not heard by then is lost."""
         self._closing = True
         self._awake.set()
         if self._task is not None:
@@ -98,8 +102,8 @@ class RatePipe:
         return await future
 
     def tell(self, keys: list[str], args: list[str | int]) -> None:
-        """Run the script for its effect; lost when Redis is away."""
-        if not self.away:
+        """Run the script for its effect, later should Redis be away."""
+        if len(self._queue) < MAX_KEPT:
             self._put(Call(keys, args, None))
 
     def _put(self, call: Call) -> None:
@@ -107,23 +111,28 @@ class RatePipe:
         self._awake.set()
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._queue or not self._closing:
             await self._awake.wait()
+            while self.away and not self._closing:
+                await asyncio.sleep(max(0.01, self._paused_until - self._clock.monotonic()))
             batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
             if not self._queue and not self._closing:
                 self._awake.clear()
-            if not batch:
-                continue
-            patience = loop.call_later(ANSWER_S, self._give_up, batch)
-            try:
-                answers = await self._execute(batch)
-            except (RedisError, OSError, TimeoutError) as error:
-                self._went_away(batch, error)
-            else:
-                self._answered(batch, answers)
-            finally:
-                patience.cancel()
+            if batch:
+                await self._run_batch(batch)
+
+    async def _run_batch(self, batch: list[Call]) -> None:
+        self._busy = True
+        patience = asyncio.get_running_loop().call_later(ANSWER_S, self._give_up, batch)
+        try:
+            answers = await self._execute(batch)
+        except Exception as error:  # noqa: BLE001 - whatever the driver raises, callers must not wait for ever
+            self._went_away(batch, error)
+        else:
+            self._answered(batch, answers)
+        finally:
+            patience.cancel()
+            self._busy = False
 
     async def _execute(self, batch: list[Call]) -> list[Answer | Exception]:
         answers = await self._pipeline(batch)
@@ -159,7 +168,7 @@ class RatePipe:
         self._paused_until = self._clock.monotonic() + PAUSE_S
         for call in [*batch, *self._queue]:
             call.fail(RedisAway(str(error)))
-        self._queue.clear()
+        self._queue = [] if self._closing else [call for call in self._queue if call.future is None]
 
     def _give_up(self, batch: list[Call]) -> None:
         """Redis is frozen: free the callers; the pipeline itself is left to end in its own time."""
