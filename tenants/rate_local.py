@@ -9,6 +9,7 @@ from tenants.principal import Limits
 from tenants.rate_scopes import SCOPES, Scopes
 
 MAX_REMEMBERED = 50_000
+TENANT = SCOPES.index("tenant")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class RefusalCache:
 
 
 class LocalCap:
-    """Leaky buckets of this process, used only while Redis is away: never above a limit, never above the cap."""
+    """Leaky buckets of this process, used only while Redis is away: `per_s` requests per tenant, and no scope above
+    its own requests per minute."""
 
     def __init__(self, clock: Clock, per_s: int) -> None:
         self._clock = clock
@@ -62,7 +64,12 @@ class LocalCap:
         now = self._clock.monotonic()
         after: dict[UUID, float] = {}
         for index, (id_, limits) in enumerate(zip(scopes.ids, scopes.limits, strict=True)):
-            rate, burst = self._rate(limits, index)
+            per_min = limits.requests_per_min
+            if index == TENANT:
+                per_min = min(60 * self._per_s, per_min) if per_min is not None else 60 * self._per_s
+            if per_min is None:
+                continue
+            rate, burst = per_min / 60, min(self._per_s, per_min)
             level, at = self._levels.get(id_, (0.0, now))
             after[id_] = max(0.0, level - (now - at) * rate) + 1.0
             if after[id_] > burst:
@@ -71,15 +78,8 @@ class LocalCap:
             self._levels.clear()
         self._levels.update((id_, (level, now)) for id_, level in after.items())
 
-    def _rate(self, limits: Limits, index: int) -> tuple[float, float]:
-        """Requests per second and burst of a scope."""
-        rate, burst = float(self._per_s), float(self._per_s)
-        if limits.requests_per_min is not None:
-            rate, burst = min(rate, limits.requests_per_min / 60), min(burst, float(limits.requests_per_min))
-        return rate, burst
-
-    def _refusal(self, index: int, burst: float, wait_s: float) -> RateLimited:
+    def _refusal(self, index: int, burst: int, wait_s: float) -> RateLimited:
         scope = SCOPES[index]
         message = f"the {scope} starts too many requests for now; try again in {wait_s:.3g} s"
-        details = {"scope": scope, "kind": "requests_per_min", "limit": int(burst), "local": True}
+        details = {"scope": scope, "kind": "requests_per_min", "limit": burst, "local": True}
         return RateLimited(message, details=details, retry_after_s=max(wait_s, 0.001))

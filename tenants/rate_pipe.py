@@ -113,8 +113,9 @@ class RatePipe:
     async def _run(self) -> None:
         while self._queue or not self._closing:
             await self._awake.wait()
-            while self.away and not self._closing:
+            if self.away and not self._closing:
                 await asyncio.sleep(max(0.01, self._paused_until - self._clock.monotonic()))
+                continue
             batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
             if not self._queue and not self._closing:
                 self._awake.clear()
