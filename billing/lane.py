@@ -77,6 +77,8 @@ class Lane:
         try:
             return command.result()
         except CONNECTION_ERRORS as error:
+            if isinstance(error, ValueError):
+                raise  # an argument that cannot be sent; the connection is fine
             connection.terminate()
             raise LaneDown(str(error)) from error
 

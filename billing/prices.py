@@ -69,11 +69,10 @@ async def set_price(
         raise InvalidRequest("model must be a name of 1 to 200 characters", param="model")
     if tier not in TIERS:
         raise InvalidRequest(f"tier must be one of {', '.join(TIERS)}, not {tier[:40]!r}", param="tier")
-    book = {"model": model, "tier": tier, "tenant": tenant_id}
+    book: dict[str, object] = {"model": model, "tier": tier, "tenant": tenant_id}
+    book["book"] = f"{model} {tier} {tenant_id or 'list'}"
     amounts = rates.pico()
-    await connection.execute(
-        text("SELECT pg_advisory_xact_lock(hashtext(:book))"), {"book": f"price {model} {tier} {tenant_id}"}
-    )
+    await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:book))"), {"book": book["book"]})
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     start = effective_from or now
     if start.tzinfo is None:
@@ -100,20 +99,20 @@ async def _insert_version(
     created_by: str,
 ) -> Row[tuple[object, ...]]:
     """Close the version that covers `start` and insert the new one up to the next start."""
-    same_book = "model = :model AND tier = :tier AND tenant_id IS NOT DISTINCT FROM CAST(:tenant AS uuid)"
     await connection.execute(
         text(
-            "UPDATE price_versions SET effective = tstzrange(lower(effective), :start) "
-            f"WHERE {same_book} AND effective @> CAST(:start AS timestamptz) AND lower(effective) < :start"  # noqa: S608
+            "UPDATE price_versions SET effective = tstzrange(lower(effective), CAST(:start AS timestamptz)) "
+            "WHERE book = :book AND effective @> CAST(:start AS timestamptz) "
+            "AND lower(effective) < CAST(:start AS timestamptz)"
         ),
-        {**book, "start": start},
+        {"book": book["book"], "start": start},
     )
     result = await connection.execute(
         text(
             "INSERT INTO price_versions (model, tier, tenant_id, input, cached_input, output, reasoning, "
-            "effective, created_by) SELECT :model, :tier, :tenant, :input, :cached_input, :output, :reasoning, "
-            "tstzrange(:start, (SELECT min(lower(effective)) FROM price_versions "
-            f"WHERE {same_book} AND lower(effective) > :start)), :by RETURNING *"  # noqa: S608
+            "effective, created_by) VALUES (:model, :tier, :tenant, :input, :cached_input, :output, :reasoning, "
+            "tstzrange(CAST(:start AS timestamptz), (SELECT min(lower(effective)) FROM price_versions "
+            "WHERE book = :book AND lower(effective) > CAST(:start AS timestamptz))), :by) RETURNING *"
         ),
         {**book, **amounts, "start": start, "by": created_by},
     )

@@ -1,0 +1,62 @@
+"""What a person is told when money refuses a request."""
+
+from core.errors import BudgetExceeded, InsufficientCredit, PenstockError, Unavailable
+from core.money import pico_to_usd
+
+
+def money_refusal(
+    verdict: str,
+    *,
+    model: str,
+    tier: str,
+    funds: int,
+    held: int,
+    needed: int,
+    open_requests: int,
+    top_up_url: str,
+) -> PenstockError:
+    """The error of a hold that was not granted; amounts are picodollars.
+
+    `funds` is the balance, or for a budget what is left of it; open holds are not yet taken off.
+    """
+    if verdict == "unpriced":
+        return Unavailable(
+            f"the model {model} has no price for the tier {tier} yet; nothing runs without a price",
+            code="model_unpriced",
+            param="model",
+        )
+    if verdict == "no_account":
+        return Unavailable("this organisation has no billing account yet", code="no_billing_account")
+    if verdict == "duplicate":
+        return Unavailable(
+            "the request id is in use already; send the request again", code="duplicate_request"
+        )
+    details = {
+        "balance_usd": pico_to_usd(funds),
+        "held_usd": pico_to_usd(held),
+        "needed_usd": pico_to_usd(needed),
+        "open_requests": open_requests,
+        "top_up_url": top_up_url,
+    }
+    facts = (
+        f"it needs up to ${details['needed_usd']}; ${details['balance_usd']} are left, of which "
+        f"${details['held_usd']} are held by {open_requests} open requests"
+    )
+    if verdict == "budget_exceeded":
+        return BudgetExceeded(
+            f"the monthly budget does not cover this request: {facts}. Raise the budget or ask for fewer tokens.",
+            details=details,
+        )
+    return InsufficientCredit(
+        f"the credit does not cover this request: {facts}. Add credit or ask for fewer tokens.",
+        details=details,
+    )
+
+
+def not_recorded() -> Unavailable:
+    """Billing cannot reserve money now, so no work is admitted."""
+    return Unavailable(
+        "billing does not answer, so no work is admitted; nothing was charged, try again shortly",
+        code="billing_unavailable",
+        retry_after_s=2.0,
+    )

@@ -1,0 +1,34 @@
+"""Hourly sums of usage. A closed hour is recomputed whole whenever a settled batch touched it; no watermarks.
+
+Every settled batch leaves a mark for the hours it touched (`usage_touched`), in its own transaction. A report takes an
+hour from the rollup only when it carries no mark, else from the rows; so it always equals the rows (billing/report.py).
+"""
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.db import Database
+
+_CLOSED = "SELECT DISTINCT hour FROM usage_touched WHERE hour < date_trunc('hour', clock_timestamp(), 'UTC') ORDER BY 1"
+_THIN_OUT = (
+    "DELETE FROM usage_touched WHERE hour >= date_trunc('hour', clock_timestamp(), 'UTC') "
+    "AND id NOT IN (SELECT max(id) FROM usage_touched GROUP BY hour)"
+)
+
+
+async def roll_up(database: Database) -> int:
+    """Recompute every touched closed hour, each in its own transaction; returns how many. Running it twice is harmless."""
+    async with database.system() as connection:
+        hours = (await connection.execute(text(_CLOSED))).scalars().all()
+    for hour in hours:
+        async with database.system() as connection:
+            await connection.execute(text("SELECT penstock_roll_hour(:hour)"), {"hour": hour})
+    async with database.system() as connection:
+        await connection.execute(text(_THIN_OUT))
+    return len(hours)
+
+
+async def make_partitions(connection: AsyncConnection, months_ahead: int = 2) -> int:
+    """Partitions of holds and usage for this month and the next ones; returns how many were new."""
+    made = await connection.execute(text("SELECT penstock_make_partitions(:ahead)"), {"ahead": months_ahead})
+    return int(made.scalar_one())
