@@ -27,7 +27,7 @@ from core.errors import Unavailable
 
 _START_TIMEOUT_S = 60.0
 _LOG_BYTES = 10_000_000
-_PORT_TRIES = 4
+_START_TRIES = 4
 
 
 def write_private(path: Path, text: str) -> None:
@@ -65,7 +65,7 @@ class _EmbeddedServer(ABC):
         self.data_dir = data_dir
         self.port = port
         self.url = ""
-        self._fixed_port = port != 0
+        self._keep_port = port != 0
         self._account = child.service_account()
         self._process: subprocess.Popen[bytes] | None = None
         self._home = Path()
@@ -83,13 +83,14 @@ class _EmbeddedServer(ABC):
         self._home = child.service_home(self.data_dir, self.name, self._account)
         await self._prepare()
         await self._end_orphan()
-        for attempt in range(_PORT_TRIES):
-            if not self._fixed_port:
+        for attempt in range(_START_TRIES):
+            if attempt:  # a port that was just taken, or what a crash left needs a moment to go
+                await asyncio.sleep(0.5)
+            if not self._keep_port:
                 self.port = child.free_port()
             if await self._launch():
+                self._keep_port = True  # whoever has the URL finds us again after a restart
                 return self.url
-            if self._fixed_port or attempt == _PORT_TRIES - 1:
-                break
         raise Unavailable(f"embedded {self.name} did not start on port {self.port}: {self._log_tail()}")
 
     async def stop(self) -> None:

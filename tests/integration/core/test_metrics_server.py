@@ -1,0 +1,49 @@
+"""A role's internal port over real HTTP."""
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from core.telemetry import MetricsServer
+
+
+async def fetch(port: int, path: str, **headers: str) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}{path}", headers=headers) as response,
+    ):
+        return response.status, await response.text()
+
+
+async def test_metrics_and_health() -> None:
+    registry = CollectorRegistry()
+    Counter("penstock_tests", "How many.", registry=registry).inc(3)
+    healthy = True
+    server = MetricsServer(registry=registry, healthy=lambda: healthy)
+    port = await server.start()
+    try:
+        status, text = await fetch(port, "/metrics")
+        assert status == 200
+        assert "penstock_tests_total 3.0" in text
+        assert await fetch(port, "/healthz") == (200, '{"status": "ok"}')
+        healthy = False
+        assert (await fetch(port, "/healthz"))[0] == 503
+        assert (await fetch(port, "/other"))[0] == 404
+    finally:
+        await server.close()
+
+
+async def test_a_token_closes_metrics_but_not_health() -> None:
+    server = MetricsServer(token="inner", registry=CollectorRegistry())
+    port = await server.start()
+    try:
+        assert (await fetch(port, "/metrics"))[0] == 401
+        assert (await fetch(port, "/metrics", Authorization="Bearer wrong"))[0] == 401
+        assert (await fetch(port, "/metrics", Authorization="Bearer inner"))[0] == 200
+        assert (await fetch(port, "/healthz"))[0] == 200
+        other = MetricsServer(port, registry=CollectorRegistry())
+        with pytest.raises(OSError, match="in use"):
+            await other.start()
+        await other.close()
+    finally:
+        await server.close()
