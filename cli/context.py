@@ -98,6 +98,11 @@ async def open_redis(data_dir: Path | None = None) -> AsyncIterator[Redis]:
         await client.aclose()
 
 
+def pepper(data_dir: Path | None = None) -> bytes:
+    """The HMAC key of API keys: PENSTOCK_KEY_PEPPER, else that of the `penstock up` in `data_dir`."""
+    return (os.environ.get("PENSTOCK_KEY_PEPPER") or str(runtime(data_dir)["key_pepper"])).encode()
+
+
 def actor() -> Actor:
     """Whoever holds the database's password in a shell acts as platform admin; the audit log names the OS user."""
     try:

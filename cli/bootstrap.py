@@ -1,0 +1,96 @@
+"""What a new platform needs before its first request: models, prices, an admin, and the demo organisation.
+
+Everything goes through admin/, is audited, and may be done again: what is there is left as it is.
+"""
+
+from admin.actor import Actor, system_actor
+from admin.billing import grant_credit, list_prices, set_price
+from admin.keys import create_key, find_key
+from admin.logins import authenticate_token, create_admin_token
+from admin.models import add_model, list_models
+from admin.projects import list_projects
+from admin.tenants import create_tenant, find_tenant
+from admin.users import create_user, list_users
+from cli.rundir import Secrets
+from core.db import Database
+from core.errors import AuthenticationFailed, NotFound
+from tenants.roles import PLATFORM_ADMIN
+from workers.catalog import Catalog
+
+DEMO = "Demo"
+DEMO_CREDIT_USD = "10"
+
+
+async def bootstrap(database: Database, secrets: Secrets, catalog: Catalog, *, demo: bool) -> None:
+    """Make what is missing; fills in the admin token and the demo key of `secrets`."""
+    actor = system_actor("penstock up")
+    await _offer_models(database, actor, catalog)
+    await _make_admin(database, actor, secrets)
+    if demo:
+        await _make_demo(database, actor, secrets)
+
+
+async def _offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:
+    """Every model of the catalog at its list price, unless somebody has set one."""
+    known = {model.name for model in await list_models(database, actor)}
+    priced = {price.model for price in await list_prices(database, actor)}
+    for name, model in catalog.models.items():
+        if name not in known:
+            await add_model(database, actor, name=name, catalog_name=name)
+        if name not in priced:
+            price = model.list_price
+            await set_price(
+                database,
+                actor,
+                model=name,
+                tier="standard",
+                input=price.input,
+                cached_input=price.cached_input,
+                output=price.output,
+                reasoning=price.reasoning,
+            )
+
+
+async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> None:
+    """The first platform admin and a token of theirs for the admin REST."""
+    pepper = secrets.key_pepper.encode()
+    users = {user.email: user for user in await list_users(database, actor)}
+    user = users.get(secrets.admin_email)
+    if user is None:
+        user = await create_user(
+            database, actor, email=secrets.admin_email, password=secrets.admin_password, role=PLATFORM_ADMIN
+        )
+    if secrets.admin_token:
+        try:
+            await authenticate_token(database, secrets.admin_token, pepper=pepper)
+            return
+        except AuthenticationFailed:  # revoked, or the database is another one
+            pass
+    made = await create_admin_token(database, actor, pepper=pepper, user_id=user.id, name="penstock up")
+    secrets.admin_token = made.secret
+
+
+async def _make_demo(database: Database, actor: Actor, secrets: Secrets) -> None:
+    """The demo organisation with some credit and a key; the key is made anew when it no longer works."""
+    pepper = secrets.key_pepper.encode()
+    try:
+        tenant = await find_tenant(database, actor, text=DEMO.lower())
+    except NotFound:
+        tenant = await create_tenant(database, actor, name=DEMO)
+        await grant_credit(
+            database, actor, tenant_id=tenant.id, amount_usd=DEMO_CREDIT_USD, reason="demo credit"
+        )
+    if secrets.demo_api_key:
+        try:
+            key = await find_key(database, actor, pepper=pepper, raw=secrets.demo_api_key)
+            if key.status == "active":
+                return
+        except NotFound:
+            pass
+    [project] = [
+        each for each in await list_projects(database, actor, tenant_id=tenant.id) if each.name == "default"
+    ]
+    made = await create_key(
+        database, actor, pepper=pepper, tenant_id=tenant.id, project_id=project.id, name="demo"
+    )
+    secrets.demo_api_key = made.secret

@@ -1,0 +1,101 @@
+"""The data directory of `penstock up`: who may use it, its secrets, and what it tells the other commands."""
+
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from core.embedded import write_private
+from core.errors import Conflict, InvalidRequest
+
+
+class Secrets(msgspec.Struct, kw_only=True):
+    """Made once per data directory and kept in a 0600 file. Losing `key_pepper` invalidates every API key."""
+
+    internal_token: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
+    key_pepper: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
+    engine_key: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
+    console_secret: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
+    admin_email: str = "admin@penstock.local"
+    admin_password: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(12))
+    admin_token: str = ""
+    demo_api_key: str = ""
+    """Keys are shown once and stored as HMACs, so the demo's is kept here for the panel of the next start."""
+
+
+class RunDir:
+    """Paths below one data directory, held by one supervisor at a time."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir.resolve()
+        self.logs = self.path / "logs"
+        self._lock_fd = -1
+
+    def acquire(self) -> None:
+        """Make the directory and take its lock.
+
+        Raises Conflict when another supervisor runs on it, InvalidRequest when it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.logs.mkdir(exist_ok=True)
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise InvalidRequest(f"the data directory {self.path} cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(lock, 32).decode().strip()
+            os.close(lock)
+            raise Conflict(
+                f"another `penstock up` (process {holder}) runs on {self.path}; stop it or give another --data-dir"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        self._lock_fd = lock
+
+    def release(self) -> None:
+        """Let the next supervisor in."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def load_secrets(self) -> Secrets:
+        """The directory's secrets, made on the first start. Raises InvalidRequest when the file is damaged."""
+        path = self.path / "secrets.json"
+        if not path.exists():
+            made = Secrets()
+            self.save_secrets(made)
+            return made
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Secrets)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(
+                f"{path} is damaged ({error}); restore it: without it no API key is valid"
+            ) from None
+
+    def save_secrets(self, value: Secrets) -> None:
+        """Keep `value` for the next start."""
+        write_private(
+            self.path / "secrets.json", msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+        )
+
+    def publish(self, facts: dict[str, Any], ready_file: Path | None) -> None:
+        """Write what is running to runtime.json, and to `ready_file` when there is one; both 0600, both whole."""
+        text = json.dumps(facts, indent=2) + "\n"
+        write_private(self.path / "runtime.json", text)
+        if ready_file is not None:
+            shown = {name: value for name, value in facts.items() if name not in _INTERNAL}
+            write_private(ready_file, json.dumps(shown, indent=2) + "\n")
+
+    def withdraw(self) -> None:
+        """Nothing runs any more."""
+        (self.path / "runtime.json").unlink(missing_ok=True)
+
+
+_INTERNAL = frozenset({"scheduler_host", "scheduler_port", "internal_token", "key_pepper"})
+"""Facts for our own commands only."""

@@ -1,0 +1,376 @@
+"""One whole platform on this machine: what `penstock up` starts, in which order, and how it ends."""
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from cli.bootstrap import bootstrap
+from cli.display import Display, Step
+from cli.ports import choose_port
+from cli.rundir import RunDir
+from cli.supervisor import RoleSpec, Supervisor, last_line
+from core.child import free_port
+from core.clock import SystemClock
+from core.db import Database
+from core.embedded import EmbeddedPostgres, EmbeddedRedis
+from core.errors import PenstockError, Unavailable
+from core.services import migrate
+from scheduler.client import SchedulerClient
+from workers.catalog import load_catalog
+from workers.wire import ReplicaState, ReplicaStatus
+
+log = logging.getLogger(__name__)
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+HOST = "127.0.0.1"
+_TICK_S = 0.25
+_DRAIN_ORDER = ("api", "jobs", "scheduler", "agent", "console")
+_GRACE_S = {"api": 40.0, "jobs": 30.0, "scheduler": 10.0, "agent": 60.0, "console": 10.0}
+_HOPELESS_RESTARTS = 3
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What `penstock up` was told. A port of None is the default one, or a free one when that is taken."""
+
+    data_dir: Path
+    port: int | None = None
+    console_port: int | None = None
+    engine: str = "auto"
+    engine_url: str = ""
+    model: str = ""
+    replicas: int = 1
+    api_workers: int = 1
+    ready_file: Path | None = None
+    demo: bool = True
+
+
+class Platform:
+    """Starts everything, keeps it running, stops it in order."""
+
+    def __init__(self, options: Options, run_dir: RunDir, display: Display) -> None:
+        self._options = options
+        self._dir = run_dir
+        self._display = display
+        self._supervisor = Supervisor(run_dir.logs)
+        self._servers: dict[str, EmbeddedPostgres | EmbeddedRedis] = {}
+        self._secrets = run_dir.load_secrets()
+        self._urls = {"database_url": "", "redis_url": ""}
+        self._ports: dict[str, int] = {}
+        self._notes: list[str] = []
+        self._replicas: list[ReplicaStatus] = []
+        self._client: SchedulerClient | None = None
+        self._published: dict[str, Any] = {}
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start, serve until SIGINT or SIGTERM, stop. A second signal hurries the stop.
+
+        Raises PenstockError when something does not come up; whatever had started is stopped before.
+        """
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(sig, self._on_signal)
+        stopping = asyncio.create_task(self._stop.wait())
+        watching = asyncio.create_task(self._watch())
+        starting = asyncio.create_task(self._start())
+        try:
+            await asyncio.wait({starting, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                await asyncio.wait({stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+        finally:
+            for task in (starting, watching, stopping):
+                task.cancel()
+            await asyncio.gather(starting, watching, stopping, return_exceptions=True)
+            await self._shut_down()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._supervisor.hurry.set()
+        self._stop.set()
+
+    async def _watch(self) -> None:
+        """Keep processes alive and the published facts true."""
+        while True:
+            self._supervisor.tick()
+            for name, server in self._servers.items():
+                if server.url and not server.pid:
+                    log.warning("embedded %s has died and is started again", name)
+                    try:
+                        await server.start()
+                    except PenstockError as error:
+                        log.error("%s", error.message)
+                    self._supervisor.own(server.pid)
+            if self._published:
+                self._publish()
+            await asyncio.sleep(_TICK_S)
+
+    # Start
+
+    async def _start(self) -> None:
+        with self._display:
+            await self._start_stores()
+            with self._display.step("Database"):
+                await migrate(self._urls["database_url"])
+                await self._bootstrap()
+            self._choose_ports()
+            async with aiohttp.ClientSession() as session:
+                await self._start_roles(session)
+            with self._display.step("Engine") as step:
+                await self._wait_for_replicas(step)
+        self._publish()
+        self._show_panel()
+
+    async def _start_stores(self) -> None:
+        for name, variable, kind in (
+            ("PostgreSQL", "DATABASE_URL", EmbeddedPostgres),
+            ("Redis", "REDIS_URL", EmbeddedRedis),
+        ):
+            key = variable.lower()
+            with self._display.step(name) as step:
+                if os.environ.get(variable):
+                    self._urls[key] = os.environ[variable]
+                    step.note(f"from {variable}")
+                    continue
+                server = kind(self._dir.path)
+                self._servers[server.name] = server
+                self._urls[key] = await server.start()
+                self._supervisor.own(server.pid)
+
+    async def _bootstrap(self) -> None:
+        database = Database(self._urls["database_url"], pool_size=2)
+        try:
+            await bootstrap(database, self._secrets, load_catalog(), demo=self._options.demo)
+        finally:
+            await database.close()
+            self._dir.save_secrets(self._secrets)
+
+    def _choose_ports(self) -> None:
+        for name, wanted, default in (
+            ("port", self._options.port, 8000),
+            ("console-port", self._options.console_port, 8001),
+        ):
+            port, note = choose_port(HOST, wanted, default, f"--{name}", avoid=set(self._ports.values()))
+            self._ports[name] = port
+            if note:
+                self._notes.append(note)
+                self._display.say(note)
+        self._ports["scheduler"] = free_port(HOST)
+
+    async def _start_roles(self, session: aiohttp.ClientSession) -> None:
+        with self._display.step("Scheduler"):
+            await self._supervisor.add(self._spec("scheduler", "scheduler")).wait_healthy(session)
+        if await self._engine_is_installed():
+            with self._display.step("Agent"):
+                await self._supervisor.add(self._spec("agent", "agent")).wait_healthy(session)
+        names = [f"api-{number}" for number in range(1, self._options.api_workers + 1)]
+        with self._display.step("API, jobs and console"):
+            specs = [self._spec(name, "api") for name in names]
+            specs += [self._spec("jobs", "jobs"), self._spec("console", "console")]
+            await asyncio.gather(*(self._supervisor.add(spec).wait_healthy(session) for spec in specs))
+
+    async def _engine_is_installed(self) -> bool:
+        """Install the engine when one is wanted. False when `auto` finds none for this machine."""
+        if self._options.engine not in ("auto", "vllm"):
+            return True
+        command = [sys.executable, "-m", "cli.main", "engine", "install"]
+        with self._display.step("Engine package") as step:
+            install = asyncio.create_task(
+                self._supervisor.run_once("engine-install", command, self._env(), CHECKOUT)
+            )
+            log_file = self._dir.logs / "engine-install.log"
+            try:
+                while not install.done():
+                    step.note(last_line(log_file))
+                    await asyncio.wait({install}, timeout=0.5)
+                code = install.result()
+            finally:
+                install.cancel()
+        if code == 0:
+            return True
+        why = last_line(log_file).removeprefix("penstock: ")
+        if self._options.engine == "vllm":
+            raise Unavailable(f"{why} (log: {log_file}); `--engine sim` runs without an engine package")
+        self._notes.append(f"No engine could be installed: {why}")
+        self._notes.append("Requests will be refused until there is one; try `penstock up --engine sim`.")
+        return False
+
+    def _spec(self, name: str, role: str) -> RoleSpec:
+        metrics_port = free_port(HOST)
+        return RoleSpec(
+            name=name,
+            role=role,
+            command=[sys.executable, "-m", "cli.main", role],
+            env=self._env() | {"PENSTOCK_METRICS_PORT": str(metrics_port)},
+            cwd=CHECKOUT,
+            health_url=f"http://{HOST}:{metrics_port}/healthz",
+            grace_s=_GRACE_S[role],
+            keeps_children=role == "agent",
+        )
+
+    def _env(self) -> dict[str, str]:
+        """The environment of every role; what the caller's says about other settings stays in force."""
+        options, secrets = self._options, self._secrets
+        engine_env = os.environ.get("PENSTOCK_ENGINE_ENV") or CHECKOUT / ".engine"
+        return {
+            **os.environ,
+            "DATABASE_URL": self._urls["database_url"],
+            "REDIS_URL": self._urls["redis_url"],
+            "PENSTOCK_DATA_DIR": str(self._dir.path),
+            "PENSTOCK_HOST": HOST,
+            "PENSTOCK_PORT": str(self._ports.get("port", 0)),
+            "PENSTOCK_CONSOLE_PORT": str(self._ports.get("console-port", 0)),
+            "PENSTOCK_API_WORKERS": str(options.api_workers),
+            "PENSTOCK_SCHEDULER_HOST": HOST,
+            "PENSTOCK_SCHEDULER_PORT": str(self._ports.get("scheduler", 0)),
+            "PENSTOCK_INTERNAL_TOKEN": secrets.internal_token,
+            "PENSTOCK_KEY_PEPPER": secrets.key_pepper,
+            "PENSTOCK_ENGINE_KEY": os.environ.get("PENSTOCK_ENGINE_KEY") or secrets.engine_key,
+            "PENSTOCK_CONSOLE_SECRET": secrets.console_secret,
+            "PENSTOCK_ENGINE": options.engine,
+            "PENSTOCK_ENGINE_URL": options.engine_url,
+            "PENSTOCK_ENGINE_ENV": str(Path(engine_env).resolve()),
+            "PENSTOCK_MODEL": options.model,
+            "PENSTOCK_REPLICAS": str(options.replicas),
+        }
+
+    async def _wait_for_replicas(self, step: Step) -> None:
+        """Until the wanted replicas are ready. Raises Unavailable when one fails again and again."""
+        if "agent" not in self._supervisor.pids():
+            step.note("none")
+            return
+        self._client = SchedulerClient(
+            HOST,
+            self._ports["scheduler"],
+            self._secrets.internal_token,
+            name="supervisor",
+            clock=SystemClock(),
+            rng=random.Random(),  # noqa: S311 - jitter
+        )
+        await self._client.start()
+        while True:
+            self._replicas = self._client.snapshot().replicas
+            ready = sum(replica.state is ReplicaState.READY for replica in self._replicas)
+            if ready and ready >= self._options.replicas:
+                return
+            for replica in self._replicas:
+                if replica.state is ReplicaState.FAILED and replica.restarts >= _HOPELESS_RESTARTS:
+                    raise Unavailable(f"{replica.replica_id} does not start: {replica.detail}")
+            step.note(_describe(self._replicas) or last_line(self._dir.logs / "agent.log"))
+            await asyncio.sleep(0.2)
+
+    # What is running
+
+    def _facts(self) -> dict[str, Any]:
+        if self._client is not None:
+            self._replicas = self._client.snapshot().replicas or self._replicas
+        secrets = self._secrets
+        pids = {"supervisor": [os.getpid()], **self._supervisor.pids()}
+        pids |= {name: [server.pid] if server.pid else [] for name, server in self._servers.items()}
+        pids["engine"] = [replica.pid for replica in self._replicas if replica.pid]
+        return {
+            "base_url": f"http://{HOST}:{self._ports['port']}/v1",
+            "api_key": secrets.demo_api_key if self._options.demo else None,
+            "model": self._replicas[0].model if self._replicas else self._options.model or None,
+            "console_url": f"http://{HOST}:{self._ports['console-port']}",
+            "admin_email": secrets.admin_email,
+            "admin_password": secrets.admin_password,
+            "admin_token": secrets.admin_token,
+            **self._urls,
+            "data_dir": str(self._dir.path),
+            "pids": pids,
+            "engines": [
+                {
+                    "replica_id": replica.replica_id,
+                    "model": replica.model,
+                    "engine": replica.engine,
+                    "url": replica.url,
+                    "metrics_url": replica.metrics_url,
+                }
+                for replica in self._replicas
+            ],
+            "engine_key": os.environ.get("PENSTOCK_ENGINE_KEY") or secrets.engine_key,
+            "scheduler_host": HOST,
+            "scheduler_port": self._ports["scheduler"],
+            "internal_token": secrets.internal_token,
+            "key_pepper": secrets.key_pepper,
+        }
+
+    def _publish(self) -> None:
+        facts = self._facts()
+        if facts != self._published:
+            self._dir.publish(facts, self._options.ready_file)
+            self._published = facts
+
+    def _show_panel(self) -> None:
+        facts = self._published
+        rows = [("API", facts["base_url"]), ("API key", facts["api_key"] or "none (--no-demo)")]
+        rows += [("Console", facts["console_url"])]
+        rows += [("Sign in", f"{facts['admin_email']}  {facts['admin_password']}")]
+        rows += [("Model", _model_line(self._replicas)), ("Data", facts["data_dir"]), ("Stop", "Ctrl-C")]
+        notes = [*self._notes]
+        toys = {name for name, model in load_catalog().models.items() if model.toy}
+        if any(replica.model in toys and not replica.simulated for replica in self._replicas):
+            notes.append(
+                "This is a toy model with random weights behind the real engine: its words mean nothing."
+            )
+        if any(replica.simulated for replica in self._replicas):
+            notes.append("The engine is simulated: its answers are invented.")
+        command = ""
+        if facts["api_key"] and facts["model"]:
+            body = {
+                "model": facts["model"],
+                "max_tokens": 32,
+                "messages": [{"role": "user", "content": "Hello"}],
+            }
+            command = (
+                f"curl {facts['base_url']}/chat/completions -H 'Authorization: Bearer {facts['api_key']}' "
+                f"-H 'Content-Type: application/json' -d '{msgspec.json.encode(body).decode()}'"
+            )
+        self._display.panel("Penstock is running", rows, notes, command)
+
+    # Stop
+
+    async def _shut_down(self) -> None:
+        """Stop in the order in which work flows, so that nothing is cut that could finish."""
+        self._published = {}
+        started = time.monotonic()
+        if self._supervisor.pids() or self._servers:
+            self._display.say("stopping ... (Ctrl-C again to hurry)")
+        if self._client is not None:
+            await self._client.close()
+        for role in _DRAIN_ORDER:
+            if not await self._supervisor.drain(role):
+                self._display.say(f"{role} did not drain in time and was killed")
+        spare = frozenset(server.pid for server in self._servers.values())
+        for pid in await self._supervisor.sweep(spare):
+            log.warning("process %s was left behind and has been ended", pid)
+        for server in reversed(self._servers.values()):
+            await server.stop()
+        await self._supervisor.sweep(frozenset())
+        self._dir.withdraw()
+        if self._servers:
+            self._display.say(f"stopped in {time.monotonic() - started:.1f} s")
+
+
+def _describe(replicas: list[ReplicaStatus]) -> str:
+    """One line on replicas that are on their way."""
+    return ", ".join(f"{r.replica_id} {r.state}{f': {r.detail}' if r.detail else ''}" for r in replicas)
+
+
+def _model_line(replicas: list[ReplicaStatus]) -> str:
+    if not replicas:
+        return "none"
+    kinds = sorted({replica.engine for replica in replicas})
+    return f"{replicas[0].model} ({len(replicas)} x {', '.join(kinds)})"

@@ -1,0 +1,272 @@
+"""Keeps the processes of the roles alive: start, watch, restart with backoff, drain in order, leave nothing behind."""
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import psutil
+
+from core import child
+from core.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LOG_BYTES = 20_000_000
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+_STEADY_S = 60.0
+"""A process that ran for so long starts its backoff anew."""
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """One process to keep alive."""
+
+    name: str
+    """Unique, such as `api-1`; its log is <log_dir>/<name>.log."""
+    role: str
+    command: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    health_url: str
+    """Answers 200 when the process works."""
+    grace_s: float
+    """How long it may drain before it is killed."""
+    keeps_children: bool = False
+    """Its children outlive a crash of it on purpose (the agent's engines)."""
+
+
+class RoleProcess:
+    """One supervised process and its history."""
+
+    def __init__(self, spec: RoleSpec, log_dir: Path, on_start: Callable[[int], None]) -> None:
+        self.spec = spec
+        self._on_start = on_start
+        self.log_path = log_dir / f"{spec.name}.log"
+        self.restarts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._backoff_s = _FIRST_BACKOFF_S
+        self._start_again_at: float | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 while it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else 0
+
+    def start(self) -> None:
+        """Start it now. Must be called from the main thread (core.child says why)."""
+        with self.log_path.open("ab") as output:
+            self._process = child.spawn(self.spec.command, log=output, env=self.spec.env, cwd=self.spec.cwd)
+        self._on_start(self._process.pid)
+        self._started_at = time.monotonic()
+        self._start_again_at = None
+
+    def tick(self) -> None:
+        """Start it again, after its backoff, when it has died."""
+        if self._process is None or self._process.poll() is None:
+            return
+        now = time.monotonic()
+        if self._start_again_at is None:
+            self._kill_group()
+            if now - self._started_at > _STEADY_S:
+                self._backoff_s = _FIRST_BACKOFF_S
+            log.warning(
+                "%s ended with code %s, starts again in %.1f s",
+                self.spec.name,
+                self._process.returncode,
+                self._backoff_s,
+            )
+            self._start_again_at = now + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+        elif now >= self._start_again_at:
+            self.restarts += 1
+            self.start()
+
+    async def wait_healthy(self, session: aiohttp.ClientSession) -> None:
+        """Return when the process answers 200 on its health URL. Raises Unavailable when it dies before that."""
+        while not await self._healthy(session):
+            if self._process is None or self._process.poll() is not None:
+                raise Unavailable(f"{self.spec.name} did not start: {self.log_tail()} (log: {self.log_path})")
+            await asyncio.sleep(0.1)
+
+    async def _healthy(self, session: aiohttp.ClientSession) -> bool:
+        try:
+            async with session.get(self.spec.health_url, timeout=aiohttp.ClientTimeout(total=2)) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def stop(self, hurry: asyncio.Event) -> bool:
+        """SIGTERM, wait for its grace (a second once `hurry` is set), SIGKILL. True when it went by itself."""
+        process, self._process = self._process, None
+        if process is None:
+            return True
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + self.spec.grace_s
+        while process.poll() is None and time.monotonic() < deadline:
+            if hurry.is_set():
+                deadline = min(deadline, time.monotonic() + 1.0)
+                hurry = asyncio.Event()  # the deadline moves once
+            await asyncio.sleep(0.05)
+        clean = process.poll() is not None
+        if not clean:
+            log.warning("%s did not drain within its grace and is killed", self.spec.name)
+            process.kill()
+            await child.exited(process, 10.0)
+        if not self.spec.keeps_children:
+            _kill_group(process.pid)
+        return clean
+
+    def log_tail(self) -> str:
+        """The last line of its log that says something."""
+        return last_line(self.log_path) or "it wrote no log"
+
+    def rotate_log(self) -> None:
+        """Move a large log aside. The process appends to an open file, so the file is copied and emptied in place."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.log_path.stat().st_size > _LOG_BYTES:
+                shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
+                os.truncate(self.log_path, 0)
+
+    def _kill_group(self) -> None:
+        if self._process is not None and not self.spec.keeps_children:
+            _kill_group(self._process.pid)
+
+
+class Supervisor:
+    """All supervised processes, in the order in which they are drained."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._roles: dict[str, RoleProcess] = {}
+        self._own: set[int] = set()
+        self.hurry = asyncio.Event()
+        """Set it to cut every grace to a second."""
+        become_subreaper()
+
+    def add(self, spec: RoleSpec) -> RoleProcess:
+        """Start a process and keep it alive from now on."""
+        process = RoleProcess(spec, self._log_dir, self.own)
+        process.start()
+        self._roles[spec.name] = process
+        return process
+
+    def pids(self) -> dict[str, list[int]]:
+        """Process ids by role, those that run."""
+        found: dict[str, list[int]] = {}
+        for process in self._roles.values():
+            found.setdefault(process.spec.role, [])
+            if process.pid:
+                found[process.spec.role].append(process.pid)
+        return found
+
+    def tick(self) -> None:
+        """Restart what has died and tidy up; call it several times a second."""
+        for process in self._roles.values():
+            process.tick()
+            process.rotate_log()
+        self._reap_adopted()
+
+    async def drain(self, role: str) -> bool:
+        """Stop all processes of `role`, side by side. True when all went by themselves."""
+        chosen = [process for process in self._roles.values() if process.spec.role == role]
+        results = await asyncio.gather(*(process.stop(self.hurry) for process in chosen))
+        return all(results)
+
+    async def run_once(self, name: str, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> int:
+        """Run a helper to its end, its output in <log_dir>/<name>.log; killed when this is cancelled."""
+        with (self._log_dir / f"{name}.log").open("wb") as output:
+            process = child.spawn(command, log=output, env=env, cwd=cwd)
+        self.own(process.pid)
+        try:
+            await child.exited(process, math.inf)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                await child.exited(process, 5.0)
+            _kill_group(process.pid)
+        return process.returncode
+
+    def own(self, pid: int) -> None:
+        """Leave it to others to collect the exit status of `pid`."""
+        self._own.add(pid)
+
+    def _reap_adopted(self) -> None:
+        """Collect orphans that became our children and have ended."""
+        for orphan in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+                if orphan.pid not in self._own and orphan.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(orphan.pid, os.WNOHANG)
+
+    async def sweep(self, spare: frozenset[int]) -> list[int]:
+        """End every descendant that is still there except `spare`; returns the pids it had to end."""
+        left = [each for each in psutil.Process().children(recursive=True) if each.pid not in spare]
+        left = [each for each in left if _alive(each)]
+        for sig, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            for each in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.send_signal(sig)
+            await _until(lambda: not any(_alive(each) for each in left), wait_s)
+        return [each.pid for each in left]
+
+
+async def _until(done: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        if time.monotonic() >= deadline:
+            return
+        await asyncio.sleep(0.05)
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants our children instead of init's, so that `sweep` finds them."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _kill_group(leader: int) -> None:
+    """End what a dead process left in its process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return True
+        if process.ppid() == os.getpid():
+            os.waitpid(process.pid, os.WNOHANG)
+    except (psutil.NoSuchProcess, ChildProcessError):
+        return False
+    return False
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that is not blank; of a JSON line, its message."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 8192))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except FileNotFoundError:
+        return ""
+    if not lines:
+        return ""
+    try:
+        event = msgspec.json.decode(lines[-1], type=dict[str, object])
+    except msgspec.MsgspecError:
+        return lines[-1].strip()
+    return str(event.get("message", lines[-1]))
