@@ -1,0 +1,116 @@
+"""`penstock keys`: API keys."""
+
+import sys
+from datetime import timedelta
+from typing import Annotated
+
+import msgspec
+import typer
+
+from admin import keys as admin_keys
+from cli.context import AsJson, DataDir, actor, emit, pepper, run
+from cli.tenancy import MaybeReason, TenantRef, open_acting, parse_id, project_of, tenant_id_of
+from core.clock import SystemClock
+from core.errors import InvalidRequest
+
+app = typer.Typer(no_args_is_help=True, help="API keys: make, revoke, find the owner of a leaked one.")
+
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Id of the key (not the key itself).")]
+_MAX_DAYS = 36_500
+
+
+@app.command("list", epilog="Example: penstock keys list acme-robotics")
+def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List keys, dead ones included."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = await tenant_id_of(database, who, tenant)
+            emit(await admin_keys.list_keys(database, who, tenant_id=tenant_id), as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock keys create acme-robotics --name production --expires-in-days 90")
+def create(
+    tenant: TenantRef,
+    name: Annotated[str, typer.Option(help="What the key is for.")],
+    project: Annotated[str, typer.Option(help="Name or id of the project.")] = "default",
+    kind: Annotated[str, typer.Option(help="live or test.")] = "live",
+    expires_in_days: Annotated[int | None, typer.Option(help="Leave out for a key that stays.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model it may use; repeat it. Leave out for all.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key. It is shown this once."""
+    if expires_in_days is not None and not 1 <= expires_in_days <= _MAX_DAYS:
+        raise InvalidRequest(f"--expires-in-days must be 1 to {_MAX_DAYS}, not {expires_in_days}")
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = await tenant_id_of(database, who, tenant)
+            found = await project_of(database, who, tenant_id, project)
+            days = None if expires_in_days is None else timedelta(days=expires_in_days)
+            created = await admin_keys.create_key(
+                database,
+                who,
+                pepper=pepper(data_dir),
+                tenant_id=tenant_id,
+                project_id=found.id,
+                name=name,
+                kind=kind,
+                expires_at=None if days is None else SystemClock().now() + days,
+                allowed_models=model or None,
+            )
+            emit({"secret": created.secret, **msgspec.to_builtins(created.view)}, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock keys show 0198c0de-7a11-7000-8000-5f2b6c1d9e30")
+def show(key_id: KeyId, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show one key as far as it may be shown."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            emit(await admin_keys.get_key(database, actor(), key_id=parse_id(key_id, "key")), as_json)
+
+    run(act)
+
+
+@app.command(
+    epilog='Example: penstock keys revoke 0198c0de-7a11-7000-8000-5f2b6c1d9e30 --reason "left in a log"'
+)
+def revoke(
+    key_id: KeyId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Refuse a key for good and cut its open streams."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            changed = await admin_keys.revoke_key(
+                database, actor(), key_id=parse_id(key_id, "key"), reason=reason
+            )
+            emit(changed, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock keys find < leaked.txt")
+def find(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Whose key is this? Reads it from standard input, so that it stands in no shell history."""
+    raw = (
+        typer.prompt("key", hide_input=True)
+        if sys.stdin.isatty()
+        else sys.stdin.buffer.read(1024).decode("utf-8", "replace")
+    )
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            emit(await admin_keys.find_key(database, actor(), pepper=pepper(data_dir), raw=raw), as_json)
+
+    run(act)

@@ -1,0 +1,165 @@
+"""`penstock tenants`: organisations."""
+
+from typing import Annotated
+
+import typer
+
+from admin import tenants as admin_tenants
+from admin.tenants import BillingMode
+from cli.context import AsJson, DataDir, actor, emit, run
+from cli.tenancy import MaybeReason, Reason, TenantRef, open_acting, tenant_id_of
+from core.errors import InvalidRequest
+
+app = typer.Typer(no_args_is_help=True, help="Organisations: make, rename, suspend, resume, throttle.")
+
+
+@app.command("list", epilog="Example: penstock tenants list --json")
+def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List organisations, oldest first."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            emit(await admin_tenants.list_tenants(database, actor()), as_json)
+
+    run(act)
+
+
+@app.command(epilog='Example: penstock tenants create "Acme Robotics" --billing prepaid')
+def create(
+    name: Annotated[str, typer.Argument(help="Name for people; the short name is made of it.")],
+    tier: Annotated[str, typer.Option(help="priority, standard or batch.")] = "standard",
+    billing: Annotated[str, typer.Option(help="prepaid or postpaid.")] = "prepaid",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an organisation with a project "default"."""
+    mode = _mode(billing)
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            made = await admin_tenants.create_tenant(
+                database, actor(), name=name, tier=tier, billing_mode=mode
+            )
+            emit(made, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock tenants show acme-robotics")
+def show(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show one organisation."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            emit(await admin_tenants.find_tenant(database, actor(), text=tenant), as_json)
+
+    run(act)
+
+
+@app.command(epilog='Example: penstock tenants rename acme-robotics "Acme Robots"')
+def rename(
+    tenant: TenantRef,
+    name: Annotated[str, typer.Argument(help="The new name; the short name stays.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give an organisation another name."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = await tenant_id_of(database, who, tenant)
+            emit(await admin_tenants.rename_tenant(database, who, tenant_id=tenant_id, name=name), as_json)
+
+    run(act)
+
+
+@app.command("tier", epilog='Example: penstock tenants tier acme-robotics priority --reason "contract 12"')
+def set_tier(
+    tenant: TenantRef,
+    tier: Annotated[str, typer.Argument(help="priority, standard or batch.")],
+    reason: Reason,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move an organisation to another tier: another band of the queue, other prices."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = await tenant_id_of(database, who, tenant)
+            changed = await admin_tenants.set_tier(
+                database, who, tenant_id=tenant_id, tier=tier, reason=reason
+            )
+            emit(changed, as_json)
+
+    run(act)
+
+
+@app.command(epilog='Example: penstock tenants suspend acme-robotics --reason "unpaid since May"')
+def suspend(tenant: TenantRef, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Refuse all keys of an organisation and cut its open streams."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = await tenant_id_of(database, who, tenant)
+            changed = await admin_tenants.suspend_tenant(database, who, tenant_id=tenant_id, reason=reason)
+            emit(changed, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock tenants resume acme-robotics")
+def resume(
+    tenant: TenantRef, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Let a suspended organisation work again."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = await tenant_id_of(database, who, tenant)
+            changed = await admin_tenants.resume_tenant(database, who, tenant_id=tenant_id, reason=reason)
+            emit(changed, as_json)
+
+    run(act)
+
+
+@app.command(
+    epilog='Example: penstock tenants throttle acme-robotics --minutes 60 --reason "floods the queue"'
+)
+def throttle(
+    tenant: TenantRef,
+    reason: Reason,
+    minutes: Annotated[int, typer.Option(help="For how long; 0 lifts a throttle.")] = 60,
+    requests_per_min: Annotated[int, typer.Option(help="Requests a minute, at most.")] = 60,
+    concurrency: Annotated[int, typer.Option(help="Requests open at the same time, at most.")] = 4,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cap an organisation's requests for a while."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            changed = await admin_tenants.throttle_tenant(
+                database,
+                who,
+                tenant_id=await tenant_id_of(database, who, tenant),
+                minutes=minutes,
+                requests_per_min=requests_per_min,
+                concurrency=concurrency,
+                reason=reason,
+            )
+            emit(changed, as_json)
+
+    run(act)
+
+
+def _mode(text: str) -> BillingMode:
+    if text == "prepaid":
+        return "prepaid"
+    if text == "postpaid":
+        return "postpaid"
+    raise InvalidRequest(f"--billing must be prepaid or postpaid, not {text!r}")

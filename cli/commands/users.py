@@ -1,0 +1,172 @@
+"""`penstock users`: people, roles, tokens of the admin REST."""
+
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from admin import users as admin_users
+from cli.context import AsJson, DataDir, actor, emit, pepper, run
+from cli.tenancy import open_acting, parse_id, tenant_id_of, user_of
+from tenants.roles import ALL_ROLES
+
+app = typer.Typer(no_args_is_help=True, help="People: make, role, password, tokens of the admin REST.")
+
+UserRef = Annotated[str, typer.Argument(metavar="USER", help="Mail address or id of the person.")]
+RoleName = Annotated[str, typer.Argument(metavar="ROLE", help=f"One of {', '.join(ALL_ROLES)}.")]
+
+
+@app.command("list", epilog="Example: penstock users list --tenant acme-robotics")
+def list_(
+    tenant: Annotated[str | None, typer.Option(help="Of this organisation only.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List people with their roles."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            emit(await admin_users.list_users(database, who, tenant_id=tenant_id), as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock users create ada@example.com tenant_owner --tenant acme-robotics")
+def create(
+    email: Annotated[str, typer.Argument(help="Mail address to sign in with.")],
+    role: RoleName,
+    tenant: Annotated[str | None, typer.Option(help="Organisation of a tenant role.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a person. The password is asked for, or read from standard input."""
+    password = _read_password()
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
+            made = await admin_users.create_user(
+                database, who, email=email, password=password, role=role, tenant_id=tenant_id
+            )
+            emit(made, as_json)
+
+    run(act)
+
+
+@app.command("role", epilog="Example: penstock users role ada@example.com tenant_developer")
+def set_role(user: UserRef, role: RoleName, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Give a person another role in the same organisation, or on the platform."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            found = await user_of(database, who, user)
+            emit(await admin_users.set_role(database, who, user_id=found.id, role=role), as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock users password ada@example.com")
+def password(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Give a person a new password: asked for, or read from standard input."""
+    new = _read_password()
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            found = await user_of(database, who, user)
+            emit(await admin_users.reset_password(database, who, user_id=found.id, password=new), as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock users disable ada@example.com")
+def disable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """End a person's sign-ins and tokens."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            found = await user_of(database, who, user)
+            emit(await admin_users.disable_user(database, who, user_id=found.id), as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock users enable ada@example.com")
+def enable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Let a disabled person in again."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            found = await user_of(database, who, user)
+            emit(await admin_users.enable_user(database, who, user_id=found.id), as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock users token ada@example.com --name terraform")
+def token(
+    user: UserRef,
+    name: Annotated[str, typer.Option(help="What the token is for.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token of the admin REST that acts as this person. It is shown this once."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            found = await user_of(database, who, user)
+            created = await admin_users.create_admin_token(
+                database, who, pepper=pepper(data_dir), user_id=found.id, name=name
+            )
+            emit({"secret": created.secret, **msgspec.to_builtins(created.view)}, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock users tokens ada@example.com")
+def tokens(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List a person's tokens, dead ones included."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            found = await user_of(database, who, user)
+            emit(await admin_users.list_admin_tokens(database, who, user_id=found.id), as_json)
+
+    run(act)
+
+
+@app.command(
+    "revoke-token", epilog="Example: penstock users revoke-token 0198c0de-7a11-7000-8000-5f2b6c1d9e30"
+)
+def revoke_token(
+    token_id: Annotated[str, typer.Argument(metavar="TOKEN_ID", help="Id of the token.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refuse a token for good."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            changed = await admin_users.revoke_admin_token(
+                database, actor(), token_id=parse_id(token_id, "token")
+            )
+            emit(changed, as_json)
+
+    run(act)
+
+
+def _read_password() -> str:
+    """A password that stands in no shell history."""
+    if sys.stdin.isatty():
+        typed: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
+        return typed
+    return sys.stdin.read(4096).rstrip("\r\n")

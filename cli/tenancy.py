@@ -1,0 +1,71 @@
+"""What the commands on tenancy share: a database whose changes are announced, and objects by the names people use."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from admin import projects as admin_projects
+from admin import tenants as admin_tenants
+from admin import users as admin_users
+from admin.actor import Actor
+from cli.context import open_db, open_redis
+from core.db import Database
+from core.errors import InvalidRequest, NotFound, Unavailable
+from tenants.changes import announce
+from tenants.views import ProjectView, UserView
+
+TenantRef = Annotated[
+    str, typer.Argument(metavar="TENANT", help="Short name, name or id of the organisation.")
+]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
+MaybeReason = Annotated[str | None, typer.Option("--reason", help="Why; it stands in the audit log.")]
+
+
+@asynccontextmanager
+async def open_acting(data_dir: Path | None) -> AsyncIterator[Database]:
+    """The database, with API processes told at once of each change; without Redis they find it within 2 s."""
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_db(data_dir))
+        try:
+            redis = await stack.enter_async_context(open_redis(data_dir))
+            database.after_change = partial(announce, redis)
+        except Unavailable:
+            database.after_change = None
+        yield database
+
+
+def parse_id(text: str, what: str) -> UUID:
+    """`text` as an id. Raises InvalidRequest."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no id of a {what}; `list` shows the ids") from None
+
+
+async def tenant_id_of(database: Database, actor: Actor, text: str) -> UUID:
+    """The id of the organisation that `text` means. Raises NotFound, Conflict."""
+    return (await admin_tenants.find_tenant(database, actor, text=text)).id
+
+
+async def project_of(database: Database, actor: Actor, tenant_id: UUID, text: str) -> ProjectView:
+    """The organisation's project with this name or id. Raises NotFound."""
+    for project in await admin_projects.list_projects(database, actor, tenant_id=tenant_id):
+        if text in (project.name, str(project.id)):
+            return project
+    raise NotFound(f"the organisation has no project {text!r}; `penstock projects list` shows them")
+
+
+async def user_of(database: Database, actor: Actor, text: str) -> UserView:
+    """The person with this mail address or id. Raises NotFound."""
+    after: UUID | None = None
+    while users := await admin_users.list_users(database, actor, after=after):
+        for user in users:
+            if text.strip().lower() in (user.email, str(user.id)):
+                return user
+        after = users[-1].id
+    raise NotFound(f"there is no user {text!r}; `penstock users list` shows them")
