@@ -1,0 +1,250 @@
+"""Service and client over real sockets: placing, queueing, commands, death of either side."""
+
+import asyncio
+
+import pytest
+
+from core.errors import Refused, Unavailable
+from core.ids import uuid7
+from scheduler.wire import Placement, Released
+from tests.support.ports import free_port
+from tests.support.scheduling import MODEL, agent, client, replica, request, service
+from tests.support.waiting import until
+from workers.wire import ReplicaCommand, ReplicaState
+
+
+def released(placement: Placement, **fields) -> Released:
+    return Released(placement.request_id, placement.replica_id, **fields)
+
+
+async def test_place_and_release_move_the_load_at_once() -> None:
+    async with service() as scheduler, agent(scheduler.port, replica(slots=2)), client(scheduler.port) as api:
+        one = await api.place(request())
+        two = await api.place(request())
+        assert one.url == "http://127.0.0.1:1/host/r0"
+        assert one.epoch == scheduler.epoch
+        waiting = asyncio.create_task(api.place(request()))
+        await until(lambda: scheduler.board.queue_views(0.0)[0].waiting == 1)
+        api.release(released(one))
+        three = await waiting
+        assert three.queue_s > 0
+        for placement in (two, three, three, one):
+            api.release(released(placement))
+        await until(lambda: not scheduler.board.open)
+        assert scheduler.board.replicas["host/r0"].load.running == 0
+
+
+async def test_two_clients_share_the_slots() -> None:
+    async with (
+        service() as scheduler,
+        agent(scheduler.port, replica(slots=3)),
+        client(scheduler.port) as one,
+        client(scheduler.port) as two,
+    ):
+        tasks = [asyncio.create_task((one, two)[n % 2].place(request())) for n in range(40)]
+        done = 0
+        while done < 40:
+            finished = await until(lambda: [n for n, task in enumerate(tasks) if task and task.done()])
+            assert len(scheduler.board.open) <= 3
+            for n in finished:
+                (one, two)[n % 2].release(released(tasks[n].result()))
+                tasks[n] = None
+                done += 1
+        await until(lambda: not scheduler.board.open)
+
+
+async def test_a_refusal_says_why_and_when_to_come_back() -> None:
+    async with service() as scheduler, agent(scheduler.port, replica(slots=1)), client(scheduler.port) as api:
+        await api.place(request())
+        with pytest.raises(Refused) as caught:
+            await api.place(request(deadline_s=0.2))
+        assert caught.value.status == 503
+        assert caught.value.details["reason"] == "queue_deadline"
+        assert caught.value.details["position"] == 1
+        assert caught.value.details["warm_replicas"] == 1
+        assert (caught.value.retry_after_s or 0) >= 1
+    async with service(grace_s=0.0) as scheduler, client(scheduler.port) as api:
+        with pytest.raises(Refused) as caught:
+            await api.place(request())
+        assert caught.value.details["reason"] == "no_replica"
+
+
+async def test_a_cancelled_caller_leaves_the_queue_and_holds_nothing() -> None:
+    async with service() as scheduler, agent(scheduler.port, replica(slots=1)), client(scheduler.port) as api:
+        first = await api.place(request())
+        waiting = asyncio.create_task(api.place(request()))
+        await until(lambda: scheduler.board.queues)
+        waiting.cancel()
+        await until(lambda: not scheduler.board.queues)
+        racing = []
+        for _ in range(30):
+            task = asyncio.create_task(api.place(request()))
+            await asyncio.sleep(0)
+            racing.append(task)
+        api.release(released(first))
+        for task in racing:
+            task.cancel()
+        await asyncio.gather(*racing, return_exceptions=True)
+        await until(lambda: not scheduler.board.open and not scheduler.board.queues)
+
+
+async def test_a_dead_client_frees_its_load() -> None:
+    async with (
+        service() as scheduler,
+        agent(scheduler.port, replica(slots=2)),
+        client(scheduler.port) as heir,
+    ):
+        async with client(scheduler.port) as mortal:
+            await mortal.place(request())
+            await mortal.place(request())
+            waiting = asyncio.create_task(mortal.place(request()))
+            await until(lambda: scheduler.board.queues)
+        with pytest.raises(Refused):
+            await waiting
+        heirs = await asyncio.wait_for(heir.place(request()), 10)
+        assert heirs.queue_s < 5
+        assert len(scheduler.board.open) == 1
+
+
+async def test_a_restart_under_load_loses_no_request() -> None:
+    port = free_port()
+    async with agent(port, replica("host/r0", slots=8), replica("host/r1", slots=8)), client(port) as api:
+        epochs = set()
+
+        async def serve_one() -> None:
+            placement = await api.place(request(deadline_s=30))
+            epochs.add(placement.epoch)
+            api.prefill_done(placement)
+            await asyncio.sleep(0.05)
+            api.progress(placement, 10)
+            api.release(released(placement, output_tokens=10))
+
+        async with service(port):
+            tasks = [asyncio.create_task(serve_one()) for _ in range(300)]
+            await until(lambda: sum(task.done() for task in tasks) > 20)
+        await until(lambda: not api.connected)
+        assert not all(task.done() for task in tasks)
+        async with service(port) as second:
+            await asyncio.gather(*tasks)
+            await until(lambda: not second.board.open and not second.board.queues)
+            assert second.epoch in epochs
+            assert all(entry.load.running == 0 for entry in second.board.replicas.values())
+
+
+async def test_a_restart_keeps_open_placements_counted() -> None:
+    port = free_port()
+    async with agent(port, replica(slots=2)), client(port) as api:
+        async with service(port):
+            held = [await api.place(request()) for _ in range(2)]
+            waiting = asyncio.create_task(api.place(request()))
+            await asyncio.sleep(0)
+        await until(lambda: not api.connected)
+        async with service(port) as second:
+            await until(lambda: len(second.board.open) == 2 and second.board.queues and second.board.replicas)
+            assert not waiting.done()
+            api.release(released(held[0]))
+            placement = await waiting
+            assert placement.epoch == second.epoch
+
+
+async def test_without_the_scheduler_the_client_places_by_itself_under_a_cap() -> None:
+    port = free_port()
+    async with agent(port, replica("host/r0", slots=16), replica("host/r1", slots=16)), client(port) as api:
+        async with service(port):
+            await until(lambda: len(api.snapshot().replicas) == 2)
+        tasks = [asyncio.create_task(api.place(request())) for _ in range(20)]
+        await until(lambda: sum(task.done() for task in tasks) == 8)
+        placed = [task.result() for task in tasks if task.done()]
+        assert {placement.epoch for placement in placed} == {""}
+        assert sorted(placement.replica_id for placement in placed).count("host/r0") == 4
+        api.release(released(placed[0]))
+        await until(lambda: sum(task.done() for task in tasks) == 9)
+        with pytest.raises(Refused) as caught:
+            await api.place(request(deadline_s=0.1))
+        assert caught.value.details["reason"] == "scheduler_away"
+        async with service(port) as second:
+            await asyncio.gather(*tasks)
+            await until(lambda: len(second.board.open) == 19)
+
+
+async def test_commands_reach_the_agent_and_its_answer_returns() -> None:
+    async with (
+        service() as scheduler,
+        agent(scheduler.port, replica()) as host,
+        client(scheduler.port) as api,
+    ):
+        await until(lambda: api.snapshot().replicas)
+        result = await api.command(ReplicaCommand(str(uuid7()), "host/r0", "drain"))
+        assert (result.ok, result.message) == (True, "drain done")
+        assert host.commands[0].action == "drain"
+        unknown = await api.command(ReplicaCommand(str(uuid7()), "host/none", "drain"))
+        assert not unknown.ok
+        assert "host/r0" in unknown.message
+        silly = await api.command(ReplicaCommand(str(uuid7()), "host/r0", "explode"))
+        assert not silly.ok
+        host.answers = False
+        pending = asyncio.create_task(api.command(ReplicaCommand(str(uuid7()), "host/r0", "wake")))
+        await until(lambda: len(host.commands) == 2)
+        await host.close()
+        assert "connection was lost" in (await pending).message
+
+
+async def test_silent_replicas_are_not_routed_to_and_shown_as_failed() -> None:
+    async with (
+        service() as scheduler,
+        agent(scheduler.port, replica()) as host,
+        client(scheduler.port) as api,
+    ):
+        await until(lambda: [r for r in api.snapshot().replicas if r.state is ReplicaState.READY])
+        host.silent = True
+        await until(lambda: [r for r in api.snapshot().replicas if r.state is ReplicaState.FAILED])
+        waiting = asyncio.create_task(api.place(request()))
+        await until(lambda: scheduler.board.queues)
+        assert not waiting.done()
+        host.silent = False
+        assert (await waiting).replica_id == "host/r0"
+        host_view = api.snapshot().hosts[0]
+        assert (host_view.host_id, host_view.host_kind) == ("host-of-agent-1", "local-cpu")
+
+
+async def test_a_failed_attempt_moves_on_to_another_replica() -> None:
+    async with (
+        service(grace_s=0.0) as scheduler,
+        agent(scheduler.port, replica("host/r0"), replica("host/r1")),
+        client(scheduler.port) as api,
+    ):
+        await until(lambda: len(api.snapshot().replicas) == 2)
+        first = await api.place(request("same"))
+        api.release(released(first, failed=True))
+        second = await api.place(request("same", exclude=[first.replica_id]))
+        assert {first.replica_id, second.replica_id} == {"host/r0", "host/r1"}
+        with pytest.raises(Refused) as caught:
+            await api.place(request("other", exclude=["host/r0", "host/r1"]))
+        assert caught.value.details["reason"] == "no_other_replica"
+
+
+async def test_a_wrong_token_is_turned_away_with_a_word() -> None:
+    async with service() as scheduler, client(scheduler.port, token="wrong") as api:
+        with pytest.raises(Unavailable, match="wrong internal token"):
+            await api.command(ReplicaCommand("c", "host/r0", "drain"))
+        assert not api.connected
+        assert scheduler.board.open == {}
+
+
+async def test_the_same_request_cannot_wait_twice() -> None:
+    async with service() as scheduler, client(scheduler.port) as api:
+        waiting = asyncio.create_task(api.place(request("same")))
+        await asyncio.sleep(0)
+        with pytest.raises(ValueError, match="already waits"):
+            await api.place(request("same"))
+        waiting.cancel()
+        assert scheduler.board.open == {}
+
+
+async def test_the_snapshot_shows_queues() -> None:
+    async with service() as scheduler, agent(scheduler.port, replica(slots=1)), client(scheduler.port) as api:
+        await api.place(request())
+        waiting = asyncio.create_task(api.place(request()))
+        queue = (await until(lambda: [q for q in api.snapshot().queues if q.waiting]))[0]
+        assert (queue.model, queue.in_flight) == (MODEL, 1)
+        waiting.cancel()

@@ -1,0 +1,156 @@
+"""What scheduler tests share: replicas to choose from, an agent that speaks the wire, clients."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from core.clock import SystemClock
+from core.framing import pack, read_frame
+from core.ids import uuid7
+from scheduler.client import SchedulerClient
+from scheduler.service import SchedulerService
+from scheduler.wire import PlaceRequest
+from workers.wire import (
+    AgentHello,
+    Capacity,
+    CommandResult,
+    Heartbeat,
+    ReplicaCommand,
+    ReplicaState,
+    ReplicaStatus,
+)
+
+TOKEN = "internal-token"
+MODEL = "penstock/tiny"
+
+
+def capacity(slots: int = 4, kv: int = 100_000, prefill: float = 10_000.0) -> Capacity:
+    return Capacity(
+        prefill_tokens_per_s=prefill,
+        step_base_s=0.01,
+        step_per_seq_s=0.001,
+        max_num_seqs=slots,
+        kv_cache_tokens=kv,
+    )
+
+
+def replica(name: str = "host/r0", slots: int = 4, kv: int = 100_000, **fields) -> ReplicaStatus:
+    status = ReplicaStatus(
+        replica_id=name,
+        model=MODEL,
+        url=f"http://127.0.0.1:1/{name}",
+        engine="sim",
+        boot_id="boot-1",
+        state=ReplicaState.READY,
+        capacity=capacity(slots, kv),
+    )
+    return msgspec.structs.replace(status, **fields)
+
+
+def beat(*replicas: ReplicaStatus, agent: str = "agent-1", seq: int = 1) -> Heartbeat:
+    return Heartbeat(
+        agent_id=agent,
+        host_id=f"host-of-{agent}",
+        boot_id="accounting-1",
+        seq=seq,
+        region="local",
+        host_kind="local-cpu",
+        gpus=0,
+        replicas=list(replicas),
+        state_seconds={"serving": seq},
+    )
+
+
+def request(name: str = "", tenant: str = "tenant-1", deadline_s: float = 20.0, **fields) -> PlaceRequest:
+    made = PlaceRequest(name or str(uuid7()), tenant, MODEL, 100, 50, deadline_s=deadline_s)
+    return msgspec.structs.replace(made, **fields)
+
+
+class FakeAgent:
+    """Speaks an agent's side of the socket; finds the scheduler again when it restarts."""
+
+    def __init__(self, port: int, *replicas: ReplicaStatus, name: str = "agent-1") -> None:
+        self.port, self.name = port, name
+        self.replicas = list(replicas)
+        self.commands: list[ReplicaCommand] = []
+        self.answers = True
+        self.silent = False
+        self.seq = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except OSError:
+                await asyncio.sleep(0.05)
+                continue
+            try:
+                self._send(writer, AgentHello(TOKEN, self.name))
+                beating = asyncio.create_task(self._beat(writer))
+                try:
+                    await self._listen(reader, writer)
+                finally:
+                    beating.cancel()
+                    await asyncio.gather(beating, return_exceptions=True)
+            except (OSError, EOFError):
+                await asyncio.sleep(0.05)
+            finally:
+                writer.close()
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            if not self.silent:
+                self.seq += 1
+                self._send(writer, beat(*self.replicas, agent=self.name, seq=self.seq))
+            await asyncio.sleep(0.1)
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            command = msgspec.msgpack.decode(await read_frame(reader), type=ReplicaCommand)
+            self.commands.append(command)
+            if self.answers:
+                self._send(writer, CommandResult(command.command_id, True, f"{command.action} done"))
+
+    def _send(self, writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
+        writer.write(pack(msgspec.msgpack.encode(message)))
+
+
+@asynccontextmanager
+async def service(port: int = 0, **options) -> AsyncIterator[SchedulerService]:
+    made = SchedulerService("127.0.0.1", port, TOKEN, clock=SystemClock(), rng=random.Random(1), **options)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@asynccontextmanager
+async def agent(port: int, *replicas: ReplicaStatus, name: str = "agent-1") -> AsyncIterator[FakeAgent]:
+    made = FakeAgent(port, *replicas, name=name)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@asynccontextmanager
+async def client(port: int, token: str = TOKEN, name: str = "api") -> AsyncIterator[SchedulerClient]:
+    made = SchedulerClient("127.0.0.1", port, token, name=name, clock=SystemClock(), rng=random.Random(2))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
