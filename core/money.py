@@ -29,9 +29,10 @@ def usd_to_pico(text: str | Decimal) -> int:
         pico = amount * PICO_PER_USD
         if pico != pico.to_integral_value():
             raise ValueError(f"more than 12 decimals in a dollar amount: {text!r}")
-    if abs(pico) > MAX_PICO:
+    value = int(pico)
+    if abs(value) > MAX_PICO:  # of the integer: abs() of a Decimal rounds to 28 digits
         raise ValueError(f"dollar amount out of range: {text!r}")
-    return int(pico)
+    return value
 
 
 def pico_to_usd(pico: int) -> str:

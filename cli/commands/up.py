@@ -10,7 +10,6 @@ import typer
 
 from cli.display import Display
 from cli.rundir import RunDir
-from cli.stack import Options, Platform
 from core.errors import InvalidRequest
 from core.logs import JsonFormatter
 
@@ -66,6 +65,8 @@ def up(
         raise InvalidRequest("--engine external and --engine-url URL go together")
     if engine_url and not engine_url.startswith(("http://", "https://")):
         raise InvalidRequest(f"--engine-url must begin with http:// or https://, not {engine_url!r}")
+    from cli.stack import Options, Platform  # all roles' packages: too slow for --help
+
     options = Options(
         data_dir=data_dir,
         port=port,
@@ -82,13 +83,9 @@ def up(
     run_dir.acquire()
     try:
         _log_to(run_dir.logs / "up.log")
-        asyncio.run(_run(options, run_dir))
+        asyncio.run(Platform(options, run_dir, Display()).run())
     finally:
         run_dir.release()
-
-
-async def _run(options: Options, run_dir: RunDir) -> None:
-    await Platform(options, run_dir, Display()).run()
 
 
 def _log_to(path: Path) -> None:

@@ -1,0 +1,94 @@
+"""`penstock models`: which models are offered."""
+
+from typing import Annotated
+
+import typer
+
+from admin import models
+from cli.context import AsJson, DataDir, actor, emit, open_db, run
+
+app = typer.Typer(help="Which models are offered to customers.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A model's name.")]
+Note = Annotated[str | None, typer.Option("--note", help="What customers should use instead, or why.")]
+
+
+@app.command("list")
+def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Every model and alias, retired ones included.
+
+    Example: penstock models list --json
+    """
+
+    async def act() -> list[models.ModelView]:
+        async with open_db(data_dir) as database:
+            return await models.list_models(database, actor())
+
+    emit(run(act), as_json, title="Models")
+
+
+@app.command("add")
+def add_model(
+    name: Name,
+    catalog_name: Annotated[str | None, typer.Option("--catalog", help="Its name in the catalog.")] = None,
+    note: Note = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Offer a model of the catalog; a retired one is offered again.
+
+    Example: penstock models add llama-3.3-70b
+    """
+
+    async def act() -> models.ModelView:
+        async with open_db(data_dir) as database:
+            return await models.add_model(database, actor(), name=name, catalog_name=catalog_name, note=note)
+
+    emit(run(act), as_json)
+
+
+@app.command("alias")
+def set_alias(
+    name: Name,
+    target: Annotated[str, typer.Argument(help="The model it stands for.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a name stand for a model.
+
+    Example: penstock models alias llama-latest llama-3.3-70b
+    """
+
+    async def act() -> models.ModelView:
+        async with open_db(data_dir) as database:
+            return await models.set_alias(database, actor(), name=name, target=target)
+
+    emit(run(act), as_json)
+
+
+@app.command("deprecate")
+def deprecate_model(name: Name, note: Note = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Mark a model as going away; it still answers.
+
+    Example: penstock models deprecate llama-3.3-70b --note "use qwen3.5-397b"
+    """
+
+    async def act() -> models.ModelView:
+        async with open_db(data_dir) as database:
+            return await models.deprecate_model(database, actor(), name=name, note=note)
+
+    emit(run(act), as_json)
+
+
+@app.command("retire")
+def retire_model(name: Name, note: Note = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Take a model or an alias out of service: requests for it get 404.
+
+    Example: penstock models retire llama-3.3-70b
+    """
+
+    async def act() -> models.ModelView:
+        async with open_db(data_dir) as database:
+            return await models.retire_model(database, actor(), name=name, note=note)
+
+    emit(run(act), as_json)
