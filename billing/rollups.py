@@ -17,7 +17,7 @@ _THIN_OUT = (
 
 
 async def roll_up(database: Database) -> int:
-    """Recompute every touched closed hour, each in its own transaction; returns how many. Running it twice is harmless."""
+    """Recompute every touched closed hour, each in its own transaction; returns how many. May run twice."""
     async with database.system() as connection:
         hours = (await connection.execute(text(_CLOSED))).scalars().all()
     for hour in hours:
