@@ -111,9 +111,8 @@ class Answer:
             b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
             % index
         )
-        return (
-            self._chunk_head + body + b',"prompt_token_ids":null,"prompt_text":null' + self._running_usage(0)
-        )
+        extra = b',"prompt_token_ids":null,"prompt_text":null}\n\n'
+        return self._chunk_head + body + self._running_usage(0) + extra
 
     def _event(self, index: int, choice: Choice, shown: str) -> bytes:
         words = _encode(shown)
@@ -135,13 +134,16 @@ class Answer:
             else b""
         )
         tokens = choice.sequence.generated if choice.finished else choice.received
-        return self._chunk_head + body % (index, words, finish) + mark + self._running_usage(tokens)
+        return (
+            self._chunk_head + body % (index, words, finish) + mark + self._running_usage(tokens) + b"}\n\n"
+        )
 
     def _running_usage(self, tokens: int) -> bytes:
         if not self._continuous:
-            return b"}\n\n"
+            return b""
         numbers = (self.prompt_tokens, self.prompt_tokens + tokens, tokens)
-        return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}\n\n' % numbers
+        counts = b'"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % numbers
+        return b',"usage":{' + counts + b',"completion_tokens_details":null}'
 
     def closing(self) -> bytes:
         """The last events of a stream: usage when asked for, then [DONE]."""
@@ -158,7 +160,7 @@ class Answer:
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + output,
             "completion_tokens": output,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": cached, "created_cache_tokens": 0},
         }
 
     def whole(self) -> bytes:

@@ -1,0 +1,154 @@
+"""Which models customers may ask for: rows of `models` joined with the catalog, kept in memory by API processes."""
+
+import asyncio
+import builtins
+import difflib
+import logging
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.db import Database
+from core.errors import ModelNotFound
+from workers.catalog import Catalog, load_catalog
+from workers.tables import models
+
+POLL_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """A model as the data plane knows it; `name` is the canonical one, never an alias."""
+
+    name: str
+    title: str
+    context_len: int
+    max_output_tokens: int
+    status: str
+    """active | deprecated"""
+    capabilities: tuple[str, ...]
+    region: str
+    created_at: datetime
+    aliases: tuple[str, ...] = ()
+    toy: bool = False
+
+
+class ModelRow(msgspec.Struct, frozen=True):
+    """A row of `models`."""
+
+    name: str
+    catalog_name: str
+    status: str
+    alias_of: str | None
+    note: str | None
+    created_at: datetime
+
+
+async def read_models(connection: AsyncConnection) -> list[ModelRow]:
+    """Every row, by name."""
+    rows = await connection.execute(select(models).order_by(models.c.name))
+    return [
+        ModelRow(
+            name=row.name,
+            catalog_name=row.catalog_name,
+            status=row.status,
+            alias_of=row.alias_of,
+            note=row.note,
+            created_at=row.created_at,
+        )
+        for row in rows
+    ]
+
+
+class ModelDirectory:
+    """All models that may be asked for, polled from PostgreSQL every 2 s; the last known ones stay while it is away."""
+
+    def __init__(self, database: Database, catalog: Catalog | None = None) -> None:
+        self._database = database
+        self._catalog = catalog or load_catalog()
+        self._by_name: dict[str, ModelInfo] = {}
+        self._models: list[ModelInfo] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read once (raising what PostgreSQL raises), then poll."""
+        await self.refresh()
+        self._task = asyncio.create_task(self._poll(), name="model-directory")
+
+    async def close(self) -> None:
+        """Stop polling."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def refresh(self) -> None:
+        """Read the models now."""
+        async with self._database.read() as connection:
+            rows = await read_models(connection)
+        self._models, self._by_name = _build(rows, self._catalog)
+
+    def resolve(self, name: str) -> ModelInfo:
+        """A model by name or alias. Raises ModelNotFound naming what is near."""
+        found = self._by_name.get(name)
+        if found is None:
+            raise _not_found(name, builtins.list(self._by_name))
+        return found
+
+    def list(self) -> builtins.list[ModelInfo]:
+        """Every model that may be asked for, by name, aliases not repeated."""
+        return self._models
+
+    async def _poll(self) -> None:
+        failing = False
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self.refresh()
+                failing = False
+            except Exception:
+                if not failing:
+                    log.warning("models cannot be read; the last known ones stay in force", exc_info=True)
+                failing = True
+
+
+def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dict[str, ModelInfo]]:
+    aliases: dict[str, list[str]] = {}
+    for row in rows:
+        if row.alias_of is not None and row.status != "retired":
+            aliases.setdefault(row.alias_of, []).append(row.name)
+    found: list[ModelInfo] = []
+    by_name: dict[str, ModelInfo] = {}
+    for row in rows:
+        entry = catalog.models.get(row.catalog_name)
+        if row.alias_of is not None or row.status == "retired" or entry is None:
+            continue
+        info = ModelInfo(
+            name=row.name,
+            title=entry.title,
+            context_len=entry.context_len,
+            max_output_tokens=entry.max_output_tokens,
+            status=row.status,
+            capabilities=tuple(entry.capabilities),
+            region=entry.region,
+            created_at=row.created_at,
+            aliases=tuple(aliases.get(row.name, ())),
+            toy=entry.toy,
+        )
+        found.append(info)
+        for name in (row.name, *info.aliases):
+            by_name[name] = info
+    return found, by_name
+
+
+def _not_found(name: str, known: list[str]) -> ModelNotFound:
+    shown = name[:100]
+    near = difflib.get_close_matches(shown, known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(item) for item in near)}?" if near else ""
+    return ModelNotFound(
+        f"There is no model {shown!r}.{hint} GET /v1/models lists the models you may use.",
+        param="model",
+        details={"near": near, "models_url": "/v1/models"},
+    )

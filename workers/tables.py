@@ -1,0 +1,82 @@
+"""Tables of models, hosts and host-hours; the DDL is in migrations/versions/0004_hosts.py."""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Integer,
+    Numeric,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    func,
+)
+
+from core.db import metadata
+
+models = Table(
+    "models",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("catalog_name", Text, nullable=False),
+    Column("status", Text, nullable=False, server_default="active"),
+    Column("alias_of", Text, ForeignKey("models.name")),
+    Column("note", Text),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    CheckConstraint("status IN ('active', 'deprecated', 'retired')", name="status"),
+    CheckConstraint("alias_of <> name", name="alias"),
+)
+"""Models that customers may ask for. An alias stands for another model and never for another alias."""
+
+hosts = Table(
+    "hosts",
+    metadata,
+    Column("host_id", Text, primary_key=True),
+    Column("host_kind", Text, nullable=False),
+    Column("region", Text, nullable=False),
+    Column("gpus", Integer, nullable=False),
+    Column("first_seen", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    Column("last_seen", DateTime(timezone=True), nullable=False, server_default=func.now()),
+)
+"""Every host that has ever sent a heartbeat."""
+
+host_seconds = Table(
+    "host_seconds",
+    metadata,
+    Column("host_id", Text, nullable=False),
+    Column("boot_id", Text, nullable=False),
+    Column("hour", DateTime(timezone=True), nullable=False),
+    Column("state", Text, nullable=False),
+    Column("seconds", BigInteger, nullable=False),
+    PrimaryKeyConstraint("host_id", "boot_id", "hour", "state"),
+    CheckConstraint("seconds >= 0", name="seconds"),
+)
+"""Seconds a host spent in each state, per UTC hour and run of its agent's accounting."""
+
+model_seconds = Table(
+    "model_seconds",
+    metadata,
+    Column("host_id", Text, nullable=False),
+    Column("boot_id", Text, nullable=False),
+    Column("hour", DateTime(timezone=True), nullable=False),
+    Column("model", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("seconds", BigInteger, nullable=False),
+    PrimaryKeyConstraint("host_id", "boot_id", "hour", "model", "state"),
+    CheckConstraint("seconds >= 0", name="seconds"),
+)
+"""The same by model: replica seconds weighted by the replica's share of its host."""
+
+host_prices = Table(
+    "host_prices",
+    metadata,
+    Column("host_kind", Text, nullable=False),
+    Column("usd_pico_per_hour", Numeric(38, 0), nullable=False),
+    Column("effective_from", DateTime(timezone=True), nullable=False),
+    Column("source", Text, nullable=False),
+    PrimaryKeyConstraint("host_kind", "effective_from"),
+    CheckConstraint("usd_pico_per_hour >= 0", name="price"),
+)
+"""What a host costs per hour from an instant on, in picodollars."""
