@@ -18,7 +18,9 @@ async def two(database: Database) -> tuple[Organisation, Organisation]:
     async with database.system() as connection:
         for one in (mine, other):
             await connection.execute(
-                text("INSERT INTO limits (scope_kind, scope_id, tenant_id, concurrency) VALUES ('tenant', :t, :t, 5)"),
+                text(
+                    "INSERT INTO limits (scope_kind, scope_id, tenant_id, concurrency) VALUES ('tenant', :t, :t, 5)"
+                ),
                 {"t": one.tenant_id},
             )
             user_id = uuid4()
@@ -88,7 +90,10 @@ async def test_a_tenant_session_cannot_write_rows_of_another(
         ("SELECT password_hash FROM users", "permission denied"),
         ("SELECT hash FROM admin_tokens", "permission denied"),
         ("DELETE FROM api_keys", "permission denied"),
-        ("INSERT INTO tenancy_changes (kind, tenant_id, object_id, xact) VALUES ('key', :mine, :id, 1)", "denied"),
+        (
+            "INSERT INTO tenancy_changes (kind, tenant_id, object_id, xact) VALUES ('key', :mine, :id, 1)",
+            "denied",
+        ),
     )
     values = {
         "id": uuid4(),
