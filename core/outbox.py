@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, DateTime, Table, Text, func, insert
+from sqlalchemy import BigInteger, Column, DateTime, Index, Table, Text, func, insert, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -16,6 +16,7 @@ outbox = Table(
     Column("payload", JSONB, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("done_at", DateTime(timezone=True)),
+    Index("ix_outbox_open", "id", postgresql_where=text("done_at IS NULL")),
 )
 """One row = one job to run at least once. The task is a hint, the row is the truth."""
 
