@@ -1,0 +1,224 @@
+"""Money: prices, credit, budgets, the account, and the usage report."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write_system
+from billing import accounts, prices
+from billing.accounts import AccountView, GrantView
+from billing.prices import PriceView, Rates
+from billing.report import ReportQuery, ReportRow
+from billing.report import usage_report as billing_report
+from core.db import Database
+from core.errors import NotFound
+from tenants import organisations
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ROLES, READERS, TENANT_RUNNERS
+
+
+async def set_price(
+    database: Database,
+    actor: Actor,
+    *,
+    model: str,
+    tier: str = "standard",
+    tenant_id: UUID | None = None,
+    input: str,
+    cached_input: str | None = None,
+    output: str,
+    reasoning: str | None = None,
+    effective_from: datetime | None = None,
+    reason: str | None = None,
+) -> PriceView:
+    """Set a list price, or a contract price of `tenant_id`, in dollars per million tokens.
+
+    Cached input defaults to the input price, reasoning to the output price. It holds from `effective_from` (None =
+    now) until the next scheduled price. Raises InvalidRequest, Conflict, NotFound.
+    """
+    require(actor, *PLATFORM_ROLES)
+    rates = Rates(
+        input=input,
+        cached_input=input if cached_input is None else cached_input,
+        output=output,
+        reasoning=output if reasoning is None else reasoning,
+    )
+    async with write_system(database) as connection:
+        if tenant_id is not None and await organisations.get_tenant(connection, tenant_id) is None:
+            raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
+        before = [
+            price
+            for price in await prices.list_prices(connection, model=model, tenant_id=tenant_id)
+            if price.tier == tier and price.tenant_id == tenant_id
+        ]
+        price = await prices.set_price(
+            connection,
+            model=model,
+            tier=tier,
+            tenant_id=tenant_id,
+            rates=rates,
+            effective_from=effective_from,
+            created_by=actor.label,
+        )
+        await record(
+            connection,
+            actor,
+            "price.set",
+            tenant_id=tenant_id,
+            object_kind="price_version",
+            object_id=str(price.id),
+            reason=None if reason is None else clean_reason(reason),
+            before=None if not before else {"prices": msgspec.to_builtins(before)},
+            after=price,
+        )
+    return price
+
+
+async def ensure_list_prices(database: Database, actor: Actor, rates: Mapping[str, Rates]) -> list[PriceView]:
+    """Give models that have no list price yet (tier standard) the price of `rates`; returns what was set.
+
+    For the first start: a catalog's prices never overwrite what somebody has set.
+    """
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        known = await prices.list_prices(connection, history=True)
+    priced = {price.model for price in known if price.tier == "standard" and price.tenant_id is None}
+    made = []
+    for model, rate in rates.items():
+        if model not in priced:
+            amounts = msgspec.structs.asdict(rate)
+            made.append(
+                await set_price(database, actor, model=model, **amounts, reason="price of the catalog")
+            )
+    return made
+
+
+async def list_prices(
+    database: Database,
+    actor: Actor,
+    *,
+    model: str | None = None,
+    tenant_id: UUID | None = None,
+    history: bool = False,
+) -> list[PriceView]:
+    """Current and scheduled prices. A tenant role sees list prices and its own contract prices."""
+    require(actor, *READERS, tenant_id=actor.tenant_id)
+    scope = tenant_id if actor.is_platform else actor.tenant_id
+    async with read(database, actor) as connection:
+        return await prices.list_prices(connection, model=model, tenant_id=scope, history=history)
+
+
+async def grant_credit(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID,
+    amount_usd: str,
+    reason: str,
+    grant_id: UUID | None = None,
+) -> AccountView:
+    """Give prepaid credit. The same `grant_id` again changes nothing. Raises InvalidRequest, Conflict, NotFound."""
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        before = await accounts.get_account(connection, tenant_id, lock=True)
+        after = await accounts.grant_credit(connection, tenant_id, amount_usd, reason, actor.label, grant_id)
+        await record(
+            connection,
+            actor,
+            "credit.grant",
+            tenant_id=tenant_id,
+            object_kind="billing_account",
+            object_id=tenant_id,
+            reason=reason,
+            before={"balance_usd": before.balance_usd},
+            after={"balance_usd": after.balance_usd, "amount_usd": amount_usd},
+        )
+    return after
+
+
+async def list_grants(
+    database: Database, actor: Actor, *, tenant_id: UUID, limit: int = 100
+) -> list[GrantView]:
+    """The newest credits of an organisation first."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    async with read(database, actor) as connection:
+        return await accounts.list_grants(connection, tenant_id, page_size(limit))
+
+
+async def get_account(database: Database, actor: Actor, *, tenant_id: UUID) -> AccountView:
+    """Balance, held money, budget and spending of an organisation. Raises NotFound."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    async with read(database, actor) as connection:
+        return await accounts.get_account(connection, tenant_id)
+
+
+async def set_budget(database: Database, actor: Actor, *, tenant_id: UUID, usd: str | None) -> AccountView:
+    """Set the monthly budget, or lift it with None. New requests beyond it get 402. Raises InvalidRequest, NotFound."""
+    require(actor, "platform_admin", "finance", *TENANT_RUNNERS, tenant_id=tenant_id)
+    async with write_system(database) as connection:
+        before = await accounts.get_account(connection, tenant_id, lock=True)
+        after = await accounts.set_budget(connection, tenant_id, usd)
+        await record(
+            connection,
+            actor,
+            "budget.set",
+            tenant_id=tenant_id,
+            object_kind="billing_account",
+            object_id=tenant_id,
+            before={"budget_usd": before.budget_usd},
+            after={"budget_usd": after.budget_usd},
+        )
+    return after
+
+
+async def set_credit_limit(
+    database: Database, actor: Actor, *, tenant_id: UUID, usd: str | None, reason: str
+) -> AccountView:
+    """Bound what a postpaid organisation may owe; None = no bound. Raises InvalidRequest, Conflict, NotFound."""
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        before = await accounts.get_account(connection, tenant_id, lock=True)
+        after = await accounts.set_credit_limit(connection, tenant_id, usd)
+        await record(
+            connection,
+            actor,
+            "credit_limit.set",
+            tenant_id=tenant_id,
+            object_kind="billing_account",
+            object_id=tenant_id,
+            reason=reason,
+            before={"credit_limit_usd": before.credit_limit_usd},
+            after={"credit_limit_usd": after.credit_limit_usd},
+        )
+    return after
+
+
+def sees_gpu_cost(actor: Actor) -> bool:
+    """Whether the report shows GPU cost and margin to this actor: customers never see them."""
+    return actor.is_platform
+
+
+async def usage_report(
+    database: Database,
+    actor: Actor,
+    *,
+    start: datetime,
+    end: datetime,
+    group_by: tuple[str, ...],
+    tenant_id: UUID | None = None,
+) -> list[ReportRow]:
+    """The usage report (billing/report.py). A tenant role gets its own organisation's, without GPU cost.
+
+    Raises InvalidRequest, PermissionDenied.
+    """
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    query = ReportQuery(start, end, group_by, scope, with_gpu=sees_gpu_cost(actor))
+    async with read(database, actor) as connection:
+        return await billing_report(connection, query)
