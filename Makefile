@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help env up test check lock clean
+.PHONY: help env up check engine browser test bench-gateway lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -21,6 +21,35 @@ env: $(VENV)/.locked ## make the environment; afterwards .venv/bin/penstock work
 
 up: env ## run everything on this machine: `make up ARGS="--engine sim"`
 	@exec $(BIN)/penstock up $(ARGS)
+
+check: env ## what needs no run: lint, format, types, direction of imports, floats near money
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.architecture.floats
+
+engine: env ## make the engine's own environment (vLLM); does nothing when it is there
+	$(BIN)/penstock engine install
+
+browser: ## find Chromium; as root on Debian, install it
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing Chromium for the browser tests ..."; \
+	  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium >/dev/null; \
+	else \
+	  echo "the browser tests need Chromium: install the package 'chromium' and run again" >&2; exit 1; \
+	fi
+
+# The quick ones first. Each call of pytest ends with its counts.
+test: check ## test everything: checks, unit, integration, the real engine, killed processes, the browser
+	$(BIN)/pytest -q -n 2 tests/unit tests/architecture
+	$(BIN)/pytest -q -n 2 tests/integration tests/security
+	@$(MAKE) --no-print-directory engine browser
+	$(BIN)/pytest -q -n 0 tests/browser tests/faults tests/e2e
+
+bench-gateway: env ## cost of the gateway per request and per chunk, beside a bare pass-through
+	$(BIN)/python -m bench.gateway $(ARGS)
 
 lock: ## resolve the requirements anew
 	cd requirements && for name in uv runtime dev; do \

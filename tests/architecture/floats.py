@@ -1,4 +1,4 @@
-"""Finds floats in billing/: money is integers. Seconds may be floats when their name ends in _s (a duration) or _at (an instant).
+"""Finds floats in billing/: money is integers. Seconds may be floats: names in _s (durations) and _at (instants).
 
 Run as `python -m tests.architecture.floats` (part of `make check`).
 """
