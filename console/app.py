@@ -1,0 +1,198 @@
+"""The console's ASGI application: sign-in and sign-out, health, downloads, and the pages behind the gate."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qs
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
+from nicegui import app as nicegui_app
+from nicegui import ui
+from redis.exceptions import RedisError
+from sqlalchemy import text
+from starlette.staticfiles import StaticFiles
+
+from admin.users import verify_login
+from console.deps import Console
+from console.gate import Access, Gate, cookie_name, is_secure
+from console.layout import frame
+from console.pages import audit, billing, home, models, overview, pools, tenant, tenants, usage
+from console.plain import STATIC, asset_version, message_page, sign_in_page
+from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
+from core.errors import NotFound, PenstockError, PermissionDenied, RateLimited
+
+log = logging.getLogger(__name__)
+
+MAX_FORM_BYTES = 8192
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page of the console: where it is, who may open it, what draws it."""
+
+    path: str
+    title: str
+    roles: frozenset[str]
+    build: Callable[[Console, Viewer, Request], Awaitable[None]]
+    nav: str = ""
+    """Path of its line in the navigation, where that is not its own."""
+
+
+PAGES = (
+    Page("/overview", "Overview", PLATFORM_ROLES, overview.build),
+    Page("/tenants", "Tenants", PLATFORM_ROLES, tenants.build),
+    Page("/tenants/{tenant_id}", "Tenant", PLATFORM_ROLES, tenant.build, nav="/tenants"),
+    Page("/models", "Models and prices", PLATFORM_ROLES, models.build),
+    Page("/pools", "Pools", PLATFORM_ROLES, pools.build),
+    Page("/usage", "Usage", PLATFORM_ROLES | TENANT_ROLES, usage.build),
+    Page("/audit", "Audit log", PLATFORM_ROLES, audit.build),
+    Page("/home", "Home", TENANT_ROLES, home.build),
+    Page("/billing", "Billing", TENANT_ROLES, billing.build),
+)
+
+
+def create_app(console: Console) -> FastAPI:
+    """The whole console as one ASGI application. NiceGUI keeps one application per process, and so do we."""
+    app = FastAPI(title="Penstock console", docs_url=None, redoc_url=None, openapi_url=None)
+    _add_health(app, console)
+    _add_sign_in(app, console)
+    usage.add_download(app, console)
+    app.mount("/static", StaticFiles(directory=STATIC), name="console-static")
+    version = asset_version()
+    ui.add_head_html(
+        f'<script src="/static/theme.js?v={version}"></script>'
+        f'<link rel="stylesheet" href="/static/console.css?v={version}">'
+        f'<script defer src="/static/console.js?v={version}"></script>',
+        shared=True,
+    )
+    for page in PAGES:
+        _add_page(console, page)
+    ui.run_with(
+        app,
+        title="Penstock",
+        favicon=STATIC / "mark.svg",
+        dark=None,
+        language="en-US",
+        tailwind=False,
+        binding_refresh_interval=None,
+        reconnect_timeout=5.0,
+        show_welcome_message=False,
+    )
+    nicegui_app.config.quasar_config["loadingBar"] = {"skipHijack": True}
+    access = Access([(page.path.split("/{")[0], page.roles) for page in PAGES])
+    app.add_middleware(Gate, sessions=console.sessions, access=access)
+    return app
+
+
+def _add_page(console: Console, page: Page) -> None:
+    """Register `page`; errors before anything is sent become a plain message with the right status."""
+
+    async def show(request: Request) -> Response | None:
+        viewer: Viewer = request.state.viewer
+        theme = request.cookies.get("penstock_theme")
+        ui.dark_mode({"dark": True, "light": False}.get(theme or ""))
+        try:
+            with frame(viewer, page.nav or page.path):
+                await page.build(console, viewer, request)
+        except NotFound as error:
+            return message_page(404, "Not found", error.message)
+        except PermissionDenied as error:
+            return message_page(403, "Not for your role", error.message)
+        except PenstockError as error:
+            return message_page(503, "Not available", error.message)
+        except Exception:
+            log.exception("the page %s failed", page.path)
+            return message_page(
+                500, "Something went wrong", "The page could not be drawn. Try again in a moment."
+            )
+        return None
+
+    ui.page(page.path, title=f"{page.title} · Penstock", dark=None, response_timeout=20.0)(show)
+
+
+def _add_health(app: FastAPI, console: Console) -> None:
+    @app.get("/healthz")
+    async def healthz() -> PlainTextResponse:
+        """The process runs."""
+        return PlainTextResponse("ok\n")
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """Database and sessions can be reached."""
+        parts: dict[str, bool] = {}
+        try:
+            async with console.database.read() as connection:
+                await connection.execute(text("SELECT 1"))
+            parts["database"] = True
+        except Exception:
+            log.warning("not ready: the database does not answer")
+            parts["database"] = False
+        try:
+            parts["redis"] = bool(await console.redis.ping())
+        except RedisError:
+            parts["redis"] = False
+        return JSONResponse({"ready": all(parts.values()), **parts}, 200 if all(parts.values()) else 503)
+
+
+def local_target(target: str) -> str:
+    """`target` when it is an address inside the console, else the start page: no open redirects."""
+    inside = target.startswith("/") and not target.startswith(("//", "/\\"))
+    return target if inside and target.isprintable() and "\\" not in target else "/"
+
+
+def _add_sign_in(app: FastAPI, console: Console) -> None:
+    @app.get("/")
+    async def start(request: Request) -> Response:
+        """Send everyone to the first page of their role."""
+        viewer: Viewer = request.state.viewer
+        return RedirectResponse("/overview" if viewer.is_platform else "/home", 303)
+
+    @app.get("/sign-in")
+    async def form(request: Request) -> Response:
+        """The sign-in form."""
+        return sign_in_page(target=local_target(request.query_params.get("next", "/")))
+
+    @app.post("/sign-in")
+    async def sign_in(request: Request) -> Response:
+        """Check email and password; a success always gets a new session."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_FORM_BYTES:
+                return message_page(413, "Request too large", "The form is larger than a sign-in can be.")
+        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=8)
+        email, password, target = (fields.get(name, [""])[0] for name in ("email", "password", "next"))
+        return await _try_sign_in(console, request, email[:254], password[:1024], local_target(target or "/"))
+
+    @app.post("/sign-out")
+    async def sign_out(request: Request) -> Response:
+        """End the session."""
+        name = cookie_name(is_secure(request))
+        await console.sessions.end(request.cookies.get(name, ""))
+        response = RedirectResponse("/sign-in", 303)
+        response.delete_cookie(name, path="/", secure=is_secure(request), httponly=True, samesite="lax")
+        response.headers["clear-site-data"] = '"cache"'
+        return response
+
+
+async def _try_sign_in(
+    console: Console, request: Request, email: str, password: str, target: str
+) -> Response:
+    address = request.client.host if request.client else "unknown"
+    try:
+        actor = await verify_login(console.database, email, password, address=address)
+        if actor is None:
+            return sign_in_page(status=401, error="Email or password is wrong.", email=email, target=target)
+        name = cookie_name(is_secure(request))
+        if old := request.cookies.get(name):
+            await console.sessions.end(old)
+        token = await console.sessions.open(actor)
+    except RedisError:
+        return message_page(
+            503, "Console unavailable", "Sessions cannot be kept right now. Try again shortly."
+        )
+    except RateLimited as error:
+        return sign_in_page(status=429, error=error.message, email=email, target=target)
+    response = RedirectResponse(target, 303)
+    response.set_cookie(name, token, path="/", httponly=True, samesite="lax", secure=is_secure(request))
+    return response

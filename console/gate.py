@@ -1,0 +1,181 @@
+"""The one door of the console: transport, origin, session and role are checked here before any page runs.
+
+Everything that is not named open needs a session, and every page needs a role that its table entry names; a path
+that no entry covers is refused. Pages find the person in `request.state.viewer`.
+"""
+
+import ipaddress
+import logging
+from collections.abc import Sequence
+from urllib.parse import quote, urlsplit
+
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from console.plain import message_page
+from console.sessions import SessionStore
+from console.viewer import Viewer
+
+log = logging.getLogger(__name__)
+
+OPEN_EXACT = frozenset({"/sign-in", "/favicon.ico"})
+OPEN_PREFIXES = ("/static/", "/_nicegui/")
+"""Assets without data."""
+HEALTH = frozenset({"/healthz", "/readyz"})
+SOCKET_PREFIX = "/_nicegui_ws/"
+ANY_ROLE = frozenset({"/", "/sign-out"})
+
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        # NiceGUI's page is an inline module, and Vue compiles table slots in the browser.
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data:",
+        "font-src 'self' data:",
+        "connect-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=()",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Access:
+    """Which roles may open which paths: (prefix, roles), a prefix covering the path itself and all below it."""
+
+    def __init__(self, rules: Sequence[tuple[str, frozenset[str]]]) -> None:
+        self._rules = sorted(rules, key=lambda rule: -len(rule[0]))
+
+    def roles(self, path: str) -> frozenset[str] | None:
+        """The roles that may open `path`; None when no rule covers it."""
+        for prefix, roles in self._rules:
+            if path == prefix or path.startswith(prefix + "/"):
+                return roles
+        return None
+
+
+def cookie_name(secure: bool) -> str:
+    """The session cookie's name; behind TLS the `__Host-` prefix pins it to this host and to Secure."""
+    return "__Host-penstock_session" if secure else "penstock_session"
+
+
+def is_secure(connection: HTTPConnection) -> bool:
+    """Whether the browser came through TLS (as the trusted proxy says)."""
+    return connection.url.scheme in ("https", "wss")
+
+
+class Gate:
+    """Pure ASGI middleware around the whole console."""
+
+    def __init__(self, app: ASGIApp, *, sessions: SessionStore, access: Access) -> None:
+        self._app = app
+        self._sessions = sessions
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        connection = HTTPConnection(scope)
+        refusal = await self._refusal(connection)
+        target = refusal or self._app
+        if scope["type"] == "websocket" and refusal is not None:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await target(scope, receive, _with_headers(connection, send))
+
+    async def _refusal(self, connection: HTTPConnection) -> Response | None:
+        """Why this connection ends here; None = go on."""
+        path = connection.url.path
+        if path in HEALTH:
+            return None
+        if not is_secure(connection) and not _from_loopback(connection):
+            return PlainTextResponse("The console needs HTTPS outside this machine.\n", 403)
+        if _cross_site(connection):
+            return message_page(403, "Request refused", "It came from another site.")
+        if path in OPEN_EXACT or path.startswith(OPEN_PREFIXES):
+            return None
+        token = connection.cookies.get(cookie_name(is_secure(connection)), "")
+        is_socket = path.startswith(SOCKET_PREFIX)
+        try:
+            if is_socket:
+                return (
+                    None if await self._sessions.alive(token) else PlainTextResponse("Sign in first.\n", 401)
+                )
+            session = await self._sessions.use(token)
+        except (RedisError, SQLAlchemyError, OSError):
+            log.exception("a session could not be read")
+            return message_page(
+                503, "Console unavailable", "Sessions cannot be read right now. Try again shortly."
+            )
+        if session is None:
+            if connection.scope.get("method") not in ("GET", "HEAD"):
+                return PlainTextResponse("Sign in first.\n", 401)
+            return RedirectResponse(f"/sign-in?next={quote(_local_target(connection))}", 303)
+        viewer = Viewer(session, token, self._sessions)
+        connection.scope.setdefault("state", {})["viewer"] = viewer
+        if path in ANY_ROLE:
+            return None
+        roles = self._access.roles(path)
+        if roles is None:
+            return message_page(404, "Page not found", "There is nothing at this address.")
+        if viewer.role not in roles:
+            return message_page(
+                403,
+                "Not for your role",
+                "Your account may not open this page. Ask an administrator for access.",
+            )
+        return None
+
+
+def _local_target(connection: HTTPConnection) -> str:
+    query = connection.url.query
+    return connection.url.path + (f"?{query}" if query else "")
+
+
+def _from_loopback(connection: HTTPConnection) -> bool:
+    host = connection.client.host if connection.client else ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _cross_site(connection: HTTPConnection) -> bool:
+    """Whether another site's page sent this: browsers name the origin on sockets and on everything but plain GETs."""
+    origin = connection.headers.get("origin")
+    if origin is None:
+        return False
+    return urlsplit(origin).netloc != connection.headers.get("host", "")
+
+
+def _with_headers(connection: HTTPConnection, send: Send) -> Send:
+    asset = connection.url.path.startswith(OPEN_PREFIXES)
+
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+            if is_secure(connection):
+                headers["strict-transport-security"] = "max-age=31536000"
+            if not asset:
+                headers["cache-control"] = "no-store"
+        await send(message)
+
+    return wrapped

@@ -1,0 +1,1 @@
+"""One file per page; each draws itself with `build(console, viewer, request)`."""

@@ -1,0 +1,152 @@
+"""Models and prices: what is offered, what it costs now and later, for everyone and by contract."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+
+from fastapi import Request
+from nicegui import ui
+
+from admin import billing as admin_billing
+from admin import models as admin_models
+from admin import tenants as admin_tenants
+from admin.models import ModelView
+from billing.prices import PriceView
+from console.components.base import box, card, notice, page_head
+from console.components.dialogs import primary
+from console.components.table import Column, Row, cell, data_table, set_rows
+from console.deps import Console
+from console.format import count, moment
+from console.panels.prices import COLUMNS, open_price_form, price_rows, price_state
+from console.viewer import Viewer
+from scheduler.wire import PoolSnapshot
+from workers.wire import ReplicaState
+
+STATUS_TONES = {"active": "ok", "deprecated": "warn", "retired": "idle"}
+_COLUMNS = (
+    Column("name", "Model"),
+    Column("status", "Status"),
+    Column("price", "List price"),
+    Column("replicas", "Replicas ready", numeric=True),
+    Column("alias", "Alias of"),
+    Column("note", "Note", sortable=False),
+    Column("created", "Added", numeric=True),
+)
+
+
+async def build(console: Console, viewer: Viewer, request: Request) -> None:
+    """Draw models, then the price books."""
+    page = _ModelsPage(console, viewer)
+    await page.read()
+    with page_head("Models and prices", "US dollars per million tokens. Times are UTC."):
+        if viewer.may_bill:
+            primary("New price", viewer.act(page.new_price), icon="add")
+    page.alerts = box("div", "stack")
+    with card("Models", flush=True):
+        page.model_table = data_table(
+            _COLUMNS, page.model_rows(), label="Models", nothing="No model is offered yet.", sort_by="name"
+        )
+    with card("Prices", "Contract prices go before list prices.", flush=True) as actions:
+        with actions:
+            history = ui.checkbox("Show ended prices")
+        page.price_table = data_table(
+            COLUMNS, page.price_rows(), label="Prices", nothing="No price is set yet.", sort_by="model"
+        )
+
+    async def toggle() -> None:
+        page.history = bool(history.value)
+        await page.reload()
+
+    history.on_value_change(viewer.act(toggle))
+    page.warn()
+
+
+def unpriced(models: list[str], prices: list[PriceView], now: datetime) -> list[str]:
+    """Models offered without a list price in force: their requests are refused, never free."""
+    priced = {
+        price.model
+        for price in prices
+        if price.tenant_id is None and price_state(price, now)[0] == "In force"
+    }
+    return sorted(set(models) - priced)
+
+
+def offered(models: Sequence[ModelView]) -> list[str]:
+    """Names of models that customers can call and that need a price of their own."""
+    return [model.name for model in models if model.status != "retired" and not model.alias_of]
+
+
+class _ModelsPage:
+    """Two tables over the same reads."""
+
+    def __init__(self, console: Console, viewer: Viewer) -> None:
+        self.console = console
+        self.viewer = viewer
+        self.history = False
+        self.alerts: ui.element
+        self.model_table: ui.table
+        self.price_table: ui.table
+
+    async def read(self) -> None:
+        """Read models, prices and the names of tenants."""
+        database, actor = self.console.database, self.viewer.actor
+        self.models, self.prices, tenants = await asyncio.gather(
+            admin_models.list_models(database, actor),
+            admin_billing.list_prices(database, actor, history=self.history),
+            admin_tenants.list_tenants(database, actor),
+        )
+        self.tenants = {tenant.id: tenant.name for tenant in tenants}
+
+    async def reload(self) -> None:
+        """Show the present state."""
+        await self.read()
+        set_rows(self.model_table, self.model_rows())
+        set_rows(self.price_table, self.price_rows())
+        self.warn()
+
+    def model_rows(self) -> list[Row]:
+        """Rows of the models table."""
+        now = self.console.clock.now()
+        snapshot: PoolSnapshot = self.console.scheduler.snapshot()
+        missing = set(self.missing())
+        rows = []
+        for model in self.models:
+            ready = sum(
+                one.model == model.name and one.state == ReplicaState.READY for one in snapshot.replicas
+            )
+            rows.append(
+                {
+                    "id": model.name,
+                    "name": cell(model.name),
+                    "status": cell(model.status.capitalize(), tone=STATUS_TONES.get(model.status, "idle")),
+                    "price": cell("Unpriced", tone="bad")
+                    if model.name in missing
+                    else cell("Priced", tone="ok"),
+                    "replicas": cell(count(ready)),
+                    "alias": cell(model.alias_of or "–"),
+                    "note": cell(model.note or "–", wrap=True),
+                    "created": cell(moment(model.created_at, now)),
+                }
+            )
+        return rows
+
+    def price_rows(self) -> list[Row]:
+        """Rows of the price books."""
+        return price_rows(self.prices, self.console.clock.now(), self.tenants)
+
+    def missing(self) -> list[str]:
+        """Models offered that have no price."""
+        return unpriced(offered(self.models), self.prices, self.console.clock.now())
+
+    def warn(self) -> None:
+        """Say which models have no price."""
+        self.alerts.clear()
+        with self.alerts:
+            for name in self.missing():
+                notice("bad", f"{name} has no list price", "Its requests are refused until one is in force.")
+
+    async def new_price(self) -> None:
+        """Open the form."""
+        names = offered(self.models)
+        tenants = {str(tenant_id): name for tenant_id, name in self.tenants.items()}
+        open_price_form(self.console, self.viewer, names, tenants, self.reload)

@@ -1,0 +1,149 @@
+"""Overview: what is wrong first, then how much is going on and what it earns."""
+
+import asyncio
+from datetime import datetime, timedelta
+
+from fastapi import Request
+from nicegui import ui
+
+from admin import billing as admin_billing
+from admin import models as admin_models
+from billing.activity import Activity, activity
+from console.components.base import Stat, badge, box, card, notice, page_head
+from console.components.charts import Chart
+from console.deps import Console
+from console.format import Shown, count, milliseconds, money
+from console.pages.models import offered, unpriced
+from console.pages.pools import STATE_TONES, problems
+from console.viewer import Viewer
+from workers.wire import ReplicaState
+
+REFRESH_S = 5.0
+WINDOWS = {1: "Last hour", 6: "Last 6 hours", 24: "Last 24 hours"}
+
+
+async def build(console: Console, viewer: Viewer, request: Request) -> None:
+    """Draw the page and keep it fresh."""
+    page = _Overview(console, viewer)
+    with page_head("Overview", "The platform at a glance. Times are UTC."):
+        page.window = ui.select(WINDOWS, value=1).props("outlined dense options-dense")
+        page.window.props["aria-label"] = "Period"
+    page.draw()
+    await page.refresh()
+    page.window.on_value_change(viewer.act(page.refresh))
+    viewer.live(REFRESH_S, page.refresh)
+
+
+class _Overview:
+    """Alerts, numbers, charts; all replaced in place."""
+
+    def __init__(self, console: Console, viewer: Viewer) -> None:
+        self.console = console
+        self.viewer = viewer
+        self.window: ui.select
+        self.problems: list[tuple[str, str]] | None = None
+        self.states: dict[ReplicaState, int] | None = None
+
+    def draw(self) -> None:
+        """Put the empty parts on the page."""
+        self.alerts = box("div", "stack")
+        with box("div", "grid stats"):
+            self.requests = Stat("Requests", Shown("–"))
+            self.tokens = Stat("Tokens", Shown("–"))
+            self.spend = Stat("Spend", Shown("–"))
+            self.ttft_p50 = Stat("TTFT p50", Shown("–"), "time to first token")
+            self.ttft_p95 = Stat("TTFT p95", Shown("–"), "19 of 20 are faster")
+            self.replicas = Stat("Replicas ready", Shown("–"))
+        with box("div", "grid two"):
+            with card("Requests", "Settled per minute"):
+                self.request_chart = Chart(("Requests",), label="Requests per minute")
+            with card("Tokens", "Per minute"):
+                self.token_chart = Chart(
+                    ("Input", "Output"), stacked=True, label="Input and output tokens per minute"
+                )
+            with card("Time to first token", "Milliseconds"):
+                self.ttft_chart = Chart(
+                    ("p50", "p95"), label="Time to first token, median and 95th percentile"
+                )
+            with card("Spend", "US dollars per minute"):
+                self.spend_chart = Chart(("Spend",), kind="bar", label="Spend in US dollars per minute")
+        with card("Replicas by state") as actions:
+            with actions:
+                ui.link("Open pools", "/pools")
+            self.state_row = box("div", "row-line")
+
+    async def refresh(self) -> None:
+        """Read everything again and show it."""
+        now = self.console.clock.now()
+        since = now - timedelta(hours=int(self.window.value))
+        seen, missing = await asyncio.gather(self._activity(since), self._unpriced())
+        self._show_numbers(seen)
+        self._show_charts(seen)
+        self._show_pool(missing)
+
+    async def _activity(self, since: datetime) -> Activity:
+        async with self.console.database.read() as connection:
+            return await activity(connection, since)
+
+    async def _unpriced(self) -> list[str]:
+        database, actor = self.console.database, self.viewer.actor
+        models, prices = await asyncio.gather(
+            admin_models.list_models(database, actor), admin_billing.list_prices(database, actor)
+        )
+        return unpriced(offered(models), prices, self.console.clock.now())
+
+    def _show_numbers(self, seen: Activity) -> None:
+        self.requests.set(count(seen.requests))
+        self.tokens.set(
+            count(seen.input_tokens + seen.output_tokens),
+            f"{count(seen.input_tokens).text} in, {count(seen.output_tokens).text} out",
+        )
+        self.spend.set(money(seen.cost_usd))
+        self.ttft_p50.set(milliseconds(seen.ttft_p50_ms))
+        self.ttft_p95.set(milliseconds(seen.ttft_p95_ms))
+
+    def _show_charts(self, seen: Activity) -> None:
+        times = [minute.at for minute in seen.minutes]
+        self.request_chart.set(times, [minute.requests for minute in seen.minutes])
+        self.token_chart.set(
+            times,
+            [minute.input_tokens for minute in seen.minutes],
+            [minute.output_tokens for minute in seen.minutes],
+        )
+        self.ttft_chart.set(
+            times,
+            [minute.ttft_p50_ms for minute in seen.minutes],
+            [minute.ttft_p95_ms for minute in seen.minutes],
+        )
+        self.spend_chart.set(times, [float(minute.cost_usd) for minute in seen.minutes])
+
+    def _show_pool(self, missing: list[str]) -> None:
+        snapshot = self.console.scheduler.snapshot()
+        found = problems(snapshot, self.console.scheduler.connected)
+        found += [
+            (f"{name} has no list price", "Its requests are refused until one is in force.")
+            for name in missing
+        ]
+        states = {
+            state: sum(replica.state == state for replica in snapshot.replicas)
+            for state in ReplicaState
+            if any(replica.state == state for replica in snapshot.replicas)
+        }
+        ready = states.get(ReplicaState.READY, 0)
+        self.replicas.set(Shown(f"{ready} of {len(snapshot.replicas)}"), f"{len(snapshot.hosts)} hosts")
+        if found != self.problems:
+            self.problems = found
+            self.alerts.clear()
+            with self.alerts:
+                for headline, body in found:
+                    notice("bad", headline, body)
+                if not found:
+                    notice("ok", "No incident", "All replicas, hosts and prices are in order.")
+        if states != self.states:
+            self.states = states
+            self.state_row.clear()
+            with self.state_row:
+                for state, number in states.items():
+                    badge(f"{number} {state.value}", STATE_TONES[state])
+                if not states:
+                    ui.label("No replica has reported yet.").classes("muted")

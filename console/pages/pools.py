@@ -1,0 +1,258 @@
+"""Pools, live: hosts and replicas as the scheduler sees them, refreshed every second and a half."""
+
+from datetime import UTC, datetime
+
+from fastapi import Request
+
+from admin.pools import command_replica
+from console.components.base import Stat, badge, box, card, notice, page_head
+from console.components.dialogs import confirm
+from console.components.table import Cell, Column, Row, acts_cell, cell, data_table, set_rows
+from console.deps import Console
+from console.format import Shown, count, percent, seconds
+from console.viewer import Viewer, toast_ok
+from core.errors import NotFound
+from scheduler.wire import HostView, PoolSnapshot, QueueView
+from workers.wire import ReplicaState, ReplicaStatus
+
+REFRESH_S = 1.5
+STALE_HOST_S = 5.0
+"""A host that has not sent a heartbeat for this long is not trusted any more."""
+STATE_TONES = {
+    ReplicaState.READY: "ok",
+    ReplicaState.LOADING: "info",
+    ReplicaState.ASLEEP: "idle",
+    ReplicaState.DRAINING: "warn",
+    ReplicaState.FAILED: "bad",
+    ReplicaState.STOPPED: "idle",
+}
+_ACTS = {
+    ReplicaState.READY: ("drain", "sleep", "restart"),
+    ReplicaState.DRAINING: ("resume",),
+    ReplicaState.ASLEEP: ("wake",),
+    ReplicaState.FAILED: ("restart",),
+}
+"""State -> what may be done to a replica in it."""
+_ASK = {
+    "drain": "It takes no new requests and finishes the {open} it has.",
+    "resume": "It takes requests again.",
+    "sleep": "Its weights are parked and its cache is lost. It finishes the {open} it has first.",
+    "restart": "Its process ends and starts anew; the {open} it has are cut.",
+    "wake": "Its weights are loaded again; it takes requests as soon as it is ready.",
+}
+
+_REPLICA_COLUMNS = (
+    Column("replica", "Replica"),
+    Column("model", "Model"),
+    Column("state", "State"),
+    Column("kv", "KV cache", numeric=True),
+    Column("running", "Running", numeric=True),
+    Column("waiting", "Waiting", numeric=True),
+    Column("restarts", "Restarts", numeric=True),
+    Column("tokens", "Tokens out", numeric=True),
+    Column("acts", ""),
+)
+_HOST_COLUMNS = (
+    Column("host", "Host"),
+    Column("kind", "Kind"),
+    Column("region", "Region"),
+    Column("gpus", "GPUs", numeric=True),
+    Column("seen", "Last heartbeat", numeric=True),
+    Column("life", "Time by state"),
+)
+_QUEUE_COLUMNS = (
+    Column("model", "Model"),
+    Column("in_flight", "In flight", numeric=True),
+    Column("waiting", "Waiting", numeric=True),
+    Column("oldest", "Oldest waits", numeric=True),
+)
+
+
+async def build(console: Console, viewer: Viewer, request: Request) -> None:
+    """Draw the page and keep it fresh."""
+    with page_head("Pools", "Engines as the scheduler sees them right now."):
+        state = badge("", "ok")
+    alerts = box("div", "stack")
+    with box("div", "grid stats"):
+        ready = Stat("Replicas ready", Shown("–"))
+        in_flight = Stat("Requests in flight", Shown("–"))
+        waiting = Stat("Waiting in queue", Shown("–"))
+        cache = Stat("KV cache in use", Shown("–"))
+
+    async def act(name: str, replica_id: str) -> None:
+        await _command(console, viewer, name, replica_id)
+
+    with card("Replicas", flush=True):
+        replicas = data_table(
+            _REPLICA_COLUMNS,
+            [],
+            label="Replicas",
+            nothing="No replica has reported yet. Is an agent connected?",
+            on_act=viewer.act(act),
+        )
+    with card("Queues", "One per model; requests wait here, not in the engines.", flush=True):
+        queues = data_table(_QUEUE_COLUMNS, [], label="Queues", nothing="No queue yet.")
+    with card("Hosts", flush=True):
+        hosts = data_table(_HOST_COLUMNS, [], label="Hosts", nothing="No host has reported yet.")
+
+    shown_problems: list[tuple[str, str]] | None = None
+
+    async def refresh() -> None:
+        nonlocal shown_problems
+        snapshot = console.scheduler.snapshot()
+        connected = console.scheduler.connected
+        state.set_text(_freshness(snapshot, connected))
+        state.classes(replace=f"badge {'ok' if connected else 'bad'}")
+        ready.set(
+            Shown(f"{_ready(snapshot)} of {len(snapshot.replicas)}"),
+            f"on {len(snapshot.hosts)} host{'' if len(snapshot.hosts) == 1 else 's'}",
+        )
+        in_flight.set(count(sum(queue.in_flight for queue in snapshot.queues)))
+        waiting.set(count(sum(queue.waiting for queue in snapshot.queues)), _oldest(snapshot))
+        cache.set(_cache_use(snapshot))
+        set_rows(replicas, [_replica_row(one, viewer.is_admin) for one in snapshot.replicas])
+        set_rows(queues, [_queue_row(one) for one in snapshot.queues])
+        set_rows(hosts, [_host_row(one) for one in snapshot.hosts])
+        if (found := problems(snapshot, connected)) != shown_problems:
+            shown_problems = found
+            alerts.clear()
+            with alerts:
+                for headline, body in found:
+                    notice("bad", headline, body)
+
+    await refresh()
+    viewer.live(REFRESH_S, refresh)
+
+
+def problems(snapshot: PoolSnapshot, connected: bool) -> list[tuple[str, str]]:
+    """What somebody must look at: (headline, what it means), worst first. Also the top of the overview."""
+    found: list[tuple[str, str]] = []
+    if not connected:
+        found.append(
+            (
+                "The scheduler is not connected",
+                "Live figures are the last known ones; requests are placed by the fallback.",
+            )
+        )
+    for replica in snapshot.replicas:
+        if replica.state == ReplicaState.FAILED:
+            detail = replica.detail or "The agent restarts it after a pause."
+            found.append((f"Replica {replica.replica_id} has failed", detail))
+    found.extend(
+        (
+            f"Host {host.host_id} is silent",
+            f"No heartbeat for {seconds(host.last_seen_s).text}; its replicas get no requests.",
+        )
+        for host in snapshot.hosts
+        if host.last_seen_s > STALE_HOST_S
+    )
+    models = {replica.model for replica in snapshot.replicas}
+    serving = {replica.model for replica in snapshot.replicas if replica.state == ReplicaState.READY}
+    found.extend(
+        (f"No replica serves {model}", "Requests for it are refused or wait.")
+        for model in sorted(models - serving)
+    )
+    return found
+
+
+async def _command(console: Console, viewer: Viewer, action: str, replica_id: str) -> None:
+    """Ask, then tell the scheduler; the admin function checks the role and writes the audit row."""
+    replica = next(
+        (one for one in console.scheduler.snapshot().replicas if one.replica_id == replica_id), None
+    )
+    if replica is None or action not in _ASK:
+        raise NotFound(f"there is no replica {replica_id!r} any more")
+    running = replica.running + replica.waiting
+    affected = f"{running} open request{'' if running == 1 else 's'}"
+    title = f"{action.capitalize()} {replica_id}?"
+    reason = await confirm(
+        viewer,
+        title,
+        _ASK[action].format(open=affected),
+        action.capitalize(),
+        danger=action in ("drain", "sleep", "restart"),
+    )
+    if reason is None:
+        return
+    toast_ok(f"{action.capitalize()}: {replica_id} was told.")
+    outcome = await command_replica(
+        console.database,
+        viewer.actor,
+        client=console.scheduler,
+        replica_id=replica_id,
+        action=action,
+        reason=reason,
+    )
+    toast_ok(f"{replica_id}: {outcome.message or action + ' is done'}.")
+
+
+def _freshness(snapshot: PoolSnapshot, connected: bool) -> str:
+    if not connected:
+        return "Scheduler away"
+    at = datetime.fromtimestamp(snapshot.at_unix_ms / 1000, UTC)
+    return f"Live · {at:%H:%M:%S} UTC"
+
+
+def _ready(snapshot: PoolSnapshot) -> int:
+    return sum(replica.state == ReplicaState.READY for replica in snapshot.replicas)
+
+
+def _oldest(snapshot: PoolSnapshot) -> str:
+    oldest = max((queue.oldest_s for queue in snapshot.queues if queue.waiting), default=None)
+    return "nobody waits" if oldest is None else f"oldest for {seconds(oldest).text}"
+
+
+def _cache_use(snapshot: PoolSnapshot) -> Shown:
+    awake = [one for one in snapshot.replicas if one.state == ReplicaState.READY]
+    room = sum(one.capacity.kv_cache_tokens for one in awake)
+    used = sum(one.kv_usage * one.capacity.kv_cache_tokens for one in awake)
+    return percent(used / room if room else None)
+
+
+def _replica_row(replica: ReplicaStatus, may_act: bool) -> Row:
+    acts = [(act, act.capitalize(), "") for act in _ACTS.get(replica.state, ())] if may_act else []
+    engine = f"{replica.engine}, simulated" if replica.simulated else replica.engine
+    return {
+        "id": replica.replica_id,
+        "replica": cell(replica.replica_id, sub=engine),
+        "model": cell(replica.model),
+        "state": cell(replica.state.value.capitalize(), tone=STATE_TONES[replica.state], sub=replica.detail),
+        "kv": cell(percent(replica.kv_usage), bar=replica.kv_usage),
+        "running": cell(count(replica.running)),
+        "waiting": cell(count(replica.waiting)),
+        "restarts": cell(count(replica.restarts)),
+        "tokens": cell(count(replica.counters.generation_tokens)),
+        "acts": acts_cell(acts, replica.replica_id),
+    }
+
+
+def _host_row(host: HostView) -> Row:
+    total = sum(host.state_seconds.values())
+    shares = ", ".join(
+        f"{name.replace('_', ' ')} {spent * 100 // total}%"
+        for name, spent in sorted(host.state_seconds.items(), key=lambda item: -item[1])
+        if total and spent
+    )
+    seen: Cell = cell(
+        Shown(f"{host.last_seen_s:.1f} s ago", "", host.last_seen_s),
+        tone="bad" if host.last_seen_s > STALE_HOST_S else "ok",
+    )
+    return {
+        "id": host.host_id,
+        "host": cell(host.host_id, sub=host.agent_id),
+        "kind": cell(host.host_kind),
+        "region": cell(host.region),
+        "gpus": cell(count(host.gpus)),
+        "seen": seen,
+        "life": cell(shares or "–", wrap=True),
+    }
+
+
+def _queue_row(queue: QueueView) -> Row:
+    return {
+        "id": queue.model,
+        "model": cell(queue.model),
+        "in_flight": cell(count(queue.in_flight)),
+        "waiting": cell(count(queue.waiting)),
+        "oldest": cell(seconds(queue.oldest_s if queue.waiting else None)),
+    }

@@ -1,0 +1,95 @@
+"""One organisation: money, projects and keys, limits, usage, and what was done to it."""
+
+from uuid import UUID
+
+from fastapi import Request
+from nicegui import ui
+
+from admin import audit as admin_audit
+from admin import tenants as admin_tenants
+from console.components.base import badge, card, notice, page_head
+from console.components.dialogs import secondary
+from console.components.table import Column, data_table
+from console.deps import Console
+from console.pages.audit import audit_rows, show_entry
+from console.pages.tenants import STATUS_TONES, change_status
+from console.panels.keys import keys_panel
+from console.panels.limits import limits_panel
+from console.panels.money import money_panel
+from console.panels.usage import usage_panel
+from console.viewer import Viewer
+from core.errors import NotFound
+from tenants.views import TenantView
+
+_AUDIT_COLUMNS = (
+    Column("at", "When"),
+    Column("actor", "Who"),
+    Column("action", "What"),
+    Column("reason", "Reason", sortable=False),
+    Column("acts", ""),
+)
+_TABS = {"overview": "Overview", "keys": "Projects and keys", "limits": "Limits", "audit": "Audit"}
+
+
+async def build(console: Console, viewer: Viewer, request: Request) -> None:
+    """Draw the organisation named in the path."""
+    tenant = await admin_tenants.get_tenant(console.database, viewer.actor, tenant_id=_path_id(request))
+    with page_head(tenant.name, f"{tenant.slug} · {tenant.id}", crumb=("Tenants", "/tenants")):
+        badge(tenant.status.capitalize(), STATUS_TONES.get(tenant.status, "idle"))
+        if viewer.is_admin:
+            _status_button(console, viewer, tenant)
+    if tenant.status == "suspended":
+        notice("warn", "This tenant is suspended", "Its keys are refused until it is resumed.")
+    chosen = request.query_params.get("tab", "overview")
+    with ui.tabs().props("no-caps align=left inline-label mobile-arrows").classes("tabs") as tabs:
+        for name, label in _TABS.items():
+            ui.tab(name, label)
+    with ui.tab_panels(tabs, value=chosen if chosen in _TABS else "overview", animated=False):
+        with ui.tab_panel("overview"):
+            await money_panel(console, viewer, tenant.id)
+            await usage_panel(console, viewer, tenant.id)
+        with ui.tab_panel("keys"):
+            await keys_panel(console, viewer, tenant.id)
+        with ui.tab_panel("limits"):
+            await limits_panel(console, viewer, tenant.id)
+        with ui.tab_panel("audit"):
+            await _audit(console, viewer, tenant)
+
+
+def _path_id(request: Request) -> UUID:
+    try:
+        return UUID(request.path_params["tenant_id"])
+    except ValueError:
+        raise NotFound("There is no such tenant.") from None
+
+
+def _status_button(console: Console, viewer: Viewer, tenant: TenantView) -> None:
+    suspend = tenant.status == "active"
+
+    async def change() -> None:
+        if await change_status(console, viewer, tenant, suspend=suspend):
+            ui.navigate.reload()
+
+    secondary(
+        "Suspend" if suspend else "Resume", viewer.act(change), icon="block" if suspend else "play_arrow"
+    )
+
+
+async def _audit(console: Console, viewer: Viewer, tenant: TenantView) -> None:
+    entries = await admin_audit.list_audit(console.database, viewer.actor, tenant_id=tenant.id, limit=50)
+    found = {str(entry.id): entry for entry in entries}
+
+    async def detail(_: str, row: str) -> None:
+        if row in found:
+            show_entry(found[row], {str(tenant.id): tenant.name})
+
+    with card("Recent acts", "The last fifty; the audit log has all.", flush=True):
+        data_table(
+            _AUDIT_COLUMNS,
+            audit_rows(console, entries, {}),
+            label="Recent acts",
+            nothing="Nothing has been done to this tenant yet.",
+            on_act=viewer.act(detail),
+            sort_by="at",
+            descending=True,
+        )

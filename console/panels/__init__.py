@@ -1,0 +1,1 @@
+"""Parts that more than one page shows: keys, limits, money and usage of one organisation."""

@@ -1,0 +1,152 @@
+"""Limits of one organisation, its projects and keys, and how much of each is in use right now."""
+
+import asyncio
+from uuid import UUID
+
+from nicegui import ui
+
+from admin import keys as admin_keys
+from admin import limits as admin_limits
+from admin import projects as admin_projects
+from console.components.base import card
+from console.components.dialogs import form_dialog, text_input
+from console.components.table import Cell, Column, Row, acts_cell, cell, data_table, set_rows
+from console.deps import Console
+from console.format import count
+from console.viewer import Viewer, toast_ok
+from tenants.principal import NO_LIMITS, Limits
+
+FIELDS = {
+    "requests_per_min": "Requests/min",
+    "input_tokens_per_min": "Input tokens/min",
+    "output_tokens_per_min": "Output tokens/min",
+    "concurrency": "Open requests",
+    "tokens_per_day": "Tokens/day",
+}
+_COLUMNS = (
+    Column("scope", "Applies to"),
+    *(Column(name, label, numeric=True) for name, label in FIELDS.items()),
+    Column("acts", ""),
+)
+
+
+def parse_limit(text: str) -> int | None:
+    """A limit as typed: empty = none, else a whole number above zero; blanks and commas may group digits.
+
+    Raises ValueError with a sentence for people.
+    """
+    digits = text.strip().replace(",", "").replace(" ", "").replace("\u202f", "")
+    if not digits:
+        return None
+    if not (digits.isascii() and digits.isdigit()) or int(digits) == 0 or len(digits) > 15:
+        raise ValueError("A whole number above zero, or empty for no limit.")
+    return int(digits)
+
+
+async def limits_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
+    """Draw the table of limits; editing for those who run the organisation or the platform."""
+    panel = _LimitsPanel(console, viewer, tenant_id)
+    await panel.draw()
+
+
+class _LimitsPanel:
+    """Every scope with its limits; each row can be edited."""
+
+    def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID) -> None:
+        self.console = console
+        self.viewer = viewer
+        self.tenant_id = tenant_id
+        self.editable = {
+            "platform_admin": ("tenant", "project", "key"),
+            "tenant_owner": ("project", "key"),
+        }.get(viewer.role, ())
+        self.scopes: dict[str, tuple[str, UUID, str]] = {}
+        self.limits: dict[str, Limits] = {}
+        self.table: ui.table
+
+    async def draw(self) -> None:
+        """Put the card on the page."""
+        with card(
+            "Limits",
+            "A request must fit all three: its key's, its project's and the organisation's. A dash means no limit.",
+            flush=True,
+        ):
+            self.table = data_table(
+                _COLUMNS,
+                await self.rows(),
+                label="Limits",
+                nothing="No limits.",
+                on_act=self.viewer.act(self.edit),
+            )
+
+    async def rows(self) -> list[Row]:
+        """Read limits of all scopes."""
+        database, actor = self.console.database, self.viewer.actor
+        projects, keys, limits = await asyncio.gather(
+            admin_projects.list_projects(database, actor, tenant_id=self.tenant_id),
+            admin_keys.list_keys(database, actor, tenant_id=self.tenant_id),
+            admin_limits.list_limits(database, actor, tenant_id=self.tenant_id),
+        )
+        scopes: list[tuple[str, UUID, str]] = [("tenant", self.tenant_id, "Whole organisation")]
+        scopes += [("project", one.id, one.name) for one in projects if one.status == "active"]
+        scopes += [("key", one.id, f"{one.name} …{one.last4}") for one in keys if one.status == "active"]
+        self.scopes = {str(scope[1]): scope for scope in scopes}
+        self.limits = {str(one.scope_id): one.limits for one in limits}
+        return [self._row(*scope) for scope in scopes]
+
+    def _row(self, kind: str, scope_id: UUID, name: str) -> Row:
+        limits = self.limits.get(str(scope_id), NO_LIMITS)
+        row: Row = {
+            "id": str(scope_id),
+            "scope": cell(name, sub=kind.capitalize() if kind != "tenant" else ""),
+        }
+        for field in FIELDS:
+            row[field] = self._limit_cell(getattr(limits, field))
+        row["acts"] = acts_cell([("edit", "Edit", "")] if kind in self.editable else [], f"limits of {name}")
+        return row
+
+    @staticmethod
+    def _limit_cell(limit: int | None) -> Cell:
+        return cell(count(limit))
+
+    async def edit(self, _: str, row: str) -> None:
+        """Edit the limits of one scope."""
+        if row not in self.scopes:
+            return
+        kind, scope_id, name = self.scopes[row]
+        limits = self.limits.get(row, NO_LIMITS)
+        inputs: dict[str, ui.input] = {}
+
+        async def save() -> bool:
+            values: dict[str, int | None] = {}
+            for field, box in inputs.items():
+                try:
+                    values[field] = parse_limit(box.value or "")
+                    box.error = None
+                except ValueError as error:
+                    box.error = str(error)
+            if any(box.error for box in inputs.values()):
+                return False
+            await admin_limits.set_limits(
+                self.console.database,
+                self.viewer.actor,
+                tenant_id=self.tenant_id,
+                scope_kind=kind,
+                scope_id=scope_id,
+                limits=Limits(**values),
+            )
+            toast_ok(f"Limits of {name} are set; they hold within seconds.")
+            set_rows(self.table, await self.rows())
+            return True
+
+        with (
+            form_dialog(
+                f"Limits of {name}", "Set limits", self.viewer, save, sub="Leave a field empty for no limit."
+            ),
+            ui.element("div").classes("fields"),
+        ):
+            for field, label in FIELDS.items():
+                present = getattr(limits, field)
+                inputs[field] = text_input(label, "" if present is None else str(present)).props(
+                    "inputmode=numeric"
+                )

@@ -1,0 +1,176 @@
+"""Price books as tables, and the form that schedules a new price."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+from nicegui import ui
+
+from admin import billing as admin_billing
+from billing.prices import TIERS, PriceView
+from console.components.base import card
+from console.components.dialogs import form_dialog, text_input
+from console.components.table import Column, Row, cell, data_table
+from console.deps import Console
+from console.format import moment, per_mtok
+from console.viewer import Viewer, toast_ok
+from core.money import per_mtok_to_pico_per_token
+
+CLASSES = {
+    "input": "Input",
+    "cached_input": "Cached input",
+    "output": "Output",
+    "reasoning": "Reasoning",
+}
+OPTIONAL = {"cached_input": "Empty: as input", "reasoning": "Empty: as output"}
+COLUMNS = (
+    Column("model", "Model"),
+    Column("tier", "Tier"),
+    Column("whose", "Applies to"),
+    *(Column(name, label, numeric=True) for name, label in CLASSES.items()),
+    Column("state", "State"),
+    Column("from", "From", numeric=True),
+    Column("to", "Until", numeric=True),
+)
+
+
+def price_state(price: PriceView, now: datetime) -> tuple[str, str]:
+    """Whether a version holds now: (word, tone)."""
+    if datetime.fromisoformat(price.effective_from) > now:
+        return "Scheduled", "info"
+    if price.effective_to is not None and datetime.fromisoformat(price.effective_to) <= now:
+        return "Ended", "idle"
+    return "In force", "ok"
+
+
+def price_rows(
+    prices: Sequence[PriceView], now: datetime, tenants: dict[UUID, str] | None = None
+) -> list[Row]:
+    """Rows of price versions; `tenants` names the holders of contract prices."""
+    rows = []
+    for price in prices:
+        word, tone = price_state(price, now)
+        row: Row = {
+            "id": str(price.id),
+            "model": cell(price.model),
+            "tier": cell(price.tier.capitalize()),
+            "whose": cell("List price")
+            if price.tenant_id is None
+            else cell((tenants or {}).get(price.tenant_id, "Contract"), sub="contract"),
+            "state": cell(word, tone=tone),
+            "from": cell(moment(datetime.fromisoformat(price.effective_from), now)),
+            "to": cell(
+                moment(datetime.fromisoformat(price.effective_to) if price.effective_to else None, now)
+            ),
+        }
+        for name in CLASSES:
+            row[name] = cell(per_mtok(getattr(price, name)))
+        rows.append(row)
+    return rows
+
+
+async def own_prices_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
+    """The prices that one organisation pays: its contract prices and the list prices beside them."""
+    prices = await admin_billing.list_prices(console.database, viewer.actor, tenant_id=tenant_id)
+    with card(
+        "Prices", "US dollars per million tokens. A contract price goes before the list price.", flush=True
+    ):
+        data_table(
+            COLUMNS, price_rows(prices, console.clock.now()), label="Prices", nothing="No price is set yet."
+        )
+
+
+def parse_start(text: str) -> datetime | None:
+    """When a price begins, as typed in UTC: `2026-12-01` or `2026-12-01 14:30`; empty = now.
+
+    Raises ValueError with a sentence for people.
+    """
+    plain = text.strip().removesuffix("UTC").strip()
+    if not plain:
+        return None
+    for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M"):
+        try:
+            return datetime.strptime(plain, form).replace(tzinfo=UTC)
+        except ValueError:
+            continue
+    raise ValueError("A UTC date such as 2026-12-01, or 2026-12-01 14:30; empty for now.")
+
+
+def parse_rate(text: str) -> str:
+    """A price per million tokens as typed, as an exact decimal string. Raises ValueError with a sentence."""
+    plain = text.strip().removeprefix("$").replace(",", "").strip()
+    try:
+        per_mtok_to_pico_per_token(plain)
+    except ValueError:
+        raise ValueError("Dollars per million tokens, such as 0.50.") from None
+    return plain
+
+
+def open_price_form(
+    console: Console,
+    viewer: Viewer,
+    models: Sequence[str],
+    tenants: dict[str, str],
+    done: Callable[[], Awaitable[None]],
+) -> None:
+    """Ask for a price and when it begins; sets it through the admin function."""
+    rates: dict[str, ui.input] = {}
+
+    async def save() -> bool:
+        values: dict[str, str] = {}
+        for name, box in rates.items():
+            if name in OPTIONAL and not (box.value or "").strip():
+                continue
+            try:
+                values[name] = parse_rate(box.value or "")
+                box.error = None
+            except ValueError as error:
+                box.error = str(error)
+        try:
+            begins = parse_start(start.value or "")
+            start.error = None
+        except ValueError as error:
+            start.error = str(error)
+        if start.error or any(box.error for box in rates.values()):
+            return False
+        await admin_billing.set_price(
+            console.database,
+            viewer.actor,
+            model=model.value,
+            tier=tier.value,
+            tenant_id=UUID(whose.value) if whose.value else None,
+            effective_from=begins,
+            reason=(reason.value or "").strip() or None,
+            input=values["input"],
+            output=values["output"],
+            cached_input=values.get("cached_input"),
+            reasoning=values.get("reasoning"),
+        )
+        toast_ok(f"The price of {model.value} is {'scheduled' if begins else 'set'}.")
+        await done()
+        return True
+
+    with form_dialog(
+        "New price",
+        "Save price",
+        viewer,
+        save,
+        sub="US dollars per million tokens. Requests keep the price that held when they were admitted.",
+        wide=True,
+    ):
+        with ui.element("div").classes("fields"):
+            model = ui.select(list(models), value=models[0] if models else None, label="Model").props(
+                "outlined dense"
+            )
+            tier = ui.select({one: one.capitalize() for one in TIERS}, value="standard", label="Tier")
+            tier.props("outlined dense")
+            whose = ui.select({"": "Everyone (list price)", **tenants}, value="", label="Applies to")
+            whose.props("outlined dense")
+        with ui.element("div").classes("fields"):
+            for name, label in CLASSES.items():
+                rates[name] = text_input(label, hint=OPTIONAL.get(name, "")).props(
+                    "inputmode=decimal prefix=$"
+                )
+        start = text_input("Begins (UTC)", hint="Date or date and time; empty for now.")
+        start.props["placeholder"] = "2026-12-01 00:00"
+        reason = text_input("Reason", hint="Kept in the audit log.").props("maxlength=500")

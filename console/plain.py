@@ -1,0 +1,40 @@
+"""Pages without the framework: sign-in and messages. They work before, after and without a session."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+from starlette.responses import HTMLResponse
+
+STATIC = Path(__file__).parent / "static"
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+@cache
+def asset_version() -> str:
+    """Changes when a stylesheet or script changes, so that browsers may cache them."""
+    digest = hashlib.sha256()
+    for path in sorted(STATIC.iterdir()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
+
+
+def _render(template: str, status: int, **values: object) -> HTMLResponse:
+    html = _environment().get_template(template).render(version=asset_version(), **values)
+    return HTMLResponse(html, status)
+
+
+def sign_in_page(*, status: int = 200, error: str = "", email: str = "", target: str = "") -> HTMLResponse:
+    """The sign-in form, with what went wrong."""
+    return _render("sign_in.html", status, title="Sign in", error=error, email=email, next=target)
+
+
+def message_page(status: int, title: str, body: str) -> HTMLResponse:
+    """One sentence on why there is no page."""
+    return _render("message.html", status, title=title, body=body)

@@ -1,0 +1,107 @@
+"""The console role: one process, its own port, an internal port for metrics; drains on SIGTERM and SIGINT."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+from collections.abc import Iterator
+
+import uvicorn
+from nicegui import Client
+from prometheus_client import Gauge
+
+from console.app import create_app
+from console.deps import Console
+from console.sessions import SessionStore
+from core import redis as core_redis
+from core.clock import SystemClock
+from core.db import Database
+from core.logs import setup_logging
+from core.settings import Settings
+from core.telemetry import MetricsServer, setup_tracing
+from scheduler.client import SchedulerClient
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 5
+"""Open pages get this long to end; a browser reconnects by itself after a restart."""
+
+_OPEN_PAGES = Gauge(
+    "penstock_console_open_pages", "Pages held in memory: open tabs, and closed ones for a few seconds."
+)
+_TASKS = Gauge("penstock_console_tasks", "Tasks of the event loop; returns to its floor when pages close.")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its habit of raising the signal again after the drain: a told stop is a success."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let SIGTERM and SIGINT start the drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
+def main(settings: Settings) -> int:
+    """Serve the console until a signal ends it. Returns the exit status."""
+    setup_logging("console", settings.log_level)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it logs socket addresses, which name pages
+    setup_tracing("console", settings)
+    return asyncio.run(_serve(settings))
+
+
+def _api_base_url(settings: Settings) -> str:
+    base = settings.public_url or f"http://{settings.host}:{settings.port}"
+    return base.rstrip("/") + "/v1"
+
+
+async def _serve(settings: Settings) -> int:
+    clock = SystemClock()
+    database = Database(settings.database_url)
+    redis = core_redis.connect(settings.redis_url)
+    scheduler = SchedulerClient(
+        settings.scheduler_host,
+        settings.scheduler_port,
+        settings.internal_token.get_secret_value(),
+        name="console",
+        clock=clock,
+        rng=random.Random(),  # noqa: S311 - spreads reconnects, guards nothing
+    )
+    console = Console(
+        database=database,
+        redis=redis,
+        scheduler=scheduler,
+        sessions=SessionStore(redis, database, settings.console_secret.get_secret_value().encode(), clock),
+        clock=clock,
+        api_base_url=_api_base_url(settings),
+        key_pepper=settings.key_pepper.get_secret_value().encode(),
+    )
+    _OPEN_PAGES.set_function(lambda: len(Client.instances))
+    loop = asyncio.get_running_loop()
+    _TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
+    metrics = MetricsServer(settings.metrics_port, host=settings.host)
+    await metrics.start()
+    await scheduler.start()
+    server = _Server(
+        uvicorn.Config(
+            create_app(console),
+            host=settings.host,
+            port=settings.console_port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_S,
+            ws="websockets-sansio",
+        )
+    )
+    try:
+        await server.serve()
+    finally:
+        await scheduler.close()
+        await metrics.close()
+        await redis.aclose()
+        await database.close()
+    return 0 if server.started else 1

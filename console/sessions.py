@@ -1,0 +1,93 @@
+"""Console sessions: random tokens in a cookie, the session itself in Redis under a keyed hash of the token.
+
+Redis never sees a token, so reading Redis does not let anyone sign in. Signing in always makes a new token.
+A session ends by signing out, after an hour without a page or an act, after twelve hours in any case, and when its
+person is disabled. The role is read afresh for every page and act, so a change of role holds at once.
+"""
+
+import hashlib
+import hmac
+import secrets
+from uuid import UUID
+
+import msgspec
+from redis.asyncio import Redis
+
+from admin.actor import Actor
+from admin.users import current_actor
+from core.clock import Clock
+from core.db import Database
+
+IDLE_S = 3600
+"""A session unused for this long ends."""
+LIFE_S = 12 * 3600
+"""No session lives longer."""
+TOKEN_CHARS_MAX = 128
+_PREFIX = "penstock:console:session:"
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """A session as Redis holds it."""
+
+    user_id: UUID
+    email: str
+    started_at: float
+    """Unix seconds."""
+
+
+class Session(msgspec.Struct, frozen=True):
+    """Who is signed in, with the role of this moment."""
+
+    actor: Actor
+    email: str
+
+
+class SessionStore:
+    """Opens, finds and ends sessions."""
+
+    def __init__(self, redis: Redis, database: Database, secret: bytes, clock: Clock) -> None:
+        self._redis = redis
+        self._database = database
+        self._secret = secret
+        self._clock = clock
+
+    def _key(self, token: str) -> str:
+        return _PREFIX + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()
+
+    async def open(self, actor: Actor) -> str:
+        """Start a session of a user and return its token: the cookie's value."""
+        token = secrets.token_urlsafe(32)
+        stored = _Stored(UUID(actor.id), actor.label, self._clock.now().timestamp())
+        await self._redis.set(self._key(token), msgspec.json.encode(stored), ex=IDLE_S)
+        return token
+
+    async def alive(self, token: str) -> bool:
+        """Whether the session of `token` still stands; does not count as use."""
+        return await self._stored(token) is not None
+
+    async def use(self, token: str) -> Session | None:
+        """The session of `token` for a page or an act, or None; restarts the idle time."""
+        found = await self._stored(token)
+        if found is None:
+            return None
+        stored, left_s = found
+        actor = await current_actor(self._database, stored.user_id)
+        if actor is None:
+            await self.end(token)
+            return None
+        await self._redis.expire(self._key(token), max(1, min(IDLE_S, int(left_s))))
+        return Session(actor=actor, email=stored.email)
+
+    async def _stored(self, token: str) -> tuple[_Stored, float] | None:
+        if not token or len(token) > TOKEN_CHARS_MAX:
+            return None
+        raw = await self._redis.get(self._key(token))
+        if raw is None:
+            return None
+        stored = msgspec.json.decode(raw, type=_Stored)
+        left_s = stored.started_at + LIFE_S - self._clock.now().timestamp()
+        return (stored, left_s) if left_s > 0 else None
+
+    async def end(self, token: str) -> None:
+        """Forget the session of `token`."""
+        await self._redis.delete(self._key(token))

@@ -1,0 +1,135 @@
+"""Who looks at a page, and the one way its handlers run: session checked, errors told, nothing half-shown."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+from nicegui import ui
+
+from admin.actor import Actor
+from console.sessions import Session, SessionStore
+from core.errors import PenstockError
+
+log = logging.getLogger(__name__)
+
+PLATFORM_ROLES = frozenset({"platform_admin", "finance"})
+TENANT_ROLES = frozenset({"tenant_owner", "tenant_developer", "tenant_viewer"})
+ADMIN_ROLES = frozenset({"platform_admin"})
+MONEY_ROLES = PLATFORM_ROLES
+"""May grant credit, set budgets and prices."""
+
+
+class SignedOut(Exception):
+    """The session ended while the page was open."""
+
+
+class Viewer:
+    """The signed-in person behind one page."""
+
+    def __init__(self, session: Session, token: str, sessions: SessionStore) -> None:
+        self.session = session
+        self._token = token
+        self._sessions = sessions
+
+    @property
+    def actor(self) -> Actor:
+        """The actor that admin functions record."""
+        return self.session.actor
+
+    @property
+    def role(self) -> str:
+        """The role of the session."""
+        return self.session.actor.role
+
+    @property
+    def is_platform(self) -> bool:
+        """Whether the viewer belongs to the platform and not to one organisation."""
+        return self.role in PLATFORM_ROLES
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether the viewer may act on tenants and pools."""
+        return self.role in ADMIN_ROLES
+
+    @property
+    def may_bill(self) -> bool:
+        """Whether the viewer may change money: credit, budgets, prices."""
+        return self.role in MONEY_ROLES
+
+    @property
+    def scope(self) -> UUID | None:
+        """What the viewer may read: one organisation, or None for all of them."""
+        return None if self.is_platform else self.tenant_id
+
+    @property
+    def tenant_id(self) -> UUID:
+        """The viewer's organisation; only tenant roles have one."""
+        if self.actor.tenant_id is None:
+            raise SignedOut
+        return self.actor.tenant_id
+
+    async def check(self) -> None:
+        """Before an act: raise SignedOut unless the session stands, and take over the role of this moment."""
+        session = await self._sessions.use(self._token)
+        if session is None or session.actor.id != self.session.actor.id:
+            raise SignedOut
+        self.session = session
+
+    def act(self, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
+        """Wrap an event handler: the session must stand, and whatever goes wrong becomes a sentence on the page."""
+
+        async def run(*args: Any) -> None:
+            try:
+                await self.check()
+                await handler(*args)
+            except SignedOut:
+                ui.navigate.to("/sign-in")
+            except PenstockError as error:
+                toast_error(error.message)
+            except Exception:
+                log.exception("a console action failed")
+                toast_error("Something went wrong on our side; nothing was changed. Try again in a moment.")
+
+        return run
+
+    def live(self, interval_s: float, refresh: Callable[[], Awaitable[None]]) -> ui.timer:
+        """Run `refresh` every `interval_s` while the page is open; ends with the page and with the session."""
+        failing = False
+
+        async def tick() -> None:
+            nonlocal failing
+            try:
+                if not await self._sessions.alive(self._token):
+                    raise SignedOut
+                await refresh()
+                failing = False
+            except SignedOut:
+                timer.cancel()
+                ui.navigate.to("/sign-in")
+            except Exception:
+                if not failing:
+                    log.exception("a live refresh failed")
+                    toast_error("Live figures are paused: the data could not be read. Retrying.")
+                failing = True
+
+        timer = ui.timer(interval_s, tick, immediate=False)
+        return timer
+
+
+def toast_ok(message: str) -> None:
+    """Say that an act is done."""
+    ui.notify(message, position="bottom-right", classes="toast-ok", timeout=4000, attrs={"role": "status"})
+
+
+def toast_error(message: str) -> None:
+    """Say what went wrong; stays until dismissed or for ten seconds."""
+    ui.notify(
+        message,
+        position="bottom-right",
+        classes="toast-bad",
+        timeout=10_000,
+        multi_line=True,
+        close_button="Dismiss",
+        attrs={"role": "alert"},
+    )
