@@ -105,7 +105,8 @@ class SchedulerClient:
         self._away_since = clock.monotonic()
         self._heard_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._up = asyncio.Event()
+        self._informed = asyncio.Event()
+        """Connected, and the first snapshot of this connection is here."""
 
     async def start(self) -> None:
         """Begin to connect; calls made before the connection is up wait for it."""
@@ -171,17 +172,22 @@ class SchedulerClient:
         """The last pool state the scheduler pushed; empty before the first."""
         return self._snapshot
 
+    async def fresh_snapshot(self) -> PoolSnapshot:
+        """The pool state of a live connection; waits for one. Raises Unavailable when the scheduler is away."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S * 2):
+                await self._informed.wait()
+        except TimeoutError:
+            why = self.denied or f"no answer at {self._host}:{self._port}"
+            raise Unavailable(f"the scheduler cannot be reached: {why}", retry_after_s=2.0) from None
+        return self._snapshot
+
     async def command(self, command: ReplicaCommand) -> CommandResult:
         """Have a replica drained, slept, woken ...; waits for the agent's answer.
 
         Raises Unavailable when the scheduler cannot be reached.
         """
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S * 2):
-                await self._up.wait()
-        except TimeoutError:
-            why = self.denied or f"no answer at {self._host}:{self._port}"
-            raise Unavailable(f"the scheduler cannot be reached: {why}") from None
+        await self.fresh_snapshot()
         future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
         self._commands[command.command_id] = future
         self._send(command)
@@ -196,7 +202,6 @@ class SchedulerClient:
         backoff_s = BACKOFF_S[0]
         loop = asyncio.get_running_loop()
         while True:
-            self.denied = ""
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     _, link = await loop.create_connection(lambda: _ClientLink(self), self._host, self._port)
@@ -223,6 +228,7 @@ class SchedulerClient:
                 self._refused(message)
             case PoolSnapshot():
                 self._snapshot = message
+                self._informed.set()
             case CommandResult():
                 future = self._commands.get(message.command_id)
                 if future is not None and not future.done():
@@ -237,8 +243,7 @@ class SchedulerClient:
             link.close()
             return
         now = self._clock.monotonic()
-        self.connected = True
-        self._up.set()
+        self.connected, self.denied = True, ""
         link.send(Announce([_open(held, now) for held in self._held.values()], self._still_waiting(now)))
 
     def _still_waiting(self, now: float) -> list[QueuedRequest]:
@@ -254,7 +259,7 @@ class SchedulerClient:
             return
         self._link = None
         self.connected = False
-        self._up.clear()
+        self._informed.clear()
         self._away_since = self._clock.monotonic()
         for command_id, future in self._commands.items():
             if not future.done():

@@ -1,0 +1,138 @@
+"""The pools: what runs where, and what people may do to a replica."""
+
+import msgspec
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import write
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import uuid7
+from scheduler.client import SchedulerClient
+from scheduler.wire import HostView, QueueView
+from tenants.names import clean_reason
+from tenants.roles import FINANCE, PLATFORM_ADMIN
+from workers.wire import ReplicaCommand, ReplicaState, ReplicaStatus
+
+ACTIONS = ("drain", "resume", "sleep", "wake", "restart")
+"""Drain finishes what runs and takes nothing new; resume undoes it; sleep parks the weights; wake brings them back."""
+MAX_DEADLINE_S = 3600.0
+
+
+class ReplicaView(msgspec.Struct, frozen=True):
+    """One replica as people see it."""
+
+    replica_id: str
+    model: str
+    state: ReplicaState
+    engine: str
+    simulated: bool
+    running: int
+    waiting: int
+    kv_usage_pct: float
+    """Per cent of the KV cache in use."""
+    restarts: int
+    gpus: int
+    url: str
+    detail: str
+
+
+class PoolsView(msgspec.Struct, frozen=True):
+    """The live state of all pools."""
+
+    at_unix_ms: int
+    replicas: list[ReplicaView]
+    hosts: list[HostView]
+    queues: list[QueueView]
+
+
+class CommandOutcome(msgspec.Struct, frozen=True):
+    """What became of a command."""
+
+    replica_id: str
+    action: str
+    message: str
+
+
+async def get_pools(actor: Actor, *, client: SchedulerClient) -> PoolsView:
+    """Hosts, replicas and queues now. Raises Unavailable when the scheduler is away."""
+    require(actor, PLATFORM_ADMIN, FINANCE)
+    snapshot = await client.fresh_snapshot()
+    replicas = [_view(status) for status in snapshot.replicas]
+    return PoolsView(snapshot.at_unix_ms, replicas, snapshot.hosts, snapshot.queues)
+
+
+async def command_replica(
+    database: Database,
+    actor: Actor,
+    *,
+    client: SchedulerClient,
+    replica_id: str,
+    action: str,
+    reason: str,
+    deadline_s: float = 120.0,
+) -> CommandOutcome:
+    """Have a replica drained, resumed, put to sleep, woken or restarted; waits for the agent's answer.
+
+    The audit row is written before the command leaves, a second one should it fail: nothing is done unrecorded.
+    Raises InvalidRequest, NotFound, Unavailable when the scheduler is away, Conflict with the agent's word.
+    """
+    require(actor, PLATFORM_ADMIN)
+    reason = clean_reason(reason)
+    if action not in ACTIONS:
+        raise InvalidRequest(
+            f"action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}", param="action"
+        )
+    if not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise InvalidRequest(f"deadline_s must be above 0 and at most {MAX_DEADLINE_S:g}", param="deadline_s")
+    before = await _find(client, replica_id)
+    await _record(database, actor, f"replica.{action}", before, reason, {"asked": action})
+    command = ReplicaCommand(str(uuid7()), replica_id, action, deadline_s)
+    result = await client.command(command)
+    if not result.ok:
+        await _record(database, actor, f"replica.{action}_failed", before, reason, {"error": result.message})
+        raise Conflict(f"replica {replica_id} could not {action}: {result.message}")
+    return CommandOutcome(replica_id, action, result.message)
+
+
+async def _find(client: SchedulerClient, replica_id: str) -> ReplicaView:
+    replicas = (await client.fresh_snapshot()).replicas
+    for status in replicas:
+        if status.replica_id == replica_id:
+            return _view(status)
+    known = ", ".join(status.replica_id for status in replicas) or "none"
+    raise NotFound(f"there is no replica {replica_id[:200]!r}; now there are: {known}", param="replica_id")
+
+
+async def _record(
+    database: Database, actor: Actor, action: str, before: ReplicaView, reason: str, after: dict[str, str]
+) -> None:
+    async with write(database, actor) as connection:
+        await record(
+            connection,
+            actor,
+            action,
+            tenant_id=None,
+            object_kind="replica",
+            object_id=before.replica_id,
+            reason=reason,
+            before=before,
+            after=after,
+        )
+
+
+def _view(status: ReplicaStatus) -> ReplicaView:
+    return ReplicaView(
+        status.replica_id,
+        status.model,
+        status.state,
+        status.engine,
+        status.simulated,
+        status.running,
+        status.waiting,
+        round(100 * status.kv_usage, 1),
+        status.restarts,
+        status.capacity.gpus,
+        status.url,
+        status.detail,
+    )

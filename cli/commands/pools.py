@@ -1,0 +1,144 @@
+"""`penstock pools`: hosts and replicas, and what may be done to them."""
+
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from admin import pools
+from cli.context import AsJson, DataDir, actor, emit, open_db, run, runtime
+from core.clock import SystemClock
+from core.errors import InvalidRequest
+from scheduler.client import SchedulerClient
+
+app = typer.Typer(help="Hosts and replicas: what runs where; drain, wake, restart.", no_args_is_help=True)
+
+ReplicaId = Annotated[str, typer.Argument(metavar="REPLICA", help="Id of the replica, as `list` shows it.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it stands in the audit log.")]
+Deadline = Annotated[float, typer.Option("--deadline", help="Seconds it may take.")]
+DEADLINE_S = 120.0
+
+
+@asynccontextmanager
+async def open_scheduler(data_dir: Path | None) -> AsyncIterator[SchedulerClient]:
+    """A connection to the scheduler: PENSTOCK_SCHEDULER_* and PENSTOCK_INTERNAL_TOKEN, else of `penstock up`."""
+    token = os.environ.get("PENSTOCK_INTERNAL_TOKEN")
+    if token:
+        host = os.environ.get("PENSTOCK_SCHEDULER_HOST", "127.0.0.1")
+        port = os.environ.get("PENSTOCK_SCHEDULER_PORT", "8010")
+    else:
+        facts = runtime(data_dir)
+        host, port = str(facts.get("scheduler_host", "127.0.0.1")), str(facts["scheduler_port"])
+        token = str(facts["internal_token"])
+    if not port.isdecimal():
+        raise InvalidRequest(f"PENSTOCK_SCHEDULER_PORT must be a number, not {port!r}")
+    rng = random.Random()  # noqa: S311 - spreads reconnects, keeps no secret
+    client = SchedulerClient(host, int(port), token, name="cli", clock=SystemClock(), rng=rng)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@app.command("list", epilog="Example: penstock pools list --json")
+def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show replicas, hosts and queues now."""
+
+    async def act() -> pools.PoolsView:
+        async with open_scheduler(data_dir) as client:
+            return await pools.get_pools(actor(), client=client)
+
+    view = run(act)
+    if as_json:
+        emit(view, as_json)
+        return
+    emit(view.replicas, as_json, title="Replicas")
+    hosts = [msgspec.to_builtins(host) for host in view.hosts]
+    for host in hosts:
+        host["state_seconds"] = ", ".join(f"{state} {s} s" for state, s in host["state_seconds"].items())
+    emit(hosts, as_json, title="Hosts")
+    emit(view.queues, as_json, title="Queues")
+
+
+def _command(
+    action: str, replica_id: str, reason: str, deadline_s: float, data_dir: Path | None, as_json: bool
+) -> None:
+    async def act() -> pools.CommandOutcome:
+        async with open_db(data_dir) as database, open_scheduler(data_dir) as client:
+            return await pools.command_replica(
+                database,
+                actor(),
+                client=client,
+                replica_id=replica_id,
+                action=action,
+                reason=reason,
+                deadline_s=deadline_s,
+            )
+
+    emit(run(act), as_json)
+
+
+@app.command(epilog='Example: penstock pools drain host-1/tiny-0 --reason "new driver"')
+def drain(
+    replica: ReplicaId,
+    reason: Reason,
+    deadline: Deadline = DEADLINE_S,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a replica finish what it has and give it nothing new."""
+    _command("drain", replica, reason, deadline, data_dir, as_json)
+
+
+@app.command(epilog='Example: penstock pools resume host-1/tiny-0 --reason "driver is in"')
+def resume(
+    replica: ReplicaId,
+    reason: Reason,
+    deadline: Deadline = DEADLINE_S,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Route to a drained replica again."""
+    _command("resume", replica, reason, deadline, data_dir, as_json)
+
+
+@app.command(epilog='Example: penstock pools sleep host-1/tiny-0 --reason "night"')
+def sleep(
+    replica: ReplicaId,
+    reason: Reason,
+    deadline: Deadline = DEADLINE_S,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Park a replica's weights, so that its GPUs serve another model."""
+    _command("sleep", replica, reason, deadline, data_dir, as_json)
+
+
+@app.command(epilog='Example: penstock pools wake host-1/tiny-0 --reason "morning"')
+def wake(
+    replica: ReplicaId,
+    reason: Reason,
+    deadline: Deadline = DEADLINE_S,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a sleeping replica back."""
+    _command("wake", replica, reason, deadline, data_dir, as_json)
+
+
+@app.command(epilog='Example: penstock pools restart host-1/tiny-0 --reason "stuck"')
+def restart(
+    replica: ReplicaId,
+    reason: Reason,
+    deadline: Deadline = DEADLINE_S,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a replica's engine and start it anew; what runs on it is lost."""
+    _command("restart", replica, reason, deadline, data_dir, as_json)
