@@ -239,7 +239,7 @@ class Board:
                 return
 
     def _expire(self, model: str, queue: ModelQueue, expired: list[tuple[Ticket, int]]) -> None:
-        running: dict[str, int] = {}
+        running = dict.fromkeys(queue.tenant_ids, 0)
         for entry in self.open.values():
             if entry.model == model:
                 running[entry.tenant_id] = running.get(entry.tenant_id, 0) + 1

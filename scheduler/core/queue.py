@@ -65,9 +65,9 @@ class ModelQueue:
         return next(iter(self._tickets.values()), None)
 
     @property
-    def tenants(self) -> int:
+    def tenant_ids(self) -> list[str]:
         """Tenants that wait."""
-        return len(self._by_tenant)
+        return list(self._by_tenant)
 
     def waiting_of(self, tenant_id: str) -> int:
         """Requests of one tenant that wait."""

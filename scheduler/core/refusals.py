@@ -41,7 +41,10 @@ def overdue(ticket: Ticket, position: int, over_share: bool, replicas: Sequence[
 
 
 def over_share(running: Mapping[str, int], tenant_id: str) -> bool:
-    """Whether a tenant runs more than an even share of a model; `running` counts placements by tenant."""
+    """Whether a tenant runs more than an even share of a model.
+
+    `running` counts placements by tenant, with 0 for those that only wait.
+    """
     tenants = len(running) + (tenant_id not in running)
     return running.get(tenant_id, 0) * tenants > sum(running.values())
 

@@ -1,0 +1,311 @@
+"""The board as a state machine, and the rules that need a story."""
+
+import random
+from dataclasses import astuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from scheduler.core.board import Board, Placed, Turned, bounded
+from scheduler.messages import Announce, OpenPlacement, QueuedRequest
+from scheduler.wire import Placement, Released
+from tests.support.scheduling import MODEL, beat, replica, request
+from workers.wire import ReplicaState
+
+CLIENTS = st.sampled_from(["api-1", "api-2"])
+
+
+def board(*replicas, grace_s: float = 0.0, **options) -> Board:
+    made = Board("epoch-1", 0.0, grace_s=grace_s, **options)
+    if replicas:
+        made.heartbeat(beat(*replicas), 0.0)
+    return made
+
+
+class BoardMachine(RuleBasedStateMachine):
+    """Two clients, two replicas, everything that may happen in any order."""
+
+    @initialize(seed=st.integers(0, 1000))
+    def begin(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.seq = 0
+        self.statuses = [replica("host/r0", slots=2), replica("host/r1", slots=3)]
+        self.board = board(*self.statuses)
+        self.waiting: dict[tuple[str, str], float] = {}
+        self.held: dict[tuple[str, str], Placement] = {}
+
+    def _dispatch(self) -> None:
+        for decision in self.board.dispatch(self.now, self.rng):
+            if isinstance(decision, Placed):
+                key = (decision.client, decision.placement.request_id)
+                assert key in self.waiting, "placed twice, or what does not wait"
+                del self.waiting[key]
+                self.held[key] = decision.placement
+            else:
+                key = (decision.client, decision.refusal.request_id)
+                assert key in self.waiting, "refused twice, or what does not wait"
+                if decision.refusal.reason == "queue_deadline":
+                    assert self.waiting[key] <= self.now
+                del self.waiting[key]
+
+    @rule(
+        client=CLIENTS,
+        prompt=st.integers(0, 60_000),
+        wait=st.floats(0.1, 30),
+        blocks=st.lists(st.integers(0, 20), max_size=6),
+        exclude=st.lists(st.sampled_from(["host/r0", "host/r1"]), max_size=2),
+    )
+    def submit(self, client: str, prompt: int, wait: float, blocks: list[int], exclude: list[str]) -> None:
+        self.seq += 1
+        name = f"r{self.seq}"
+        wanted = request(
+            name, deadline_s=wait, prompt_tokens=prompt, blocks=blocks, exclude=exclude, output_tokens=100
+        )
+        self.waiting[client, name] = self.now + wait
+        self.board.submit(client, wanted, self.now)
+        self._dispatch()
+
+    @rule(step=st.floats(0, 5), heard=st.booleans())
+    def time_passes(self, step: float, heard: bool) -> None:
+        self.now += step
+        if heard:
+            self.board.heartbeat(beat(*self.statuses), self.now)
+        self.board.tick()
+        self._dispatch()
+        assert all(deadline > self.now for deadline in self.waiting.values())
+
+    @rule(which=st.integers(0, 1), state=st.sampled_from(list(ReplicaState)), boot=st.integers(1, 2))
+    def replica_changes(self, which: int, state: ReplicaState, boot: int) -> None:
+        slots = which + 2
+        self.statuses[which] = replica(f"host/r{which}", slots=slots, state=state, boot_id=f"boot-{boot}")
+        self.board.heartbeat(beat(*self.statuses), self.now)
+        self._dispatch()
+
+    @rule(which=st.integers(0, 1))
+    def agent_drops_a_replica_for_a_moment(self, which: int) -> None:
+        self.board.heartbeat(beat(self.statuses[which]), self.now)
+        self._dispatch()
+        self.board.heartbeat(beat(*self.statuses), self.now)
+        self._dispatch()
+
+    @rule(pick=st.randoms(use_true_random=False), failed=st.booleans())
+    def release(self, pick, failed: bool) -> None:
+        if self.held:
+            client, name = pick.choice(sorted(self.held))
+            placement = self.held.pop((client, name))
+            if failed:
+                self.board.prefill_done(client, name, placement.replica_id)
+                self.board.progress(client, name, placement.replica_id, 40)
+            done = Released(name, placement.replica_id, failed=failed)
+            assert self.board.release(client, done) is not None
+            assert self.board.release(client, done) is None
+            self._dispatch()
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def cancel(self, pick) -> None:
+        if self.waiting:
+            key = pick.choice(sorted(self.waiting))
+            del self.waiting[key]
+            self.board.cancel(*key)
+            self._dispatch()
+
+    @rule(client=CLIENTS)
+    def client_dies(self, client: str) -> None:
+        self.board.drop_waiting(client)
+        self.board.drop_placements(client)
+        self.waiting = {key: at for key, at in self.waiting.items() if key[0] != client}
+        self.held = {key: placement for key, placement in self.held.items() if key[0] != client}
+        self._dispatch()
+
+    @rule(client=CLIENTS)
+    def client_announces_again(self, client: str) -> None:
+        held = [
+            OpenPlacement(name, "tenant-1", MODEL, p.replica_id, p.boot_id, 100, p.hit_tokens, 50)
+            for (owner, name), p in self.held.items()
+            if owner == client
+        ]
+        queued = [
+            QueuedRequest(request(name, deadline_s=deadline - self.now), 1.0)
+            for (owner, name), deadline in self.waiting.items()
+            if owner == client
+        ]
+        self.board.announce(client, Announce(held, queued), self.now)
+        self._dispatch()
+
+    @invariant()
+    def nothing_is_lost_or_invented(self) -> None:
+        waiting = {ticket.key for queue in self.board.queues.values() for ticket in queue}
+        assert waiting == set(self.waiting)
+        assert {key[:2]: key[2] for key in self.board.open} == {
+            key: placement.replica_id for key, placement in self.held.items()
+        }
+
+    @invariant()
+    def counters_are_the_sum_of_what_is_open(self) -> None:
+        for name in ("host/r0", "host/r1"):
+            entries = [entry for entry in self.board.open.values() if entry.replica_id == name]
+            expected = (
+                len(entries),
+                sum(entry.uncached for entry in entries if not entry.prefilled),
+                sum(entry.uncached + entry.produced for entry in entries),
+            )
+            assert astuple(self.board.replicas[name].load) == expected
+
+    @invariant()
+    def no_replica_is_oversubscribed(self) -> None:
+        for seen in self.board.replicas.values():
+            assert seen.load.running <= seen.slots
+
+
+TestBoard = BoardMachine.TestCase
+TestBoard.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def story(seed: int) -> list[str]:
+    """One fixed sequence of events; its decisions as text."""
+    made, rng, order = (
+        board(*(replica(f"host/r{n}") for n in range(5))),
+        random.Random(seed),
+        random.Random(7),
+    )
+    decisions: list[str] = []
+    held: list[Placement] = []
+    for n in range(200):
+        made.submit("api", request(f"r{n}", blocks=[n % 7, n % 3]), n * 0.01)
+        for decision in made.dispatch(n * 0.01, rng):
+            assert isinstance(decision, Placed)
+            held.append(decision.placement)
+            decisions.append(f"{decision.placement.request_id}@{decision.placement.replica_id}")
+        if len(held) > 15:
+            done = held.pop(order.randrange(len(held)))
+            made.release("api", Released(done.request_id, done.replica_id))
+    return decisions
+
+
+def test_the_same_events_and_random_numbers_give_the_same_decisions() -> None:
+    assert story(1) == story(1)
+    assert story(1) != story(2)
+
+
+def only(decisions):
+    assert len(decisions) == 1
+    return decisions[0]
+
+
+def test_agents_that_have_not_reported_yet_are_waited_for() -> None:
+    made, rng = board(grace_s=3.0), random.Random(0)
+    made.submit("api", request("r1"), 0.0)
+    assert made.dispatch(0.0, rng) == []
+    made.heartbeat(beat(replica()), 1.0)
+    assert isinstance(only(made.dispatch(1.0, rng)), Placed)
+    late = board(grace_s=3.0)
+    late.submit("api", request("r1"), 0.0)
+    late.dispatch(0.0, rng)
+    late.tick()
+    assert only(late.dispatch(3.0, rng)).refusal.reason == "no_replica"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [(ReplicaState.ASLEEP, "no_warm_replica"), (ReplicaState.LOADING, None)]
+)
+def test_a_loading_replica_is_waited_for_and_a_sleeping_one_is_not(state, reason) -> None:
+    made = board(replica(state=state))
+    made.submit("api", request(), 0.0)
+    decisions = made.dispatch(0.0, random.Random(0))
+    if reason is None:
+        assert decisions == []
+    else:
+        assert only(decisions).refusal.reason == reason
+
+
+def test_a_tenant_over_its_share_is_told_429_and_others_503() -> None:
+    made, rng = board(replica(slots=2)), random.Random(0)
+    for n in range(2):
+        made.submit("api", request(f"hog-{n}", tenant="hog"), 0.0)
+    made.submit("api", request("hog-late", tenant="hog", deadline_s=5), 0.0)
+    made.submit("api", request("other", tenant="other", deadline_s=6), 0.0)
+    assert len(made.dispatch(0.0, rng)) == 2
+    made.tick()
+    first = only(made.dispatch(5.0, rng))
+    assert (first.refusal.status, first.refusal.reason, first.refusal.position) == (429, "tenant_share", 1)
+    second = only(made.dispatch(6.0, rng))
+    assert (second.refusal.status, second.refusal.reason, second.refusal.position) == (
+        503,
+        "queue_deadline",
+        1,
+    )
+    assert second.refusal.warm_replicas == 1
+    assert second.refusal.predicted_wait_s > 0
+    assert second.refusal.retry_after_s >= 1
+
+
+def test_the_queue_is_bounded_for_all_and_for_each() -> None:
+    made, rng = board(replica(state=ReplicaState.LOADING), max_waiting=10), random.Random(0)
+    made.submit("api", request("other", tenant="other"), 0.0)
+    for n in range(6):
+        made.submit("api", request(f"r{n}", tenant="hog"), 0.0)
+    refusal = only(made.dispatch(0.0, rng)).refusal
+    assert (refusal.status, refusal.reason) == (429, "tenant_share")
+    for n in range(6):
+        made.submit("api", request(f"s{n}", tenant=f"tenant-{n}"), 0.0)
+    refusals = [decision.refusal for decision in made.dispatch(0.0, rng) if isinstance(decision, Turned)]
+    assert [(refusal.status, refusal.reason) for refusal in refusals] == [(503, "queue_full")] * 2
+
+
+def test_one_with_excluded_replicas_does_not_hold_up_those_behind_it() -> None:
+    made, rng = board(replica("host/r0", slots=2), replica("host/r1", slots=1)), random.Random(0)
+    made.submit("api", request("a", exclude=["host/r0"]), 0.0)
+    made.dispatch(0.0, rng)
+    made.submit("api", request("stuck", exclude=["host/r0"]), 0.0)
+    made.submit("api", request("free"), 0.0)
+    placed = only(made.dispatch(0.0, rng))
+    assert (placed.placement.request_id, placed.placement.replica_id) == ("free", "host/r0")
+
+
+def test_an_announced_queue_keeps_its_order_of_arrival() -> None:
+    made, rng = board(replica(slots=1)), random.Random(0)
+    made.submit("new", request("newcomer"), 10.0)
+    made.announce("old", Announce([], [QueuedRequest(request("veteran"), 8.0)]), 10.0)
+    made.heartbeat(beat(replica(slots=1)), 10.0)
+    placed = only(made.dispatch(10.0, rng))
+    assert placed.placement.request_id == "veteran"
+    assert placed.placement.queue_s == 8.0
+
+
+def test_placements_announced_before_the_agent_is_heard_count_when_it_is() -> None:
+    made, rng = board(grace_s=3.0), random.Random(0)
+    held = OpenPlacement("r1", "tenant-1", MODEL, "host/r0", "boot-1", 100, 0, 50)
+    made.announce("api", Announce([held], [QueuedRequest(request("r2"), 0.1)]), 0.0)
+    made.heartbeat(beat(replica(slots=1)), 0.0)
+    assert made.dispatch(0.0, rng) == []
+    made.release("api", Released("r1", "host/r0"))
+    assert isinstance(only(made.dispatch(0.0, rng)), Placed)
+
+
+def test_a_restarted_engine_has_an_empty_cache() -> None:
+    made, rng = board(replica()), random.Random(0)
+    made.submit("api", request("a", blocks=[1, 2]), 0.0)
+    made.dispatch(0.0, rng)
+    assert len(made.replicas["host/r0"].prefix) == 2
+    made.heartbeat(beat(replica(boot_id="boot-2")), 0.1)
+    assert len(made.replicas["host/r0"].prefix) == 0
+
+
+def test_silent_hosts_are_forgotten_in_the_end() -> None:
+    made = board(replica())
+    assert not made.forget_silent(59.0, 60.0)
+    assert made.forget_silent(61.0, 60.0)
+    assert made.replicas == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(float("nan"), 0.0), (float("inf"), 600.0), (-1.0, 0.0), (1e9, 600.0), (5.0, 5.0)]
+)
+def test_figures_are_brought_into_range(given: float, kept: float) -> None:
+    made = bounded(request(deadline_s=given, prompt_tokens=-1, output_tokens=-1, blocks=list(range(10_000))))
+    assert made.deadline_s == kept
+    assert (made.prompt_tokens, made.output_tokens, len(made.blocks)) == (0, 0, 4096)
