@@ -1,18 +1,21 @@
 """What every admin route needs: the backing services, the bearer token turned into an Actor, and lists in pages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from redis.asyncio import Redis
+from starlette.types import Message
 
 from admin.actor import Actor
 from admin.logins import authenticate_token
+from api.errors import body_too_large
 from core.db import Database
 from core.errors import AuthenticationFailed, PermissionDenied, Unavailable
 from scheduler.client import SchedulerClient
@@ -20,6 +23,7 @@ from tenants.changes import announce
 from tenants.keys import DATABASE_AWAY
 
 PREFIX = "/admin/v1"
+MAX_BODY_BYTES = 64 * 1024
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -45,17 +49,46 @@ class ErrorOut(BaseModel):
 
 
 _ERROR_TEXTS = {
+    400: "The body or a parameter has the wrong shape or value.",
     401: "No admin token, or one that is malformed, unknown or revoked.",
     403: "The token's role may not do this.",
     404: "No such object.",
     409: "The state of things forbids it, such as a name that is taken.",
-    422: "The body or a parameter has the wrong shape.",
+    413: "The body is larger than any of ours needs to be.",
 }
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorOut, "description": text} for status, text in _ERROR_TEXTS.items()
 }
 """For `responses=` of the routers."""
+
+
+class CappedRoute(APIRoute):
+    """A route that stops reading a body beyond MAX_BODY_BYTES; FastAPI itself would read any length."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The route's handler behind a counting `receive`."""
+        handle = super().get_route_handler()
+
+        async def capped(request: Request) -> Response:
+            received = 0
+
+            async def receive() -> Message:
+                nonlocal received
+                message = await request.receive()
+                received += len(message.get("body", b""))
+                if received > MAX_BODY_BYTES:
+                    raise body_too_large(MAX_BODY_BYTES)
+                return message
+
+            try:
+                return await handle(Request(request.scope, receive))
+            except HTTPException:  # FastAPI calls whatever happens while it reads a body a parsing error
+                if received > MAX_BODY_BYTES:
+                    raise body_too_large(MAX_BODY_BYTES) from None
+                raise
+
+        return capped
 
 
 class Body(BaseModel):
@@ -142,5 +175,9 @@ class AdminDeps:
     def router(self, tag: str) -> APIRouter:
         """An empty router under /admin/v1 whose every route demands a platform token."""
         return APIRouter(
-            prefix=PREFIX, tags=[f"admin: {tag}"], dependencies=[Depends(self.actor)], responses=ERRORS
+            prefix=PREFIX,
+            tags=[f"admin: {tag}"],
+            dependencies=[Depends(self.actor)],
+            responses=ERRORS,
+            route_class=CappedRoute,
         )

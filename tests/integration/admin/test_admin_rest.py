@@ -1,0 +1,467 @@
+"""The admin REST over HTTP: every route against every kind of caller, and one audit row for each change."""
+
+import json
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from redis.asyncio import Redis
+from sqlalchemy import text
+
+from admin import users as admin_users
+from admin.users import create_admin_token
+from api import app as api_app
+from api.admin_deps import MAX_BODY_BYTES, AdminDeps
+from api.admin_rest import admin_routers
+from core.db import Database
+from tenants.changes import CHANNEL
+from tenants.key_format import new_key
+from tenants.roles import Role
+from tests.support.tenancy import ADMIN, PEPPER, Organisation, audit_actions, make_organisation
+
+PASSWORD = "correct horse battery"
+
+
+class Caller:
+    """HTTP calls with one token."""
+
+    def __init__(self, client: httpx.AsyncClient, token: str) -> None:
+        self.client = client
+        self.headers = {"authorization": f"Bearer {token}"}
+
+    async def __call__(
+        self, method: str, path: str, body: object = None, **options: object
+    ) -> httpx.Response:
+        return await self.client.request(
+            method, f"/admin/v1{path}", json=body, headers=self.headers, **options
+        )
+
+
+async def token_of(database: Database, role: Role, acme: Organisation | None = None) -> str:
+    user = await admin_users.create_user(
+        database,
+        ADMIN,
+        email=f"{role}-{uuid4().hex[:8]}@example.com",
+        password=PASSWORD,
+        role=role,
+        tenant_id=None if acme is None else acme.tenant_id,
+    )
+    made = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="test")
+    return made.secret
+
+
+@pytest.fixture
+def app(database: Database, redis_client: Redis) -> FastAPI:
+    app = FastAPI()
+    for router in admin_routers(AdminDeps(database, redis_client, PEPPER)):
+        app.include_router(router)
+    api_app._install_error_handlers(app)
+    return app
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+        yield client
+
+
+@pytest.fixture
+async def admin(client: httpx.AsyncClient, database: Database) -> Caller:
+    return Caller(client, await token_of(database, "platform_admin"))
+
+
+def routes(app: FastAPI) -> list[tuple[str, str]]:
+    """Method and path of every route, parameters filled with ids of nothing."""
+    found = []
+    for path, methods in app.openapi()["paths"].items():
+        filled = path.replace("{scope_kind}", "key").replace("{action}", "drain")
+        while "{" in filled:
+            start, end = filled.index("{"), filled.index("}")
+            filled = filled[:start] + str(uuid4()) + filled[end + 1 :]
+        found += [(method.upper(), filled) for method in methods]
+    return found
+
+
+async def test_every_route_refuses_who_has_no_business(
+    app: FastAPI, client: httpx.AsyncClient, database: Database
+) -> None:
+    acme = await make_organisation(database)
+    revoked = await token_of(database, "platform_admin")
+    async with database.system() as connection:
+        await connection.execute(text("UPDATE admin_tokens SET revoked_at = now()"))
+    wrong = {
+        "an unknown token": new_key("admin"),
+        "a malformed token": "pen_admin_x",
+        "a customer's key": acme.key,
+        "a revoked token": revoked,
+        "an empty token": "",
+    }
+    own = {role: await token_of(database, role, acme) for role in ("tenant_owner", "tenant_viewer")}
+    before = await audit_actions(database)
+    walked = routes(app)
+    assert len(walked) > 25
+    for method, path in walked:
+        response = await client.request(method, path)
+        assert response.status_code == 401, f"{method} {path} without a token"
+        assert response.headers["www-authenticate"] == "Bearer"
+        for what, token in wrong.items():
+            response = await client.request(method, path, headers={"authorization": f"Bearer {token}"})
+            assert response.status_code == 401, f"{method} {path} with {what}"
+            assert not token or token not in response.text
+        for role, token in own.items():
+            response = await client.request(
+                method, path, headers={"authorization": f"Bearer {token}"}, json={}
+            )
+            assert response.status_code == 403, f"{method} {path} as {role}"
+    assert await audit_actions(database) == before
+
+
+async def test_finance_reads_and_changes_nothing_here(
+    app: FastAPI, client: httpx.AsyncClient, database: Database
+) -> None:
+    acme = await make_organisation(database)
+    finance = Caller(client, await token_of(database, "finance"))
+    base = f"/tenants/{acme.tenant_id}"
+    for path in ("/tenants", base, f"{base}/keys", f"{base}/limits", f"{base}/projects", "/users", "/audit"):
+        assert (await finance("GET", path)).status_code == 200, path
+    before = await audit_actions(database)
+    for method, path, body in (
+        ("POST", "/tenants", {"name": "New"}),
+        ("PATCH", base, {"name": "New"}),
+        ("POST", f"{base}/suspend", {"reason": "x"}),
+        ("POST", f"{base}/keys", {"project_id": str(acme.project_id), "name": "x"}),
+        ("POST", f"/keys/{acme.key_id}/revoke", {}),
+        ("PUT", f"{base}/limits/tenant/{acme.tenant_id}", {"concurrency": 1}),
+        ("POST", "/users", {"email": "x@example.com", "password": PASSWORD, "role": "finance"}),
+    ):
+        assert (await finance(method, path, body)).status_code == 403, path
+    assert await audit_actions(database) == before
+
+
+async def test_every_change_leaves_exactly_one_row(
+    app: FastAPI, admin: Caller, database: Database, redis_client: Redis
+) -> None:
+    acme = await make_organisation(database)
+    base = f"/tenants/{acme.tenant_id}"
+    person = await admin_users.create_user(
+        database,
+        ADMIN,
+        email="bob@example.com",
+        password=PASSWORD,
+        role="tenant_viewer",
+        tenant_id=acme.tenant_id,
+    )
+    mine = (await admin("POST", "/tokens", {"name": "spare"})).json()
+    changes: list[tuple[str, str, str, object, int, str]] = [
+        ("POST", "/tenants", "/tenants", {"name": "Beta"}, 201, "tenant.create"),
+        ("PATCH", "/tenants/{tenant_id}", base, {"name": "Acme 2"}, 200, "tenant.rename"),
+        (
+            "POST",
+            "/tenants/{tenant_id}/tier",
+            f"{base}/tier",
+            {"tier": "batch", "reason": "x"},
+            200,
+            "tenant.set_tier",
+        ),
+        ("POST", "/tenants/{tenant_id}/suspend", f"{base}/suspend", {"reason": "x"}, 200, "tenant.suspend"),
+        ("POST", "/tenants/{tenant_id}/resume", f"{base}/resume", {}, 200, "tenant.resume"),
+        (
+            "POST",
+            "/tenants/{tenant_id}/throttle",
+            f"{base}/throttle",
+            {"reason": "x"},
+            200,
+            "tenant.throttle",
+        ),
+        ("POST", "/tenants/{tenant_id}/projects", f"{base}/projects", {"name": "two"}, 201, "project.create"),
+        (
+            "POST",
+            "/tenants/{tenant_id}/projects/{project_id}/archive",
+            f"{base}/projects/{acme.project_id}/archive",
+            {"reason": "x"},
+            200,
+            "project.archive",
+        ),
+        (
+            "POST",
+            "/tenants/{tenant_id}/projects/{project_id}/restore",
+            f"{base}/projects/{acme.project_id}/restore",
+            {},
+            200,
+            "project.restore",
+        ),
+        (
+            "POST",
+            "/tenants/{tenant_id}/keys",
+            f"{base}/keys",
+            {"project_id": str(acme.project_id), "name": "k", "allowed_models": ["m"]},
+            201,
+            "key.create",
+        ),
+        ("POST", "/keys/{key_id}/revoke", f"/keys/{acme.key_id}/revoke", {"reason": "x"}, 200, "key.revoke"),
+        (
+            "PUT",
+            "/tenants/{tenant_id}/limits/{scope_kind}/{scope_id}",
+            f"{base}/limits/tenant/{acme.tenant_id}",
+            {"concurrency": 5},
+            200,
+            "limits.set",
+        ),
+        (
+            "POST",
+            "/users",
+            "/users",
+            {"email": "eve@example.com", "password": PASSWORD, "role": "finance"},
+            201,
+            "user.create",
+        ),
+        (
+            "POST",
+            "/users/{user_id}/role",
+            f"/users/{person.id}/role",
+            {"role": "tenant_owner"},
+            200,
+            "user.set_role",
+        ),
+        (
+            "POST",
+            "/users/{user_id}/password",
+            f"/users/{person.id}/password",
+            {"password": PASSWORD + "2"},
+            200,
+            "user.reset_password",
+        ),
+        ("POST", "/tokens", "/tokens", {"name": "more"}, 201, "token.create"),
+        ("POST", "/tokens/{token_id}/revoke", f"/tokens/{mine['id']}/revoke", None, 200, "token.revoke"),
+    ]
+    hints = redis_client.pubsub()
+    await hints.subscribe(CHANNEL)
+    for method, _, path, body, status, action in changes:
+        before = await audit_actions(database)
+        response = await admin(method, path, body)
+        assert response.status_code == status, f"{method} {path}: {response.text}"
+        assert await audit_actions(database) == [*before, action], f"{method} {path}"
+    told = 0
+    while await hints.get_message(ignore_subscribe_messages=False, timeout=0.2):
+        told += 1
+    assert told == 1 + len(changes)
+    await hints.aclose()
+    await _the_last_owner_stays(admin, database, str(person.id))
+    reads = {("POST", "/key-search")}
+    elsewhere = ("/models", "/pools", "/prices", "/credits", "/usage", "/billing", "/budget")
+    for path, methods in app.openapi()["paths"].items():
+        short = path.removeprefix("/admin/v1")
+        for method in map(str.upper, methods):
+            if method == "GET" or (method, short) in reads or any(part in short for part in elsewhere):
+                continue
+            covered = {(method, pattern) for method, pattern, *_ in changes}
+            covered |= {("POST", "/users/{user_id}/disable"), ("POST", "/users/{user_id}/enable")}
+            assert (method, short) in covered, f"{method} {short} changes something and is not in this test"
+
+
+async def _the_last_owner_stays(admin: Caller, database: Database, user_id: str) -> None:
+    """Disabling the only owner is refused; after another one exists it goes, once, and comes back, once."""
+    before = await audit_actions(database)
+    assert (await admin("POST", f"/users/{user_id}/disable")).status_code == 409
+    assert await audit_actions(database) == before
+    user = (await admin("GET", f"/users/{user_id}")).json()
+    await admin_users.create_user(
+        database,
+        ADMIN,
+        email="second@example.com",
+        password=PASSWORD,
+        role="tenant_owner",
+        tenant_id=user["tenant_id"],
+    )
+    before = await audit_actions(database)
+    for act in ("disable", "enable"):
+        assert (await admin("POST", f"/users/{user_id}/{act}")).status_code == 200
+        assert (await admin("POST", f"/users/{user_id}/{act}")).status_code == 409
+    assert await audit_actions(database) == [*before, "user.disable", "user.enable"]
+
+
+async def test_a_key_is_seen_once(admin: Caller, database: Database) -> None:
+    acme = await make_organisation(database)
+    created = await admin(
+        "POST", f"/tenants/{acme.tenant_id}/keys", {"project_id": str(acme.project_id), "name": "k"}
+    )
+    secret = created.json()["secret"]
+    assert created.headers["cache-control"] == "no-store"
+    for path in (f"/tenants/{acme.tenant_id}/keys", f"/keys/{created.json()['id']}", "/audit"):
+        response = await admin("GET", path)
+        assert response.status_code == 200
+        assert secret not in response.text
+        assert "hash" not in response.text
+    found = await admin("POST", "/key-search", {"key": secret})
+    assert found.json()["id"] == created.json()["id"]
+    assert (await admin("POST", "/key-search", {"key": new_key("live")})).status_code == 404
+    assert (await admin("POST", "/key-search", {"key": "pen_live_nonsense"})).status_code == 400
+
+
+async def test_lists_come_in_pages(admin: Caller, database: Database) -> None:
+    for number in range(5):
+        await make_organisation(database, f"Tenant {number}")
+    names: list[str] = []
+    after = ""
+    while True:
+        body = (await admin("GET", f"/tenants?limit=2{after}")).json()
+        names += [row["name"] for row in body["data"]]
+        if not body["has_more"]:
+            assert body["next"] is None
+            break
+        assert len(body["data"]) == 2
+        after = f"&after={body['next']}"
+    assert names == [f"Tenant {number}" for number in range(5)]
+    newest = (await admin("GET", "/audit?limit=1")).json()
+    older = (await admin("GET", f"/audit?limit=1&after={newest['next']}")).json()
+    assert older["data"][0]["at"] <= newest["data"][0]["at"]
+    assert older["data"][0]["id"] != newest["data"][0]["id"]
+    only_keys = (await admin("GET", "/audit?action=key.")).json()["data"]
+    assert {row["action"] for row in only_keys} == {"key.create"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/tenants", {"name": "Acme"}, 409),
+        ("POST", "/tenants", {"name": "ACME!"}, 409),
+        ("POST", "/tenants", {"name": ""}, 400),
+        ("POST", "/tenants", {"name": "a\x00b"}, 400),
+        ("POST", "/tenants", {"name": "x" * 101}, 400),
+        ("POST", "/tenants", {"name": "New", "status": "active"}, 400),
+        ("POST", "/tenants", {"name": "New", "tier": "gold"}, 400),
+        ("POST", "/tenants", [], 400),
+        ("GET", "/tenants?limit=0", None, 400),
+        ("GET", "/tenants?limit=100000", None, 400),
+        ("GET", "/tenants?after=x", None, 400),
+        ("GET", "/tenants/not-an-id", None, 400),
+        ("GET", f"/tenants/{uuid4()}", None, 404),
+        ("GET", f"/tenants/{uuid4()}/keys", None, 404),
+        ("GET", f"/tenants/{uuid4()}/limits", None, 404),
+        ("GET", f"/tenants/{uuid4()}/projects", None, 404),
+        ("GET", f"/keys/{uuid4()}", None, 404),
+        ("GET", "/audit?action=%00", None, 400),
+        ("GET", "/audit?object_id=a%00b", None, 400),
+        ("POST", "/tenants/{tenant}/projects", {"name": "default"}, 409),
+        ("POST", "/tenants/{tenant}/suspend", {}, 400),
+        ("POST", "/tenants/{tenant}/resume", {}, 409),
+        ("POST", "/tenants/{tenant}/throttle", {"minutes": -1, "reason": "x"}, 400),
+        ("POST", "/tenants/{tenant}/keys", {"project_id": str(uuid4()), "name": "k"}, 404),
+        ("POST", "/tenants/{tenant}/keys", {"project_id": "{project}", "name": "k", "hash": "x"}, 400),
+        ("POST", "/tenants/{tenant}/keys", {"project_id": "{project}", "name": "k", "kind": "root"}, 400),
+        (
+            "POST",
+            "/tenants/{tenant}/keys",
+            {"project_id": "{project}", "name": "k", "expires_at": "2001-01-01T00:00:00Z"},
+            400,
+        ),
+        (
+            "POST",
+            "/tenants/{tenant}/keys",
+            {"project_id": "{project}", "name": "k", "expires_at": "2999-01-01T00:00:00"},
+            400,
+        ),
+        (
+            "POST",
+            "/tenants/{tenant}/keys",
+            {"project_id": "{project}", "name": "k", "allowed_models": []},
+            400,
+        ),
+        ("PUT", "/tenants/{tenant}/limits/tenant/{tenant}", {"concurrency": 0}, 400),
+        ("PUT", "/tenants/{tenant}/limits/tenant/{tenant}", {"concurrency": 1.5}, 400),
+        ("PUT", "/tenants/{tenant}/limits/tenant/{tenant}", {"concurency": 1}, 400),
+        ("PUT", "/tenants/{tenant}/limits/galaxy/{tenant}", {}, 400),
+        ("PUT", "/tenants/{tenant}/limits/key/{project}", {}, 404),
+        ("POST", "/users", {"email": "x", "password": PASSWORD, "role": "finance"}, 400),
+        ("POST", "/users", {"email": "x@example.com", "password": "short", "role": "finance"}, 400),
+        ("POST", "/users", {"email": "x@example.com", "password": PASSWORD, "role": "root"}, 400),
+        ("POST", "/users", {"email": "x@example.com", "password": PASSWORD, "role": "tenant_owner"}, 400),
+        (
+            "POST",
+            "/users",
+            {"email": "x@example.com", "password": PASSWORD, "role": "finance", "tenant_id": "{tenant}"},
+            400,
+        ),
+        (
+            "POST",
+            "/users",
+            {
+                "email": "x@example.com",
+                "password": PASSWORD,
+                "role": "tenant_owner",
+                "tenant_id": str(uuid4()),
+            },
+            404,
+        ),
+    ],
+)
+async def test_bad_input_gets_an_answer_and_leaves_nothing(
+    admin: Caller, database: Database, method: str, path: str, body: object, status: int
+) -> None:
+    acme = await make_organisation(database)
+    before = await audit_actions(database)
+    ids = {"{tenant}": str(acme.tenant_id), "{project}": str(acme.project_id)}
+    encoded = json.dumps(body)
+    for name, value in ids.items():
+        path, encoded = path.replace(name, value), encoded.replace(name, value)
+    response = await admin(method, path, json.loads(encoded))
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["message"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert await audit_actions(database) == before
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"\xff\xfe", b'{"name": "\\ud800"}', b"[" * 5000, b'{"name": NaN}', b""]
+)
+async def test_what_is_no_json_gets_400(admin: Caller, content: bytes) -> None:
+    response = await admin.client.post(
+        "/admin/v1/tenants", content=content, headers={**admin.headers, "content-type": "application/json"}
+    )
+    assert response.status_code == 400
+
+
+async def test_a_body_is_read_up_to_its_cap_only(admin: Caller) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        yield b'{"name": "'
+        for _ in range(10_000):
+            sent += 1024
+            yield b"x" * 1024
+
+    response = await admin.client.post("/admin/v1/tenants", content=endless(), headers=admin.headers)
+    assert response.status_code == 413
+    assert sent <= MAX_BODY_BYTES + 2048
+
+
+async def test_nobody_changes_himself_by_rest(admin: Caller, database: Database) -> None:
+    me = (await admin("GET", "/audit?action=user.create&limit=1")).json()["data"][0]["object_id"]
+    await token_of(database, "platform_admin")
+    for act, body in (("role", {"role": "finance"}), ("password", {"password": PASSWORD}), ("disable", None)):
+        assert (await admin("POST", f"/users/{me}/{act}", body)).status_code == 403
+
+
+async def test_a_demoted_or_disabled_person_loses_the_token_at_once(
+    client: httpx.AsyncClient, admin: Caller, database: Database
+) -> None:
+    other = Caller(client, await token_of(database, "platform_admin"))
+    assert (await other("GET", "/tenants")).status_code == 200
+    them = (await admin("GET", "/audit?action=user.create&limit=1")).json()["data"][0]["object_id"]
+    assert (await admin("POST", f"/users/{them}/role", {"role": "finance"})).status_code == 200
+    assert (await other("POST", "/tenants", {"name": "New"})).status_code == 403
+    assert (await admin("POST", f"/users/{them}/disable")).status_code == 200
+    assert (await other("GET", "/tenants")).status_code == 401
+
+
+def test_the_document_tells_of_every_route(app: FastAPI) -> None:
+    document = app.openapi()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation.get("summary"), f"{method} {path}"
+            assert operation["security"] == [{"Admin token": []}], f"{method} {path}"
+            assert {"401", "403"} <= operation["responses"].keys()
