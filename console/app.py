@@ -11,6 +11,7 @@ from nicegui import app as nicegui_app
 from nicegui import ui
 from redis.exceptions import RedisError
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.staticfiles import StaticFiles
 
 from admin.users import verify_login
@@ -124,7 +125,7 @@ def _add_health(app: FastAPI, console: Console) -> None:
             async with console.database.read() as connection:
                 await connection.execute(text("SELECT 1"))
             parts["database"] = True
-        except Exception:
+        except (SQLAlchemyError, OSError, TimeoutError):
             log.warning("not ready: the database does not answer")
             parts["database"] = False
         try:

@@ -87,6 +87,7 @@ class Gate:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the refusal, or hand the connection on with the person in its state."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return

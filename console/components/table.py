@@ -14,7 +14,8 @@ _CELL = r"""
 <q-td :props="props" :data-label="props.col.label" :class="{wrap: props.value?.wrap, acts: props.value?.acts}">
   <div v-if="props.value">
     <a v-if="props.value.href" :href="props.value.href" :title="props.value.h" class="name">{{ props.value.t }}</a>
-    <span v-else-if="props.value.tone" :class="'badge ' + props.value.tone" :title="props.value.h">{{ props.value.t }}</span>
+    <span v-else-if="props.value.tone" :class="'badge ' + props.value.tone" :title="props.value.h"
+      >{{ props.value.t }}</span>
     <template v-else-if="props.value.acts">
       <q-btn v-for="act in Object.values(props.value.acts)" :key="act.id" flat dense no-caps
         :class="'row-act ' + (act.tone || '')" :label="act.label" :aria-label="act.aria"

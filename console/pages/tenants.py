@@ -13,7 +13,8 @@ from console.components.base import box, card, page_head
 from console.components.dialogs import confirm, form_dialog, primary, text_input
 from console.components.table import Column, Row, acts_cell, cell, data_table, set_rows
 from console.deps import Console
-from console.format import moment, money
+from console.format import Shown, moment, money
+from console.reads import all_accounts
 from console.viewer import Viewer, toast_ok
 from tenants.views import TenantView
 
