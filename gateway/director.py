@@ -108,7 +108,7 @@ class Director(Generic[GrantT]):
         run.output_estimate = self._estimator.output_tokens(name, prepared.max_tokens, prepared.choices)
         rates = Step(
             self._rates.acquire(str(run.request_id), run.principal, run.input_estimate, run.output_estimate),
-            lambda grant: self._rates.settle(grant, 0, 0),
+            self._rates.refund,
         )
         await acquire_together(rates)
         run.grant = rates.task.result()
@@ -158,7 +158,10 @@ class Director(Generic[GrantT]):
             failed = run.outcome is Outcome.ENGINE_FAILED
             self._placer.release(released(run.placement, usage, failed=failed))
         if run.grant is not None:
-            self._rates.settle(run.grant, usage.input, usage.output)
+            if run.open_record is not None:
+                self._rates.settle(run.grant, usage.input, usage.output)
+            else:
+                self._rates.refund(run.grant)
         if run.outcome in (Outcome.COMPLETED, Outcome.LENGTH):
             prepared = run.prepared
             self._estimator.learn(

@@ -38,6 +38,9 @@ class Rates(Protocol[GrantT]):
     def settle(self, grant: GrantT, input_tokens: int, output_tokens: int) -> None:
         """Correct the estimate and give back the place among concurrent requests."""
 
+    def refund(self, grant: GrantT) -> None:
+        """The request was refused after all: it counts for nothing."""
+
 
 class Holds(Protocol):
     """Money reserved for open requests."""

@@ -283,7 +283,7 @@ def _check_conversation(messages: list[Message]) -> None:
         if isinstance(message, ToolMessage):
             if message.tool_call_id not in open_calls:
                 raise InvalidRequest(
-                    f"{where} answers the call '{message.tool_call_id}', which no preceding assistant message has made.",
+                    f"{where} answers the call '{message.tool_call_id}', but no assistant message before it made it.",
                     param=f"{where}.tool_call_id",
                 )
             open_calls.discard(message.tool_call_id)

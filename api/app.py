@@ -1,0 +1,124 @@
+"""The HTTP application: a FastAPI app for everything that is not hot, with the hot path in front of its routing."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from api import errors, health, hotpath, models
+from api.deps import Deps
+from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
+from core.ids import uuid7
+
+_STATUS_ERRORS: dict[int, type[PenstockError]] = {404: NotFound, 403: PermissionDenied, 409: Conflict}
+
+
+class PenstockApp(FastAPI):
+    """FastAPI whose two hottest routes never see its router."""
+
+    hot: hotpath.HotPath
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Dispatch: hot path, then FastAPI."""
+        if scope["type"] == "http" and scope["path"] in hotpath.ROUTES:
+            await self.hot(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
+    """The application of one process; `deps` are started and closed with it. `extra` are the admin routers."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await deps.start()
+        try:
+            yield
+        finally:
+            await deps.close()
+
+    app = PenstockApp(
+        title="Penstock",
+        summary="Serverless LLM inference, metered to the token. OpenAI-compatible under /v1.",
+        lifespan=lifespan,
+        docs_url="/docs",
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    app.hot = hotpath.HotPath(deps.keys, deps.director, deps.live, deps.telemetry)
+    app.include_router(health.router(deps.checks))
+    app.include_router(models.router(deps.models, deps.keys, deps.scheduler, deps.database))
+    for router in extra:
+        app.include_router(router)
+    _install_error_handlers(app)
+    _document_hot_routes(app)
+    return app
+
+
+def _install_error_handlers(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape, FastAPI's own included."""
+
+    @app.exception_handler(PenstockError)
+    async def on_domain_error(_: Request, error: PenstockError) -> Response:
+        return _answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0] if error.errors() else {"loc": (), "msg": "invalid request"}
+        param = ".".join(str(part) for part in first["loc"][1:]) or None
+        return _answer(InvalidRequest(f"{first['msg']}{f' at {param!r}' if param else ''}.", param=param))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> Response:
+        kind = _STATUS_ERRORS.get(error.status_code, InvalidRequest)
+        code = "method_not_allowed" if error.status_code == 405 else None
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        answer = _answer(kind(message, code=code), error.headers)
+        answer.status_code = error.status_code
+        return answer
+
+
+def _answer(error: PenstockError, headers: Any = None) -> Response:
+    """A domain error as a response."""
+    status, _, extra = errors.render(error)
+    found = {name.decode(): value.decode() for name, value in extra}
+    return JSONResponse(
+        errors.document(error),
+        status_code=status,
+        headers={"x-request-id": str(uuid7()), **found, **dict(headers or {})},
+    )
+
+
+def _document_hot_routes(app: FastAPI) -> None:
+    """Put the hot routes into the OpenAPI document, which FastAPI cannot know of."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = plain()
+        for path, title in (
+            ("/v1/chat/completions", "Chat completion"),
+            ("/v1/completions", "Text completion"),
+        ):
+            document["paths"].setdefault(
+                path,
+                {
+                    "post": {
+                        "tags": ["inference"],
+                        "summary": title,
+                        "description": "OpenAI's request and response; server-sent events with `stream: true`.",
+                        "requestBody": {
+                            "required": True,
+                            "content": {"application/json": {"schema": {"type": "object"}}},
+                        },
+                        "responses": {"200": {"description": "The answer, or a stream of events."}},
+                    }
+                },
+            )
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign] # FastAPI's documented way to extend its document

@@ -1,0 +1,112 @@
+"""Everything one API process is made of, built once from the settings and handed down."""
+
+import random
+import time
+from uuid import UUID
+
+from billing.holds import HoldBook
+from billing.meter import Meter
+from billing.seed import tokens_today
+from core.clock import SystemClock
+from core.db import Database
+from core.ids import incarnation
+from core.redis import connect
+from core.settings import Settings
+from gateway.director import Director
+from gateway.engine import AiohttpEngines
+from gateway.estimate import Estimator
+from gateway.live import LiveRuns
+from gateway.relay import Relay
+from gateway.run import Run
+from gateway.telemetry import Telemetry
+from scheduler.client import SchedulerClient
+from tenants.keys import KeyRing
+from tenants.rates import RateGrant, RateLimiter
+from workers.models import ModelDirectory
+
+
+class Deps:
+    """The parts of an API process; `start` in order of need, `close` in reverse."""
+
+    def __init__(self, settings: Settings) -> None:
+        clock = SystemClock()
+        name = incarnation("api")
+        pepper = settings.key_pepper.get_secret_value().encode()
+        self.settings = settings
+        self.database = Database(settings.database_url)
+        self.redis = connect(settings.redis_url)
+        self.keys = KeyRing(self.database, self.redis, pepper, clock)
+        self.rates = RateLimiter(
+            self.redis, clock, lambda tenant_id, day: tokens_today(self.database, tenant_id, day)
+        )
+        self.holds = HoldBook(settings.database_url, name, ttl_s=settings.hold_ttl_s, clock=clock)
+        self.meter = Meter(settings.database_url, settings.data_dir / "spool", name)
+        self.models = ModelDirectory(self.database)
+        self.scheduler = SchedulerClient(
+            settings.scheduler_host,
+            settings.scheduler_port,
+            settings.internal_token.get_secret_value(),
+            name="api",
+            clock=clock,
+            rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
+        )
+        self.engines = AiohttpEngines(settings.engine_key.get_secret_value())
+        self.telemetry = Telemetry()
+        self.live = LiveRuns(self.meter, self.scheduler, time.monotonic)
+        self.director = self._director(settings)
+        self.keys.on_revoked(self._revoked)
+        self._parts = (
+            self.keys,
+            self.models,
+            self.rates,
+            self.holds,
+            self.meter,
+            self.engines,
+            self.scheduler,
+            self.live,
+        )
+
+    def _director(self, settings: Settings) -> Director[RateGrant]:
+        async def place_again(run: Run[RateGrant]) -> None:
+            await director.place_again(run)
+
+        relay = Relay(self.engines, self.scheduler, self.holds, time.monotonic, place_again)
+        director = Director(
+            models=self.models,
+            rates=self.rates,
+            holds=self.holds,
+            placer=self.scheduler,
+            meter=self.meter,
+            relay=relay,
+            live=self.live,
+            estimator=Estimator(),
+            telemetry=self.telemetry,
+            now=time.monotonic,
+            region=settings.region,
+            queue_deadline_s=settings.queue_deadline_s,
+        )
+        return director
+
+    def _revoked(self, key_ids: frozenset[UUID]) -> None:
+        self.live.cut_keys(key_ids)
+
+    async def start(self) -> None:
+        """Bring every part up."""
+        for part in self._parts:
+            await part.start()
+
+    async def close(self) -> None:
+        """Let every part finish: the meter drains what has been settled, the last holds are voided."""
+        for part in reversed(self._parts):
+            await part.close()
+        await self.redis.aclose()
+        await self.database.close()
+
+    def checks(self) -> dict[str, bool]:
+        """What admission needs, by name."""
+        return {
+            "billing": self.holds.connected,
+            "usage_spool": self.meter.ready,
+            "scheduler": self.scheduler.connected,
+            "models": bool(self.models.list()),
+        }

@@ -1,0 +1,90 @@
+"""The api role: one process on a shared port, and how it goes down without losing a stream."""
+
+import logging
+import socket
+
+import uvicorn
+import uvloop
+from fastapi import APIRouter
+
+from api.admin_deps import AdminDeps
+from api.admin_rest import admin_routers
+from api.app import create_app
+from api.deps import Deps
+from core.settings import Settings
+from core.telemetry import MetricsServer, flush_tracing, setup_tracing
+
+DRAIN_S = 60
+"""On SIGTERM open streams may finish for this long; what is left then is settled as interrupted."""
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""Above the idle timeout of the usual proxies, so that they close first."""
+
+log = logging.getLogger(__name__)
+
+
+def main(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; 0 after a clean drain."""
+    setup_tracing("api", settings)
+    try:
+        return uvloop.run(_serve(settings))
+    finally:
+        flush_tracing()
+
+
+async def _serve(settings: Settings) -> int:
+    """Bind, serve, drain. uvicorn handles the signals: it stops accepting, then waits for open requests."""
+    deps = Deps(settings)
+    listener = bind(settings.host, settings.port)
+    config = uvicorn.Config(
+        create_app(deps, _admin_routers(deps)),
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=DRAIN_S,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    metrics = MetricsServer(settings.metrics_port, healthy=lambda: deps.meter.ready)
+    server = uvicorn.Server(config)
+    await metrics.start()
+    log.info("api serves", extra={"host": settings.host, "port": listener.getsockname()[1]})
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await metrics.close()
+        listener.close()
+    return 0 if server.started else 1
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket that N processes may share; accepted sockets inherit TCP_NODELAY."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _admin_routers(deps: Deps) -> list[APIRouter]:
+    """The admin REST."""
+    admin = AdminDeps(
+        database=deps.database,
+        redis=deps.redis,
+        scheduler=deps.scheduler,
+        pepper=deps.settings.key_pepper.get_secret_value().encode(),
+    )
+    return admin_routers(admin)

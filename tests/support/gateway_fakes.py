@@ -1,0 +1,383 @@
+"""Fakes of everything the gateway talks to. They keep books, so that a test can ask what was left unresolved."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from billing.records import Checkpoint, HoldGranted, HoldRequest, OpenRecord, PriceVersion, UsageRecord
+from core.errors import ModelNotFound
+from core.ids import uuid7
+from gateway.director import Director
+from gateway.estimate import Estimator
+from gateway.live import LiveRuns
+from gateway.ports import Headers
+from gateway.relay import Relay
+from gateway.telemetry import Telemetry
+from scheduler.wire import Placement, PlaceRequest, Released
+from tenants.principal import NO_LIMITS, Principal
+
+PRICE = PriceVersion(7, 100, 10, 400, 400)
+
+
+def principal(**changes: object) -> Principal:
+    """A key of some tenant without limits."""
+    fields: dict[str, object] = {
+        "key_id": uuid7(), "project_id": uuid7(), "tenant_id": uuid7(), "tenant": "Acme", "last4": "abcd",
+        "kind": "live", "tier": "standard", "key_limits": NO_LIMITS, "project_limits": NO_LIMITS,
+        "tenant_limits": NO_LIMITS, "allowed_models": None, "cache_salt": "c2FsdA==",
+    }  # fmt: skip
+    return Principal(**{**fields, **changes})
+
+
+async def pause(times: int) -> None:
+    """Let the loop turn so often: the places at which a cancellation may strike."""
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class FakeModel:
+    """A model of a fake catalogue."""
+
+    name: str = "tiny"
+    context_len: int = 8192
+    max_output_tokens: int = 4096
+    capabilities: tuple[str, ...] = ("chat",)
+
+
+class FakeModels:
+    """Knows one model."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self.model = model
+
+    def resolve(self, name: str) -> FakeModel:
+        if name != self.model.name:
+            raise ModelNotFound(f"no model {name}", param="model")
+        return self.model
+
+
+@dataclass
+class FakeGrant:
+    """A rate reservation."""
+
+    request_id: str
+    headers: Headers = field(default_factory=lambda: [(b"x-ratelimit-remaining-requests", b"9")])
+
+
+class FakeRates:
+    """Grants everything, or raises `refuse`."""
+
+    def __init__(self) -> None:
+        self.refuse: Exception | None = None
+        self.pauses = 0
+        self.granted: Counter[str] = Counter()
+        self.resolved: Counter[str] = Counter()
+        self.settled: list[tuple[int, int]] = []
+
+    async def acquire(
+        self, request_id: str, principal: Principal, input_estimate: int, output_estimate: int
+    ) -> FakeGrant:
+        await pause(self.pauses)
+        if self.refuse is not None:
+            raise self.refuse
+        self.granted[request_id] += 1
+        return FakeGrant(request_id)
+
+    def settle(self, grant: FakeGrant, input_tokens: int, output_tokens: int) -> None:
+        self.resolved[grant.request_id] += 1
+        self.settled.append((input_tokens, output_tokens))
+
+    def refund(self, grant: FakeGrant) -> None:
+        self.resolved[grant.request_id] += 1
+
+
+class FakeHolds:
+    """Grants everything, or raises `refuse`; `extensions` are answers to extend, in order."""
+
+    def __init__(self, covered: int = 4096) -> None:
+        self.covered = covered
+        self.refuse: Exception | None = None
+        self.pauses = 0
+        self.requests: list[HoldRequest] = []
+        self.granted: Counter[UUID] = Counter()
+        self.voided: Counter[UUID] = Counter()
+        self.extensions: list[bool] = []
+        self.extended: list[int] = []
+
+    async def place(self, request: HoldRequest) -> HoldGranted:
+        self.requests.append(request)
+        await pause(self.pauses)
+        if self.refuse is not None:
+            raise self.refuse
+        self.granted[request.request_id] += 1
+        covered = request.max_output_tokens or min(self.covered, request.default_output_tokens)
+        return HoldGranted(request.request_id, datetime.now(UTC), PRICE, PRICE, 1, covered)
+
+    async def extend(self, request_id: UUID, output_tokens: int) -> bool:
+        self.extended.append(output_tokens)
+        await asyncio.sleep(0)
+        return self.extensions.pop(0) if self.extensions else False
+
+    def void(self, request_id: UUID) -> None:
+        self.voided[request_id] += 1
+
+
+class FakeMeter:
+    """Keeps every record."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.opened: list[OpenRecord] = []
+        self.checkpoints: list[Checkpoint] = []
+        self.settled: list[UsageRecord] = []
+
+    def open(self, record: OpenRecord) -> None:
+        self.opened.append(record)
+
+    def checkpoint(self, record: Checkpoint) -> None:
+        self.checkpoints.append(record)
+
+    def settle(self, record: UsageRecord) -> None:
+        self.settled.append(record)
+
+
+class FakePlacer:
+    """Places on replicas r1, r2 ... in order, skipping excluded ones, or raises `refuse`."""
+
+    def __init__(self) -> None:
+        self.refuse: Exception | None = None
+        self.refuse_again: Exception | None = None
+        self.pauses = 0
+        self.block: asyncio.Event | None = None
+        self.requests: list[PlaceRequest] = []
+        self.placed: Counter[tuple[str, str]] = Counter()
+        self.released: list[Released] = []
+        self.prefilled = 0
+        self.progressed: list[int] = []
+
+    async def place(self, request: PlaceRequest) -> Placement:
+        self.requests.append(request)
+        await pause(self.pauses)
+        if self.block is not None:
+            await self.block.wait()
+        if self.refuse is not None:
+            raise self.refuse
+        if request.exclude and self.refuse_again is not None:
+            raise self.refuse_again
+        replica = f"r{len(request.exclude) + 1}"
+        self.placed[request.request_id, replica] += 1
+        return Placement(request.request_id, "e1", replica, f"http://{replica}", request.model, "boot")
+
+    def prefill_done(self, placement: Placement) -> None:
+        self.prefilled += 1
+
+    def progress(self, placement: Placement, output_tokens: int) -> None:
+        self.progressed.append(output_tokens)
+
+    def release(self, released: Released) -> None:
+        self.released.append(released)
+
+    def unresolved(self) -> Counter[tuple[str, str]]:
+        """Placements less releases: must be empty, and nothing released that was not placed."""
+        done = Counter((one.request_id, one.replica_id) for one in self.released)
+        left = Counter(self.placed)
+        left.subtract(done)
+        return Counter({key: count for key, count in left.items() if count})
+
+
+Script = list[bytes | Exception | asyncio.Event]
+
+
+class FakeStream:
+    """An engine's answer from a script: bytes are read, exceptions raised, events waited for."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = list(script)
+        self.closed = 0
+        self.aborted = 0
+
+    async def read(self) -> bytes:
+        await asyncio.sleep(0)
+        while self.script:
+            step = self.script.pop(0)
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+                continue
+            if isinstance(step, Exception):
+                raise step
+            return step
+        return b""
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+class FakeEngines:
+    """One script per attempt; an exception in its place fails the attempt at once."""
+
+    def __init__(self, *scripts: Script | Exception) -> None:
+        self.scripts = list(scripts)
+        self.bodies: list[bytes] = []
+        self.urls: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.streams: list[FakeStream] = []
+
+    async def open(
+        self, base_url: str, path: str, body: bytes, headers: Iterable[tuple[str, str]]
+    ) -> FakeStream:
+        self.urls.append(base_url + path)
+        self.bodies.append(body)
+        self.headers.append(dict(headers))
+        await asyncio.sleep(0)
+        script = self.scripts.pop(0)
+        if isinstance(script, Exception):
+            raise script
+        stream = FakeStream(script)
+        self.streams.append(stream)
+        return stream
+
+
+class FakeReply:
+    """Collects what the client would get; `stuck` makes writes wait."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.finished = False
+        self.headers: Headers = []
+        self.body = b""
+        self.writes = 0
+        self.stuck: asyncio.Event | None = None
+
+    async def start(self, headers: Headers) -> None:
+        self.started = True
+        self.headers = headers
+        await asyncio.sleep(0)
+
+    async def write(self, events: bytes) -> None:
+        self.writes += 1
+        self.body += events
+        await asyncio.sleep(0)
+        if self.stuck is not None:
+            await self.stuck.wait()
+
+    async def end(self, events: bytes) -> None:
+        self.finished = True
+        self.body += events
+        await asyncio.sleep(0)
+
+    async def respond(self, body: bytes, headers: Headers) -> None:
+        self.started = self.finished = True
+        self.headers = headers
+        self.body = body
+        await asyncio.sleep(0)
+
+    def documents(self) -> list[dict[str, object]]:
+        """The JSON of every event but [DONE] and comments."""
+        events = [event[6:] for event in self.body.split(b"\n\n") if event.startswith(b"data: ")]
+        return [msgspec.json.decode(event) for event in events if event != b"[DONE]"]
+
+
+class Gateway:
+    """A whole gateway of fakes around the real director and relay."""
+
+    def __init__(
+        self, engines: FakeEngines, *, model: FakeModel | None = None, covered: int = 4096,
+        now: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
+        loop_time = now or asyncio.get_running_loop().time
+        self.engines = engines
+        self.rates = FakeRates()
+        self.holds = FakeHolds(covered)
+        self.meter = FakeMeter()
+        self.placer = FakePlacer()
+        self.live = LiveRuns(self.meter, self.placer, loop_time)
+        relay = Relay(engines, self.placer, self.holds, loop_time, lambda run: self.director.place_again(run))
+        self.director: Director[FakeGrant] = Director(
+            models=FakeModels(model or FakeModel()),
+            rates=self.rates,
+            holds=self.holds,
+            placer=self.placer,
+            meter=self.meter,
+            relay=relay,
+            live=self.live,
+            estimator=Estimator(),
+            telemetry=Telemetry(CollectorRegistry()),
+            now=loop_time,
+            region="here",
+            queue_deadline_s=30.0,
+        )
+
+    def assert_resolved(self) -> None:
+        """Everything granted was given back exactly once, and each hold was voided or settled, never both."""
+        assert self.rates.granted == self.rates.resolved
+        assert not self.placer.unresolved()
+        settled = Counter(record.open.request_id for record in self.meter.settled)
+        assert self.holds.granted == self.holds.voided + settled
+        assert not self.holds.voided.keys() & settled.keys()
+        assert {record.request_id for record in self.meter.opened} == set(settled)
+        assert len(self.live) == 0
+
+
+def chunk(
+    text: str = "", *, tokens: int | None = None, finish: str | None = None, prompt: int = 5, index: int = 0,
+    dialect: str = "chat", role: bool = False,
+) -> bytes:  # fmt: skip
+    """One event as vLLM writes it; `tokens` are its running usage."""
+    choice: dict[str, object] = {"index": index}
+    if dialect == "chat":
+        choice["delta"] = {"role": "assistant", "content": text} if role else {"content": text}
+    else:
+        choice["text"] = text
+    choice |= {"logprobs": None, "finish_reason": finish}
+    document: dict[str, object] = {
+        "id": "chatcmpl-1", "object": "chat.completion.chunk" if dialect == "chat" else "text_completion",
+        "created": 1700000000, "model": "tiny", "choices": [choice],
+    }  # fmt: skip
+    if tokens is not None:
+        document["usage"] = {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + tokens,
+            "completion_tokens": tokens,
+        }
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+def final(tokens: int, *, prompt: int = 5, cached: int = 0) -> bytes:
+    """The last chunk: no choices, sums of usage."""
+    usage = {
+        "prompt_tokens": prompt, "total_tokens": prompt + tokens, "completion_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }  # fmt: skip
+    document = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "tiny",
+        "choices": [],
+    }
+    return b"data: " + msgspec.json.encode({**document, "usage": usage}) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def answer(words: list[str], *, finish: str = "stop", dialect: str = "chat", prompt: int = 5) -> Script:
+    """A whole good answer, one read per event."""
+    script: Script = [chunk("", tokens=0, role=True)] if dialect == "chat" else []
+    script += [
+        chunk(
+            word, tokens=i + 1, dialect=dialect, prompt=prompt, finish=finish if i + 1 == len(words) else None
+        )
+        for i, word in enumerate(words)
+    ]
+    return [*script, final(len(words), prompt=prompt), DONE]

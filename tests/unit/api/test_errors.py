@@ -1,0 +1,48 @@
+"""The error table: complete, in OpenAI's shape, with the headers SDKs act on."""
+
+import inspect
+import json
+
+import pytest
+
+from api import errors as api_errors
+from core import errors
+
+
+def domain_errors() -> list[type[errors.PenstockError]]:
+    found = [e for _, e in inspect.getmembers(errors, inspect.isclass) if issubclass(e, errors.PenstockError)]
+    return [e for e in found if e is not errors.PenstockError]
+
+
+@pytest.mark.parametrize("kind", domain_errors())
+def test_every_error_is_mapped(kind: type[errors.PenstockError]) -> None:
+    status, body, _ = api_errors.render(kind("what was wrong", param="x", details={"a": 1}))
+    assert 400 <= status < 600
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code", "details"}
+    assert error["code"] == kind.code
+
+
+def headers(error: errors.PenstockError) -> dict[bytes, bytes]:
+    return dict(api_errors.render(error)[2])
+
+
+def test_statuses_that_depend_on_the_case() -> None:
+    assert api_errors.status_of(errors.Refused("x", status=429)) == (429, "rate_limit_error")
+    assert api_errors.status_of(errors.Refused("x"))[0] == 503
+    assert api_errors.status_of(api_errors.body_too_large(5))[0] == 413
+    assert headers(api_errors.body_too_large(5))[b"connection"] == b"close"
+
+
+def test_headers_that_sdks_act_on() -> None:
+    assert headers(errors.RateLimited("x", retry_after_s=1.2))[b"retry-after"] == b"2"
+    assert headers(errors.RateLimited("x", retry_after_s=1.2))[b"retry-after-ms"] == b"1200"
+    assert headers(errors.Refused("x"))[b"retry-after"] == b"1"
+    assert headers(errors.InsufficientCredit("x"))[b"x-should-retry"] == b"false"
+    assert headers(errors.AuthenticationFailed("x"))[b"www-authenticate"] == b"Bearer"
+
+
+def test_an_error_inside_a_stream_is_an_event() -> None:
+    event = api_errors.event(errors.EngineFailed("broke"))
+    assert event.startswith(b'data: {"error":{"message":"broke"')
+    assert event.endswith(b"data: [DONE]\n\n")

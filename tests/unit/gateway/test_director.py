@@ -1,0 +1,315 @@
+"""The director: each refusal undoes the other, and whatever strikes, everything is resolved exactly once."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from billing.records import Outcome
+from core.errors import (
+    AuthenticationFailed,
+    EngineFailed,
+    InsufficientCredit,
+    InvalidRequest,
+    ModelNotFound,
+    PermissionDenied,
+    RateLimited,
+    Refused,
+    Unavailable,
+)  # fmt: skip
+from core.ids import uuid7
+from core.tokens import TokenUsage
+from gateway.run import Cut
+from gateway.schemas.chat import parse_chat
+from gateway.schemas.common import Prepared
+from tests.support.gateway_fakes import (
+    DONE,
+    FakeEngines,
+    FakeModel,
+    FakeReply,
+    Gateway,
+    answer,
+    chunk,
+    final,
+    principal,
+)  # fmt: skip
+from tests.support.waiting import until
+
+
+def prepared(**fields: object) -> Prepared:
+    return parse_chat(
+        json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}], **fields}).encode()
+    )
+
+
+async def test_streams_counts_and_settles() -> None:
+    gateway = Gateway(FakeEngines(answer(["Hel", "lo", "!"])))
+    reply = FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)
+    text = "".join(d["choices"][0]["delta"].get("content", "") for d in reply.documents())
+    assert text == "Hello!"
+    assert b"usage" not in reply.body
+    assert reply.body.endswith(DONE)
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage) == (Outcome.COMPLETED, TokenUsage(5, 0, 3))
+    assert gateway.rates.settled == [(5, 3)]
+    assert gateway.placer.prefilled == 1
+    assert gateway.engines.streams[0].closed == 1
+    gateway.assert_resolved()
+
+
+async def test_usage_and_cost_when_asked_for() -> None:
+    gateway = Gateway(FakeEngines(answer(["a", "b"])))
+    reply = FakeReply()
+    asked = prepared(stream=True, stream_options={"include_usage": True})
+    await gateway.director.handle(uuid7(), principal(), asked, reply)
+    last = reply.documents()[-1]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 2
+    assert last["usage"]["cost"] == "0.0000000013"
+    assert last["penstock"]["outcome"] == "completed"
+    assert all("usage" not in document for document in reply.documents()[:-1])
+
+
+async def test_whole_answer_is_folded_with_cost() -> None:
+    gateway = Gateway(FakeEngines(answer(["Hel", "lo"], finish="length")))
+    reply = FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(), reply)
+    body = json.loads(reply.body)
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["total_tokens"] == 7
+    headers = dict(reply.headers)
+    assert headers[b"x-penstock-outcome"] == b"length"
+    assert headers[b"x-penstock-cost-usd"] == b"0.0000000013"
+    assert headers[b"x-ratelimit-remaining-requests"] == b"9"
+    gateway.assert_resolved()
+
+
+@pytest.mark.parametrize(("money_pauses", "place_pauses"), [(0, 0), (0, 3), (3, 0)])
+@pytest.mark.parametrize("which", ["rates", "money", "place", "both"])
+async def test_a_refusal_undoes_the_other(which: str, money_pauses: int, place_pauses: int) -> None:
+    gateway = Gateway(FakeEngines())
+    gateway.holds.pauses, gateway.placer.pauses = money_pauses, place_pauses
+    if which == "rates":
+        gateway.rates.refuse = RateLimited("slow down", retry_after_s=3)
+    if which in ("money", "both"):
+        gateway.holds.refuse = InsufficientCredit("no money")
+    if which in ("place", "both"):
+        gateway.placer.refuse = Refused("full", status=503)
+    with pytest.raises((RateLimited, InsufficientCredit, Refused)):
+        await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+    await asyncio.sleep(0.01)
+    gateway.assert_resolved()
+    assert not gateway.meter.settled
+
+
+async def test_no_metering_no_admission() -> None:
+    gateway = Gateway(FakeEngines())
+    gateway.meter.ready = False
+    with pytest.raises(Unavailable):
+        await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+    gateway.assert_resolved()
+
+
+async def test_models_are_checked_first() -> None:
+    gateway = Gateway(FakeEngines(), model=FakeModel(context_len=100))
+    with pytest.raises(ModelNotFound):
+        await gateway.director.handle(uuid7(), principal(), prepared(model="tinny"), FakeReply())
+    limited = principal(allowed_models=frozenset({"other"}))
+    with pytest.raises(PermissionDenied):
+        await gateway.director.handle(uuid7(), limited, prepared(), FakeReply())
+    with pytest.raises(InvalidRequest, match="100 tokens"):
+        await gateway.director.handle(uuid7(), principal(), prepared(max_tokens=100), FakeReply())
+    gateway.assert_resolved()
+
+
+async def test_failed_attempt_runs_once_more_elsewhere() -> None:
+    broken = [chunk("", tokens=0, role=True), EngineFailed("reset")]
+    gateway = Gateway(FakeEngines(broken, answer(["ok"])))
+    reply = FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.attempts, record.open.replica_id) == (Outcome.COMPLETED, 2, "r2")
+    assert record.extra_unbilled == TokenUsage(5, 0, 0)
+    assert [one.failed for one in gateway.placer.released] == [True, False]
+    assert gateway.placer.requests[1].exclude == ["r1"]
+    assert [d["choices"][0]["delta"].get("role") for d in reply.documents()] == ["assistant", None]
+    assert gateway.engines.headers[0] == gateway.engines.headers[1]
+    gateway.assert_resolved()
+
+
+@pytest.mark.parametrize("again", [None, Refused("none left")])
+async def test_second_failure_is_free_and_said(again: Exception | None) -> None:
+    gateway = Gateway(FakeEngines(EngineFailed("down"), EngineFailed("down too")))
+    gateway.placer.refuse_again = again
+    with pytest.raises(EngineFailed, match="nothing is charged"):
+        await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost) == (Outcome.ENGINE_FAILED, 0)
+    gateway.assert_resolved()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        [b'data: {"error":{"message":"EngineCore died","code":500}}\n\n', DONE],
+        [EngineFailed("reset")],
+        [],
+    ],
+)
+async def test_failure_after_content_is_not_retried_and_free(end: list[object]) -> None:
+    gateway = Gateway(FakeEngines([chunk("a", tokens=1), chunk("b", tokens=2), *end]))
+    reply = FakeReply()
+    with pytest.raises(EngineFailed):
+        await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage.output, record.cost) == (Outcome.ENGINE_FAILED, 2, 0)
+    assert gateway.engines.streams[0].aborted == 1
+    gateway.assert_resolved()
+
+
+async def test_the_engines_complaint_about_the_request_is_the_clients() -> None:
+    gateway = Gateway(FakeEngines(InvalidRequest("prompt too long", code="context_length_exceeded")))
+    with pytest.raises(InvalidRequest):
+        await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost) == (Outcome.ZERO_OUTPUT, 0)
+    gateway.assert_resolved()
+
+
+async def test_nothing_generated_costs_nothing() -> None:
+    gateway = Gateway(FakeEngines([chunk("", tokens=1, finish="stop"), final(1), DONE]))
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage.output, record.cost) == (Outcome.ZERO_OUTPUT, 1, 0)
+
+
+async def test_engine_without_any_usage_bills_a_lower_bound() -> None:
+    gateway = Gateway(FakeEngines([chunk("a"), chunk("b"), chunk("c", finish="stop"), DONE]))
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
+    assert gateway.meter.settled[0].usage == TokenUsage(0, 0, 3)
+
+
+@pytest.mark.parametrize("one_read", [False, True])
+async def test_hold_used_up_ends_the_answer_cleanly(one_read: bool) -> None:
+    words = answer(["w"] * 1040)
+    script = [b"".join(words)] if one_read else words
+    gateway = Gateway(FakeEngines(script), covered=10)
+    gateway.holds.extensions = [True, False]
+    reply = FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage.output) == (Outcome.BUDGET_STOPPED, 10 + 1024)
+    delivered = [d for d in reply.documents() if d["choices"][0]["delta"].get("content")]
+    assert len(delivered) == 10 + 1024
+    assert reply.documents()[-1]["choices"][0]["finish_reason"] == "length"
+    assert reply.body.endswith(DONE)
+    assert gateway.engines.streams[0].aborted == 1
+    gateway.assert_resolved()
+
+
+async def test_models_own_limit_is_an_ordinary_length_finish() -> None:
+    gateway = Gateway(FakeEngines(answer(["w"] * 20)), model=FakeModel(max_output_tokens=8))
+    reply = FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(), reply)
+    assert gateway.meter.settled[0].outcome is Outcome.LENGTH
+    assert gateway.meter.settled[0].usage.output == 8
+    assert json.loads(reply.body)["choices"][0]["finish_reason"] == "length"
+    assert gateway.holds.extended == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> None:
+    never = asyncio.Event()
+    gateway = Gateway(FakeEngines([chunk("a", tokens=1), chunk("b", tokens=2), never]))
+    request_id = uuid7()
+    task = asyncio.create_task(
+        gateway.director.handle(request_id, principal(), prepared(stream=stream), FakeReply())
+    )
+    await until(lambda: gateway.engines.streams and not gateway.engines.streams[0].script)
+    gateway.live.cut_request(request_id, Cut.CLIENT_GONE)
+    with pytest.raises(Unavailable):
+        await task
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage) == (Outcome.CLIENT_CANCELLED, TokenUsage(5, 0, 2))
+    assert gateway.engines.streams[0].aborted == 1
+    gateway.assert_resolved()
+
+
+async def test_revoked_key_ends_its_open_streams() -> None:
+    gateway = Gateway(FakeEngines([chunk("a", tokens=1), asyncio.Event()]))
+    key = principal()
+    reply = FakeReply()
+    task = asyncio.create_task(gateway.director.handle(uuid7(), key, prepared(stream=True), reply))
+    await until(lambda: reply.body)
+    gateway.live.cut_keys(frozenset({uuid7()}))
+    gateway.live.cut_keys(frozenset({key.key_id}))
+    with pytest.raises(AuthenticationFailed, match="revoked"):
+        await task
+    gateway.assert_resolved()
+
+
+async def test_server_going_down_interrupts() -> None:
+    gateway = Gateway(FakeEngines([chunk("a", tokens=1), asyncio.Event()]))
+    reply = FakeReply()
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply))
+    await until(lambda: reply.body)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gateway.meter.settled[0].outcome is Outcome.INTERRUPTED
+    gateway.assert_resolved()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    strike=st.integers(0, 60),
+    rates=st.integers(0, 4),
+    money=st.integers(0, 6),
+    seat=st.integers(0, 6),
+    stream=st.booleans(),
+    fail_first=st.booleans(),
+    cut=st.booleans(),
+    refuse=st.sampled_from(["", "money", "seat"]),
+)
+def test_cancelled_anywhere_everything_is_resolved_once(
+    strike: int, rates: int, money: int, seat: int, stream: bool, fail_first: bool, cut: bool, refuse: str
+) -> None:
+    """Whatever the loop is doing when the request is cancelled: hold, placement and grant end exactly once, a usage
+    row exists if and only if the request was admitted, and what was delivered is billed."""
+
+    async def scenario() -> None:
+        good = answer(["a", "b", "c"])
+        scripts = [[chunk("", tokens=0, role=True), EngineFailed("x")], good] if fail_first else [good]
+        gateway = Gateway(FakeEngines(*scripts))
+        gateway.rates.pauses, gateway.holds.pauses, gateway.placer.pauses = rates, money, seat
+        if refuse == "money":
+            gateway.holds.refuse = InsufficientCredit("no")
+        if refuse == "seat":
+            gateway.placer.refuse = Refused("no")
+        reply = FakeReply()
+        request_id = uuid7()
+        task = asyncio.create_task(
+            gateway.director.handle(request_id, principal(), prepared(stream=stream), reply)
+        )
+        for _ in range(strike):
+            await asyncio.sleep(0)
+        if cut:
+            gateway.live.cut_request(request_id, Cut.CLIENT_GONE)
+        else:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gateway.assert_resolved()
+        delivered = (
+            sum(1 for d in reply.documents() if d["choices"][0]["delta"].get("content")) if stream else 0
+        )
+        billed = sum(record.usage.output for record in gateway.meter.settled)
+        assert delivered <= billed <= 3
+
+    asyncio.run(scenario())

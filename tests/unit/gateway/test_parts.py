@@ -1,0 +1,158 @@
+"""The small parts: folding, prefix hashes, estimates, the one timer."""
+
+import asyncio
+import json
+
+from core.clock import ManualClock
+from core.ids import uuid7
+from gateway.estimate import Estimator
+from gateway.fold import fold
+from gateway.live import Patience
+from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
+from gateway.run import Cut
+from gateway.schemas.chat import parse_chat
+from gateway.sse import StreamCodec
+from tests.support.gateway_fakes import FakeEngines, FakeReply, Gateway, answer, chunk, principal
+from tests.support.waiting import until
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def events(*deltas: dict[str, object]) -> bytes:
+    lines = []
+    for delta in deltas:
+        finish = delta.pop("finish", None)
+        choice = {"index": delta.pop("index", 0), "delta": delta, "finish_reason": finish}
+        lines.append(
+            b"data: " + json.dumps({"id": "x", "created": 1, "model": "m", "choices": [choice]}).encode()
+        )
+    return b"\n\n".join(lines) + b"\n\n"
+
+
+def test_fold_puts_tool_calls_together() -> None:
+    def piece(index: int, **call: object) -> dict[str, object]:
+        return {"tool_calls": [{"index": index, **call}]}
+
+    folded = fold(
+        events(
+            {"role": "assistant", "content": ""},
+            {"reasoning": "hm"},
+            piece(0, id="a", type="function", function={"name": "f", "arguments": ""}),
+            piece(0, function={"arguments": '{"x"'}),
+            piece(1, id="b", type="function", function={"name": "g", "arguments": "{}"}),
+            piece(0, function={"arguments": ":1}"}),
+            {"finish": "tool_calls"},
+        ),
+        "chat",
+    )
+    message = folded["choices"][0]["message"]
+    assert message["content"] is None
+    assert message["reasoning"] == "hm"
+    assert message["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    assert folded["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_fold_keeps_choices_apart() -> None:
+    folded = fold(
+        events(
+            {"index": 1, "content": "b"},
+            {"index": 0, "content": "a"},
+            {"index": 1, "content": "B", "finish": "stop"},
+        ),
+        "chat",
+    )
+    assert [choice["message"]["content"] for choice in folded["choices"]] == ["a", "bB"]
+
+
+def test_prefix_hashes_chain_and_are_salted() -> None:
+    one, two = b"a" * (3 * BLOCK_BYTES + 5), b"a" * (2 * BLOCK_BYTES) + b"b" * BLOCK_BYTES
+    assert len(block_hashes(one, b"s")) == 3
+    assert block_hashes(one, b"s")[:2] == block_hashes(two, b"s")[:2]
+    assert block_hashes(one, b"s")[2] != block_hashes(two, b"s")[2]
+    assert not set(block_hashes(one, b"s")) & set(block_hashes(one, b"t"))
+    assert len(set(block_hashes(one, b"s"))) == 3
+    assert len(block_hashes(b"x" * (BLOCK_BYTES * (MAX_BLOCKS + 9)), b"s")) == MAX_BLOCKS
+    assert block_hashes(b"short", b"s") == []
+
+
+def test_estimates_learn() -> None:
+    estimator = Estimator()
+    for _ in range(200):
+        estimator.learn("m", 1000, 500, 40, 2)
+    assert 480 <= estimator.input_tokens("m", 1000) <= 501
+    assert 19 <= estimator.output_tokens("m", 0, 1) <= 22
+    assert estimator.output_tokens("m", 4, 3) == 12
+    assert estimator.output_tokens("other", 16, 1) == 16
+
+
+async def test_timer_checkpoints_comments_and_gives_up_on_silence() -> None:
+    clock = ManualClock()
+    clock.advance(100)
+    silent = asyncio.Event()
+    gateway = Gateway(FakeEngines([chunk("", tokens=0, role=True), silent]), now=clock.monotonic)
+    reply = FakeReply()
+    asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
+    await until(lambda: gateway.engines.streams and len(gateway.engines.streams[0].script) == 0)
+    gateway.live.tick()
+    assert [point.usage.input for point in gateway.meter.checkpoints] == [5]
+    assert not reply.started
+    clock.advance(5.1)
+    gateway.live.tick()
+    await until(lambda: reply.body)
+    assert reply.body == b": working\n\n"
+    clock.advance(Patience().idle_s)
+    gateway.live.tick()
+    assert gateway.engines.streams[0].aborted == 1
+    gateway.engines.scripts.append(answer(["x"]))
+    silent.set()
+    await task
+    assert len(gateway.meter.checkpoints) == 1
+    gateway.assert_resolved()
+
+
+async def test_timer_comments_while_queued() -> None:
+    clock = ManualClock()
+    clock.advance(100)
+    gateway = Gateway(FakeEngines(answer(["x"])), now=clock.monotonic)
+    gateway.placer.block = asyncio.Event()
+    reply = FakeReply()
+    asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
+    await until(lambda: gateway.placer.requests)
+    for _ in range(3):
+        clock.advance(5)
+        gateway.live.tick()
+        await asyncio.sleep(0.01)
+    assert reply.body == b": waiting\n\n" * 3
+    gateway.placer.block.set()
+    await task
+    assert reply.finished
+
+
+async def test_timer_cuts_clients_that_do_not_read() -> None:
+    clock = ManualClock()
+    clock.advance(100)
+    gateway = Gateway(FakeEngines(answer(["x", "y"])), now=clock.monotonic)
+    reply = FakeReply()
+    reply.stuck = asyncio.Event()
+    asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
+    await until(lambda: reply.writes)
+    clock.advance(Patience().write_s + 1)
+    gateway.live.tick()
+    await asyncio.gather(task, return_exceptions=True)
+    assert gateway.meter.settled[0].outcome.value == "client_cancelled"
+    assert gateway.meter.settled[0].usage.output == 1
+    gateway.assert_resolved()
+
+
+def test_cut_reasons_have_words() -> None:
+    assert all(reason.error().message for reason in Cut)
+
+
+def test_codec_without_events_counts_nothing() -> None:
+    assert StreamCodec(1, 10).tracker.usage.total == 0

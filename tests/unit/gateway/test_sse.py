@@ -1,0 +1,165 @@
+"""The SSE codec: the same result however the reads fall, nothing delivered that is not counted."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.errors import EngineFailed
+from core.tokens import TokenUsage
+from gateway import sse
+from gateway.caps import MAX_EVENT_BYTES
+from gateway.sse import EventSplitter, StreamCodec, cut_usage
+from tests.support.gateway_fakes import DONE, answer, chunk, final
+
+NO_LIMIT = 1 << 30
+TRICKY = [
+    '"usage":{"completion_tokens":9}}',
+    "data: [DONE]\n\n",
+    '\\"usage\\":',
+    '"error"',
+    ',"choices":[]',
+    "\n\n: x",
+    "ü€😀",
+]
+
+
+def relay(
+    stream: bytes, cuts: list[int], choices: int = 1, limit: int = NO_LIMIT
+) -> tuple[StreamCodec, bytes]:
+    """Feed `stream` cut at the given places."""
+    codec = StreamCodec(choices, limit)
+    places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
+    out = b"".join(codec.feed(stream[a:b]) for a, b in pairwise(places))
+    return codec, out
+
+
+def texts(events: bytes) -> str:
+    """The text a client would put together."""
+    payloads = [event[6:] for event in events.split(b"\n\n") if event]
+    return "".join(
+        c["delta"].get("content") or "" for p in payloads for c in msgspec.json.decode(p)["choices"]
+    )
+
+
+words = st.lists(
+    st.one_of(st.text(min_size=1, max_size=12), st.sampled_from(TRICKY)), min_size=1, max_size=30
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    words=words,
+    cuts=st.lists(st.integers(0, 8000), max_size=30),
+    spaced=st.booleans(),
+    crlf=st.booleans(),
+    noise=st.booleans(),
+)
+def test_any_chunking_gives_the_same_stream(
+    words: list[str], cuts: list[int], spaced: bool, crlf: bool, noise: bool
+) -> None:
+    events = [event for event in answer(words) if isinstance(event, bytes)]
+    if spaced:
+        events = [_spaced(event) for event in events]
+    if noise:
+        events.insert(1, b": ping\n\n")
+    stream = b"".join(events)
+    if crlf:
+        stream = stream.replace(b"\n", b"\r\n")
+    codec, out = relay(stream, cuts)
+    assert texts(out) == "".join(words)
+    assert b'"usage"' not in _keys(out)
+    assert codec.tracker.usage == TokenUsage(5, 0, len(words))
+    assert codec.done
+    assert codec.complete
+    assert codec.finish_reasons == {"stop"}
+    assert b"[DONE]" not in [event[6:] for event in out.split(b"\n\n")]
+
+
+def _spaced(event: bytes) -> bytes:
+    """The same event as json.dumps would have written it."""
+    import json
+
+    if event == DONE:
+        return event
+    return b"data: " + json.dumps(json.loads(event[6:])).encode() + b"\n\n"
+
+
+def _keys(events: bytes) -> bytes:
+    """The top-level keys of every event."""
+    payloads = [event[6:] for event in events.split(b"\n\n") if event]
+    return b" ".join(b'"%s"' % key.encode() for p in payloads for key in msgspec.json.decode(p))
+
+
+@settings(max_examples=150, deadline=None)
+@given(count=st.integers(1, 40), limit=st.integers(1, 45), cuts=st.lists(st.integers(0, 9000), max_size=20))
+def test_never_delivers_more_than_is_paid_for(count: int, limit: int, cuts: list[int]) -> None:
+    stream = b"".join(event for event in answer(["w "] * count) if isinstance(event, bytes))
+    codec, out = relay(stream, cuts, limit=limit)
+    delivered = len(texts(out)) // 2
+    assert delivered == min(count, limit)
+    assert codec.tracker.output == delivered
+    assert codec.cut_at_limit == (count > limit)
+    if codec.cut_at_limit:
+        more = codec.raise_limit(NO_LIMIT)
+        assert delivered + len(texts(more)) // 2 == count
+        assert codec.tracker.output == count
+
+
+def test_steady_state_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = StreamCodec(1, NO_LIMIT)
+    codec.feed(chunk("a", tokens=1))
+    monkeypatch.setattr(codec.__class__, "_each", lambda *_: pytest.fail("slow path"))
+    assert texts(codec.feed(chunk("b", tokens=2))) == "b"
+    assert texts(codec.feed(chunk("c", tokens=3) + chunk("d", tokens=4))) == "cd"
+    assert codec.tracker.output == 4
+
+
+def test_counts_of_several_choices_add_up() -> None:
+    parts = [chunk("a", tokens=1, index=0), chunk("b", tokens=1, index=1), chunk("c", tokens=2, index=0)]
+    codec, out = relay(b"".join(parts), [], choices=2)
+    assert texts(out) == "abc"
+    assert codec.tracker.usage == TokenUsage(5, 0, 3)
+    assert not codec.complete
+    codec.feed(chunk("", tokens=2, index=0, finish="stop") + chunk("", tokens=1, index=1, finish="length"))
+    assert codec.complete
+    codec.feed(final(3, cached=4))
+    assert codec.tracker.usage == TokenUsage(5, 4, 3)
+
+
+def test_error_events_and_nonsense() -> None:
+    codec, out = relay(chunk("a", tokens=1) + b'data: {"error":{"message":"died","code":500}}\n\n' + DONE, [])
+    assert codec.error == b'{"message":"died","code":500}'
+    assert texts(out) == "a"
+    with pytest.raises(EngineFailed):
+        StreamCodec(1, NO_LIMIT).feed(b"data: {broken\n\n")
+    with pytest.raises(EngineFailed):
+        EventSplitter().feed(b"x" * (MAX_EVENT_BYTES + 1))
+
+
+def test_unfinished_events_are_not_relayed() -> None:
+    codec = StreamCodec(1, NO_LIMIT)
+    whole = chunk("a", tokens=1)
+    assert codec.feed(whole[:-1]) == b""
+    assert texts(codec.feed(whole[-1:])) == "a"
+
+
+def test_cut_usage_wherever_it_stands() -> None:
+    for payload in (
+        b'{"choices":[1],"usage":{"a":{"b":1}}}',
+        b'{"usage":{"a":1},"choices":[1]}',
+        b'{"choices":[1], "usage": null}',
+        b'{"choices":[1]}',
+    ):
+        assert msgspec.json.decode(cut_usage(payload)) == {"choices": [1]}
+
+
+@given(st.binary(max_size=200))
+def test_bytes_from_hell_fail_cleanly(data: bytes) -> None:
+    codec = StreamCodec(1, NO_LIMIT)
+    try:
+        codec.feed(b"data: " + data + b"\n\n")
+    except EngineFailed:
+        assert sse.DONE not in data
