@@ -5,7 +5,7 @@
 --
 -- KEYS: 1 epoch, 2 day, then for key, project, tenant: 3/5/7 levels (hash t r i o), 4/6/8 leases (sorted set).
 -- ARGV: 1 operation, then its own; a scope is six values: id, requests/min, input/min, output/min, concurrency,
--- tokens/day, where -1 is no limit.
+-- tokens/day, where -1 is no limit. Costs are at least 1.
 local MINUTE_US = 60000000
 local DAY_S = 86400
 local SLOP = 0.000001 -- doubles: a level that should be whole may be off by less than this

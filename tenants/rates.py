@@ -96,7 +96,7 @@ class RateLimiter:
         Raises RateLimited with `retry_after_s` and `details` (scope, kind, limit), and Unavailable when today's
         tokens must be read from PostgreSQL and cannot.
         """
-        grant = RateGrant(request_id, [], max(0, input_estimate), max(0, output_estimate))
+        grant = RateGrant(request_id, [], max(1, input_estimate), max(1, output_estimate))
         scopes = self._scopes_of(principal)
         if scopes is None:
             return grant
