@@ -4,13 +4,14 @@ Everything goes through admin/, is audited, and may be done again: what is there
 """
 
 from admin.actor import Actor, system_actor
-from admin.billing import grant_credit, list_prices, set_price
+from admin.billing import ensure_list_prices, grant_credit
 from admin.keys import create_key, find_key
 from admin.logins import authenticate_token, create_admin_token
 from admin.models import add_model, list_models
 from admin.projects import list_projects
 from admin.tenants import create_tenant, find_tenant
 from admin.users import create_user, list_users
+from billing.prices import Rates
 from cli.rundir import Secrets
 from core.db import Database
 from core.errors import AuthenticationFailed, NotFound
@@ -33,22 +34,19 @@ async def bootstrap(database: Database, secrets: Secrets, catalog: Catalog, *, d
 async def _offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:
     """Every model of the catalog at its list price, unless somebody has set one."""
     known = {model.name for model in await list_models(database, actor)}
-    priced = {price.model for price in await list_prices(database, actor)}
-    for name, model in catalog.models.items():
+    for name in catalog.models:
         if name not in known:
-            await add_model(database, actor, name=name, catalog_name=name)
-        if name not in priced:
-            price = model.list_price
-            await set_price(
-                database,
-                actor,
-                model=name,
-                tier="standard",
-                input=price.input,
-                cached_input=price.cached_input,
-                output=price.output,
-                reasoning=price.reasoning,
-            )
+            await add_model(database, actor, name=name)
+    rates = {
+        name: Rates(
+            input=model.list_price.input,
+            cached_input=model.list_price.cached_input,
+            output=model.list_price.output,
+            reasoning=model.list_price.reasoning,
+        )
+        for name, model in catalog.models.items()
+    }
+    await ensure_list_prices(database, actor, rates)
 
 
 async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> None:

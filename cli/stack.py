@@ -34,7 +34,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 _TICK_S = 0.25
 _DRAIN_ORDER = ("api", "jobs", "scheduler", "agent", "console")
-_GRACE_S = {"api": 40.0, "jobs": 30.0, "scheduler": 10.0, "agent": 60.0, "console": 10.0}
+_GRACE_S = {"api": 65.0, "jobs": 30.0, "scheduler": 10.0, "agent": 60.0, "console": 10.0}
 _HOPELESS_RESTARTS = 3
 
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,9 +214,8 @@ class Supervisor:
                     os.waitpid(orphan.pid, os.WNOHANG)
 
     async def sweep(self, spare: frozenset[int]) -> list[int]:
-        """End every descendant that is still there except `spare`; returns the pids it had to end."""
-        left = [each for each in psutil.Process().children(recursive=True) if each.pid not in spare]
-        left = [each for each in left if _alive(each)]
+        """End every descendant that is still there, except `spare` and theirs; returns the pids it had to end."""
+        left = [each for each in _descendants(psutil.Process(), spare) if _alive(each)]
         for sig, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             for each in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -242,6 +241,14 @@ def _kill_group(leader: int) -> None:
     """End what a dead process left in its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def _descendants(process: psutil.Process, spare: frozenset[int]) -> Iterator[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in process.children():
+            if each.pid not in spare:
+                yield each
+                yield from _descendants(each, spare)
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -40,8 +40,8 @@ def tracer(name: str) -> Tracer:
 
 
 def setup_tracing(role: str, settings: Settings) -> None:
-    """Export this process's traces to `settings.otlp_endpoint`; does nothing when there is none."""
-    if not settings.otlp_endpoint:
+    """Export this process's traces to `settings.otlp_endpoint`; does nothing when there is none, or a second time."""
+    if not settings.otlp_endpoint or isinstance(trace.get_tracer_provider(), TracerProvider):
         return
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # heavy, rarely needed
 

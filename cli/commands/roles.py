@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from core.errors import InvalidRequest
 from core.logs import setup_logging
 from core.settings import Settings
-from core.telemetry import flush_tracing, setup_tracing
+from core.telemetry import setup_tracing
 
 app = typer.Typer()
 
@@ -71,10 +71,7 @@ def run_role(role: str, settings: Settings) -> int:
             )
     setup_logging(role, settings.log_level)
     setup_tracing(role, settings)
-    try:
-        code: int = import_module(_MODULES[role]).main(settings)
-    finally:
-        flush_tracing()
+    code: int = import_module(_MODULES[role]).main(settings)
     return code
 
 

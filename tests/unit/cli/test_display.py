@@ -1,0 +1,48 @@
+"""What a start shows, on a terminal and in a log."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from cli.display import Display
+
+LONG = (
+    "curl http://127.0.0.1:8000/v1/chat/completions -H 'Authorization: Bearer pen_live_x' -d '"
+    + "x" * 300
+    + "'"
+)
+
+
+def draw(terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80, highlight=False, color_system=None)
+    with Display(console) as display:
+        with display.step("Engine") as step:
+            step.note("loading [weights]")
+            step.note("loading [weights]")
+        display.say("a plain [line]")
+    display.panel("Penstock is running", [("API", "http://127.0.0.1:8000/v1")], ["A toy model."], LONG)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_everything_is_said_and_the_command_can_be_copied(terminal: bool) -> None:
+    shown = draw(terminal)
+    for part in ("Engine", "loading [weights]", "a plain [line]", "http://127.0.0.1:8000/v1", "A toy model."):
+        assert part in shown
+    assert LONG in shown.splitlines()
+
+
+def test_a_log_gets_each_news_once_and_no_escape_codes() -> None:
+    shown = draw(terminal=False)
+    assert shown.count("loading [weights]") == 1
+    assert "\x1b" not in shown
+
+
+def test_a_step_that_fails_is_not_shown_as_done() -> None:
+    out = io.StringIO()
+    display = Display(Console(file=out, force_terminal=False))
+    with pytest.raises(ValueError, match="no"), display, display.step("Engine"):
+        raise ValueError("no")
+    assert "done" not in out.getvalue()
