@@ -15,6 +15,7 @@ import msgspec
 
 from cli.bootstrap import bootstrap
 from cli.display import Display, Step
+from cli.facts import engine_facts, engine_key, progress_of, secret_facts, show_panel
 from cli.ports import choose_port
 from cli.rundir import RunDir
 from cli.supervisor import RoleSpec, Supervisor, last_line
@@ -120,17 +121,17 @@ class Platform:
 
     async def _start(self) -> None:
         with self._display:
+            self._choose_ports()
             await self._start_stores()
             with self._display.step("Database"):
                 await migrate(self._urls["database_url"])
                 await self._bootstrap()
-            self._choose_ports()
             async with aiohttp.ClientSession() as session:
                 await self._start_roles(session)
             with self._display.step("Engine") as step:
                 await self._wait_for_replicas(step)
         self._publish()
-        self._show_panel()
+        show_panel(self._display, self._published, self._replicas, self._notes)
 
     async def _start_stores(self) -> None:
         for name, variable, kind in (
@@ -236,7 +237,7 @@ class Platform:
             "PENSTOCK_SCHEDULER_PORT": str(self._ports.get("scheduler", 0)),
             "PENSTOCK_INTERNAL_TOKEN": secrets.internal_token,
             "PENSTOCK_KEY_PEPPER": secrets.key_pepper,
-            "PENSTOCK_ENGINE_KEY": os.environ.get("PENSTOCK_ENGINE_KEY") or secrets.engine_key,
+            "PENSTOCK_ENGINE_KEY": engine_key(secrets),
             "PENSTOCK_CONSOLE_SECRET": secrets.console_secret,
             "PENSTOCK_ENGINE": options.engine,
             "PENSTOCK_ENGINE_URL": options.engine_url,
@@ -267,7 +268,7 @@ class Platform:
             for replica in self._replicas:
                 if replica.state is ReplicaState.FAILED and replica.restarts >= _HOPELESS_RESTARTS:
                     raise Unavailable(f"{replica.replica_id} does not start: {replica.detail}")
-            step.note(_describe(self._replicas) or last_line(self._dir.logs / "agent.log"))
+            step.note(progress_of(self._replicas) or last_line(self._dir.logs / "agent.log"))
             await asyncio.sleep(0.2)
 
     # What is running
@@ -275,36 +276,20 @@ class Platform:
     def _facts(self) -> dict[str, Any]:
         if self._client is not None:
             self._replicas = self._client.snapshot().replicas or self._replicas
-        secrets = self._secrets
         pids = {"supervisor": [os.getpid()], **self._supervisor.pids()}
         pids |= {name: [server.pid] if server.pid else [] for name, server in self._servers.items()}
         pids["engine"] = [replica.pid for replica in self._replicas if replica.pid]
         return {
             "base_url": f"http://{HOST}:{self._ports['port']}/v1",
-            "api_key": secrets.demo_api_key if self._options.demo else None,
-            "model": self._replicas[0].model if self._replicas else self._options.model or None,
             "console_url": f"http://{HOST}:{self._ports['console-port']}",
-            "admin_email": secrets.admin_email,
-            "admin_password": secrets.admin_password,
-            "admin_token": secrets.admin_token,
+            "model": self._replicas[0].model if self._replicas else self._options.model or None,
+            **secret_facts(self._secrets, demo=self._options.demo),
             **self._urls,
             "data_dir": str(self._dir.path),
             "pids": pids,
-            "engines": [
-                {
-                    "replica_id": replica.replica_id,
-                    "model": replica.model,
-                    "engine": replica.engine,
-                    "url": replica.url,
-                    "metrics_url": replica.metrics_url,
-                }
-                for replica in self._replicas
-            ],
-            "engine_key": os.environ.get("PENSTOCK_ENGINE_KEY") or secrets.engine_key,
+            "engines": engine_facts(self._replicas),
             "scheduler_host": HOST,
             "scheduler_port": self._ports["scheduler"],
-            "internal_token": secrets.internal_token,
-            "key_pepper": secrets.key_pepper,
         }
 
     def _publish(self) -> None:
@@ -312,33 +297,6 @@ class Platform:
         if facts != self._published:
             self._dir.publish(facts, self._options.ready_file)
             self._published = facts
-
-    def _show_panel(self) -> None:
-        facts = self._published
-        rows = [("API", facts["base_url"]), ("API key", facts["api_key"] or "none (--no-demo)")]
-        rows += [("Console", facts["console_url"])]
-        rows += [("Sign in", f"{facts['admin_email']}  {facts['admin_password']}")]
-        rows += [("Model", _model_line(self._replicas)), ("Data", facts["data_dir"]), ("Stop", "Ctrl-C")]
-        notes = [*self._notes]
-        toys = {name for name, model in load_catalog().models.items() if model.toy}
-        if any(replica.model in toys and not replica.simulated for replica in self._replicas):
-            notes.append(
-                "This is a toy model with random weights behind the real engine: its words mean nothing."
-            )
-        if any(replica.simulated for replica in self._replicas):
-            notes.append("The engine is simulated: its answers are invented.")
-        command = ""
-        if facts["api_key"] and facts["model"]:
-            body = {
-                "model": facts["model"],
-                "max_tokens": 32,
-                "messages": [{"role": "user", "content": "Hello"}],
-            }
-            command = (
-                f"curl {facts['base_url']}/chat/completions -H 'Authorization: Bearer {facts['api_key']}' "
-                f"-H 'Content-Type: application/json' -d '{msgspec.json.encode(body).decode()}'"
-            )
-        self._display.panel("Penstock is running", rows, notes, command)
 
     # Stop
 
@@ -362,15 +320,3 @@ class Platform:
         self._dir.withdraw()
         if self._servers:
             self._display.say(f"stopped in {time.monotonic() - started:.1f} s")
-
-
-def _describe(replicas: list[ReplicaStatus]) -> str:
-    """One line on replicas that are on their way."""
-    return ", ".join(f"{r.replica_id} {r.state}{f': {r.detail}' if r.detail else ''}" for r in replicas)
-
-
-def _model_line(replicas: list[ReplicaStatus]) -> str:
-    if not replicas:
-        return "none"
-    kinds = sorted({replica.engine for replica in replicas})
-    return f"{replicas[0].model} ({len(replicas)} x {', '.join(kinds)})"
