@@ -260,10 +260,11 @@ class Platform:
             rng=random.Random(),  # noqa: S311 - jitter
         )
         await self._client.start()
+        wanted = 1 if self._options.engine == "external" else self._options.replicas
         while True:
             self._replicas = self._client.snapshot().replicas
             ready = sum(replica.state is ReplicaState.READY for replica in self._replicas)
-            if ready and ready >= self._options.replicas:
+            if ready >= wanted:
                 return
             for replica in self._replicas:
                 if replica.state is ReplicaState.FAILED and replica.restarts >= _HOPELESS_RESTARTS:
