@@ -8,14 +8,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha1
-from pathlib import Path
 from typing import cast
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import NoScriptError, ResponseError
 
 from core.clock import Clock
+from tenants.rate_scopes import SOURCE
 
 ANSWER_S = 1.0
 """Redis answers in well under a millisecond; after this long it counts as away."""
@@ -24,9 +24,6 @@ PAUSE_S = 1.0
 MAX_BATCH = 500
 MAX_KEPT = 10_000
 """What is to be told to a Redis that is away; beyond it, leases run out by themselves."""
-
-SOURCE = (Path(__file__).parent / "rates.lua").read_text()
-SHA = sha1(SOURCE.encode(), usedforsecurity=False).hexdigest()
 
 log = logging.getLogger(__name__)
 Answer = list[int | bytes]
@@ -40,8 +37,7 @@ class RedisAway(Exception):
 class Call:
     """One run of the script."""
 
-    keys: list[str]
-    args: list[str | int]
+    command: bytes
     future: "asyncio.Future[Answer] | None"
     """None when nobody waits."""
     undo: Callable[[Answer], None] | None = None
@@ -91,20 +87,18 @@ class RatePipe:
             await self._task
             self._task = None
 
-    async def call(
-        self, keys: list[str], args: list[str | int], undo: Callable[[Answer], None] | None = None
-    ) -> Answer:
+    async def call(self, command: bytes, undo: Callable[[Answer], None] | None = None) -> Answer:
         """Run the script and wait for its answer. Raises RedisAway."""
         if self.away or self._closing:
             raise RedisAway
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._put(Call(keys, args, future, undo))
+        self._put(Call(command, future, undo))
         return await future
 
-    def tell(self, keys: list[str], args: list[str | int]) -> None:
+    def tell(self, command: bytes) -> None:
         """Run the script for its effect, later should Redis be away."""
         if len(self._queue) < MAX_KEPT:
-            self._put(Call(keys, args, None))
+            self._put(Call(command, None))
 
     def _put(self, call: Call) -> None:
         self._queue.append(call)
@@ -135,28 +129,32 @@ class RatePipe:
             patience.cancel()
             self._busy = False
 
-    async def _execute(self, batch: list[Call]) -> list[Answer | Exception]:
-        answers = await self._pipeline(batch)
-        missing = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-        if missing:  # a new or emptied server
-            await self._redis.script_load(SOURCE)
-            again = await self._pipeline([batch[index] for index in missing])
-            for index, answer in zip(missing, again, strict=True):
-                answers[index] = answer
+    async def _execute(self, batch: list[Call]) -> list[Answer | ResponseError]:
+        """All commands in one write, then all answers. A pipeline of redis-py does the same for 2.5 times the CPU."""
+        pool = self._redis.connection_pool
+        connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # a decorator of redis-py
+        try:
+            answers = await _converse(connection, [call.command for call in batch])
+            missing = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+            if missing:  # a new or emptied server
+                await connection.send_command("SCRIPT LOAD", SOURCE)
+                await connection.read_response()
+                again = await _converse(connection, [batch[index].command for index in missing])
+                for index, answer in zip(missing, again, strict=True):
+                    answers[index] = answer
+        except BaseException:
+            await connection.disconnect(nowait=True)  # answers may be left unread in it
+            raise
+        finally:
+            await pool.release(connection)
         return answers
 
-    async def _pipeline(self, batch: list[Call]) -> list[Answer | Exception]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for call in batch:
-            pipeline.evalsha(SHA, len(call.keys), *call.keys, *call.args)
-        return cast(list[Answer | Exception], await pipeline.execute(raise_on_error=False))
-
-    def _answered(self, batch: list[Call], answers: list[Answer | Exception]) -> None:
+    def _answered(self, batch: list[Call], answers: list[Answer | ResponseError]) -> None:
         if self._down:
             log.info("redis answers again")
         self._down = False
         for call, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Exception):
+            if isinstance(answer, ResponseError):
                 log.error("the rate script failed: %s", answer)
                 call.fail(RedisAway(str(answer)))
             else:
@@ -174,3 +172,14 @@ class RatePipe:
     def _give_up(self, batch: list[Call]) -> None:
         """Redis is frozen: free the callers; the pipeline itself is left to end in its own time."""
         self._went_away(batch, TimeoutError(f"no answer within {ANSWER_S} s"))
+
+
+async def _converse(connection: AbstractConnection, commands: list[bytes]) -> list[Answer | ResponseError]:
+    await connection.send_packed_command(b"".join(commands))
+    answers: list[Answer | ResponseError] = []
+    for _ in commands:
+        try:
+            answers.append(cast(Answer, await connection.read_response()))
+        except ResponseError as error:
+            answers.append(error)
+    return answers

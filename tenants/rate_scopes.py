@@ -1,5 +1,7 @@
-"""How limits and reservations are told to rates.lua."""
+"""How limits are told to rates.lua: encoded once per key, because they are most of every call."""
 
+from hashlib import sha1
+from pathlib import Path
 from uuid import UUID
 
 import msgspec
@@ -14,14 +16,19 @@ KINDS = {
     "c": "concurrency",
     "d": "tokens_per_day",
 }
+COMMON_PARTS = 3 + 8 + 18
+"""EVALSHA, digest and count of keys; keys; scopes."""
 Args = list[str | int]
+
+SOURCE = (Path(__file__).parent / "rates.lua").read_text()
+SHA = sha1(SOURCE.encode(), usedforsecurity=False).hexdigest()
 
 
 class Scopes(msgspec.Struct, frozen=True):
     """The three scopes of a key as the script takes them."""
 
-    keys: list[str]
-    args: Args
+    call: bytes
+    """EVALSHA with keys and scopes in Redis's protocol, without the head of the array: `COMMON_PARTS` bulk strings."""
     ids: tuple[UUID, UUID, UUID]
     limits: tuple[Limits, Limits, Limits]
 
@@ -52,7 +59,18 @@ def scopes_of(principal: Principal) -> Scopes | None:
     for id_, each in zip(ids, limits, strict=True):
         keys += [f"{tag}:levels:{id_}", f"{tag}:leases:{id_}"]
         args += [str(id_), *_values(each)]
-    return Scopes(keys, args, ids, limits)
+    return Scopes(bulk("EVALSHA", SHA, len(keys), *keys, *args), ids, limits)
+
+
+def bulk(*parts: str | int) -> bytes:
+    """`parts` as bulk strings of Redis's protocol (RESP)."""
+    encoded = [str(part).encode() for part in parts]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in encoded])
+
+
+def command(call: bytes, *args: str | int) -> bytes:
+    """One run of the script: `call` of a `Scopes` and the operation with its own arguments."""
+    return b"*%d\r\n%b%b" % (COMMON_PARTS + len(args), call, bulk(*args))
 
 
 _NONE = [-1] * 5

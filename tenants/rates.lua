@@ -4,8 +4,8 @@
 -- conforms when level + cost <= limit. Time is the server's. Every key of a tenant carries its hash tag.
 --
 -- KEYS: 1 epoch, 2 day, then for key, project, tenant: 3/5/7 levels (hash t r i o), 4/6/8 leases (sorted set).
--- ARGV: 1 operation, then its own; a scope is six values: id, requests/min, input/min, output/min, concurrency,
--- tokens/day, where -1 is no limit. Costs are at least 1.
+-- ARGV: 1 to 18 the scopes, six values each: id, requests/min, input/min, output/min, concurrency, tokens/day, where -1
+-- is no limit; 19 the operation, then its own. Costs are at least 1.
 local MINUTE_US = 60000000
 local DAY_S = 86400
 local SLOP = 0.000001 -- doubles: a level that should be whole may be off by less than this
@@ -15,10 +15,10 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local today = math.floor(time[1] / DAY_S)
 
-local function scopes_from(first)
+local function read_scopes()
   local scopes = {}
   for index = 1, 3 do
-    local at = first + (index - 1) * 6
+    local at = 1 + (index - 1) * 6
     scopes[index] = {
       id = ARGV[at],
       limit = {r = tonumber(ARGV[at + 1]), i = tonumber(ARGV[at + 2]), o = tonumber(ARGV[at + 3])},
@@ -81,9 +81,9 @@ local function hold_lease(scope, lease, ttl_us)
 end
 
 local function acquire()
-  local new_epoch, lease, ttl_us = ARGV[2], ARGV[3], tonumber(ARGV[4])
-  local costs = {r = 1, i = tonumber(ARGV[5]), o = tonumber(ARGV[6])}
-  local scopes = scopes_from(7)
+  local new_epoch, lease, ttl_us = ARGV[20], ARGV[21], tonumber(ARGV[22])
+  local costs = {r = 1, i = tonumber(ARGV[23]), o = tonumber(ARGV[24])}
+  local scopes = read_scopes()
   local epoch = redis.call('GET', KEYS[1])
   local counts = {}
   for index, scope in ipairs(scopes) do
@@ -158,11 +158,11 @@ end
 
 -- Correct a reservation to what was used; of another epoch, only the lease is dropped.
 local function settle()
-  local epoch, lease, day = ARGV[2], ARGV[3], tonumber(ARGV[4])
-  local deltas = {r = tonumber(ARGV[5]), i = tonumber(ARGV[6]), o = tonumber(ARGV[7])}
-  local used = tonumber(ARGV[8])
+  local epoch, lease, day = ARGV[20], ARGV[21], tonumber(ARGV[22])
+  local deltas = {r = tonumber(ARGV[23]), i = tonumber(ARGV[24]), o = tonumber(ARGV[25])}
+  local used = tonumber(ARGV[26])
   local same = redis.call('GET', KEYS[1]) == epoch
-  for _, scope in ipairs(scopes_from(9)) do
+  for _, scope in ipairs(read_scopes()) do
     if scope.concurrency >= 0 then
       redis.call('ZREM', scope.leases_key, lease)
     end
@@ -184,8 +184,8 @@ end
 
 -- Keep leases alive; one lost with the server's memory is put back.
 local function renew()
-  local ttl_us = tonumber(ARGV[2])
-  local scopes = scopes_from(3)
+  local ttl_us = tonumber(ARGV[20])
+  local scopes = read_scopes()
   for at = 21, #ARGV do
     for _, scope in ipairs(scopes) do
       if scope.concurrency >= 0 then
@@ -196,9 +196,9 @@ local function renew()
   return {1}
 end
 
--- Day counters from PostgreSQL, where nobody has counted yet; pairs of scope id and tokens from ARGV 4 on.
+-- Day counters from PostgreSQL, where nobody has counted yet; pairs of scope id and tokens from ARGV 22 on.
 local function seed()
-  local new_epoch, day = ARGV[2], tonumber(ARGV[3])
+  local new_epoch, day = ARGV[20], tonumber(ARGV[21])
   if day ~= today then
     return {2, today}
   end
@@ -210,11 +210,11 @@ local function seed()
   if not redis.call('GET', KEYS[1]) then
     redis.call('SET', KEYS[1], new_epoch, 'EX', 2 * DAY_S)
   end
-  for at = 4, #ARGV, 2 do
+  for at = 22, #ARGV, 2 do
     redis.call('HSETNX', KEYS[2], ARGV[at], ARGV[at + 1])
   end
   return {1}
 end
 
 local operations = {acquire = acquire, settle = settle, renew = renew, seed = seed}
-return operations[ARGV[1]]()
+return operations[ARGV[19]]()

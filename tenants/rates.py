@@ -22,9 +22,9 @@ from tenants.principal import Limits, Principal
 from tenants.rate_headers import Header, rate_headers
 from tenants.rate_local import LocalCap, RefusalCache
 from tenants.rate_pipe import Answer, RatePipe, RedisAway
-from tenants.rate_scopes import KINDS, SCOPES, Args, Scopes, scopes_of
+from tenants.rate_scopes import KINDS, SCOPES, Args, Scopes, command, scopes_of
 
-LEASE_S = 30.0
+LEASE_US = 30_000_000
 """A concurrency lease not renewed for this long is free again: its process died."""
 RENEW_S = 10.0
 DAY_S = 86_400
@@ -138,16 +138,14 @@ class RateLimiter:
             return scopes
 
     async def _ask(self, grant: RateGrant, scopes: Scopes) -> Answer:
-        lease_us = int(LEASE_S * 1e6)
-        reserve: Args = [grant.request_id, lease_us, grant.input_estimate, grant.output_estimate]
-        args: Args = ["acquire", token_hex(8), *reserve, *scopes.args]
+        reserve = (grant.request_id, LEASE_US, grant.input_estimate, grant.output_estimate)
 
         def undo(answer: Answer) -> None:
             """The caller has gone: what was granted in the meantime is given back."""
             if answer[0] == _Answer.GRANTED:
                 self.refund(self._granted(grant, scopes, answer))
 
-        return await self._pipe.call(scopes.keys, args, undo)
+        return await self._pipe.call(command(scopes.call, "acquire", token_hex(8), *reserve), undo)
 
     def _granted(self, grant: RateGrant, scopes: Scopes, answer: Answer) -> RateGrant:
         epoch = answer[1]
@@ -175,7 +173,7 @@ class RateLimiter:
         deltas = [requests, input_tokens - grant.input_estimate, output_tokens - grant.output_estimate]
         used = input_tokens + output_tokens
         self._pipe.tell(
-            scopes.keys, ["settle", grant.epoch, grant.request_id, grant.day, *deltas, used, *scopes.args]
+            command(scopes.call, "settle", grant.epoch, grant.request_id, grant.day, *deltas, used)
         )
 
     async def _seeded(self, scopes: Scopes, day: int) -> None:
@@ -197,7 +195,7 @@ class RateLimiter:
         counts = {**dict.fromkeys(scopes.daily, 0), **used}
         pairs: Args = [part for id_, tokens in counts.items() for part in (str(id_), int(tokens))]
         try:
-            await self._pipe.call(scopes.keys, ["seed", token_hex(8), day, *pairs])
+            await self._pipe.call(command(scopes.call, "seed", token_hex(8), day, *pairs))
         except RedisAway:
             log.warning("redis went away while today's tokens were being stored")
 
@@ -216,7 +214,7 @@ class RateLimiter:
             scopes = grants[-1].scopes
             if scopes is not None:
                 leases = [grant.request_id for grant in grants]
-                self._pipe.tell(scopes.keys, ["renew", int(LEASE_S * 1e6), *scopes.args, *leases])
+                self._pipe.tell(command(scopes.call, "renew", LEASE_US, *leases))
 
 
 def rate_limited(scopes: Scopes, index: int, kind: str, wait_s: float) -> RateLimited:

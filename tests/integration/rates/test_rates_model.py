@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from tenants.principal import Limits
-from tenants.rate_pipe import SOURCE
+from tenants.rate_scopes import SOURCE
 
 TIME = "redis.call('TIME')"
 HELD_CLOCK = "{string.match(redis.call('GET', 'clock'), '(%d+) (%d+)')}"
@@ -110,7 +110,7 @@ class Real:
 
     def run(self, now: Fraction, *args: str | int) -> list[int | bytes]:
         self.redis.set("clock", f"{int(now)} {int((now % 1) * 1_000_000)}")
-        return self.script(keys=self.KEYS, args=args)
+        return self.script(keys=self.KEYS, args=(*self.scopes, *args))
 
     def empty(self) -> None:
         self.redis.delete(*self.KEYS)
@@ -156,12 +156,12 @@ def test_the_script_follows_the_model(redis_url: str, limits: tuple[Limits, ...]
                 used = (0, 0) if step == "refund" else value
                 deltas = (-1 if step == "refund" else 0, used[0] - estimate[0], used[1] - estimate[1])
                 model.settle(lease, epoch, day, deltas, sum(used))
-                real.run(model.now, "settle", key, lease, day, *deltas, sum(used), *real.scopes)
+                real.run(model.now, "settle", key, lease, day, *deltas, sum(used))
 
 
 def _acquire(real: Real, model: Model, held: list, number: int, value: tuple[int, int]) -> None:
     lease = f"lease{number}"
-    reserve = ("acquire", f"epoch{number}", lease, LEASE_S * 1_000_000, *value, *real.scopes)
+    reserve = ("acquire", f"epoch{number}", lease, LEASE_S * 1_000_000, *value)
     answer = real.run(model.now, *reserve)
     expected = model.acquire(lease, value)
     if expected == "seed":
