@@ -1,0 +1,256 @@
+"""The agent, one per GPU host: runs this host's replicas and tells the scheduler about them every 500 ms."""
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import uvloop
+from prometheus_client import Gauge
+
+from core.child import free_port
+from core.clock import Clock, SystemClock
+from core.errors import PenstockError
+from core.ids import incarnation
+from core.settings import Settings
+from core.telemetry import MetricsServer
+from workers.catalog import Catalog, load_catalog
+from workers.economics import HostAccount, ReplicaShare
+from workers.engine_api import EngineApi
+from workers.engine_command import engine_command
+from workers.engine_process import EngineProcess
+from workers.external import ExternalReplica
+from workers.machine import reachable_address
+from workers.plan import HostPlan, ReplicaPlan
+from workers.prepare import prepare
+from workers.replica import ReplicaRunner, Saved
+from workers.replica_view import Replica
+from workers.scheduler_link import SchedulerLink
+from workers.state_file import AgentState, load_state, save_state
+from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand, ReplicaState
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+DRAIN_S = 15.0
+"""What running requests get when the agent is told to stop; the engines' own shutdown timeout comes after."""
+
+_REPLICAS = Gauge("penstock_agent_replicas", "Replicas of this host by state.", ["state"])
+_RESTARTS = Gauge("penstock_agent_restarts", "Restarts of a replica since the agent began.", ["replica"])
+_CONNECTED = Gauge("penstock_agent_scheduler_connected", "1 while the scheduler is connected.")
+
+
+def main(settings: Settings) -> int:
+    """Run this host's engines until SIGTERM or SIGINT; drains them and returns 0."""
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def told() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told)
+    metrics = MetricsServer(settings.metrics_port)
+    await metrics.start()
+    agent = Agent(settings, load_catalog(), SystemClock())
+    try:
+        await agent.run(stop)
+    finally:
+        await agent.close(hurry)
+        await metrics.close()
+    return 0
+
+
+class Agent:
+    """Replicas, their accounting, and the line to the scheduler."""
+
+    def __init__(self, settings: Settings, catalog: Catalog, clock: Clock) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._clock = clock
+        self._host_id = host_id(settings.data_dir)
+        self._boot_id = incarnation("agent")
+        self._account = HostAccount(clock.monotonic())
+        self._plan: HostPlan | None = None
+        self._seq = 0
+        self.replicas: list[Replica] = []
+        self._state_path = settings.data_dir / "agent-state.json"
+        self._tasks: list[asyncio.Task[None]] = []
+        self._session: aiohttp.ClientSession | None = None
+        hello = AgentHello(token=settings.internal_token.get_secret_value(), agent_id=self._host_id)
+        self._link = SchedulerLink(
+            settings.scheduler_host, settings.scheduler_port, hello, beat=self.heartbeat, obey=self.obey
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Prepare, start everything, and go on until `stop`. Raises PenstockError when the host cannot serve."""
+        preparing = asyncio.create_task(prepare(self._settings, self._catalog, self._host_id))
+        stopping = asyncio.create_task(stop.wait())
+        self._tasks.append(asyncio.create_task(self._link.run(), name="scheduler-link"))
+        self._tasks.append(asyncio.create_task(self._ticks(), name="accounting"))
+        try:
+            await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not preparing.done():
+                return
+            self._plan = preparing.result()
+            self._build(self._plan)
+            self._tasks += [
+                asyncio.create_task(replica.run(), name=replica.plan.replica_id) for replica in self.replicas
+            ]
+            await asyncio.wait({stopping, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+        finally:
+            preparing.cancel()
+            stopping.cancel()
+            await asyncio.gather(preparing, stopping, return_exceptions=True)
+
+    async def close(self, hurry: asyncio.Event) -> None:
+        """Drain and stop every engine (at once when `hurry` is set), then leave the scheduler."""
+        ending = asyncio.gather(*(replica.shut_down(DRAIN_S) for replica in self.replicas))
+        hurrying = asyncio.create_task(hurry.wait())
+        self._link.beat_now()
+        await asyncio.wait({asyncio.ensure_future(ending), hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            await asyncio.gather(*(self._kill(replica) for replica in self.replicas))
+        await ending
+        hurrying.cancel()
+        self._link.beat_now()
+        await asyncio.sleep(0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, hurrying, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _kill(self, replica: Replica) -> None:
+        with suppress(PenstockError):
+            await replica.command("kill", 0.0)
+
+    def _build(self, plan: HostPlan) -> None:
+        self._session = aiohttp.ClientSession()
+        state = load_state(self._state_path)
+        self.replicas = [
+            self._replica(each, plan, state.engines.get(each.replica_id)) for each in plan.replicas
+        ]
+        self._end_strays(state, {each.replica_id for each in plan.replicas})
+
+    def _end_strays(self, state: AgentState, wanted: set[str]) -> None:
+        """End engines of an earlier run that this one does not want."""
+        for replica_id, saved in state.engines.items():
+            process = EngineProcess.adopt(saved.mark) if replica_id not in wanted else None
+            if process is not None:
+                log.info("ending the engine of %s, which is no longer wanted", replica_id)
+                process.kill()
+
+    def _replica(self, plan: ReplicaPlan, host: HostPlan, saved: Saved | None) -> Replica:
+        settings = self._settings
+        if self._session is None:
+            raise RuntimeError("the agent has not started")
+        key = settings.engine_key.get_secret_value()
+        if plan.engine == "external":
+            return ExternalReplica(plan, api=EngineApi(self._session, plan.url, key), clock=self._clock)
+        address = reachable_address(settings.host)
+        survives = saved is not None and EngineProcess.adopt(saved.mark) is not None
+        port = int(saved.url.rsplit(":", 1)[1]) if saved is not None and survives else free_port(address)
+        url = f"http://{address}:{port}"
+        command = engine_command(
+            plan,
+            host=address,
+            port=port,
+            engine_env=settings.engine_env,
+            engine_key=key,
+            data_dir=settings.data_dir,
+            sim_speedup=settings.sim_speedup,
+            replicas=len(host.replicas),
+        )
+        name = plan.replica_id.replace("/", "-")
+        return ReplicaRunner(
+            plan,
+            url=url,
+            command=command,
+            api=EngineApi(self._session, url, key),
+            log_file=settings.data_dir / "logs" / f"engine-{name}.log",
+            clock=self._clock,
+            saved=saved,
+            save=self._save,
+        )
+
+    def _save(self) -> None:
+        engines: dict[str, Saved] = {}
+        for replica in self.replicas:
+            saved = replica.saved() if isinstance(replica, ReplicaRunner) else None
+            if saved is not None:
+                engines[replica.plan.replica_id] = saved
+        save_state(self._state_path, AgentState(engines))
+
+    async def _ticks(self) -> None:
+        while True:
+            shares = [
+                ReplicaShare(
+                    model=replica.plan.model.name,
+                    state=replica.state,
+                    busy=replica.busy,
+                    share=replica.plan.share,
+                )
+                for replica in self.replicas
+            ]
+            self._account.tick(self._clock.monotonic(), shares)
+            states = [replica.state for replica in self.replicas]
+            for state in ReplicaState:
+                _REPLICAS.labels(state.value).set(states.count(state))
+            for replica in self.replicas:
+                _RESTARTS.labels(replica.plan.replica_id).set(replica.status().restarts)
+            _CONNECTED.set(self._link.connected)
+            await asyncio.sleep(TICK_S)
+
+    def heartbeat(self) -> Heartbeat:
+        """Everything the scheduler should know, now."""
+        self._seq += 1
+        plan = self._plan
+        return Heartbeat(
+            agent_id=self._host_id,
+            host_id=f"sim-{self._host_id}" if self._settings.engine == "sim" else self._host_id,
+            boot_id=self._boot_id,
+            seq=self._seq,
+            region=self._settings.region,
+            host_kind=plan.host_kind if plan is not None else "local-cpu",
+            gpus=plan.gpus if plan is not None else 0,
+            replicas=[replica.status() for replica in self.replicas],
+            state_seconds=self._account.state_seconds,
+            model_seconds=self._account.model_seconds,
+        )
+
+    async def obey(self, command: ReplicaCommand) -> CommandResult:
+        """Carry out a command of the scheduler; every failure becomes an answer."""
+        replica = next((each for each in self.replicas if each.plan.replica_id == command.replica_id), None)
+        if replica is None:
+            return CommandResult(
+                command.command_id, False, f"this host has no replica {command.replica_id!r}"
+            )
+        try:
+            await replica.command(command.action, command.deadline_s)
+        except PenstockError as error:
+            return CommandResult(command.command_id, False, error.message)
+        return CommandResult(command.command_id, True, f"{command.action}: done")
+
+
+def host_id(data_dir: Path) -> str:
+    """This host's name, the same after every restart: the machine's and four digits kept in the data directory."""
+    path = data_dir / "host-id"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        name = f"{socket.gethostname().split('.')[0]}-{secrets.token_hex(2)}"
+        data_dir.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n")
+        return name

@@ -1,0 +1,157 @@
+"""The agent's view of an engine's HTTP API: health, metrics, warm-up, sleep and wake."""
+
+import re
+
+import aiohttp
+import msgspec
+
+from core.errors import EngineFailed
+from workers.wire import EngineCounters
+
+_LINE = re.compile(r"^(vllm:[a-z_]+|penstock_simulated)(?:\{(.*)\})? ([0-9.eE+-]+|NaN|\+Inf)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_WARMUP_WORDS = "The water runs from the lake through the pipe and turns the wheel. "
+_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+_WARMUP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
+
+
+class EngineMetrics(msgspec.Struct, frozen=True):
+    """What one scrape of /metrics says."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    counters: EngineCounters = EngineCounters()
+    block_size: int = 0
+    kv_blocks: int = 0
+    simulated: bool = False
+    asleep: bool = False
+
+
+def parse_metrics(text: str) -> EngineMetrics:
+    """Read vLLM's Prometheus text; values of several engine cores behind one port are summed (usage: the fullest)."""
+    sums: dict[str, float] = {}
+    usage = 0.0
+    asleep = False
+    cache: dict[str, str] = {}
+    for name, labels, value in _LINE.findall(text):
+        if name == "vllm:cache_config_info":
+            cache = dict(_LABEL.findall(labels))
+        elif name == "vllm:engine_sleep_state":
+            asleep = asleep or ('sleep_state="awake"' in labels and float(value) == 0)
+        elif name == "vllm:kv_cache_usage_perc":
+            usage = max(usage, float(value))
+        else:
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return EngineMetrics(
+        running=int(sums.get("vllm:num_requests_running", 0)),
+        waiting=int(sums.get("vllm:num_requests_waiting", 0)),
+        kv_usage=usage,
+        counters=EngineCounters(
+            prompt_tokens=int(sums.get("vllm:prompt_tokens_total", 0)),
+            generation_tokens=int(sums.get("vllm:generation_tokens_total", 0)),
+            cached_prompt_tokens=int(sums.get("vllm:prompt_tokens_cached_total", 0)),
+            preemptions=int(sums.get("vllm:num_preemptions_total", 0)),
+        ),
+        block_size=_whole(cache.get("block_size", "")),
+        kv_blocks=_whole(cache.get("num_gpu_blocks", "")),
+        simulated=sums.get("penstock_simulated", 0) > 0,
+        asleep=asleep,
+    )
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+class EngineApi:
+    """HTTP towards one engine. Transport errors come out as EngineFailed with one sentence."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
+        self.url = url
+        self._session = session
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def healthy(self) -> bool:
+        """GET /health. Raises EngineFailed when nothing answers; False when the engine says that it is broken."""
+        status, _ = await self._call("GET", "/health")
+        return status == 200
+
+    async def metrics(self) -> EngineMetrics:
+        """GET /metrics. An engine that has none (an external one) counts as idle."""
+        status, body = await self._call("GET", "/metrics")
+        return parse_metrics(body.decode("utf-8", "replace")) if status == 200 else EngineMetrics()
+
+    async def first_model(self) -> str | None:
+        """The first name that GET /v1/models lists."""
+        status, body = await self._call("GET", "/v1/models")
+        if status != 200:
+            return None
+        try:
+            found = msgspec.json.decode(body, type=_ModelList).data
+        except msgspec.DecodeError:
+            return None
+        return found[0].id if found else None
+
+    async def warm_up(self, model: str, max_model_len: int) -> None:
+        """Real requests of several lengths, so that the first customer does not pay for first times."""
+        for words, answer in ((1, 4), (max(1, min(max_model_len // 4, 1024) // 16), 16)):
+            body = {"model": model, "prompt": _WARMUP_WORDS * words, "max_tokens": answer, "temperature": 0}
+            await self._generate("/v1/completions", body)
+        messages = [{"role": "user", "content": _WARMUP_WORDS}]
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = {
+            "model": model,
+            "messages": messages,
+            "max_tokens": 8,
+            "stream": True,
+            "stream_options": options,
+        }
+        await self._generate("/v1/chat/completions", body)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Park the weights. Raises EngineFailed when the engine cannot."""
+        await self._must("POST", f"/sleep?level={level}")
+
+    async def wake(self) -> None:
+        """Bring the weights back. Raises EngineFailed when the engine cannot."""
+        await self._must("POST", "/wake_up")
+
+    async def _generate(self, path: str, body: dict[str, object]) -> None:
+        status, answer = await self._call("POST", path, body, _WARMUP_TIMEOUT)
+        if status != 200:
+            raise EngineFailed(
+                f"warm-up: {path} answered {status}: {answer[:200].decode('utf-8', 'replace')}"
+            )
+
+    async def _must(self, method: str, path: str) -> None:
+        status, _ = await self._call(method, path, timeout=_WARMUP_TIMEOUT)
+        if status != 200:
+            raise EngineFailed(f"the engine answered {status} to {path}; it was not started with sleep mode")
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        timeout: aiohttp.ClientTimeout = _TIMEOUT,
+    ) -> tuple[int, bytes]:
+        data = msgspec.json.encode(body) if body is not None else None
+        headers = {**self._headers, "Content-Type": "application/json"} if data else self._headers
+        try:
+            async with self._session.request(
+                method, self.url + path, data=data, headers=headers, timeout=timeout
+            ) as answer:
+                return answer.status, await answer.read()
+        except TimeoutError:
+            raise EngineFailed(f"{path} did not answer in time") from None
+        except aiohttp.ClientError as error:
+            raise EngineFailed(f"{path} cannot be reached: {error}") from None
+
+
+class _ModelEntry(msgspec.Struct):
+    id: str
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelEntry]

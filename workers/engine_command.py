@@ -1,0 +1,79 @@
+"""How an engine process is started: its command line and its environment."""
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from workers.plan import ReplicaPlan
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+_CPU_ENV = {
+    # Without these, several instances on few cores spin against each other: 16-19 tok/s each instead of 175-268.
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_CI_ENV": "1",
+}
+_QUIET_ENV = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+_OFFLINE_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_OURS = ("PENSTOCK_", "DATABASE_URL", "REDIS_URL")
+
+
+class EngineCommand(msgspec.Struct, frozen=True):
+    """A process to start."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    stop_s: float
+    """Seconds between SIGTERM and SIGKILL: the engine's own shutdown timeout and some slack."""
+
+
+def engine_command(
+    plan: ReplicaPlan,
+    *,
+    host: str,
+    port: int,
+    engine_env: Path,
+    engine_key: str,
+    data_dir: Path,
+    sim_speedup: float,
+    replicas: int,
+) -> EngineCommand:
+    """The command of a replica; platform secrets never enter an engine's environment."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    env["VLLM_API_KEY"] = engine_key
+    if plan.engine == "sim":
+        points = os.environ.get("PENSTOCK_SIM_FAILPOINTS")
+        if points:
+            env["PENSTOCK_SIM_FAILPOINTS"] = points
+        argv: tuple[str, ...] = (
+            sys.executable, "-m", "workers.sim", "--model", plan.model.name, "--profile", plan.profile.name,
+            "--speedup", str(sim_speedup), "--host", host, "--port", str(port),
+        )  # fmt: skip
+        return EngineCommand(argv, env, stop_s=35.0)
+    weights = str(tiny_directory(data_dir)) if plan.model.toy else None
+    line = plan.profile.command_line(plan.model, port, host=host, weights=weights)
+    env |= _QUIET_ENV | plan.profile.env
+    if plan.model.toy:
+        env |= _OFFLINE_ENV
+    if plan.gpu_ids:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(plan.gpu_ids)
+    else:
+        env |= _CPU_ENV
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        env["OMP_NUM_THREADS"] = "1" if plan.model.toy else str(max(1, cores // replicas))
+    if "enable-sleep-mode" in plan.profile.args:
+        env["VLLM_SERVER_DEV_MODE"] = (
+            "1"  # /sleep and /wake_up; the engine listens on a private address with a key
+        )
+    argv = (str(engine_env / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", *line[1:])
+    timeout = plan.profile.args.get("shutdown-timeout", 30)
+    return EngineCommand(argv, env, stop_s=float(timeout if isinstance(timeout, int) else 30) + 10.0)
+
+
+def tiny_directory(data_dir: Path) -> Path:
+    """Where penstock/tiny lies."""
+    return data_dir.resolve() / "models" / "penstock-tiny"

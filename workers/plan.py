@@ -1,0 +1,139 @@
+"""What to run on this host: a pure choice from settings, catalog and GPUs."""
+
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+
+from core.errors import InvalidRequest
+from workers.catalog import Catalog, CatalogModel, EngineProfile
+from workers.machine import Gpus
+from workers.wire import Capacity
+
+TINY = "penstock/tiny"
+SMALL = "qwen2.5-0.5b"
+"""The default without a GPU where the hub answers."""
+_GPU_DEFAULTS = ("llama-3.3-70b", SMALL)
+
+EngineKind = Literal["vllm", "sim", "external"]
+
+
+class ReplicaPlan(msgspec.Struct, frozen=True):
+    """One replica to run."""
+
+    replica_id: str
+    model: CatalogModel
+    profile: EngineProfile
+    engine: EngineKind
+    capacity: Capacity
+    share: Fraction
+    gpu_ids: tuple[str, ...] = ()
+    url: str = ""
+    """External engines: where they are."""
+
+
+class HostPlan(msgspec.Struct, frozen=True):
+    """Everything to run on this host."""
+
+    host_kind: str
+    gpus: int
+    replicas: tuple[ReplicaPlan, ...]
+
+
+def plan_sim(catalog: Catalog, host_id: str, model_name: str, replicas: int) -> HostPlan:
+    """Simulated replicas; the host counts as the kind (and cost) of machine that the profile needs."""
+    model = catalog.model(model_name or TINY)
+    profile = model.profile()
+    return _host(
+        host_id, model, profile, "sim", replicas, max(profile.gpus * replicas, 0), profile.host_kind, []
+    )
+
+
+def plan_external(catalog: Catalog, host_id: str, model_name: str, url: str) -> HostPlan:
+    """One replica that somebody else runs."""
+    model = catalog.model(model_name or TINY)
+    host = _host(host_id, model, model.profile(), "external", 1, 0, "external", [])
+    only = host.replicas[0]
+    capacity = msgspec.structs.replace(only.capacity, gpus=0)
+    return HostPlan("external", 0, (msgspec.structs.replace(only, url=url.rstrip("/"), capacity=capacity),))
+
+
+def plan_vllm(
+    catalog: Catalog, host_id: str, model_name: str, replicas: int, gpus: Gpus, *, hub_answers: bool
+) -> HostPlan:
+    """Real replicas on the GPUs there are, or on the CPU. Raises InvalidRequest when they do not fit."""
+    if not gpus.ids:
+        name = model_name or (SMALL if hub_answers else TINY)
+        model = catalog.model(name)
+        profiles = [profile for profile in model.profiles.values() if profile.gpus == 0]
+        if not profiles:
+            need = min(profile.gpus for profile in model.profiles.values())
+            raise InvalidRequest(
+                f"model {name} needs {need} GPUs and this machine has none; without one there are "
+                f"{TINY} and {SMALL}, and `--engine sim` simulates any model",
+                param="model",
+            )
+        return _host(host_id, model, profiles[0], "vllm", replicas, 0, "local-cpu", [])
+    for name in [model_name] if model_name else _GPU_DEFAULTS:
+        model = catalog.model(name)
+        profile = _fitting(catalog, model, gpus)
+        if profile is not None:
+            break
+    else:
+        need = min(
+            profile.gpus for profile in catalog.model(model_name or _GPU_DEFAULTS[0]).profiles.values()
+        )
+        raise InvalidRequest(
+            f"model {model_name} needs {need} GPUs, this machine has {len(gpus.ids)}", param="model"
+        )
+    each = max(profile.gpus, 1)
+    if each * replicas > len(gpus.ids):
+        raise InvalidRequest(
+            f"{replicas} replicas of {model.name} need {each * replicas} GPUs, this machine has {len(gpus.ids)}",
+            param="replicas",
+        )
+    kind = _host_kind(catalog, gpus) or profile.host_kind
+    groups = [gpus.ids[start : start + each] for start in range(0, each * replicas, each)]
+    return _host(host_id, model, profile, "vllm", replicas, len(gpus.ids), kind, groups)
+
+
+def _fitting(catalog: Catalog, model: CatalogModel, gpus: Gpus) -> EngineProfile | None:
+    """The first profile made for these GPUs, else the first that has enough of them."""
+    enough = [profile for profile in model.profiles.values() if profile.gpus <= len(gpus.ids)]
+    made = [profile for profile in enough if catalog.hosts[profile.host_kind].gpu == gpus.kind]
+    return next(iter(made or enough), None)
+
+
+def _host_kind(catalog: Catalog, gpus: Gpus) -> str | None:
+    kinds = [
+        kind for kind, host in catalog.hosts.items() if host.gpu == gpus.kind and host.gpus == len(gpus.ids)
+    ]
+    return kinds[0] if kinds else None
+
+
+def _host(
+    host_id: str,
+    model: CatalogModel,
+    profile: EngineProfile,
+    engine: EngineKind,
+    replicas: int,
+    gpus: int,
+    kind: str,
+    groups: list[tuple[str, ...]],
+) -> HostPlan:
+    slug = model.name.rsplit("/", 1)[-1]
+    each = max(profile.gpus, 1)
+    share = Fraction(each, gpus) if gpus else Fraction(1, replicas)
+    plans = tuple(
+        ReplicaPlan(
+            replica_id=f"{host_id}/{slug}-{number}",
+            model=model,
+            profile=profile,
+            engine=engine,
+            capacity=profile.capacity,
+            share=share,
+            gpu_ids=groups[number] if groups else (),
+        )
+        for number in range(replicas)
+    )
+    return HostPlan(kind, gpus, plans)

@@ -1,0 +1,74 @@
+"""Before the first engine starts: find the GPUs, have the engine package, choose the model, make the tiny one."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from core.errors import InvalidRequest, Unavailable
+from core.settings import Settings
+from workers import engine_install
+from workers.catalog import Catalog
+from workers.engine_command import CHECKOUT, tiny_directory
+from workers.machine import find_gpus, hub_has
+from workers.plan import SMALL, HostPlan, plan_external, plan_sim, plan_vllm
+from workers.tiny_model import is_complete
+
+log = logging.getLogger(__name__)
+
+
+async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
+    """The plan of this host, with everything in place to carry it out.
+
+    Raises InvalidRequest for settings that make no sense, Unavailable when the engine cannot be had.
+    """
+    match settings.engine:
+        case "sim":
+            return plan_sim(catalog, f"sim-{host_id}", settings.model, settings.replicas)
+        case "external":
+            if not settings.engine_url.startswith(("http://", "https://")):
+                raise InvalidRequest("--engine external needs --engine-url http://...", param="engine_url")
+            return plan_external(catalog, host_id, settings.model, settings.engine_url)
+        case "auto" | "vllm":
+            return await _prepare_vllm(settings, catalog, host_id)
+        case other:
+            raise InvalidRequest(
+                f"--engine is {other!r}; it must be auto, vllm, sim or external", param="engine"
+            )
+
+
+async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
+    gpus = await find_gpus()
+    if engine_install.status(settings.engine_env).state != "installed":
+        log.info("the engine is not installed; installing it into %s", settings.engine_env)
+        await _run(
+            sys.executable, "-m", "cli.main", "engine", "install", "--engine-env", str(settings.engine_env)
+        )
+    python = settings.engine_env / "bin" / "python"
+    hub = False
+    if not settings.model and not gpus.ids:
+        small = catalog.model(SMALL)
+        hub = await hub_has(python, small.hub_id)
+        log.info(
+            "the hub %s; serving %s", "answers" if hub else "does not answer", SMALL if hub else "a toy model"
+        )
+    plan = plan_vllm(catalog, host_id, settings.model, settings.replicas, gpus, hub_answers=hub)
+    directory = tiny_directory(settings.data_dir)
+    if any(replica.model.toy for replica in plan.replicas) and not is_complete(directory):
+        await _run(str(python), str(CHECKOUT / "workers" / "tiny_model.py"), str(directory))
+    return plan
+
+
+async def _run(*command: str) -> None:
+    """Run a helper to its end; its last line tells what went wrong."""
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output, _ = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        raise
+    if process.returncode:
+        lines = output.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+        raise Unavailable(f"{Path(command[0]).name} {' '.join(command[1:4])} failed: {lines[-1]}")

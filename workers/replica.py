@@ -1,0 +1,313 @@
+"""One replica: starts its engine, warms it up, watches it, restarts it with backoff, and obeys commands.
+
+LOADING -> READY -> (DRAINING | ASLEEP -> READY) -> STOPPED
+   ^          |
+   +-- FAILED <- any death, after a backoff
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from core.clock import Clock
+from core.errors import Conflict, EngineFailed, InvalidRequest, PenstockError
+from core.ids import incarnation
+from workers.backoff import Backoff
+from workers.engine_api import EngineApi, EngineMetrics
+from workers.engine_command import EngineCommand
+from workers.engine_process import EngineProcess, ProcessMark
+from workers.plan import ReplicaPlan
+from workers.replica_view import ReplicaView
+from workers.wire import EngineCounters, ReplicaState
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+SCRAPE_S = 1.0
+UNHEALTHY_AFTER = 3
+"""Failed probes in a row after which an engine that still runs is ended."""
+LOAD_LIMIT_S = 3600.0
+DEATH_GRACE_S = 10.0
+"""vLLM whose core has died says so on /health and ends by itself in about 6 s."""
+
+
+class Saved(msgspec.Struct):
+    """What the state file keeps of a running engine, so that a new agent can adopt it."""
+
+    mark: ProcessMark
+    url: str
+    argv: tuple[str, ...]
+    boot_id: str
+    warmup: EngineCounters
+    ready: bool
+    restarts: int = 0
+
+
+class ReplicaRunner(ReplicaView):
+    """A replica whose engine is a process of ours."""
+
+    def __init__(
+        self,
+        plan: ReplicaPlan,
+        *,
+        url: str,
+        command: EngineCommand,
+        api: EngineApi,
+        log_file: Path,
+        clock: Clock,
+        saved: Saved | None,
+        save: Callable[[], None],
+    ) -> None:
+        super().__init__(plan, url)
+        self._command = command
+        self._api = api
+        self._log_file = log_file
+        self._clock = clock
+        self._save = save
+        self._saved = saved
+        self._process: EngineProcess | None = None
+        self._ready_once = False
+        self._wanted = True
+        self._ending = False
+        self._changed = asyncio.Event()
+        self._backoff = Backoff(clock)
+
+    def saved(self) -> Saved | None:
+        """What to keep of the running engine, if there is one."""
+        if self._process is None:
+            return None
+        return Saved(
+            mark=self._process.mark,
+            url=self.url,
+            argv=self._command.argv,
+            boot_id=self.boot_id,
+            warmup=self.warmup,
+            ready=self._ready_once,
+            restarts=self.restarts,
+        )
+
+    async def run(self) -> None:
+        """Start, warm up, watch, restart; until cancelled."""
+        while True:
+            if not self._wanted:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            try:
+                await self._start_or_adopt()
+                self._backoff.started()
+                await self._watch()
+            except PenstockError as error:
+                await self._failed(error.message)
+            except OSError as error:
+                await self._failed(f"the engine cannot be started: {error}")
+
+    async def _start_or_adopt(self) -> None:
+        if self._process is None and self._saved is not None:
+            await self._adopt(self._saved)
+            self._saved = None
+        if self._process is not None and self._ready_once:
+            await self._probe_adopted()
+            return
+        if self._process is None:
+            self._ready_once = False
+            self.enter(ReplicaState.LOADING, "starting the engine")
+            self._process = EngineProcess.start(self._command, self._log_file)
+            self.boot_id = incarnation("engine")
+            self.metrics, self.warmup = EngineMetrics(), EngineCounters()
+            self.pid = self._process.pid
+            self._save()
+        await self._load()
+
+    async def _adopt(self, saved: Saved) -> None:
+        process = EngineProcess.adopt(saved.mark)
+        if process is None:
+            return
+        if saved.argv != self._command.argv:
+            log.info("replica %s: ending an engine of other settings", self.plan.replica_id)
+            process.kill()
+            return
+        log.info("replica %s: adopted the engine with pid %d", self.plan.replica_id, process.pid)
+        self._process, self.pid, self.boot_id = process, process.pid, saved.boot_id
+        self.warmup, self._ready_once, self.restarts = saved.warmup, saved.ready, saved.restarts
+
+    async def _probe_adopted(self) -> None:
+        if not await self._api.healthy():
+            raise EngineFailed("the adopted engine is broken")
+        self.look(await self._api.metrics())
+        self.enter(ReplicaState.ASLEEP if self.metrics.asleep else ReplicaState.READY)
+
+    async def _load(self) -> None:
+        """Wait until the engine answers, then warm it up and take the baseline of its counters."""
+        began = self._clock.monotonic()
+        self.enter(ReplicaState.LOADING, "loading weights")
+        while not await self._answers():
+            if not self._alive():
+                raise EngineFailed(f"{self._exit_text()} while loading; see {self._log_file}")
+            if self._clock.monotonic() - began > LOAD_LIMIT_S:
+                raise EngineFailed(f"the engine did not come up within {LOAD_LIMIT_S:.0f} s")
+            await asyncio.sleep(POLL_S)
+        self.enter(ReplicaState.LOADING, "warming up")
+        await self._api.warm_up(self.plan.model.name, self.plan.capacity.max_model_len)
+        self.look(await self._api.metrics())
+        self.warmup = self.metrics.counters
+        self._ready_once = True
+        self._save()
+        if self.state is ReplicaState.LOADING:
+            self.enter(ReplicaState.READY)
+
+    async def _answers(self) -> bool:
+        try:
+            return await self._api.healthy()
+        except EngineFailed:
+            return False
+
+    async def _watch(self) -> None:
+        """Look at the engine until it dies (raises EngineFailed) or is no longer wanted."""
+        failures = 0
+        due = self._clock.monotonic() + SCRAPE_S
+        while self._wanted:
+            if not self._alive():
+                raise EngineFailed(self._exit_text())
+            if self._clock.monotonic() >= due:
+                failures = 0 if await self._look_in() else failures + 1
+                if failures >= UNHEALTHY_AFTER:
+                    raise EngineFailed(f"the engine has not answered {failures} probes in a row")
+                due = self._clock.monotonic() + SCRAPE_S
+            await asyncio.sleep(POLL_S)
+
+    async def _look_in(self) -> bool:
+        try:
+            if not await self._api.healthy():
+                await self._await_death()
+                raise EngineFailed("the engine says that it is broken (its core has died)")
+            self.look(await self._api.metrics())
+        except EngineFailed:
+            if self.state is ReplicaState.FAILED:
+                raise
+            return False
+        self._backoff.healthy()
+        return True
+
+    async def _await_death(self) -> None:
+        self.enter(ReplicaState.FAILED, "the engine says that it is broken")
+        if self._process is not None:
+            await self._process.ended(DEATH_GRACE_S)
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.alive()
+
+    def _exit_text(self) -> str:
+        return self._process.exit_text if self._process is not None else "the engine is gone"
+
+    async def _failed(self, why: str) -> None:
+        """Clear up after a death and wait out the backoff."""
+        self._discard()
+        if not self._wanted:
+            return
+        self.restarts += 1
+        delay = self._backoff.next_delay()
+        log.warning("replica %s failed: %s; starting again in %.1f s", self.plan.replica_id, why, delay)
+        self.enter(ReplicaState.FAILED, f"{why}; starting again in {delay:.0f} s")
+        self._changed.clear()
+        try:
+            await asyncio.wait_for(self._changed.wait(), delay)
+        except TimeoutError:
+            return
+
+    def _discard(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+        self.pid = 0
+        self.metrics = EngineMetrics(counters=self.metrics.counters)
+        self._save()
+
+    # Commands
+
+    async def command(self, action: str, deadline_s: float) -> None:
+        """drain | resume | sleep | wake | stop | restart | kill. Raises PenstockError when it cannot be done."""
+        match action:
+            case "drain":
+                self._need("drain", ReplicaState.READY, ReplicaState.DRAINING)
+                await self._drain(deadline_s)
+            case "resume":
+                await self._resume()
+            case "sleep":
+                self._need("sleep", ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.ASLEEP)
+                await self._drain(deadline_s)
+                await self._api.sleep()
+                self.enter(ReplicaState.ASLEEP, "asleep")
+            case "wake":
+                self._need("wake", ReplicaState.ASLEEP)
+                await self._api.wake()
+                self.enter(ReplicaState.READY)
+            case "stop":
+                await self.shut_down(deadline_s)
+            case "restart":
+                await self.shut_down(deadline_s)
+                self._start_again()
+            case "kill":
+                if self._process is not None:
+                    self._process.kill()
+            case _:
+                raise InvalidRequest(f"unknown action {action!r}", param="action")
+
+    def _need(self, action: str, *states: ReplicaState) -> None:
+        if self.state not in states:
+            raise Conflict(f"{self.plan.replica_id} is {self.state}; it cannot {action} now")
+
+    async def _resume(self) -> None:
+        if self.state is ReplicaState.STOPPED:
+            self._start_again()
+            return
+        self._need("resume", ReplicaState.DRAINING, ReplicaState.READY)
+        self.enter(ReplicaState.READY)
+
+    def _start_again(self) -> None:
+        self._wanted = True
+        self._backoff.reset()
+        self.enter(ReplicaState.LOADING, "starting the engine")
+        self._changed.set()
+
+    async def _drain(self, deadline_s: float) -> None:
+        """Take no more requests and wait until none is left. Raises EngineFailed when some are at the deadline."""
+        if self.state is ReplicaState.ASLEEP:
+            return
+        self.enter(ReplicaState.DRAINING, "draining")
+        deadline = self._clock.monotonic() + deadline_s
+        while self._alive():
+            try:
+                self.look(await self._api.metrics())
+            except EngineFailed:
+                return
+            left = self.metrics.running + self.metrics.waiting
+            if not left:
+                return
+            if self._clock.monotonic() >= deadline:
+                raise EngineFailed(f"{left} requests were still running after {deadline_s:.0f} s")
+            await asyncio.sleep(POLL_S)
+
+    async def shut_down(self, drain_s: float) -> None:
+        """Drain until the deadline, SIGTERM, and SIGKILL when the engine's own shutdown timeout has passed."""
+        process = self._process
+        if (
+            process is not None
+            and process.alive()
+            and self.state in (ReplicaState.READY, ReplicaState.DRAINING)
+        ):
+            try:
+                await self._drain(drain_s)
+            except EngineFailed as error:
+                log.warning("replica %s: %s", self.plan.replica_id, error.message)
+        self._wanted = False
+        self._changed.set()
+        if process is not None:
+            process.terminate()
+            if not await process.ended(self._command.stop_s):
+                log.warning("replica %s: the engine ignored SIGTERM; killing it", self.plan.replica_id)
+        self._discard()
+        self.enter(ReplicaState.STOPPED, "stopped")

@@ -1,0 +1,99 @@
+"""What every replica shows: the contract of the agent, and the status that heartbeats carry."""
+
+import logging
+from typing import Protocol
+
+import msgspec
+
+from workers.engine_api import EngineMetrics
+from workers.plan import ReplicaPlan
+from workers.wire import EngineCounters, ReplicaState, ReplicaStatus
+
+log = logging.getLogger(__name__)
+
+
+class Replica(Protocol):
+    """What the agent needs of a replica."""
+
+    plan: ReplicaPlan
+    state: ReplicaState
+
+    def status(self) -> ReplicaStatus:
+        """For the heartbeat."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it worked in the last second."""
+
+    async def run(self) -> None:
+        """Live until cancelled."""
+
+    async def command(self, action: str, deadline_s: float) -> None:
+        """Bring it into another state. Raises PenstockError when that cannot be done."""
+
+    async def shut_down(self, drain_s: float) -> None:
+        """Drain, then end the engine."""
+
+
+class ReplicaView:
+    """What every replica shows, and the arithmetic of busy."""
+
+    def __init__(self, plan: ReplicaPlan, url: str) -> None:
+        self.plan = plan
+        self.url = url
+        self.state = ReplicaState.LOADING
+        self.detail = "starting"
+        self.boot_id = ""
+        self.restarts = 0
+        self.metrics = EngineMetrics()
+        self.warmup = EngineCounters()
+        self.pid = 0
+        self._moved = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests were in the engine, or tokens came out of it, at the last look."""
+        return self._moved or self.metrics.running + self.metrics.waiting > 0
+
+    def look(self, metrics: EngineMetrics) -> None:
+        """Take a new scrape."""
+        before, now = self.metrics.counters, metrics.counters
+        self._moved = (
+            now.generation_tokens > before.generation_tokens or now.prompt_tokens > before.prompt_tokens
+        )
+        self.metrics = metrics
+
+    def status(self) -> ReplicaStatus:
+        """For the heartbeat."""
+        metrics, capacity = self.metrics, self.plan.capacity
+        if metrics.block_size and metrics.kv_blocks:
+            room = metrics.block_size * metrics.kv_blocks
+            capacity = msgspec.structs.replace(capacity, kv_cache_tokens=room)
+        return ReplicaStatus(
+            replica_id=self.plan.replica_id,
+            model=self.plan.model.name,
+            url=self.url,
+            engine=self.plan.engine,
+            boot_id=self.boot_id,
+            state=self.state,
+            capacity=capacity,
+            running=metrics.running,
+            waiting=metrics.waiting,
+            kv_usage=metrics.kv_usage,
+            block_size=metrics.block_size,
+            kv_blocks=metrics.kv_blocks,
+            counters=metrics.counters,
+            warmup_counters=self.warmup,
+            restarts=self.restarts,
+            simulated=self.plan.engine == "sim" or metrics.simulated,
+            metrics_url=f"{self.url}/metrics",
+            pid=self.pid,
+            detail=self.detail,
+        )
+
+    def enter(self, state: ReplicaState, detail: str = "") -> None:
+        """Change state, with one sentence on why."""
+        if state is not self.state:
+            log.info("replica %s: %s -> %s %s", self.plan.replica_id, self.state, state, detail)
+        self.state = state
+        self.detail = detail

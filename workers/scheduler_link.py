@@ -1,0 +1,103 @@
+"""The agent's connection to the scheduler: heartbeats out, commands in, for ever reconnecting.
+
+The agent runs its engines whether or not there is a scheduler; a heartbeat carries everything, so nothing is queued.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from core.framing import FrameTooLarge, pack, read_frame
+from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 1.0
+_CONNECT_S = 5.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_commands = msgspec.msgpack.Decoder(ReplicaCommand)
+
+
+class SchedulerLink:
+    """Keeps one connection open and beats on it."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        hello: AgentHello,
+        *,
+        beat: Callable[[], Heartbeat],
+        obey: Callable[[ReplicaCommand], Awaitable[CommandResult]],
+    ) -> None:
+        self.connected = False
+        self._host = host
+        self._port = port
+        self._hello = hello
+        self._beat = beat
+        self._obey = obey
+        self._now = asyncio.Event()
+        self._commands: set[asyncio.Task[None]] = set()
+
+    def beat_now(self) -> None:
+        """Send a heartbeat at once: something has changed that must not wait."""
+        self._now.set()
+
+    async def run(self) -> None:
+        """Connect, beat, listen; until cancelled."""
+        wait = _FIRST_WAIT_S
+        while True:
+            try:
+                await self._session()
+                wait = _FIRST_WAIT_S
+            except (OSError, EOFError, TimeoutError, FrameTooLarge, msgspec.DecodeError) as error:
+                if self.connected:
+                    log.warning("the scheduler's connection was lost: %s", error)
+                    wait = _FIRST_WAIT_S
+                self.connected = False
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, _LONGEST_WAIT_S)
+
+    async def _session(self) -> None:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(self._host, self._port), _CONNECT_S)
+        writer.write(pack(_encode(self._hello)))
+        self.connected = True
+        beating = asyncio.create_task(self._beats(writer))
+        listening = asyncio.create_task(self._listen(reader, writer))
+        try:
+            done, _ = await asyncio.wait({beating, listening}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (beating, listening):
+                task.cancel()
+            await asyncio.gather(beating, listening, return_exceptions=True)
+            writer.close()
+
+    async def _beats(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            self._now.clear()
+            writer.write(pack(_encode(self._beat())))
+            await writer.drain()
+            try:
+                await asyncio.wait_for(self._now.wait(), HEARTBEAT_S)
+            except TimeoutError:
+                continue
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            command = _commands.decode(await read_frame(reader))
+            task = asyncio.create_task(self._answer(command, writer))
+            self._commands.add(task)
+            task.add_done_callback(self._commands.discard)
+
+    async def _answer(self, command: ReplicaCommand, writer: asyncio.StreamWriter) -> None:
+        result = await self._obey(command)
+        self.beat_now()
+        if not writer.is_closing():
+            writer.write(pack(_encode(result)))

@@ -1,0 +1,30 @@
+"""What the agent remembers over its own death: which engine processes are its."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from workers.replica import Saved
+
+
+class AgentState(msgspec.Struct):
+    """Running engines by replica id."""
+
+    engines: dict[str, Saved] = {}
+
+
+def load_state(path: Path) -> AgentState:
+    """The state of the last run; empty when there is none or it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=AgentState)
+    except (OSError, msgspec.DecodeError):
+        return AgentState()
+
+
+def save_state(path: Path, state: AgentState) -> None:
+    """Replace the file, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_bytes(msgspec.json.encode(state))
+    scratch.replace(path)
