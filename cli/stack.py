@@ -185,11 +185,11 @@ class Platform:
         """Install the engine when one is wanted. False when `auto` finds none for this machine."""
         if self._options.engine not in ("auto", "vllm"):
             return True
-        command = [sys.executable, "-m", "cli.main", "engine", "install"]
+        env = self._env()
+        install_flags = ["--engine-env", env["PENSTOCK_ENGINE_ENV"]]
+        command = [sys.executable, "-m", "cli.main", "engine", "install", *install_flags]
         with self._display.step("Engine package") as step:
-            install = asyncio.create_task(
-                self._supervisor.run_once("engine-install", command, self._env(), CHECKOUT)
-            )
+            install = asyncio.create_task(self._supervisor.run_once("engine-install", command, env, CHECKOUT))
             log_file = self._dir.logs / "engine-install.log"
             try:
                 while not install.done():

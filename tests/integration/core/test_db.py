@@ -1,0 +1,62 @@
+"""Sessions say what they may see: read is read-only, a tenant's session sees its own rows."""
+
+import asyncpg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from core.db import Database, connect_system
+from core.ids import uuid7
+from core.outbox import enqueue
+
+
+async def test_sessions_run_as_our_roles(database: Database) -> None:
+    async with database.system() as connection:
+        assert await connection.scalar(text("SELECT current_user")) == "penstock_system"
+    tenant_id = uuid7()
+    async with database.tenant(tenant_id) as connection:
+        assert await connection.scalar(text("SELECT current_user")) == "penstock_app"
+        assert await connection.scalar(text("SELECT current_setting('penstock.tenant_id')")) == str(tenant_id)
+    async with database.engine.connect() as connection:
+        # The pool gives the same connection again: neither role nor tenant outlives the transaction.
+        assert await connection.scalar(text("SELECT current_user")) == "penstock"
+        assert await connection.scalar(text("SELECT current_setting('penstock.tenant_id', true)")) in (
+            "",
+            None,
+        )
+
+
+async def test_a_read_session_cannot_write(database: Database) -> None:
+    with pytest.raises(DBAPIError, match="read-only transaction"):
+        async with database.read() as connection:
+            await enqueue(connection, "test", {})
+
+
+async def test_an_error_rolls_back(database: Database) -> None:
+    async def fail() -> None:
+        async with database.system() as connection:
+            await enqueue(connection, "test", {})
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await fail()
+    async with database.read() as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM outbox")) == 0
+
+
+async def test_a_tenant_may_ask_for_jobs_but_not_look_at_them(database: Database) -> None:
+    async with database.tenant(uuid7()) as connection:
+        await connection.execute(text("INSERT INTO outbox (topic, payload) VALUES ('test', '{}')"))
+    with pytest.raises(DBAPIError, match="permission denied"):
+        async with database.tenant(uuid7()) as connection:
+            await connection.execute(text("SELECT * FROM outbox"))
+
+
+async def test_hot_connections_run_as_system(pg_url: str) -> None:
+    connection = await connect_system(pg_url)
+    try:
+        assert await connection.fetchval("SELECT current_user") == "penstock_system"
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute("CREATE TABLE x ()")
+    finally:
+        await connection.close()
