@@ -4,6 +4,8 @@ import random
 import time
 from uuid import UUID
 
+from prometheus_client import REGISTRY, CollectorRegistry
+
 from billing.holds import HoldBook
 from billing.meter import Meter
 from billing.seed import tokens_today
@@ -28,7 +30,7 @@ from workers.models import ModelDirectory
 class Deps:
     """The parts of an API process; `start` in order of need, `close` in reverse."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, registry: CollectorRegistry = REGISTRY) -> None:
         clock = SystemClock()
         name = incarnation("api")
         pepper = settings.key_pepper.get_secret_value().encode()
@@ -40,7 +42,9 @@ class Deps:
             self.redis, clock, lambda tenant_id, day: tokens_today(self.database, tenant_id, day)
         )
         self.holds = HoldBook(settings.database_url, name, ttl_s=settings.hold_ttl_s, clock=clock)
-        self.meter = Meter(settings.database_url, settings.data_dir / "spool", name)
+        self.meter = Meter(
+            settings.database_url, settings.data_dir / "spool", name, on_settled=self.holds.forget
+        )
         self.models = ModelDirectory(self.database)
         self.scheduler = SchedulerClient(
             settings.scheduler_host,
@@ -51,7 +55,7 @@ class Deps:
             rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         )
         self.engines = AiohttpEngines(settings.engine_key.get_secret_value())
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry(registry)
         self.live = LiveRuns(self.meter, self.scheduler, time.monotonic)
         self.director = self._director(settings)
         self.keys.on_revoked(self._revoked)

@@ -1,7 +1,10 @@
 """The api role: one process on a shared port, and how it goes down without losing a stream."""
 
 import logging
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 import uvloop
@@ -51,7 +54,7 @@ async def _serve(settings: Settings) -> int:
         h11_max_incomplete_event_size=64 * 1024,
     )
     metrics = MetricsServer(settings.metrics_port, healthy=lambda: deps.meter.ready)
-    server = uvicorn.Server(config)
+    server = DrainingServer(config)
     await metrics.start()
     log.info("api serves", extra={"host": settings.host, "port": listener.getsockname()[1]})
     try:
@@ -60,6 +63,21 @@ async def _serve(settings: Settings) -> int:
         await metrics.close()
         listener.close()
     return 0 if server.started else 1
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn that drains on SIGTERM and SIGINT without dying of the signal afterwards: a clean drain exits with 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle the signals while serving; the first drains, a second SIGINT hurries."""
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def bind(host: str, port: int) -> socket.socket:

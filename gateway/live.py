@@ -6,7 +6,7 @@ readers, keep-alive comments for streams that still wait. A task per stream woul
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -68,6 +68,9 @@ class LiveRuns:
 
     def __len__(self) -> int:
         return len(self._runs)
+
+    def __iter__(self) -> Iterator[AnyRun]:
+        return iter(list(self._runs.values()))
 
     def add(self, run: AnyRun) -> None:
         """A request begins."""

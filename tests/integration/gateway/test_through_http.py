@@ -1,0 +1,223 @@
+"""From the official client to the usage row, with real parts and the simulated engine."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from admin import keys as admin_keys
+from admin import limits as admin_limits
+from tenants.principal import Limits
+from tests.support.api_process import MODEL, Api, api_process
+from tests.support.tenancy import ADMIN
+from tests.support.waiting import until
+
+HELLO = [{"role": "user", "content": "Say something about water."}]
+COST = {"input": 1_000_000, "cached": 500_000, "output": 2_000_000}
+
+
+@pytest.fixture
+async def api(pg_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Api]:
+    async with api_process(pg_url, redis_url, tmp_path) as made:
+        yield made
+
+
+def price(prompt: int, cached: int, output: int) -> int:
+    return (prompt - cached) * COST["input"] + cached * COST["cached"] + output * COST["output"]
+
+
+async def test_chat_whole_and_streamed(api: Api) -> None:
+    client = api.openai()
+    whole = await client.chat.completions.with_raw_response.create(model=MODEL, messages=HELLO, max_tokens=20)
+    answer = whole.parse()
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    assert answer.usage.completion_tokens <= 20
+    assert whole.headers["x-penstock-outcome"] in ("completed", "length")
+    assert whole.headers["x-request-id"]
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=20, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert chunks[-1].usage.total_tokens > 0
+    assert chunks[-1].model_extra["penstock"]["simulated"] is True
+    rows = await api.usage_rows(2)
+    for row, usage in zip(rows, (answer.usage, chunks[-1].usage), strict=True):
+        assert (row.input_tokens, row.output_tokens) == (usage.prompt_tokens, usage.completion_tokens)
+        cached = usage.prompt_tokens_details.cached_tokens
+        assert row.cost == price(usage.prompt_tokens, cached, usage.completion_tokens)
+
+
+async def test_text_completions(api: Api) -> None:
+    client = api.openai()
+    whole = await client.completions.create(model=MODEL, prompt=["one", "two"], max_tokens=8)
+    assert len(whole.choices) == 2
+    assert all(choice.text for choice in whole.choices)
+    stream = await client.completions.create(model=MODEL, prompt="one", max_tokens=8, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert all(chunk.usage is None for chunk in chunks)
+    rows = await api.usage_rows(2)
+    assert rows[0].output_tokens == whole.usage.completion_tokens
+    assert rows[1].output_tokens <= 8
+
+
+async def test_models(api: Api) -> None:
+    client = api.openai()
+    listed = [model async for model in client.models.list()]
+    assert [model.id for model in listed] == [MODEL]
+    one = await client.models.retrieve(MODEL)
+    assert one.model_extra["pricing"]["output"] == "2.00"
+    assert one.model_extra["replicas"]["ready"] == 1
+    with pytest.raises(openai.AuthenticationError):
+        await api.openai("pen_live_nonsense").models.list()
+
+
+async def test_health(api: Api) -> None:
+    async with api.session.get(f"{api.url}/healthz") as answer:
+        assert answer.status == 200
+    async with api.session.get(f"{api.url}/readyz") as answer:
+        assert (answer.status, await answer.json())[0] == 200
+
+
+async def test_unknown_model_is_told_where_to_look(api: Api) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await api.openai().chat.completions.create(model="penstock/tinny", messages=HELLO)
+    assert "/v1/models" in caught.value.message
+    assert MODEL in caught.value.message
+    assert caught.value.code == "model_not_found"
+
+
+async def test_bad_keys(api: Api) -> None:
+    body = {"model": MODEL, "messages": HELLO}
+    for key in ("", "pen_live_x", "sk-other", api.organisation.key[:-1] + "!", "\u00fc" * 9, "a" * 5000):
+        status, error, headers = await api.post(body, key=key)
+        assert status == 401, key
+        assert error["error"]["type"] == "authentication_error"
+        assert headers.get("x-request-id"), headers
+        assert not key or key not in json.dumps(error)
+
+
+async def test_revoked_key_and_its_open_streams(api: Api) -> None:
+    api.engines[0].failpoints.stall_after_tokens = 5
+    stream = await api.openai().chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=500, stream=True
+    )
+    iterator = aiter(stream)
+    await anext(iterator)
+    await admin_keys.revoke_key(api.database, ADMIN, key_id=api.organisation.key_id, reason="leaked")
+
+    async def rest() -> None:
+        while True:
+            await anext(iterator)
+
+    with pytest.raises(openai.APIError, match="revoked"):
+        await asyncio.wait_for(rest(), 5)
+    with pytest.raises(openai.AuthenticationError):
+        await api.openai().chat.completions.create(model=MODEL, messages=HELLO)
+    [row] = await api.usage_rows(1)
+    assert row.outcome == "client_cancelled"
+    assert row.output_tokens >= 1
+
+
+async def test_over_limit_gets_429_with_retry_after(api: Api) -> None:
+    await admin_limits.set_limits(
+        api.database,
+        ADMIN,
+        tenant_id=api.organisation.tenant_id,
+        scope_kind="key",
+        scope_id=api.organisation.key_id,
+        limits=Limits(requests_per_min=1),
+    )
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 1}
+
+    async def limited() -> bool:
+        return (await api.post(body))[0] == 429
+
+    await until(limited, what="the new limit")
+    status, error, headers = await api.post(body)
+    assert (status, error["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(headers["retry-after"]) >= 1
+
+
+async def test_no_credit_gets_402_and_no_retry(pg_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with api_process(pg_url, redis_url, tmp_path, credit="0.0000001") as api:
+        status, body, headers = await api.post({"model": MODEL, "messages": HELLO})
+        assert status == 402
+        assert body["error"]["code"] == "insufficient_credit"
+        assert body["error"]["details"]["balance_usd"] == "0.0000001"
+        assert headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_client_gone_aborts_the_engine_and_is_billed(api: Api, stream: bool) -> None:
+    api.engines[0].server._loop.speedup = 1.0
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 2000, "stream": stream}
+    headers = {"Authorization": f"Bearer {api.organisation.key}"}
+    request = asyncio.create_task(
+        api.session.post(api.url + "/v1/chat/completions", json=body, headers=headers)
+    )
+    await until(lambda: any(run.codec and run.codec.tracker.output >= 3 for run in api.deps.live))
+    if stream:
+        (await request).close()
+    else:
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    await until(lambda: len(api.deps.live) == 0, timeout_s=2.0)
+    [row] = await api.usage_rows(1)
+    assert row.outcome == "client_cancelled"
+    assert 3 <= row.output_tokens < 2000
+    assert row.cost > 0
+
+
+async def test_failed_engine_is_retried_on_another(pg_url: str, redis_url: str, tmp_path: Path) -> None:
+    async with api_process(pg_url, redis_url, tmp_path, engines=2) as api:
+        for engine in api.engines:
+            engine.failpoints.error_next = 1
+        client = api.openai()
+        failures = 0
+        for _ in range(6):
+            try:
+                await client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4)
+            except openai.InternalServerError:
+                failures += 1
+        assert failures <= 1
+        rows = await api.usage_rows(6)
+        assert max(row.attempts for row in rows) == 2
+        for row in rows:
+            assert (row.cost == 0) == (row.outcome == "engine_failed")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_prompt_beyond_the_context_is_the_clients_fault(api: Api, stream: bool) -> None:
+    words = [{"role": "user", "content": "word " * 20_000}]
+    status, body, _ = await api.post({"model": MODEL, "messages": words, "stream": stream})
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    [row] = await api.usage_rows(1)
+    assert (row.cost, row.outcome) == (0, "zero_output")
+
+
+async def test_engine_sees_only_allow_listed_fields(api: Api) -> None:
+    body = {"model": MODEL, "messages": HELLO, "max_tokens": 3}
+    for name in ("chat_template", "kv_transfer_params", "allowed_token_ids", "prompt_logprobs", "ignore_eos"):
+        status, error, _ = await api.post({**body, name: 1})
+        assert (status, error["error"]["code"]) == (400, "unsupported_field")
+    status, _, _ = await api.post({**body, "priority": -5, "request_id": "x", "cache_salt": "mine", "zzz": 1})
+    assert status == 200
+
+
+async def test_wrong_methods_and_paths(api: Api) -> None:
+    for method, path, expected in (
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/nothing", 404),
+        ("DELETE", "/v1/models", 405),
+    ):
+        headers = {"Authorization": f"Bearer {api.organisation.key}"}
+        async with api.session.request(method, api.url + path, headers=headers) as answer:
+            assert answer.status == expected
+            assert (await answer.json())["error"]["message"]
+            assert answer.headers["x-request-id"]

@@ -1,0 +1,144 @@
+"""Promises 18, 19, 28: hostile input gets a 4xx, memory stays bounded, and nothing of it reaches an engine."""
+
+import asyncio
+import json
+import resource
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.caps import MAX_BODY_BYTES
+from gateway.schemas.common import REFUSED_FIELDS, STRIPPED_FIELDS
+from tests.support.api_process import MODEL, Api, api_process
+
+GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+@pytest.fixture
+async def api(pg_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Api]:
+    async with api_process(pg_url, redis_url, tmp_path) as made:
+        yield made
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({**GOOD, **fields}).encode()
+
+
+BODIES = {
+    "empty": b"",
+    "not json": b"hello",
+    "an array": b"[]",
+    "cut short": body()[:-5],
+    "too deep": body()[:-1] + b',"x":' + b"[" * 65 + b"]" * 65 + b"}",
+    "absurdly deep": b'{"a":' * 500_000,
+    "deep and closed": b"[" * 1_000_000 + b"]" * 1_000_000,
+    "nul": body(messages=[{"role": "user", "content": "a\x00b"}]),
+    "lone surrogate": body().replace(b'"hi"', b'"\\ud800"'),
+    "raw surrogate": body().replace(b'"hi"', b'"\xed\xa0\x80"'),
+    "broken utf-8": body().replace(b'"hi"', b'"\xc3\x28"'),
+    "nan": body().replace(b'"max_tokens": 2', b'"temperature": NaN'),
+    "huge number": body().replace(b'"max_tokens": 2', b'"temperature": 1e999'),
+    "huge integer": body().replace(b'"max_tokens": 2', b'"seed": ' + b"9" * 5000),
+    "many choices": body(n=10_000),
+    "many tokens": body(max_tokens=2**62),
+    "many messages": body(messages=[{"role": "user", "content": ""}] * 5000),
+    "wide schema": body(
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {str(i): {} for i in range(9000)}},
+        }
+    ),
+    "image": body(
+        messages=[
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_hostile_bodies_get_a_4xx(api: Api, path: str) -> None:
+    for name, hostile in BODIES.items():
+        status, answer, _ = await api.post(hostile, path=path)
+        assert 400 <= status < 500, name
+        assert answer["error"]["message"], name
+    assert await _engine_requests(api) == 0
+    good = GOOD if "chat" in path else {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+    assert (await api.post(good, path=path))[0] == 200
+
+
+async def _engine_requests(api: Api) -> int:
+    headers = {"Authorization": "Bearer engine-key"}
+    async with api.session.get(f"{api.engines[0].url}/metrics", headers=headers) as answer:
+        lines = (await answer.text()).splitlines()
+    return int(
+        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:prompt_tokens_total"))
+    )
+
+
+async def test_bodies_are_counted_while_they_stream(api: Api) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 64 * MAX_BODY_BYTES:
+            sent += 65_536
+            yield b"x" * 65_536
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    headers = {"Authorization": f"Bearer {api.organisation.key}"}
+    url = f"{api.url}/v1/chat/completions"
+    try:
+        async with api.session.post(url, data=endless(), headers=headers) as answer:
+            assert answer.status == 413
+            assert (await answer.json())["error"]["code"] == "body_too_large"
+    except ConnectionError:
+        pass  # the server hung up while we were still pushing, as it may
+    assert sent < 64 * MAX_BODY_BYTES
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+async def test_announced_size_is_enough_to_be_refused(api: Api) -> None:
+    host, port = api.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n"
+        b"Authorization: Bearer " + api.organisation.key.encode() + b"\r\n\r\n{"
+    )
+    answer = await reader.read(200)
+    assert b" 413 " in answer
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_strangers_bodies_are_not_read(api: Api) -> None:
+    status, answer, _ = await api.post(b"x" * (MAX_BODY_BYTES + 1), key="pen_live_stranger")
+    assert (status, answer["error"]["type"]) == (401, "authentication_error")
+
+
+async def test_smuggled_engine_fields_never_arrive(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine gets, byte for byte, for every field on the black list and some that are on no list."""
+    seen: list[dict[str, object]] = []
+    open_stream = api.deps.engines.open
+
+    async def spy(url: str, path: str, sent: bytes, headers: object) -> object:
+        seen.append(json.loads(sent))
+        return await open_stream(url, path, sent, headers)
+
+    monkeypatch.setattr(api.deps.engines, "open", spy)
+    for name in (*REFUSED_FIELDS, *STRIPPED_FIELDS, "unheard_of", "extra_body", "__proto__"):
+        await api.post(body(**{name: "x"}))
+        await api.post({"model": MODEL, "prompt": "x", "max_tokens": 1, name: "x"}, path="/v1/completions")
+    allowed = {"model", "messages", "prompt", "max_tokens", "stream", "stream_options", "cache_salt"}
+    assert seen
+    assert all(set(sent) <= allowed for sent in seen)
+    assert len({sent["cache_salt"] for sent in seen}) == 1
+    assert seen[0]["cache_salt"] != "x"
+
+
+async def test_request_ids_are_ours(api: Api) -> None:
+    headers = {"Authorization": f"Bearer {api.organisation.key}", "X-Request-Id": "mine"}
+    async with api.session.post(f"{api.url}/v1/chat/completions", json=GOOD, headers=headers) as answer:
+        assert answer.headers["x-request-id"] != "mine"
+        assert "mine" not in await answer.text()

@@ -1,0 +1,175 @@
+"""A whole API process on the test's own loop: real PostgreSQL, Redis and scheduler, the simulated engine behind it."""
+
+import asyncio
+import contextlib
+import io
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvicorn
+from openai import AsyncOpenAI
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from admin import billing as admin_billing
+from admin import models as admin_models
+from api.app import create_app
+from api.deps import Deps
+from api.serve import bind
+from core.db import Database
+from core.settings import Settings
+from tests.support import scheduling
+from tests.support.tenancy import ADMIN, PEPPER, Organisation, make_organisation
+from tests.support.waiting import until
+from workers.sim.__main__ import build, parse_arguments
+from workers.sim.failpoints import Failpoints
+
+MODEL = "penstock/tiny"
+ENGINE_KEY = "engine-key"
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without signal handlers, on a port of its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    """`app` on a free port; yields its base URL."""
+    listener = bind("127.0.0.1", 0)
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
+    server = QuietServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await until(lambda: server.started or task.done(), what="server starts")
+        if task.done():
+            task.result()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+@dataclass
+class Engine:
+    """One simulated engine: where it is, its failpoints and counters."""
+
+    url: str
+    server: Any
+
+    @property
+    def failpoints(self) -> Failpoints:
+        return self.server._loop.failpoints
+
+
+@dataclass
+class Api:
+    """What a test talks to."""
+
+    url: str
+    deps: Deps
+    database: Database
+    organisation: Organisation
+    engines: list[Engine]
+    session: aiohttp.ClientSession
+    clients: list[AsyncOpenAI] = field(default_factory=list)
+
+    def openai(self, key: str | None = None, **options: Any) -> AsyncOpenAI:
+        """The official client."""
+        made = AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=key or self.organisation.key, max_retries=0, **options
+        )
+        self.clients.append(made)
+        return made
+
+    async def post(
+        self, body: bytes | dict[str, Any], *, key: str | None = None, path: str = "/v1/chat/completions"
+    ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
+        """Status, JSON and headers."""
+        headers = {"Authorization": f"Bearer {key if key is not None else self.organisation.key}"}
+        data = {"data": io.BytesIO(body)} if isinstance(body, bytes) else {"json": body}
+        async with self.session.post(self.url + path, headers=headers, **data) as answer:
+            return answer.status, await answer.json(), answer.headers
+
+    async def usage_rows(self, count: int) -> list[Any]:
+        """The usage rows in PostgreSQL, once there are `count`."""
+
+        async def rows() -> list[Any]:
+            async with self.database.read() as connection:
+                return list((await connection.execute(text("SELECT * FROM usage ORDER BY request_id"))).all())
+
+        async def enough() -> bool:
+            return len(await rows()) >= count
+
+        await until(enough, what=f"{count} usage rows")
+        return await rows()
+
+
+@asynccontextmanager
+async def engine(speedup: float, **failpoints: Any) -> AsyncIterator[Engine]:
+    """A simulated engine on the test's loop."""
+    server = build(parse_arguments(["--speedup", str(speedup), "--api-key", ENGINE_KEY]))
+    server._loop.failpoints = Failpoints(**failpoints)
+    async with serving(server) as url:
+        yield Engine(url, server)
+
+
+@asynccontextmanager
+async def api_process(
+    pg_url: str, redis_url: str, data_dir: Path, *, credit: str = "10", engines: int = 1, speedup: float = 20.0,
+    **settings: Any,
+) -> AsyncIterator[Api]:  # fmt: skip
+    """Everything up: an organisation with credit, a priced model, engines known to a real scheduler."""
+    async with contextlib.AsyncExitStack() as stack:
+        database = Database(pg_url)
+        stack.push_async_callback(database.close)
+        organisation = await make_organisation(database)
+        await admin_models.add_model(database, ADMIN, name=MODEL)
+        await admin_billing.set_price(database, ADMIN, model=MODEL, input="1", cached_input="0.5", output="2")
+        await admin_billing.grant_credit(
+            database, ADMIN, tenant_id=organisation.tenant_id, amount_usd=credit, reason="test"
+        )
+        running = [await stack.enter_async_context(engine(speedup)) for _ in range(engines)]
+        service = await stack.enter_async_context(scheduling.service())
+        replicas = [
+            scheduling.replica(f"host/r{index}", slots=64, url=one.url, simulated=True)
+            for index, one in enumerate(running)
+        ]
+        await stack.enter_async_context(scheduling.agent(service.port, *replicas))
+        made = Settings(
+            database_url=pg_url,
+            redis_url=redis_url,
+            data_dir=data_dir,
+            internal_token=SecretStr(scheduling.TOKEN),
+            key_pepper=SecretStr(PEPPER.decode()),
+            engine_key=SecretStr(ENGINE_KEY),
+            scheduler_port=service.port,
+            **settings,
+        )
+        deps = Deps(made, CollectorRegistry())
+        url = await stack.enter_async_context(serving(create_app(deps)))
+        await until(lambda: len(deps.scheduler.snapshot().replicas) == engines, what="replicas known")
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        api = Api(url, deps, database, organisation, running, session)
+        try:
+            yield api
+        finally:
+            for client in api.clients:
+                await client.close()
