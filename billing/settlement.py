@@ -29,6 +29,9 @@ KEEP_RECORDS = 1000
 _RECORD_AT_FAULT = ("22", "23", "P0")
 """SQLSTATE classes that blame the data: data exception, integrity constraint, raised by our own function."""
 
+_UNSENDABLE = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+"""A record that cannot even be encoded."""
+
 SETTLED = Counter("penstock_settled_total", "Requests settled, by result.", ["result"])
 BACKLOG = Gauge("penstock_settlement_backlog", "Ended requests that PostgreSQL does not have yet.")
 
@@ -147,7 +150,12 @@ class Settlement:
                 self._full.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._full.wait(), self._window_s)
-            await self._settle_some()
+            try:
+                await self._settle_some()
+            except Exception:
+                # A bug here must not end settlement: say so and go on, the records are in the spool.
+                log.exception("settlement failed")
+                await asyncio.sleep(1.0)
             BACKLOG.set(len(self._queue))
             if not self._queue:
                 self._wake.clear()
@@ -176,7 +184,7 @@ class Settlement:
                 await self._settle(records)
             except (LaneDown, *RETRYABLE_ERRORS) as error:
                 log.warning("settlement waits for PostgreSQL: %s", error)
-            except (asyncpg.PostgresError, ValueError) as error:
+            except (asyncpg.PostgresError, *_UNSENDABLE) as error:
                 if not _blames_record(error):
                     log.error("settlement waits, PostgreSQL refuses: %s", error)
                 elif len(records) > 1:
@@ -207,16 +215,16 @@ class Settlement:
                 "SELECT penstock_park($1, $2, $3)",
                 record.open.request_id,
                 reason.replace("\x00", "\N{REPLACEMENT CHARACTER}")[:2000],
-                msgspec.msgpack.encode(record),
+                repr(record).encode(errors="backslashreplace"),
             )
-        except (LaneDown, asyncpg.PostgresError, ValueError) as error:
+        except (LaneDown, asyncpg.PostgresError, *_UNSENDABLE) as error:
             log.error("and could not be parked: %s", error)
             return False
         SETTLED.labels("parked").inc()
         return True
 
 
-def _blames_record(error: asyncpg.PostgresError | ValueError) -> bool:
-    if isinstance(error, ValueError):
+def _blames_record(error: Exception) -> bool:
+    if not isinstance(error, asyncpg.PostgresError):
         return True
     return (error.sqlstate or "").startswith(_RECORD_AT_FAULT)

@@ -159,7 +159,11 @@ class Spool:
             field, request_id = "usage", record.open.request_id
         else:
             field, request_id = "open", record.request_id
-        frame = encode(record, time.time_ns() // 1_000_000)
+        try:
+            frame = encode(record, time.time_ns() // 1_000_000)
+        except (ValueError, OverflowError, TypeError) as error:
+            log.error("a record of request %s cannot be encoded: %s", request_id, error)
+            return False
         if not self._has_room(len(frame)) or not self._write(frame):
             return False
         entry = self._entries.setdefault(request_id, _Entry())

@@ -42,6 +42,7 @@ def upgrade() -> None:
         grant(op, table, system=privileges)
     for table, privileges in _SYSTEM_TABLES.items():
         grant(op, table, app="", system=privileges)
+    op.execute("GRANT SELECT ON ledger_balances TO penstock_app, penstock_system")
     # Which hours the rollups do not cover is no tenant's secret, and tenants' own reports need it.
     op.execute("GRANT SELECT ON usage_touched TO penstock_app")
     _protect_prices()

@@ -76,3 +76,12 @@ BEGIN
     SELECT balance INTO v_balance FROM billing_accounts WHERE tenant_id = p_tenant;
     RETURN v_balance;
 END $$;
+-- What was ever debited and credited to each account.
+CREATE VIEW ledger_balances WITH (security_invoker = true) AS
+    SELECT a.tenant_id, a.code, sum(s.debit) AS debit, sum(s.credit) AS credit
+    FROM ledger_accounts a
+    JOIN (
+        SELECT debit_account AS account, amount AS debit, 0 AS credit FROM ledger_transfers
+        UNION ALL
+        SELECT credit_account, 0, amount FROM ledger_transfers) s ON s.account = a.id
+    GROUP BY a.tenant_id, a.code;

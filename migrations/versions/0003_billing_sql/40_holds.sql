@@ -15,7 +15,8 @@ CREATE FUNCTION penstock_spent(a billing_accounts) RETURNS numeric LANGUAGE sql 
 $$;
 -- Money that pays for new work: NULL = no bound. Open holds are not yet taken off.
 CREATE FUNCTION penstock_funds(a billing_accounts) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE a.mode WHEN 'prepaid' THEN a.balance ELSE greatest(a.credit_limit - a.owed, 0) END
+    SELECT CASE WHEN a.mode = 'prepaid' THEN a.balance
+        WHEN a.credit_limit IS NOT NULL THEN greatest(a.credit_limit - a.owed, 0) END
 $$;
 -- Reserve money for many requests in one call (DESIGN §5). One verdict per row:
 --   granted | unpriced | no_account | duplicate | insufficient_credit | budget_exceeded

@@ -1,0 +1,135 @@
+"""The ledger's proofs: that the books balance, that nobody changed them, and that holds and accounts agree.
+
+The chart of accounts and the invariants stand in billing/README.md. Entries are made by the PostgreSQL functions
+(`penstock_settle`, `penstock_grant`); here they are sealed and verified.
+"""
+
+import hashlib
+from datetime import UTC, datetime
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+SEAL_BATCH = 5000
+
+
+class Books(msgspec.Struct):
+    """What a verification found; sound when `problems` is empty. Amounts are picodollars."""
+
+    transfers: int
+    sealed: int
+    unsealed: int
+    usage_cost: int
+    revenue: int
+    problems: list[str]
+
+
+async def seal(connection: AsyncConnection) -> int:
+    """Put waiting transfers into the hash chain; returns how many. Only one sealer works at a time."""
+    sealed = await connection.execute(text("SELECT penstock_seal(:limit)"), {"limit": SEAL_BATCH})
+    return int(sealed.scalar_one())
+
+
+async def verify(connection: AsyncConnection) -> Books:
+    """Check every invariant in the caller's transaction (best REPEATABLE READ on a busy system)."""
+    problems: list[str] = []
+    for check, statement in _CHECKS.items():
+        for row in await connection.execute(text(statement)):
+            problems.append(f"{check}: {', '.join(f'{k}={v}' for k, v in row._mapping.items())}")
+    sealed = await _verify_chain(connection, problems)
+    totals = (await connection.execute(text(_TOTALS))).one()
+    return Books(
+        transfers=totals.transfers,
+        sealed=sealed,
+        unsealed=totals.unsealed,
+        usage_cost=int(totals.usage_cost),
+        revenue=int(totals.revenue),
+        problems=problems,
+    )
+
+
+_TOTALS = """
+    SELECT (SELECT count(*) FROM ledger_transfers) AS transfers,
+        (SELECT count(*) FROM ledger_unsealed) AS unsealed,
+        (SELECT coalesce(sum(cost), 0) FROM usage) AS usage_cost,
+        (SELECT coalesce(sum(t.amount), 0) FROM ledger_transfers t
+            JOIN ledger_accounts a ON a.id = t.credit_account WHERE a.code = 'revenue') AS revenue
+"""
+
+_CHECKS = {
+    "trial balance does not close": """
+        SELECT sum(debit) AS debit, sum(credit) AS credit FROM ledger_balances HAVING sum(debit) <> sum(credit)""",
+    "a transfer touches another tenant's account": """
+        SELECT t.id FROM ledger_transfers t
+        JOIN ledger_accounts d ON d.id = t.debit_account JOIN ledger_accounts c ON c.id = t.credit_account
+        WHERE d.tenant_id <> t.tenant_id OR c.tenant_id <> t.tenant_id""",
+    "prepaid balance differs from the ledger": """
+        SELECT b.tenant_id, b.balance, coalesce(l.credit - l.debit, 0) AS ledger FROM billing_accounts b
+        LEFT JOIN ledger_balances l ON l.tenant_id = b.tenant_id AND l.code = 'credit'
+        WHERE b.balance <> coalesce(l.credit - l.debit, 0)""",
+    "owed amount differs from the ledger": """
+        SELECT b.tenant_id, b.owed, coalesce(l.debit - l.credit, 0) AS ledger FROM billing_accounts b
+        LEFT JOIN ledger_balances l ON l.tenant_id = b.tenant_id AND l.code = 'receivable'
+        WHERE b.owed <> coalesce(l.debit - l.credit, 0)""",
+    "usage and its transfers differ": """
+        SELECT coalesce(u.request_id, t.source_id) AS request_id, u.cost, t.amount
+        FROM usage u FULL JOIN (
+            SELECT source_id, sum(amount) AS amount FROM ledger_transfers
+            WHERE kind IN ('usage', 'uncollectible') GROUP BY source_id) t ON t.source_id = u.request_id
+        WHERE coalesce(u.cost, 0) <> coalesce(t.amount, 0)""",
+    "held money differs from the open holds": """
+        SELECT b.tenant_id, b.held, b.open_holds, h.amount, h.holds FROM billing_accounts b
+        LEFT JOIN (SELECT tenant_id, sum(amount) AS amount, count(*) AS holds FROM holds
+            WHERE state = 'open' GROUP BY tenant_id) h ON h.tenant_id = b.tenant_id
+        WHERE b.held <> coalesce(h.amount, 0) OR b.open_holds <> coalesce(h.holds, 0)""",
+    "a settled request's hold is still open": """
+        SELECT h.request_id FROM holds h JOIN usage u ON u.request_id = h.request_id WHERE h.state = 'open'""",
+    "a transfer is neither sealed nor waiting": """
+        SELECT t.id FROM ledger_transfers t
+        WHERE NOT EXISTS (SELECT 1 FROM ledger_seals s WHERE s.transfer_id = t.id)
+            AND NOT EXISTS (SELECT 1 FROM ledger_unsealed w WHERE w.transfer_id = t.id)""",
+}
+"""What must never return a row, by what it means when it does."""
+
+
+async def _verify_chain(connection: AsyncConnection, problems: list[str]) -> int:
+    """Recompute the hash chain from the transfers; returns how many links hold."""
+    rows = await connection.stream(
+        text(
+            "SELECT s.seq, s.hash, t.id, t.at, t.tenant_id, t.kind, t.debit_account, t.credit_account, t.amount, "
+            "t.source_id FROM ledger_seals s LEFT JOIN ledger_transfers t ON t.id = s.transfer_id ORDER BY s.seq"
+        )
+    )
+    previous, links = b"", 0
+    async for row in rows:
+        if row.seq != links + 1 or row.id is None:
+            problems.append(f"the chain has a gap at {links + 1}")
+            break
+        at_us = _microseconds(row.at)
+        fields = (
+            row.seq,
+            row.id,
+            at_us,
+            row.tenant_id,
+            row.kind,
+            row.debit_account,
+            row.credit_account,
+            row.amount,
+            row.source_id,
+        )
+        previous = hashlib.sha256(previous + "|".join(map(str, fields)).encode()).digest()
+        if previous != row.hash:
+            problems.append(
+                f"the seal of transfer {row.id} does not verify: it or an earlier one was changed"
+            )
+            break
+        links += 1
+    await rows.close()
+    return links
+
+
+def _microseconds(at: datetime) -> int:
+    """Unix time in microseconds, exactly."""
+    since = at - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds
