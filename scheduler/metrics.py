@@ -1,6 +1,10 @@
 """What the scheduler counts, pre-bound."""
 
+from collections.abc import Sequence
+
 from prometheus_client import Counter, Gauge, Histogram
+
+from scheduler.wire import QueueView
 
 PLACEMENTS = Counter("penstock_scheduler_placements", "Requests placed on a replica", ["model"])
 REFUSALS = Counter("penstock_scheduler_refusals", "Requests refused", ["model", "status", "reason"])
@@ -28,3 +32,12 @@ REJECTED_CONNECTIONS = Counter("penstock_scheduler_rejected_connections", "Conne
 HOST_HOURS_FAILURES = Counter(
     "penstock_scheduler_host_hours_failures", "Rounds in which host seconds could not be stored"
 )
+
+
+def show_queues(queues: Sequence[QueueView]) -> None:
+    """Set the gauges of every model; those that nobody waits for or runs any more disappear."""
+    QUEUE_WAITING.clear()
+    IN_FLIGHT.clear()
+    for queue in queues:
+        QUEUE_WAITING.labels(queue.model).set(queue.waiting)
+        IN_FLIGHT.labels(queue.model).set(queue.in_flight)

@@ -258,9 +258,7 @@ class SchedulerService:
 
     def _push_snapshot(self) -> None:
         snapshot = self._snapshot()
-        for queue in snapshot.queues:
-            metrics.QUEUE_WAITING.labels(queue.model).set(queue.waiting)
-            metrics.IN_FLIGHT.labels(queue.model).set(queue.in_flight)
+        metrics.show_queues(snapshot.queues)
         packed = encoded(snapshot)
         for session in list(self._clients.values()):
             if session.unsent_bytes < MAX_SNAPSHOT_BACKLOG:

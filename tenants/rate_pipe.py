@@ -19,8 +19,11 @@ from tenants.rate_scopes import SOURCE
 
 ANSWER_S = 1.0
 """Redis answers in well under a millisecond; after this long it counts as away."""
+LAST_CHANCE_S = 0.2
 PAUSE_S = 1.0
 """How long nothing is sent to a Redis that is away."""
+CLOSE_S = 2.0
+"""How long a frozen Redis may hold up a shutdown."""
 MAX_BATCH = 500
 MAX_KEPT = 10_000
 """What is to be told to a Redis that is away; beyond it, leases run out by themselves."""
@@ -61,6 +64,7 @@ class RatePipe:
 
     def __init__(self, redis: Redis, clock: Clock) -> None:
         self._redis, self._clock = redis, clock
+        self._patience: asyncio.TimerHandle | None = None
         self._queue: list[Call] = []
         self._awake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -76,7 +80,7 @@ class RatePipe:
         return self._down and (self._busy or self._clock.monotonic() < self._paused_until)
 
     async def start(self) -> None:
-        """Load the script (if Redis is there) and begin to run calls."""
+        """Begin to run calls."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -84,7 +88,9 @@ class RatePipe:
         self._closing = True
         self._awake.set()
         if self._task is not None:
-            await self._task
+            await asyncio.wait({self._task}, timeout=CLOSE_S)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     async def call(self, command: bytes, undo: Callable[[Answer], None] | None = None) -> Answer:
@@ -118,7 +124,7 @@ class RatePipe:
 
     async def _run_batch(self, batch: list[Call]) -> None:
         self._busy = True
-        patience = asyncio.get_running_loop().call_later(ANSWER_S, self._give_up, batch)
+        self._patience = asyncio.get_running_loop().call_later(ANSWER_S, self._last_chance, batch)
         try:
             answers = await self._execute(batch)
         except Exception as error:  # noqa: BLE001 - whatever the driver raises, callers must not wait for ever
@@ -126,7 +132,8 @@ class RatePipe:
         else:
             self._answered(batch, answers)
         finally:
-            patience.cancel()
+            if self._patience is not None:
+                self._patience.cancel()
             self._busy = False
 
     async def _execute(self, batch: list[Call]) -> list[Answer | ResponseError]:
@@ -168,6 +175,10 @@ class RatePipe:
         for call in [*batch, *self._queue]:
             call.fail(RedisAway(str(error)))
         self._queue = [] if self._closing else [call for call in self._queue if call.future is None]
+
+    def _last_chance(self, batch: list[Call]) -> None:
+        """If it was this process that stood still, the answer is in the socket already: let it be read first."""
+        self._patience = asyncio.get_running_loop().call_later(LAST_CHANCE_S, self._give_up, batch)
 
     def _give_up(self, batch: list[Call]) -> None:
         """Redis is frozen: free the callers; the pipeline itself is left to end in its own time."""

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
+from time import monotonic
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -79,8 +81,13 @@ async def test_two_limiters_grant_exactly_the_limit(redis_url: str) -> None:
     who = principal(key=Limits(requests_per_min=10))
     async with limiter(redis_url) as one, limiter(redis_url) as two:
         calls = [outcome((one, two)[n % 2], who) for n in range(200)]
+        began = monotonic()
         counts = Counter(await asyncio.gather(*calls))
-    assert counts == {"granted": 10, "key:requests_per_min": 190}
+        drained = int(
+            (monotonic() - began) / 6
+        )  # one more each six seconds; none on any machine that is awake
+    assert 10 <= counts["granted"] <= 10 + drained
+    assert counts["granted"] + counts["key:requests_per_min"] == 200
 
 
 async def test_concurrency_is_exact_and_returned_on_settle(redis_url: str) -> None:
@@ -270,3 +277,55 @@ async def test_every_key_of_a_tenant_shares_its_hash_tag(redis_url: str, redis_c
     assert len(names) == 8
     assert all(f"{{{who.tenant_id}}}" in name for name in names)
     assert all([await redis_client.ttl(name) > 0 for name in names])
+
+
+async def test_a_frozen_redis_holds_nobody_up_and_late_grants_are_given_back(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that stops passing answers on, then passes them all."""
+    monkeypatch.setattr("tenants.rate_pipe.ANSWER_S", 0.2)
+    monkeypatch.setattr("tenants.rate_pipe.PAUSE_S", 0.1)
+    flowing = asyncio.Event()
+    flowing.set()
+    target = urlsplit(redis_url)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: bool) -> None:
+        try:
+            while data := await reader.read(65536):
+                if gate:
+                    await flowing.wait()
+                writer.write(data)
+        finally:
+            writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(target.hostname, target.port)
+        await asyncio.gather(
+            relay(reader, far_writer, False), relay(far_reader, writer, True), return_exceptions=True
+        )
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    who = principal(key=Limits(concurrency=1, requests_per_min=1000))
+    async with limiter(f"redis://:{target.password}@127.0.0.1:{port}/0") as rates:
+        rates.settle(await rates.acquire(rid(), who, 1, 1), 1, 1)
+        flowing.clear()
+        frozen = [await asyncio.wait_for(rates.acquire(rid(), who, 1, 1), 10) for _ in range(3)]
+        assert [grant.headers for grant in frozen] == [[], [], []]
+        flowing.set()
+        await until(lambda: not rates._pipe.away)
+        await until(lambda: _really_granted(rates, who))
+        for grant in frozen:
+            rates.settle(grant, 1, 1)
+        assert await outcome(rates, who) == "key:concurrency"
+    server.close()
+    await server.wait_closed()
+
+
+async def _really_granted(rates: RateLimiter, who: Principal) -> bool:
+    """A grant of Redis's, not a local one; a local one is given back."""
+    try:
+        grant = await rates.acquire(rid(), who, 1, 1)
+    except RateLimited:
+        return False
+    return bool(grant.headers)

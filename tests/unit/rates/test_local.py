@@ -1,0 +1,87 @@
+"""What the limiter decides without Redis: headers, remembered refusals, the local cap."""
+
+import pytest
+
+from core.clock import ManualClock
+from core.errors import RateLimited
+from core.ids import uuid7
+from tenants.principal import NO_LIMITS, Limits, Principal
+from tenants.rate_headers import rate_headers
+from tenants.rate_local import LocalCap, RefusalCache
+from tenants.rate_scopes import COMMON_PARTS, Scopes, command, scopes_of
+
+
+def scopes(key: Limits = NO_LIMITS, tenant: Limits = NO_LIMITS, ids=None) -> Scopes | None:
+    ids = ids or (uuid7(), uuid7(), uuid7())
+    return scopes_of(
+        Principal(*ids, "acme", "abcd", "live", "standard", key, NO_LIMITS, tenant, None, cache_salt="")
+    )
+
+
+def test_no_limit_needs_no_scopes() -> None:
+    assert scopes() is None
+
+
+def test_a_command_is_what_redis_reads() -> None:
+    made = scopes(key=Limits(requests_per_min=7))
+    packed = command(made.call, "settle", "größe", 12)
+    head, rest = packed.split(b"\r\n", 1)
+    assert head == b"*%d" % (COMMON_PARTS + 3)
+    parts = []
+    while rest:
+        size, rest = rest[1:].split(b"\r\n", 1)
+        parts.append(rest[: int(size)])
+        rest = rest[int(size) + 2 :]
+    assert len(parts) == COMMON_PARTS + 3
+    assert parts[0] == b"EVALSHA"
+    assert parts[-3:] == [b"settle", "größe".encode(), b"12"]
+
+
+def test_headers_name_the_tightest_limit_of_each_kind() -> None:
+    limits = (Limits(100, 1000, 500), Limits(10), NO_LIMITS)
+    assert rate_headers(limits, [4, 900, 100, 5, 0, 0, 0, 0, 0]) == [
+        (b"x-ratelimit-limit-requests", b"10"),
+        (b"x-ratelimit-remaining-requests", b"5"),
+        (b"x-ratelimit-reset-requests", b"30.000s"),
+        (b"x-ratelimit-limit-tokens", b"1000"),
+        (b"x-ratelimit-remaining-tokens", b"100"),
+        (b"x-ratelimit-reset-tokens", b"54.000s"),
+    ]
+    assert rate_headers((NO_LIMITS,) * 3, [0] * 9) == []
+    assert (b"x-ratelimit-remaining-tokens", b"0") in rate_headers((Limits(None, 10),), [0, 99, 0])
+
+
+def test_a_refusal_is_remembered_until_its_time_or_until_the_limits_change() -> None:
+    clock, ids = ManualClock(), (uuid7(), uuid7(), uuid7())
+    cache = RefusalCache(clock)
+    tenant = Limits(requests_per_min=1)
+    made = scopes(tenant=tenant, ids=ids)
+    assert cache.find(made) is None
+    cache.remember(made, 2, RateLimited("no", details={"scope": "tenant"}), 10.0)
+    other_key = scopes(tenant=tenant, ids=(uuid7(), uuid7(), ids[2]))
+    clock.advance(4)
+    assert cache.find(other_key).retry_after_s == pytest.approx(6)
+    assert cache.find(scopes(tenant=Limits(requests_per_min=2), ids=ids)) is None
+    cache.remember(made, 2, RateLimited("no"), 10.0)
+    clock.advance(10)
+    assert cache.find(made) is None
+
+
+def test_the_local_cap_is_per_tenant_and_never_above_a_scopes_own_limit() -> None:
+    clock, ids = ManualClock(), (uuid7(), uuid7(), uuid7())
+    cap = LocalCap(clock, 5)
+    wide = scopes(tenant=Limits(requests_per_min=100_000), ids=ids)
+    for _ in range(5):
+        cap.admit(wide)
+    with pytest.raises(RateLimited) as caught:
+        cap.admit(wide)
+    assert caught.value.details["scope"] == "tenant"
+    assert caught.value.retry_after_s == pytest.approx(0.2)
+    clock.advance(0.2)
+    cap.admit(wide)
+    narrow = scopes(key=Limits(requests_per_min=2))
+    cap.admit(narrow)
+    cap.admit(narrow)
+    with pytest.raises(RateLimited) as caught:
+        cap.admit(narrow)
+    assert caught.value.retry_after_s == pytest.approx(30)
