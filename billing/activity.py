@@ -1,90 +1,85 @@
-"""What has just been going on: requests, tokens, spend and time to first token, for the console's overview.
-
-Read from the usage rows by the time they ended, so it agrees with the report once an hour is over. Gaps are filled:
-every step of the window has a point.
-"""
+"""What happened lately, for the console's overview: requests, tokens, spend, time to first token, a minute at a time."""
 
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.money import pico_to_usd
 
 
-class ActivityPoint(msgspec.Struct, frozen=True):
-    """One step of the window."""
+class Minute(msgspec.Struct, frozen=True):
+    """One minute of activity."""
 
     at: datetime
-    """Its start."""
     requests: int
     input_tokens: int
     output_tokens: int
     cost_usd: str
-    ttft_p50_ms: float | None
-    """None where no request had a first token."""
-    ttft_p95_ms: float | None
+    ttft_p50_ms: int | None
+    ttft_p95_ms: int | None
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """The whole window and its steps, oldest first."""
+    """Sums since an instant. Tokens of requests that cost nothing by their outcome count too: they were served."""
 
+    since: datetime
     requests: int
+    failed: int
+    """Requests that ended in `engine_failed`, `zero_output` or `interrupted`."""
     input_tokens: int
+    cached_input_tokens: int
     output_tokens: int
     cost_usd: str
-    ttft_p50_ms: float | None
-    ttft_p95_ms: float | None
-    points: list[ActivityPoint]
+    ttft_p50_ms: int | None
+    """Milliseconds to the first content byte; None when there was none."""
+    ttft_p95_ms: int | None
+    minutes: list[Minute]
+    """Minutes with activity, the oldest first."""
 
 
-_FIGURES = """
-    count(u.request_id) AS requests, coalesce(sum(u.input_tokens), 0) AS input_tokens,
-    coalesce(sum(u.output_tokens), 0) AS output_tokens, coalesce(sum(u.cost), 0) AS cost,
-    percentile_cont(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY u.ttft_us) FILTER (WHERE u.ttft_us > 0) AS ttft_us
+_SUMS = """
+    count(*) AS requests,
+    count(*) FILTER (WHERE outcome IN ('engine_failed', 'zero_output', 'interrupted')) AS failed,
+    coalesce(sum(input_tokens), 0) AS input_tokens,
+    coalesce(sum(cached_input_tokens), 0) AS cached_input_tokens,
+    coalesce(sum(output_tokens), 0) AS output_tokens,
+    coalesce(sum(cost), 0) AS cost,
+    percentile_disc(0.5) WITHIN GROUP (ORDER BY ttft_us) FILTER (WHERE ttft_us > 0) / 1000 AS p50,
+    percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_us) FILTER (WHERE ttft_us > 0) / 1000 AS p95
+    FROM usage WHERE ended_at >= :since AND (CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant)
 """
-_ROWS = "u.ended_at >= :since AND (CAST(:tenant AS uuid) IS NULL OR u.tenant_id = :tenant)"
-_TOTAL = text(f"SELECT {_FIGURES} FROM usage u WHERE {_ROWS}")  # noqa: S608 - constants from above
-_POINTS = text(
-    f"""
-    SELECT s.at, {_FIGURES} FROM generate_series(
-        date_bin(make_interval(secs => :step_s), :since, 'epoch'), now(), make_interval(secs => :step_s)) AS s(at)
-    LEFT JOIN usage u ON date_bin(make_interval(secs => :step_s), u.ended_at, 'epoch') = s.at AND {_ROWS}
-    GROUP BY s.at ORDER BY s.at
-    """  # noqa: S608 - constants from above
-)
+_TOTAL = text(f"SELECT {_SUMS}")  # noqa: S608 - constant
+_MINUTES = text(f"SELECT date_trunc('minute', ended_at, 'UTC') AS at, {_SUMS} GROUP BY 1 ORDER BY 1")  # noqa: S608
 
 
-async def activity(
-    connection: AsyncConnection, since: datetime, tenant_id: UUID | None = None, *, step_s: int = 60
-) -> Activity:
-    """What ended from `since` until now, of one organisation or of all, in steps of `step_s` seconds."""
-    values = {"since": since, "tenant": tenant_id, "step_s": step_s}
-    total = (await connection.execute(_TOTAL, values)).one()
-    points = (await connection.execute(_POINTS, values)).all()
+async def activity(connection: AsyncConnection, since: datetime, tenant_id: UUID | None = None) -> Activity:
+    """Activity of requests that ended at or after `since`, of one tenant or of all the connection may see."""
+    bound = {"since": since, "tenant": tenant_id}
+    total = (await connection.execute(_TOTAL, bound)).one()
+    minutes = [
+        Minute(
+            at=row.at,
+            requests=row.requests,
+            input_tokens=int(row.input_tokens),
+            output_tokens=int(row.output_tokens),
+            cost_usd=pico_to_usd(int(row.cost)),
+            ttft_p50_ms=row.p50,
+            ttft_p95_ms=row.p95,
+        )
+        for row in await connection.execute(_MINUTES, bound)
+    ]
     return Activity(
+        since=since,
         requests=total.requests,
+        failed=total.failed,
         input_tokens=int(total.input_tokens),
+        cached_input_tokens=int(total.cached_input_tokens),
         output_tokens=int(total.output_tokens),
         cost_usd=pico_to_usd(int(total.cost)),
-        ttft_p50_ms=_ms(total, 0),
-        ttft_p95_ms=_ms(total, 1),
-        points=[
-            ActivityPoint(
-                at=row.at,
-                requests=row.requests,
-                input_tokens=int(row.input_tokens),
-                output_tokens=int(row.output_tokens),
-                cost_usd=pico_to_usd(int(row.cost)),
-                ttft_p50_ms=_ms(row, 0),
-                ttft_p95_ms=_ms(row, 1),
-            )
-            for row in points
-        ],
+        ttft_p50_ms=total.p50,
+        ttft_p95_ms=total.p95,
+        minutes=minutes,
     )
-
-
-def _ms(row: Row[tuple[object, ...]], index: int) -> float | None:
-    return None if row.ttft_us is None else row.ttft_us[index] / 1000

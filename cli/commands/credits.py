@@ -1,0 +1,91 @@
+"""`penstock credits`: prepaid credit, budgets and balances of organisations."""
+
+from typing import Annotated
+
+import typer
+
+from admin import billing as admin_billing
+from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.tenancy import Reason, TenantRef, tenant_id_of
+
+app = typer.Typer(no_args_is_help=True, help="Credit, budgets and balances of organisations.")
+
+Usd = Annotated[str, typer.Argument(metavar="USD", help="Dollars, such as 25 or 12.50.")]
+UsdOrNone = Annotated[str, typer.Argument(metavar="USD|none", help="Dollars, or none to lift it.")]
+
+
+@app.command(epilog="Example: penstock credits show acme-robotics --json")
+def show(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show balance, held money, budget and this month's spending."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = await tenant_id_of(database, actor(), tenant)
+            emit(await admin_billing.get_account(database, actor(), tenant_id=tenant_id), as_json)
+
+    run(act)
+
+
+@app.command("list", epilog="Example: penstock credits list acme-robotics")
+def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the credits an organisation was given, the newest first."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = await tenant_id_of(database, actor(), tenant)
+            emit(await admin_billing.list_grants(database, actor(), tenant_id=tenant_id), as_json)
+
+    run(act)
+
+
+@app.command(epilog='Example: penstock credits grant acme-robotics 25 --reason "welcome"')
+def grant(
+    tenant: TenantRef, usd: Usd, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Give prepaid credit."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = await tenant_id_of(database, actor(), tenant)
+            account = await admin_billing.grant_credit(
+                database, actor(), tenant_id=tenant_id, amount_usd=usd, reason=reason
+            )
+            emit(account, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock credits budget acme-robotics 500")
+def budget(tenant: TenantRef, usd: UsdOrNone, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Set or lift the monthly budget (UTC month); requests beyond it get 402."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = await tenant_id_of(database, actor(), tenant)
+            account = await admin_billing.set_budget(
+                database, actor(), tenant_id=tenant_id, usd=_usd_or_none(usd)
+            )
+            emit(account, as_json)
+
+    run(act)
+
+
+@app.command(epilog='Example: penstock credits limit acme-robotics 10000 --reason "contract 2026-11"')
+def limit(
+    tenant: TenantRef, usd: UsdOrNone, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Bound what a postpaid organisation may owe."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = await tenant_id_of(database, actor(), tenant)
+            account = await admin_billing.set_credit_limit(
+                database, actor(), tenant_id=tenant_id, usd=_usd_or_none(usd), reason=reason
+            )
+            emit(account, as_json)
+
+    run(act)
+
+
+def _usd_or_none(text: str) -> str | None:
+    return None if text.lower() == "none" else text

@@ -1,0 +1,82 @@
+"""`penstock prices`: list prices and contract prices."""
+
+from typing import Annotated
+
+import typer
+
+from admin import billing as admin_billing
+from billing.period import parse_instant
+from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.tenancy import MaybeReason, tenant_id_of
+
+app = typer.Typer(
+    no_args_is_help=True, help="Prices per million tokens: list them, set or schedule a new one."
+)
+
+Model = Annotated[str, typer.Argument(help="Name of the model, as customers write it.")]
+ForTenant = Annotated[
+    str | None,
+    typer.Option("--tenant", help="Short name, name or id: its contract price instead of the list price."),
+]
+
+
+@app.command("list", epilog="Example: penstock prices list --model llama-3.3-70b --history --json")
+def list_(
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    tenant: ForTenant = None,
+    history: Annotated[bool, typer.Option("--history", help="Ended versions too.")] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List current and scheduled prices in dollars per million tokens."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            rows = await admin_billing.list_prices(
+                database, actor(), model=model, tenant_id=tenant_id, history=history
+            )
+            emit(rows, as_json)
+
+    run(act)
+
+
+@app.command(
+    "set", epilog="Example: penstock prices set llama-3.3-70b --input 0.50 --cached-input 0.10 --output 1.60"
+)
+def set_(
+    model: Model,
+    input_: Annotated[str, typer.Option("--input", help="Dollars per million input tokens.")],
+    output: Annotated[str, typer.Option(help="Dollars per million output tokens.")],
+    cached_input: Annotated[str | None, typer.Option(help="Cached input; default: as input.")] = None,
+    reasoning: Annotated[str | None, typer.Option(help="Reasoning tokens; default: as output.")] = None,
+    tier: Annotated[str, typer.Option(help="priority, standard or batch.")] = "standard",
+    tenant: ForTenant = None,
+    effective_from: Annotated[
+        str | None, typer.Option("--from", help="Date or instant in UTC from which it holds; default: now.")
+    ] = None,
+    reason: MaybeReason = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set or schedule a price; requests that are running keep theirs."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            price = await admin_billing.set_price(
+                database,
+                actor(),
+                model=model,
+                tier=tier,
+                tenant_id=tenant_id,
+                input=input_,
+                cached_input=cached_input,
+                output=output,
+                reasoning=reasoning,
+                effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
+                reason=reason,
+            )
+            emit(price, as_json)
+
+    run(act)
