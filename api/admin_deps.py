@@ -6,18 +6,19 @@ from functools import partial
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from redis.asyncio import Redis
+from starlette.exceptions import HTTPException
 from starlette.types import Message
 
 from admin.actor import Actor
 from admin.logins import authenticate_token
 from api.errors import body_too_large
 from core.db import Database
-from core.errors import AuthenticationFailed, PermissionDenied, Unavailable
+from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, Unavailable
 from scheduler.client import SchedulerClient
 from tenants.changes import announce
 from tenants.keys import DATABASE_AWAY
@@ -64,13 +65,18 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class CappedRoute(APIRoute):
-    """A route that stops reading a body beyond MAX_BODY_BYTES; FastAPI itself would read any length."""
+    """A route that stops reading a body beyond MAX_BODY_BYTES, refuses NUL in the address, and says so our way.
+
+    FastAPI reads any length by default, before it looks at the token; its own cap answers in plain text.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The route's handler behind a counting `receive`."""
         handle = super().get_route_handler()
 
         async def capped(request: Request) -> Response:
+            if b"%00" in request.scope["query_string"] or "\x00" in request.scope["path"]:
+                raise InvalidRequest("the address contains a NUL character")
             received = 0
 
             async def receive() -> Message:
@@ -95,6 +101,15 @@ class Body(BaseModel):
     """Base of all request bodies: a field we do not know is refused, never ignored."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        """PostgreSQL stores no NUL; refused here for every text, bare or in a list."""
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and "\x00" in text for text in texts):
+            raise ValueError("the text contains a NUL character")
+        return value
 
 
 class Out(BaseModel):
@@ -173,7 +188,7 @@ class AdminDeps:
         return actor
 
     def router(self, tag: str) -> APIRouter:
-        """An empty router under /admin/v1 whose every route demands a platform token."""
+        """An empty router under /admin/v1: every route demands a platform token and reads bodies up to a cap."""
         return APIRouter(
             prefix=PREFIX,
             tags=[f"admin: {tag}"],
