@@ -116,10 +116,10 @@ class Agent:
 
     async def close(self, hurry: asyncio.Event) -> None:
         """Drain and stop every engine (at once when `hurry` is set), then leave the scheduler."""
-        ending = asyncio.gather(*(replica.shut_down(DRAIN_S) for replica in self.replicas))
-        hurrying = asyncio.create_task(hurry.wait())
+        ending = asyncio.ensure_future(self._shut_down())
+        hurrying = asyncio.ensure_future(hurry.wait())
         self._link.beat_now()
-        await asyncio.wait({asyncio.ensure_future(ending), hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([ending, hurrying], return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
             await asyncio.gather(*(self._kill(replica) for replica in self.replicas))
         await ending
@@ -131,6 +131,9 @@ class Agent:
         await asyncio.gather(*self._tasks, hurrying, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
+
+    async def _shut_down(self) -> None:
+        await asyncio.gather(*(replica.shut_down(DRAIN_S) for replica in self.replicas))
 
     async def _kill(self, replica: Replica) -> None:
         with suppress(PenstockError):

@@ -35,7 +35,8 @@ async def find_gpus() -> Gpus:
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), 15.0)
+        async with asyncio.timeout(15.0):
+            output, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
@@ -70,7 +71,8 @@ async def hub_has(python: Path, hub_id: str, patience_s: float = HUB_PATIENCE_S)
         env={**os.environ, "HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "3"},
     )
     try:
-        return await asyncio.wait_for(process.wait(), patience_s) == 0
+        async with asyncio.timeout(patience_s):
+            return await process.wait() == 0
     except TimeoutError:
         process.kill()
         await process.wait()

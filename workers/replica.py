@@ -214,7 +214,8 @@ class ReplicaRunner(ReplicaView):
         self.enter(ReplicaState.FAILED, f"{why}; starting again in {delay:.0f} s")
         self._changed.clear()
         try:
-            await asyncio.wait_for(self._changed.wait(), delay)
+            async with asyncio.timeout(delay):
+                await self._changed.wait()
         except TimeoutError:
             return
 

@@ -64,7 +64,8 @@ class SchedulerLink:
             wait = min(wait * 2, _LONGEST_WAIT_S)
 
     async def _session(self) -> None:
-        reader, writer = await asyncio.wait_for(asyncio.open_connection(self._host, self._port), _CONNECT_S)
+        async with asyncio.timeout(_CONNECT_S):
+            reader, writer = await asyncio.open_connection(self._host, self._port)
         writer.write(pack(_encode(self._hello)))
         self.connected = True
         beating = asyncio.create_task(self._beats(writer))
@@ -85,7 +86,9 @@ class SchedulerLink:
             writer.write(pack(_encode(self._beat())))
             await writer.drain()
             try:
-                await asyncio.wait_for(self._now.wait(), HEARTBEAT_S)
+                # Not wait_for: Python 3.11's swallows a cancellation that meets a finished wait.
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._now.wait()
             except TimeoutError:
                 continue
 

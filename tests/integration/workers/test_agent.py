@@ -1,0 +1,345 @@
+"""The agent with simulated engines: start, death and restart, commands, drain, adoption, heartbeats."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+import pytest
+
+from core.framing import pack, read_frame
+from tests.support.ports import free_port
+from tests.support.waiting import until
+from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand, ReplicaState, ReplicaStatus
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+_incoming = msgspec.msgpack.Decoder(AgentHello | Heartbeat | CommandResult)
+
+
+class Scheduler:
+    """The scheduler's side of the agent's socket."""
+
+    def __init__(self) -> None:
+        self.hellos: list[AgentHello] = []
+        self.beats: list[Heartbeat] = []
+        self.results: dict[str, CommandResult] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self, port: int) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        try:
+            while True:
+                match _incoming.decode(await read_frame(reader)):
+                    case AgentHello() as hello:
+                        self.hellos.append(hello)
+                    case Heartbeat() as beat:
+                        self.beats.append(beat)
+                    case CommandResult() as result:
+                        self.results[result.command_id] = result
+        except (EOFError, OSError):
+            writer.close()
+
+    async def command(self, replica: str, action: str, deadline_s: float = 20.0) -> CommandResult:
+        assert self._writer is not None
+        name = f"{action}-{len(self.results)}"
+        self._writer.write(pack(msgspec.msgpack.encode(ReplicaCommand(name, replica, action, deadline_s))))
+        return await until(lambda: self.results.get(name), 30.0)
+
+    @property
+    def replicas(self) -> list[ReplicaStatus]:
+        return self.beats[-1].replicas if self.beats else []
+
+    def states(self) -> list[ReplicaState]:
+        return [replica.state for replica in self.replicas]
+
+    async def ready(self, count: int = 1) -> list[ReplicaStatus]:
+        return await until(
+            lambda: self.replicas if self.states() == [ReplicaState.READY] * count else None,
+            40.0,
+            "replicas ready",
+        )
+
+
+class Host:
+    """One machine with its agent."""
+
+    def __init__(self, data_dir: Path, scheduler_port: int) -> None:
+        self.data_dir = data_dir
+        self.env = {
+            **os.environ,
+            "PENSTOCK_DATA_DIR": str(data_dir),
+            "PENSTOCK_SCHEDULER_PORT": str(scheduler_port),
+            "PENSTOCK_INTERNAL_TOKEN": "internal",
+            "PENSTOCK_ENGINE_KEY": "engine-key",
+            "PENSTOCK_ENGINE": "sim",
+            "PENSTOCK_SIM_SPEEDUP": "5",
+        }
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self, **env: str) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "cli.main", "agent", cwd=CHECKOUT, env={**self.env, **env}
+        )
+
+    async def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await asyncio.wait_for(self.process.wait(), 60)
+
+    def engine_pids(self) -> list[int]:
+        mark = str(self.data_dir)
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            if "workers.sim" in (process.info["cmdline"] or []):
+                try:
+                    if mark in process.environ().get("TEST_HOST", ""):
+                        found.append(process.pid)
+                except psutil.Error:
+                    continue
+        return found
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; nobody may have reaped it yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+Begin = Callable[..., Awaitable[tuple[Host, Scheduler]]]
+
+
+@pytest.fixture
+async def begin(tmp_path: Path) -> AsyncIterator[Begin]:
+    port = free_port()
+    scheduler = Scheduler()
+    host = Host(tmp_path, port)
+
+    async def go(*, with_scheduler: bool = True, **env: str) -> tuple[Host, Scheduler]:
+        if with_scheduler:
+            await scheduler.start(port)
+        await host.start(TEST_HOST=str(tmp_path), **env)
+        return host, scheduler
+
+    yield go
+    if host.process is not None and host.process.returncode is None:
+        await host.stop()
+    await scheduler.close()
+    for pid in host.engine_pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+async def call(replica: ReplicaStatus, **body: Any) -> dict[str, Any]:
+    headers = {"authorization": "Bearer engine-key"}
+    request = {"model": replica.model, **body}
+    async with (
+        aiohttp.ClientSession(headers=headers) as client,
+        client.post(f"{replica.url}/v1/completions", json=request) as answer,
+    ):
+        return msgspec.json.decode(await answer.read())
+
+
+async def test_warms_up_before_ready_and_counts_from_there(begin: Begin) -> None:
+    host, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    assert scheduler.hellos[0].token == "internal"
+    assert scheduler.hellos[0].agent_id == scheduler.beats[-1].agent_id
+    assert replica.simulated
+    assert replica.model == "penstock/tiny"
+    assert replica.warmup_counters.generation_tokens > 0
+    assert (replica.block_size, replica.kv_blocks) == (32, 800)
+    usage = (await call(replica, prompt="one two three", max_tokens=7))["usage"]
+
+    def settled() -> bool:
+        now, base = scheduler.replicas[0].counters, scheduler.replicas[0].warmup_counters
+        return (
+            now.generation_tokens - base.generation_tokens == usage["completion_tokens"]
+            and now.prompt_tokens - base.prompt_tokens == usage["prompt_tokens"]
+        )
+
+    await until(settled)
+    assert await host.stop() == 0
+    assert host.engine_pids() == []
+
+
+async def test_every_engine_demands_the_key_and_listens_on_loopback(begin: Begin) -> None:
+    _, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    async with aiohttp.ClientSession() as client, client.get(f"{replica.url}/v1/models") as answer:
+        assert answer.status == 401
+    addresses = {
+        item.laddr.ip
+        for item in psutil.Process(replica.pid).net_connections("tcp")
+        if item.status == "LISTEN"
+    }
+    assert addresses == {"127.0.0.1"}
+    environment = psutil.Process(replica.pid).environ()
+    assert not [name for name in environment if name.startswith("PENSTOCK_") or name == "DATABASE_URL"]
+    assert "engine-key" not in " ".join(psutil.Process(replica.pid).cmdline())
+
+
+async def test_a_killed_engine_comes_back_as_a_new_incarnation(begin: Begin) -> None:
+    _, scheduler = await begin(PENSTOCK_REPLICAS="2")
+    first, other = await scheduler.ready(2)
+    os.kill(first.pid, signal.SIGKILL)
+    await until(lambda: ReplicaState.FAILED in scheduler.states())
+    assert "SIGKILL" in scheduler.replicas[0].detail
+    again = (await scheduler.ready(2))[0]
+    assert again.boot_id != first.boot_id
+    assert again.pid != first.pid
+    assert again.restarts == 1
+    assert scheduler.replicas[1].boot_id == other.boot_id
+
+
+async def test_drain_waits_for_what_runs_and_resume_opens_again(begin: Begin) -> None:
+    _, scheduler = await begin(PENSTOCK_SIM_SPEEDUP="1")
+    replica = (await scheduler.ready())[0]
+    request = asyncio.create_task(call(replica, prompt="x", max_tokens=400))
+    await until(lambda: scheduler.replicas[0].running == 1)
+    result = await scheduler.command(replica.replica_id, "drain", 0.0)
+    assert not result.ok
+    assert "1 requests were still running" in result.message
+    result = await scheduler.command(replica.replica_id, "drain")
+    assert result.ok, result.message
+    assert request.done() or await request
+    assert request.result()["usage"]["completion_tokens"] == 400
+    await until(lambda: scheduler.states() == [ReplicaState.DRAINING])
+    assert (await scheduler.command(replica.replica_id, "resume")).ok
+    assert (await scheduler.ready())[0].boot_id == replica.boot_id
+
+
+async def test_sleep_wake_stop_restart_kill(begin: Begin) -> None:
+    _, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    name = replica.replica_id
+    assert (await scheduler.command(name, "sleep")).ok
+    await until(lambda: scheduler.states() == [ReplicaState.ASLEEP])
+    refused = await scheduler.command(name, "drain")
+    assert not refused.ok
+    assert "asleep" in refused.message
+    assert (await scheduler.command(name, "wake")).ok
+    await scheduler.ready()
+    assert (await scheduler.command(name, "stop")).ok
+    await until(lambda: scheduler.states() == [ReplicaState.STOPPED])
+    assert gone(replica.pid)
+    assert (await scheduler.command(name, "resume")).ok
+    second = (await scheduler.ready())[0]
+    assert (await scheduler.command(name, "restart")).ok
+    await until(lambda: scheduler.replicas[0].boot_id != second.boot_id)
+    third = (await scheduler.ready())[0]
+    assert (await scheduler.command(name, "kill")).ok
+    await until(lambda: scheduler.replicas[0].boot_id != third.boot_id)
+    await scheduler.ready()
+    unknown = await scheduler.command("nobody", "drain")
+    assert (unknown.ok, "no replica" in unknown.message) == (False, True)
+    assert not (await scheduler.command(name, "explode")).ok
+
+
+async def test_a_new_agent_adopts_running_engines(begin: Begin) -> None:
+    host, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    request = asyncio.create_task(call(replica, prompt="x", max_tokens=1500))
+    await until(lambda: scheduler.replicas[0].running == 1)
+    await host.stop(signal.SIGKILL)
+    assert psutil.pid_exists(replica.pid)
+    beats = len(scheduler.beats)
+    await host.start(TEST_HOST=str(host.data_dir))
+    await until(lambda: len(scheduler.beats) > beats and scheduler.states() == [ReplicaState.READY])
+    now = scheduler.replicas[0]
+    assert (now.pid, now.boot_id, now.url) == (replica.pid, replica.boot_id, replica.url)
+    assert now.warmup_counters == replica.warmup_counters
+    assert (await request)["usage"]["completion_tokens"] == 1500
+    os.kill(replica.pid, signal.SIGKILL)
+    await until(lambda: scheduler.replicas[0].boot_id != replica.boot_id)
+    await scheduler.ready()
+    assert await host.stop() == 0
+    assert host.engine_pids() == []
+
+
+async def test_engines_of_other_settings_are_not_adopted(begin: Begin) -> None:
+    host, scheduler = await begin()
+    replica = (await scheduler.ready())[0]
+    await host.stop(signal.SIGKILL)
+    await host.start(TEST_HOST=str(host.data_dir), PENSTOCK_MODEL="llama-3.3-70b", PENSTOCK_SIM_SPEEDUP="100")
+    await until(lambda: [each.model for each in scheduler.replicas] == ["llama-3.3-70b"])
+    await scheduler.ready()
+    await until(lambda: gone(replica.pid))
+    assert scheduler.beats[-1].host_kind == "gpu-h100x8-640gb"
+
+
+async def test_runs_without_a_scheduler_and_finds_it_later(begin: Begin) -> None:
+    host, scheduler = await begin(with_scheduler=False)
+    await until(lambda: host.engine_pids(), 30.0)
+    await scheduler.start(int(host.env["PENSTOCK_SCHEDULER_PORT"]))
+    await scheduler.ready()
+    await scheduler.close()
+    again = Scheduler()
+    await again.start(int(host.env["PENSTOCK_SCHEDULER_PORT"]))
+    await again.ready()
+    assert len(again.hellos) == 1
+    assert again.beats[0].seq > 1
+    await again.close()
+
+
+async def test_host_seconds_add_up(begin: Begin) -> None:
+    _, scheduler = await begin(PENSTOCK_SIM_SPEEDUP="1")
+    replica = (await scheduler.ready())[0]
+    await call(replica, prompt="x", max_tokens=300)
+    await until(lambda: scheduler.beats[-1].state_seconds.get("serving", 0) >= 1)
+    await until(lambda: scheduler.beats[-1].state_seconds.get("warm_idle", 0) >= 1)
+    totals = [sum(beat.state_seconds.values()) for beat in scheduler.beats]
+    assert totals == sorted(totals)
+    last = scheduler.beats[-1]
+    by_model = last.model_seconds["penstock/tiny"]
+    assert sum(by_model.values()) <= sum(last.state_seconds.values())
+    assert by_model["serving"] == last.state_seconds["serving"]
+
+
+async def test_external_engine_is_only_probed(begin: Begin, tmp_path: Path) -> None:
+    engine_port = free_port()
+    engine = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "workers.sim", "--port", str(engine_port), "--api-key", "engine-key"
+    )
+    try:
+        url = f"http://127.0.0.1:{engine_port}"
+        host, scheduler = await begin(PENSTOCK_ENGINE="external", PENSTOCK_ENGINE_URL=url)
+        replica = (await scheduler.ready())[0]
+        assert (replica.url, replica.engine, replica.pid) == (url, "external", 0)
+        assert replica.counters.generation_tokens == 0
+        assert scheduler.beats[-1].host_kind == "external"
+        refused = await scheduler.command(replica.replica_id, "stop")
+        assert not refused.ok
+        await host.stop()
+        assert engine.returncode is None
+    finally:
+        engine.kill()
+        await engine.wait()
+
+
+async def test_settings_that_make_no_sense_are_one_line(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "agent", "--engine", "sim", "--model", "nope",
+        cwd=CHECKOUT, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PENSTOCK_DATA_DIR": str(tmp_path), "PENSTOCK_INTERNAL_TOKEN": "x"},
+    )  # fmt: skip
+    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 2
+    assert "the catalog has no model 'nope'" in errors.decode().splitlines()[-1]
