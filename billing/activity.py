@@ -1,4 +1,4 @@
-"""What happened lately, for the console's overview: requests, tokens, spend, time to first token, a minute at a time."""
+"""What happened lately, for the overview: requests, tokens, spend, time to first token, minute by minute."""
 
 from datetime import datetime
 from uuid import UUID
@@ -51,8 +51,8 @@ _SUMS = """
     percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_us) FILTER (WHERE ttft_us > 0) / 1000 AS p95
     FROM usage WHERE ended_at >= :since AND (CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant)
 """
-_TOTAL = text(f"SELECT {_SUMS}")  # noqa: S608 - constant
-_MINUTES = text(f"SELECT date_trunc('minute', ended_at, 'UTC') AS at, {_SUMS} GROUP BY 1 ORDER BY 1")  # noqa: S608
+_TOTAL = text(f"SELECT {_SUMS}")
+_MINUTES = text(f"SELECT date_trunc('minute', ended_at, 'UTC') AS at, {_SUMS} GROUP BY 1 ORDER BY 1")
 
 
 async def activity(connection: AsyncConnection, since: datetime, tenant_id: UUID | None = None) -> Activity:

@@ -1,0 +1,102 @@
+"""The jobs role: Celery worker and beat in one process, and an internal port that says how they are.
+
+The worker runs one task at a time in the main thread (solo pool): the jobs are short, and what they wait for is
+PostgreSQL. More throughput = more processes of this role; every job may run twice.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from celery import signals
+from celery.beat import EmbeddedService
+from kombu.exceptions import OperationalError
+
+from core.settings import Settings
+from core.telemetry import MetricsServer, setup_tracing
+from jobs.app import Runner, make_app
+from jobs.work import JOBS
+
+log = logging.getLogger(__name__)
+
+STALE_S = 60.0
+"""No job succeeded for so long: unhealthy. The sealer is due every two seconds."""
+
+
+def main(settings: Settings) -> int:
+    """Work until SIGTERM or SIGINT; the running job is finished first. Returns 0 after a clean stop."""
+    setup_tracing("jobs", settings)
+    signals.setup_logging.connect(_keep_logging, weak=False)
+    runner = Runner(settings)
+    app = make_app(settings, runner)
+    beat = EmbeddedService(app, thread=True, scheduler_cls="celery.beat:Scheduler")
+    health = HealthThread(
+        settings.metrics_port,
+        lambda: beat.is_alive() and time.monotonic() - runner.last_success < STALE_S,
+    )
+    worker = app.Worker(
+        pool="solo",
+        concurrency=1,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,
+    )
+    health.start()
+    beat.start()
+    # Due at once after a start, then by the schedule: a new database needs its partitions before the first request.
+    try:
+        for job in JOBS:
+            app.send_task(job.name, expires=job.every_s)
+    except OperationalError as error:
+        log.warning("Redis does not answer yet, the jobs begin by the schedule: %s", error)
+    log.info("jobs run")
+    try:
+        worker.start()
+    finally:
+        beat.stop()
+        health.stop()
+        runner.close()
+        app.close()
+    return int(worker.exitcode or 0)
+
+
+def _keep_logging(**_: object) -> None:
+    """Celery must not configure logging: the role has done it."""
+
+
+class HealthThread:
+    """/metrics and /healthz on an event loop in a thread of its own: the main thread belongs to Celery."""
+
+    def __init__(self, port: int, healthy: Callable[[], bool]) -> None:
+        self._port = port
+        self._healthy = healthy
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+
+    def start(self) -> None:
+        """Listen."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        server = MetricsServer(self._port, healthy=self._healthy)
+        try:
+            await server.start()
+        except OSError as error:
+            log.error("no internal port %d: %s", self._port, error)
+            return
+        await self._stop.wait()
+        await server.close()

@@ -1,0 +1,63 @@
+"""The jobs themselves: plain async functions. Every one may run twice, at once or again, and changes nothing more."""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from billing import ledger, reaper, rollups
+from core.db import Database
+from core.settings import Settings
+from jobs import outbox
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[Database, Settings], Awaitable[int]]
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A job and how often it is due."""
+
+    name: str
+    every_s: float
+    work: Work
+
+
+async def seal(database: Database, settings: Settings) -> int:
+    """Put new ledger transfers into the hash chain."""
+    async with database.system() as connection:
+        return await ledger.seal(connection)
+
+
+async def reap(database: Database, settings: Settings) -> int:
+    """Expire holds whose process died."""
+    async with database.system() as connection:
+        expired = await reaper.reap(connection, settings.hold_ttl_s)
+    if expired:
+        log.warning("%d holds of dead processes expired", expired)
+    return expired
+
+
+async def roll_up(database: Database, settings: Settings) -> int:
+    """Recompute the closed hours that settled batches touched."""
+    return await rollups.roll_up(database)
+
+
+async def make_partitions(database: Database, settings: Settings) -> int:
+    """Partitions of holds and usage for the next months."""
+    async with database.system() as connection:
+        return await rollups.make_partitions(connection)
+
+
+async def dispatch_outbox(database: Database, settings: Settings) -> int:
+    """Run what other transactions have asked for."""
+    return await outbox.dispatch(database, {"billing.roll_up": lambda _: rollups.roll_up(database)})
+
+
+JOBS = (
+    Job("penstock.seal", 2.0, seal),
+    Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
+    Job("penstock.reap", 5.0, reap),
+    Job("penstock.roll_up", 60.0, roll_up),
+    Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
+)

@@ -1,0 +1,116 @@
+"""The jobs role as a real process, and its jobs run twice."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import aiohttp
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import text
+
+from core.db import Database
+from core.outbox import enqueue
+from core.settings import Settings
+from jobs.outbox import dispatch
+from jobs.work import JOBS
+from tests.integration.billing.support import make_customer
+from tests.support.ports import free_port
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+async def test_every_job_may_run_twice_and_at_once(database: Database, pg_url: str) -> None:
+    await make_customer(database, "1")
+    settings = Settings(database_url=pg_url)
+    for job in JOBS:
+        await asyncio.gather(*(job.work(database, settings) for _ in range(3)))
+        await job.work(database, settings)
+    async with database.system() as connection:
+        assert (await connection.execute(text("SELECT count(*) FROM ledger_seals"))).scalar_one() == 1
+        assert (await connection.execute(text("SELECT count(*) FROM ledger_unsealed"))).scalar_one() == 0
+
+
+async def test_the_outbox_runs_each_row_and_keeps_what_fails(database: Database) -> None:
+    async with database.system() as connection:
+        for number in range(5):
+            await enqueue(connection, "good", {"n": number})
+        await enqueue(connection, "bad", {})
+        await enqueue(connection, "unheard-of", {})
+    seen: list[int] = []
+
+    async def good(payload: dict[str, int]) -> None:
+        seen.append(payload["n"])
+
+    async def bad(payload: dict[str, int]) -> None:
+        raise RuntimeError("not today")
+
+    done = await asyncio.gather(*(dispatch(database, {"good": good, "bad": bad}) for _ in range(3)))
+    assert sum(done) == 5
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    async with database.system() as connection:
+        rows = await connection.execute(text("SELECT topic FROM outbox WHERE done_at IS NULL ORDER BY id"))
+        assert rows.scalars().all() == ["bad", "unheard-of"]
+
+
+def start_role(pg_url: str, redis_url: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The jobs role as `penstock jobs` would run it."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import logging, sys; from core.settings import Settings; from jobs.serve import main; "
+            "logging.basicConfig(level=logging.INFO); sys.exit(main(Settings()))",
+        ],
+        cwd=ROOT,
+        stdout=log,
+        stderr=log,
+        env={
+            **os.environ,
+            "DATABASE_URL": pg_url,
+            "REDIS_URL": redis_url,
+            "PENSTOCK_METRICS_PORT": str(port),
+        },
+    )
+
+
+@pytest.mark.timeout(120)
+async def test_the_role_seals_survives_an_emptied_redis_and_stops(
+    database: Database, pg_url: str, redis_url: str, redis_client: Redis, tmp_path: Path
+) -> None:
+    port = free_port()
+    log = (tmp_path / "jobs.log").open("wb")
+    process = start_role(pg_url, redis_url, port, log)
+    try:
+        await make_customer(database, "1")
+        await until(lambda: _sealed(database, 1), timeout_s=60)
+        await redis_client.flushall()
+        await make_customer(database, "1", name="Later")
+        await until(lambda: _sealed(database, 2), timeout_s=60)
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{port}/healthz") as answer:
+                assert answer.status == 200
+            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                assert 'penstock_job_runs_total{job="penstock.seal",result="ok"}' in await answer.text()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 30) == 0
+    except BaseException:
+        print((tmp_path / "jobs.log").read_text()[-5000:])
+        raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        log.close()
+
+
+async def _sealed(database: Database, count: int) -> bool:
+    async with database.system() as connection:
+        return bool(
+            (await connection.execute(text("SELECT count(*) FROM ledger_seals"))).scalar_one() == count
+        )
