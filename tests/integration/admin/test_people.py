@@ -1,0 +1,376 @@
+"""Roles, passwords and tokens: nobody raises himself, nobody crosses into another organisation."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import text
+
+from admin import audit as admin_audit
+from admin import keys as admin_keys
+from admin import limits as admin_limits
+from admin import projects as admin_projects
+from admin import tenants as admin_tenants
+from admin import users
+from admin.actor import Actor
+from core.db import Database
+from core.errors import (
+    AuthenticationFailed,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    PermissionDenied,
+    RateLimited,
+)
+from tenants import logins
+from tenants.principal import Limits
+from tenants.roles import ALL_ROLES, PLATFORM_ROLES, TENANT_ROLES, Role
+from tests.support.tenancy import ADMIN, PEPPER, Organisation, audit_actions, make_organisation, member
+
+PASSWORD = "correct horse battery"
+
+
+async def person(database: Database, role: Role, tenant_id: UUID | None = None) -> Actor:
+    """Somebody real, signed in."""
+    email = f"{role}-{uuid4().hex[:8]}@example.com"
+    await users.create_user(database, ADMIN, email=email, password=PASSWORD, role=role, tenant_id=tenant_id)
+    actor = await users.verify_login(database, email, PASSWORD, address="192.0.2.1")
+    assert actor is not None
+    return actor
+
+
+async def test_signing_in_gives_the_actor_with_its_role(database: Database) -> None:
+    acme = await make_organisation(database)
+    actor = await person(database, "tenant_developer", acme.tenant_id)
+    assert (actor.kind, actor.role, actor.tenant_id) == ("user", "tenant_developer", acme.tenant_id)
+    assert await users.current_actor(database, UUID(actor.id)) == actor
+    assert (await audit_actions(database))[-1] == "user.sign_in"
+    for email, password in (
+        (actor.label, PASSWORD + "x"),
+        (actor.label, ""),
+        (actor.label, "x" * 100_000),
+        (actor.label, "\ud800" * 20),
+        ("nobody@example.com", PASSWORD),
+        ("", ""),
+        ("a\x00b", "a\x00b"),
+        ("\ud800", "x"),
+    ):
+        assert await users.verify_login(database, email, password) is None
+    assert await users.verify_login(database, f"  {actor.label.upper()} ", PASSWORD) == actor
+
+
+async def test_guessing_is_throttled_even_in_parallel(database: Database) -> None:
+    actor = await person(database, "platform_admin")
+    waits: list[float] = []
+
+    async def guess(address: str, password: str = "wrong password") -> Actor | str | None:
+        try:
+            return await users.verify_login(database, actor.label, password, address=address)
+        except RateLimited as error:
+            waits.append(error.retry_after_s or 0)
+            return "throttled"
+
+    results = await asyncio.gather(*(guess("192.0.2.7") for _ in range(12)))
+    assert results.count(None) == logins.FAILURES_PER_EMAIL_AND_ADDRESS
+    assert results.count("throttled") == 12 - logins.FAILURES_PER_EMAIL_AND_ADDRESS
+    assert all(0 < wait <= logins.WINDOW.total_seconds() for wait in waits)
+    # Not even the right password from there; from elsewhere it works, and clears the count of the address of mail.
+    assert await guess("192.0.2.7", PASSWORD) == "throttled"
+    assert await guess("192.0.2.8", PASSWORD) == actor
+    async with database.system() as connection:
+        await connection.execute(
+            text("UPDATE login_failures SET window_start = now() - interval '16 minutes'")
+        )
+    assert await guess("192.0.2.7", PASSWORD) == actor
+    async with database.system() as connection:
+        await connection.execute(
+            text("UPDATE login_failures SET window_start = now() - interval '16 minutes'")
+        )
+        await logins.prune(connection)
+        assert await connection.scalar(text("SELECT count(*) FROM login_failures")) == 0
+
+
+async def test_passwords_are_argon2id_and_in_no_log_of_ours(database: Database) -> None:
+    await person(database, "finance")
+    async with database.read() as connection:
+        (stored,) = (await connection.execute(text("SELECT password_hash FROM users"))).scalars()
+        assert stored.startswith("$argon2id$v=19$m=19456,t=2,p=1$")
+        log = (await connection.execute(text("SELECT a::text FROM audit_log a"))).scalars().all()
+    assert not any(PASSWORD in row or "argon2" in row for row in log)
+
+
+async def test_a_weaker_hash_is_renewed_at_sign_in(database: Database) -> None:
+    from argon2 import PasswordHasher
+
+    actor = await person(database, "finance")
+    weak = PasswordHasher(time_cost=1, memory_cost=1024, parallelism=1).hash(PASSWORD)
+    async with database.system() as connection:
+        await connection.execute(text("UPDATE users SET password_hash = :hash"), {"hash": weak})
+    assert await users.verify_login(database, actor.label, PASSWORD) == actor
+    async with database.read() as connection:
+        assert "m=19456" in (await connection.scalar(text("SELECT password_hash FROM users")))
+
+
+async def test_a_disabled_person_is_out_at_once(database: Database) -> None:
+    actor = await person(database, "finance")
+    made = await users.create_admin_token(
+        database, ADMIN, pepper=PEPPER, user_id=UUID(actor.id), name="token"
+    )
+    assert (await users.authenticate_token(database, made.secret, pepper=PEPPER)).id == actor.id
+    await users.disable_user(database, ADMIN, user_id=UUID(actor.id))
+    assert await users.verify_login(database, actor.label, PASSWORD) is None
+    assert await users.current_actor(database, UUID(actor.id)) is None
+    with pytest.raises(AuthenticationFailed):
+        await users.authenticate_token(database, made.secret, pepper=PEPPER)
+
+
+async def test_a_token_is_hashed_and_dies_when_revoked(database: Database) -> None:
+    actor = await person(database, "platform_admin")
+    made = await users.create_admin_token(database, actor, pepper=PEPPER, user_id=UUID(actor.id), name="mine")
+    assert made.secret not in repr(made)
+    async with database.read() as connection:
+        for table in ("admin_tokens", "audit_log"):
+            rows = (await connection.execute(text(f"SELECT t::text FROM {table} t"))).scalars().all()
+            assert not any(made.secret in row or made.secret.encode().hex() in row for row in rows)
+    as_token = await users.authenticate_token(database, made.secret, pepper=PEPPER)
+    assert (as_token.kind, as_token.id, as_token.role) == ("token", actor.id, "platform_admin")
+    with pytest.raises(AuthenticationFailed):
+        await users.authenticate_token(database, made.secret, pepper=b"another pepper")
+    await users.revoke_admin_token(database, actor, token_id=made.view.id)
+    with pytest.raises(Conflict):
+        await users.revoke_admin_token(database, actor, token_id=made.view.id)
+    with pytest.raises(AuthenticationFailed):
+        await users.authenticate_token(database, made.secret, pepper=PEPPER)
+
+
+async def test_nobody_makes_a_token_that_acts_as_another(database: Database) -> None:
+    acme = await make_organisation(database)
+    boss, colleague = await person(database, "platform_admin"), await person(database, "platform_admin")
+    owner = await person(database, "tenant_owner", acme.tenant_id)
+    developer = await person(database, "tenant_developer", acme.tenant_id)
+    for actor, target in ((boss, colleague), (boss, owner), (owner, developer), (developer, owner)):
+        with pytest.raises(PermissionDenied):
+            await users.create_admin_token(
+                database, actor, pepper=PEPPER, user_id=UUID(target.id), name="theirs"
+            )
+    with pytest.raises(NotFound):
+        await users.create_admin_token(database, owner, pepper=PEPPER, user_id=UUID(boss.id), name="up")
+
+
+@pytest.mark.parametrize("role", ALL_ROLES)
+async def test_nobody_changes_his_own_role(database: Database, role: Role) -> None:
+    acme = await make_organisation(database)
+    actor = await person(database, role, None if role in PLATFORM_ROLES else acme.tenant_id)
+    before = await audit_actions(database)
+    for wanted in ALL_ROLES:
+        with pytest.raises((PermissionDenied, Conflict, InvalidRequest)):
+            await users.set_role(database, actor, user_id=UUID(actor.id), role=wanted)
+    assert await users.current_actor(database, UUID(actor.id)) == actor
+    assert await audit_actions(database) == before
+
+
+@pytest.mark.parametrize("role", ALL_ROLES)
+async def test_who_may_give_which_role(database: Database, role: Role) -> None:
+    acme, other = await make_organisation(database), await make_organisation(database, "Other")
+    actor = await person(database, role, None if role in PLATFORM_ROLES else acme.tenant_id)
+    given = set()
+    for wanted in ALL_ROLES:
+        for where in (None, acme.tenant_id, other.tenant_id):
+            try:
+                await users.create_user(
+                    database,
+                    actor,
+                    email=f"{uuid4().hex}@example.com",
+                    password=PASSWORD,
+                    role=wanted,
+                    tenant_id=where,
+                )
+            except (PermissionDenied, InvalidRequest):
+                continue
+            given.add((wanted, where))
+    if role == "platform_admin":
+        everywhere = {(one, where) for one in TENANT_ROLES for where in (acme.tenant_id, other.tenant_id)}
+        assert given == everywhere | {(one, None) for one in PLATFORM_ROLES}
+    elif role == "tenant_owner":
+        assert given == {(one, acme.tenant_id) for one in TENANT_ROLES}
+    else:
+        assert given == set()
+
+
+async def test_the_last_head_stays_even_when_two_go_at_once(database: Database) -> None:
+    one, two = await person(database, "platform_admin"), await person(database, "platform_admin")
+    results = await asyncio.gather(
+        users.set_role(database, one, user_id=UUID(two.id), role="finance"),
+        users.disable_user(database, two, user_id=UUID(one.id)),
+        return_exceptions=True,
+    )
+    assert sorted(type(result).__name__ for result in results) == ["Conflict", "UserView"]
+
+
+async def test_one_changes_ones_own_password_knowing_the_old(database: Database) -> None:
+    actor = await person(database, "finance")
+    as_admin = Actor(actor.kind, actor.id, actor.label, "platform_admin")
+    with pytest.raises(AuthenticationFailed):
+        await users.change_password(database, actor, current="wrong password", new="another password")
+    with pytest.raises(PermissionDenied):
+        await users.reset_password(database, as_admin, user_id=UUID(actor.id), password=PASSWORD)
+    await users.change_password(database, actor, current=PASSWORD, new="another password")
+    assert await users.verify_login(database, actor.label, PASSWORD) is None
+    assert await users.verify_login(database, actor.label, "another password") == actor
+
+
+ACTS: dict[str, Callable[[Database, Actor, Organisation], Awaitable[object]]] = {
+    "get_tenant": lambda d, a, o: admin_tenants.get_tenant(d, a, tenant_id=o.tenant_id),
+    "rename_tenant": lambda d, a, o: admin_tenants.rename_tenant(
+        d, a, tenant_id=o.tenant_id, name="Mine now"
+    ),
+    "set_tier": lambda d, a, o: admin_tenants.set_tier(d, a, tenant_id=o.tenant_id, tier="batch", reason="x"),
+    "suspend": lambda d, a, o: admin_tenants.suspend_tenant(d, a, tenant_id=o.tenant_id, reason="x"),
+    "resume": lambda d, a, o: admin_tenants.resume_tenant(d, a, tenant_id=o.tenant_id, reason="x"),
+    "throttle": lambda d, a, o: admin_tenants.throttle_tenant(d, a, tenant_id=o.tenant_id, reason="x"),
+    "find_tenant": lambda d, a, o: admin_tenants.find_tenant(d, a, text="other"),
+    "create_tenant": lambda d, a, o: admin_tenants.create_tenant(d, a, name="New"),
+    "list_projects": lambda d, a, o: admin_projects.list_projects(d, a, tenant_id=o.tenant_id),
+    "create_project": lambda d, a, o: admin_projects.create_project(d, a, tenant_id=o.tenant_id, name="x"),
+    "archive_project": lambda d, a, o: admin_projects.archive_project(
+        d, a, tenant_id=o.tenant_id, project_id=o.project_id
+    ),
+    "list_keys": lambda d, a, o: admin_keys.list_keys(d, a, tenant_id=o.tenant_id),
+    "get_key": lambda d, a, o: admin_keys.get_key(d, a, key_id=o.key_id),
+    "create_key": lambda d, a, o: admin_keys.create_key(
+        d, a, pepper=PEPPER, tenant_id=o.tenant_id, project_id=o.project_id, name="x"
+    ),
+    "revoke_key": lambda d, a, o: admin_keys.revoke_key(d, a, key_id=o.key_id),
+    "find_key": lambda d, a, o: admin_keys.find_key(d, a, pepper=PEPPER, raw=o.key),
+    "get_limits": lambda d, a, o: admin_limits.get_limits(
+        d, a, tenant_id=o.tenant_id, scope_kind="key", scope_id=o.key_id
+    ),
+    "list_limits": lambda d, a, o: admin_limits.list_limits(d, a, tenant_id=o.tenant_id),
+    "set_limits": lambda d, a, o: admin_limits.set_limits(
+        d, a, tenant_id=o.tenant_id, scope_kind="key", scope_id=o.key_id, limits=Limits(concurrency=1)
+    ),
+    "list_users": lambda d, a, o: users.list_users(d, a, tenant_id=o.tenant_id),
+    "list_audit": lambda d, a, o: admin_audit.list_audit(d, a, tenant_id=o.tenant_id),
+}
+
+
+@pytest.mark.parametrize("role", TENANT_ROLES)
+async def test_no_act_crosses_into_another_organisation(database: Database, role: Role) -> None:
+    mine, other = await make_organisation(database, "Mine"), await make_organisation(database, "Other")
+    actor = member(mine.tenant_id, role)
+    before = await audit_actions(database)
+    crossed = []
+    for name, act in ACTS.items():
+        try:
+            await act(database, actor, other)
+        except (PermissionDenied, NotFound):
+            continue
+        crossed.append(name)
+    assert crossed == []
+    assert await audit_actions(database) == before
+    # Scopes of another organisation under one's own id.
+    with pytest.raises(PenstockError):
+        await admin_keys.create_key(
+            database, actor, pepper=PEPPER, tenant_id=mine.tenant_id, project_id=other.project_id, name="x"
+        )
+    for kind, scope_id in (("key", other.key_id), ("project", other.project_id), ("tenant", other.tenant_id)):
+        with pytest.raises(PenstockError):
+            await admin_limits.set_limits(
+                database,
+                actor,
+                tenant_id=mine.tenant_id,
+                scope_kind=kind,
+                scope_id=scope_id,
+                limits=Limits(concurrency=1),
+            )
+    assert [tenant.id for tenant in await admin_tenants.list_tenants(database, actor)] == [mine.tenant_id]
+    assert {entry.tenant_id for entry in await admin_audit.list_audit(database, actor)} == {mine.tenant_id}
+
+
+ALLOWED_AT_HOME: dict[Role, set[str]] = {
+    "tenant_viewer": {
+        "get_tenant", "list_projects", "list_keys", "get_key", "get_limits", "list_limits", "list_users", "list_audit",
+    },
+    "finance": {
+        "get_tenant", "list_projects", "list_keys", "get_key", "get_limits", "list_limits", "list_users", "list_audit",
+        "find_tenant", "find_key",
+    },
+}  # fmt: skip
+ALLOWED_AT_HOME["tenant_developer"] = ALLOWED_AT_HOME["tenant_viewer"] | {"create_key", "revoke_key"}
+ALLOWED_AT_HOME["tenant_owner"] = ALLOWED_AT_HOME["tenant_developer"] | {
+    "rename_tenant", "create_project", "archive_project", "set_limits",
+}  # fmt: skip
+ALLOWED_AT_HOME["platform_admin"] = set(ACTS)
+
+
+@pytest.mark.parametrize("role", ALL_ROLES)
+async def test_what_each_role_may_do_at_home(database: Database, role: Role) -> None:
+    allowed = set()
+    for number, (name, act) in enumerate(ACTS.items()):
+        mine = await make_organisation(database, f"Mine {number}")
+        if name == "find_tenant":
+            await make_organisation(database, "Other")
+        if name == "resume":
+            await admin_tenants.suspend_tenant(database, ADMIN, tenant_id=mine.tenant_id, reason="x")
+        actor = member(mine.tenant_id, role)
+        if role in PLATFORM_ROLES:
+            actor = Actor(actor.kind, actor.id, actor.label, role)
+        try:
+            await act(database, actor, mine)
+        except PermissionDenied:
+            continue
+        allowed.add(name)
+    assert allowed == ALLOWED_AT_HOME[role]
+
+
+async def test_an_owner_does_not_lift_what_the_platform_set(database: Database) -> None:
+    mine = await make_organisation(database)
+    with pytest.raises(PermissionDenied):
+        await admin_limits.set_limits(
+            database,
+            member(mine.tenant_id),
+            tenant_id=mine.tenant_id,
+            scope_kind="tenant",
+            scope_id=mine.tenant_id,
+            limits=Limits(),
+        )
+
+
+async def test_a_failed_act_leaves_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit row is part of the act: without it the act is undone."""
+    acme = await make_organisation(database)
+
+    async def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("the audit log is broken")
+
+    monkeypatch.setattr("admin.tenants.record", broken)
+    monkeypatch.setattr("admin.keys.record", broken)
+    with pytest.raises(RuntimeError):
+        await admin_tenants.create_tenant(database, ADMIN, name="Never")
+    with pytest.raises(RuntimeError):
+        await admin_keys.revoke_key(database, ADMIN, key_id=acme.key_id)
+    assert [tenant.name for tenant in await admin_tenants.list_tenants(database, ADMIN)] == ["Acme"]
+    assert (await admin_keys.get_key(database, ADMIN, key_id=acme.key_id)).status == "active"
+
+
+async def test_the_audit_row_tells_before_and_after(database: Database) -> None:
+    acme = await make_organisation(database)
+    await admin_tenants.suspend_tenant(database, ADMIN, tenant_id=acme.tenant_id, reason="unpaid")
+    (entry,) = await admin_audit.list_audit(database, ADMIN, action="tenant.suspend")
+    assert (entry.actor_kind, entry.actor_label, entry.reason) == ("system", "test", "unpaid")
+    assert entry.before is not None
+    assert entry.after is not None
+    assert (entry.before["status"], entry.after["status"]) == ("active", "suspended")
+    async with database.system() as connection:
+        with pytest.raises(ValueError, match="secret"):
+            await admin_audit.record(
+                connection,
+                ADMIN,
+                "x",
+                tenant_id=None,
+                object_kind="x",
+                object_id="x",
+                after={"secret": "pen_live_x"},
+            )
