@@ -251,6 +251,9 @@ class Spool:
         self._move = move
         self._wake.set()
 
+    def _forget_move(self) -> None:
+        self._move_wanted = False
+
     def _finish_move(self) -> None:
         """In the owner's thread, when the copies are on the disk: the fresh file takes the old one's name."""
         move, self._move = self._move, None
@@ -307,8 +310,15 @@ class Spool:
             return
         if self._move_wanted and self._move is None and not self._making:
             self._making = True
-            self._fresh_path().unlink(missing_ok=True)
-            descriptor = create_file(self._fresh_path(), self._capacity)
+            try:
+                self._fresh_path().unlink(missing_ok=True)
+                descriptor = create_file(self._fresh_path(), self._capacity)
+            except OSError as error:
+                # No room for a second file: the first one serves on, the next settlement tries again.
+                log.warning("no fresh spool file: %s", error)
+                self._making = False
+                self._call_soon(self._forget_move)
+                return
             self._call_soon(lambda: self._start_move(descriptor))
         elif self._move is not None and not self._move.taken:
             self._copy(self._move)
