@@ -10,7 +10,6 @@ import asyncio
 import fcntl
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,8 +21,8 @@ from pathlib import Path
 
 import asyncpg
 
-from core import services
 from core.embedded import EmbeddedPostgres, EmbeddedRedis, write_private
+from core.services import migrate
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = "penstock_template"
@@ -127,33 +126,13 @@ async def _serve(state_file: Path, owner_pid: int, redis_count: int) -> None:
         shutil.rmtree(data_dir, ignore_errors=True)
 
 
-def _connected_migrations(target: Path) -> Path:
-    """A copy of migrations/ without revisions whose ancestors are missing: one half-written chain stops nobody."""
-    shutil.copytree(ROOT / "migrations", target)
-    by_parent = {}
-    for path in (target / "versions").glob("*.py"):
-        found = dict(
-            re.findall(r'^(revision|down_revision)\b[^=]*= *"?(\w+)', path.read_text(), re.MULTILINE)
-        )
-        by_parent[found.get("down_revision")] = (found.get("revision"), path)
-    keep, parent = set(), "None"
-    while parent in by_parent:
-        parent, path = by_parent[parent]
-        keep.add(path)
-    for path in (target / "versions").glob("*.py"):
-        if path not in keep:
-            path.unlink()
-    return target
-
-
 async def _come_up(postgres: EmbeddedPostgres, redises: list[EmbeddedRedis]) -> dict[str, object]:
     url = await postgres.start()
     base = url.rsplit("/", 1)[0]
     connection = await asyncpg.connect(f"{base}/postgres")
     await connection.execute(f"CREATE DATABASE {TEMPLATE}")
     await connection.close()
-    services.MIGRATIONS = _connected_migrations(postgres.data_dir / "migrations")
-    await services.migrate(f"{base}/{TEMPLATE}")
+    await migrate(f"{base}/{TEMPLATE}")
     return {"postgres_url": f"{base}/postgres", "redis_urls": [await redis.start() for redis in redises]}
 
 
