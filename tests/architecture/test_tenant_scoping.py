@@ -87,13 +87,15 @@ def scoped(function: ast.AST, nodes: list[ast.AST]) -> bool:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         if getattr(called, "id", getattr(called, "attr", "")) == "platform_wide":
             return True
-    for node in nodes:
+    # Its own words only: a list of columns shared by the file scopes nothing.
+    for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id == "tenant_id":
             return True
         if isinstance(node, ast.Attribute | ast.keyword | ast.arg):
             name = node.attr if isinstance(node, ast.Attribute) else node.arg
             if name == "tenant_id":
                 return True
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             sql = IN_SQL.search(node.value) is not None
             if sql and re.search(r"\btenant_id\b", node.value):
@@ -155,6 +157,7 @@ def test_every_query_on_a_tenants_table_is_scoped(path: Path) -> None:
         ("Q = text('SELECT * FROM api_keys WHERE tenant_id = $1')\ndef f(c, t): return c.execute(Q)", []),
         (IMPORT + "@platform_wide('all of them')\ndef f(c): return select(api_keys.c.id)", []),
         (IMPORT + "def f(c): return select(users.c.id)", []),
+        (IMPORT + "COLUMNS = (api_keys.c.tenant_id,)\ndef f(c): return select(*COLUMNS)", ["f"]),
         ("def f(limits): return shown(limits)", []),
         ("from tenants.tables import limits as l\ndef f(c): return select(l)", ["f"]),
         ("def f(c):\n  'Rows from projects.'\n  return 1", []),
