@@ -48,6 +48,14 @@ class _Server(uvicorn.Server):
 def main(settings: Settings) -> int:
     """Serve the console until a signal ends it. Returns the exit status."""
     setup_logging("console", settings.log_level)
+    for name in ("database_url", "redis_url"):
+        if not getattr(settings, name):
+            log.error("the console needs %s", name.upper())
+            return 2
+    for name in ("key_pepper", "console_secret"):
+        if not getattr(settings, name).get_secret_value():
+            log.error("the console needs PENSTOCK_%s: keys and sessions depend on it", name.upper())
+            return 2
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it logs socket addresses, which name pages
     setup_tracing("console", settings)
     return asyncio.run(_serve(settings))

@@ -110,7 +110,8 @@ def form_dialog(
 
 def show_secret(title: str, body: str, secret: str, closed: Callable[[], object] | None = None) -> None:
     """Show a secret that will not be shown again; stays until dismissed on purpose."""
-    with _frame(title) as dialog:
+    # Outside of whatever form asked for it: that form is deleted while this stays open.
+    with ui.context.client.content, _frame(title) as dialog:
         dialog.props("persistent")
         Text("p", body, "muted")
         with box("div", "secret"):

@@ -15,11 +15,14 @@ from console.deps import Console
 from console.format import Shown, count, milliseconds, money
 from console.pages.models import offered, unpriced
 from console.pages.pools import STATE_TONES, problems
+from console.series import Point, even_series
 from console.viewer import Viewer
 from workers.wire import ReplicaState
 
 REFRESH_S = 5.0
 WINDOWS = {1: "Last hour", 6: "Last 6 hours", 24: "Last 24 hours"}
+STEP_MINUTES = {1: 1, 6: 5, 24: 20}
+"""Hours of the window -> minutes of a point."""
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
@@ -55,18 +58,18 @@ class _Overview:
             self.ttft_p95 = Stat("TTFT p95", Shown("–"), "19 of 20 are faster")
             self.replicas = Stat("Replicas ready", Shown("–"))
         with box("div", "grid two"):
-            with card("Requests", "Settled per minute"):
-                self.request_chart = Chart(("Requests",), label="Requests per minute")
-            with card("Tokens", "Per minute"):
+            with card("Requests", "As they end"):
+                self.request_chart = Chart(("Requests",), label="Requests over time")
+            with card("Tokens", "As requests end"):
                 self.token_chart = Chart(
-                    ("Input", "Output"), stacked=True, label="Input and output tokens per minute"
+                    ("Input", "Output"), stacked=True, label="Input and output tokens over time"
                 )
-            with card("Time to first token", "Milliseconds"):
+            with card("Time to first token", "Milliseconds, each step's worst minute"):
                 self.ttft_chart = Chart(
                     ("p50", "p95"), label="Time to first token, median and 95th percentile"
                 )
-            with card("Spend", "US dollars per minute"):
-                self.spend_chart = Chart(("Spend",), kind="bar", label="Spend in US dollars per minute")
+            with card("Spend", "US dollars"):
+                self.spend_chart = Chart(("Spend",), kind="bar", label="Spend in US dollars over time")
         with card("Replicas by state") as actions:
             with actions:
                 ui.link("Open pools", "/pools")
@@ -78,7 +81,7 @@ class _Overview:
         since = now - timedelta(hours=int(self.window.value))
         seen, missing = await asyncio.gather(self._activity(since), self._unpriced())
         self._show_numbers(seen)
-        self._show_charts(seen)
+        self._show_charts(even_series(seen.minutes, since, now, STEP_MINUTES[int(self.window.value)]))
         self._show_pool(missing)
 
     async def _activity(self, since: datetime) -> Activity:
@@ -93,7 +96,7 @@ class _Overview:
         return unpriced(offered(models), prices, self.console.clock.now())
 
     def _show_numbers(self, seen: Activity) -> None:
-        self.requests.set(count(seen.requests))
+        self.requests.set(count(seen.requests), f"{count(seen.failed).text} failed")
         self.tokens.set(
             count(seen.input_tokens + seen.output_tokens),
             f"{count(seen.input_tokens).text} in, {count(seen.output_tokens).text} out",
@@ -102,20 +105,20 @@ class _Overview:
         self.ttft_p50.set(milliseconds(seen.ttft_p50_ms))
         self.ttft_p95.set(milliseconds(seen.ttft_p95_ms))
 
-    def _show_charts(self, seen: Activity) -> None:
-        times = [minute.at for minute in seen.minutes]
-        self.request_chart.set(times, [minute.requests for minute in seen.minutes])
+    def _show_charts(self, points: list[Point]) -> None:
+        times = [point.at for point in points]
+        self.request_chart.set(times, [point.requests for point in points])
         self.token_chart.set(
             times,
-            [minute.input_tokens for minute in seen.minutes],
-            [minute.output_tokens for minute in seen.minutes],
+            [point.input_tokens for point in points],
+            [point.output_tokens for point in points],
         )
         self.ttft_chart.set(
             times,
-            [minute.ttft_p50_ms for minute in seen.minutes],
-            [minute.ttft_p95_ms for minute in seen.minutes],
+            [point.ttft_p50_ms for point in points],
+            [point.ttft_p95_ms for point in points],
         )
-        self.spend_chart.set(times, [float(minute.cost_usd) for minute in seen.minutes])
+        self.spend_chart.set(times, [float(point.cost) for point in points])
 
     def _show_pool(self, missing: list[str]) -> None:
         snapshot = self.console.scheduler.snapshot()

@@ -12,10 +12,12 @@ from console.components.base import card
 from console.components.dialogs import form_dialog, text_input
 from console.components.table import Cell, Column, Row, acts_cell, cell, data_table, set_rows
 from console.deps import Console
-from console.format import count
+from console.format import Shown, count
+from console.live_limits import InUse, in_use
 from console.viewer import Viewer, toast_ok
 from tenants.principal import NO_LIMITS, Limits
 
+REFRESH_S = 2.0
 FIELDS = {
     "requests_per_min": "Requests/min",
     "input_tokens_per_min": "Input tokens/min",
@@ -68,7 +70,7 @@ class _LimitsPanel:
         """Put the card on the page."""
         with card(
             "Limits",
-            "A request must fit all three: its key's, its project's and the organisation's. A dash means no limit.",
+            "In use and allowed. A request must fit all three: its key's, its project's and the organisation's.",
             flush=True,
         ):
             self.table = data_table(
@@ -78,6 +80,11 @@ class _LimitsPanel:
                 nothing="No limits.",
                 on_act=self.viewer.act(self.edit),
             )
+        self.viewer.live(REFRESH_S, self.refresh)
+
+    async def refresh(self) -> None:
+        """Show what is in use now."""
+        set_rows(self.table, await self._filled())
 
     async def rows(self) -> list[Row]:
         """Read limits of all scopes."""
@@ -92,22 +99,33 @@ class _LimitsPanel:
         scopes += [("key", one.id, f"{one.name} …{one.last4}") for one in keys if one.status == "active"]
         self.scopes = {str(scope[1]): scope for scope in scopes}
         self.limits = {str(one.scope_id): one.limits for one in limits}
-        return [self._row(*scope) for scope in scopes]
+        return await self._filled()
 
-    def _row(self, kind: str, scope_id: UUID, name: str) -> Row:
-        limits = self.limits.get(str(scope_id), NO_LIMITS)
+    async def _filled(self) -> list[Row]:
+        asked = [(kind, scope_id, self._limits_of(scope_id)) for kind, scope_id, _ in self.scopes.values()]
+        used = await in_use(self.console.redis, self.tenant_id, asked, self.console.clock.now())
+        return [self._row(*scope, used[scope[1]]) for scope in self.scopes.values()]
+
+    def _limits_of(self, scope_id: UUID) -> Limits:
+        return self.limits.get(str(scope_id), NO_LIMITS)
+
+    def _row(self, kind: str, scope_id: UUID, name: str, used: InUse) -> Row:
+        limits = self._limits_of(scope_id)
         row: Row = {
             "id": str(scope_id),
             "scope": cell(name, sub=kind.capitalize() if kind != "tenant" else ""),
         }
         for field in FIELDS:
-            row[field] = self._limit_cell(getattr(limits, field))
+            row[field] = self._limit_cell(getattr(used, field), getattr(limits, field))
         row["acts"] = acts_cell([("edit", "Edit", "")] if kind in self.editable else [], f"limits of {name}")
         return row
 
     @staticmethod
-    def _limit_cell(limit: int | None) -> Cell:
-        return cell(count(limit))
+    def _limit_cell(used: int | None, limit: int | None) -> Cell:
+        if limit is None or used is None:
+            return cell(Shown("No limit", "", float("inf")))
+        label = f"{count(used).text} of {count(limit).text}"
+        return cell(Shown(label, f"{used:,} of {limit:,}", limit), bar=used / limit)
 
     async def edit(self, _: str, row: str) -> None:
         """Edit the limits of one scope."""

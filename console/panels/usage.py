@@ -7,7 +7,7 @@ from uuid import UUID
 
 from admin import billing as admin_billing
 from billing.report import ReportRow
-from console.components.base import card, link_button
+from console.components.base import card, empty, link_button
 from console.components.charts import Chart
 from console.components.table import Column, cell, data_table
 from console.deps import Console
@@ -44,6 +44,9 @@ async def usage_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None
         with actions:
             link = "/usage" if viewer.scope else f"/usage?tenant={tenant_id}"
             link_button("Open report", link, "bar_chart")
+        if not days:
+            empty("bar_chart", "Nothing used yet", "The first settled request of the month shows up here.")
+            return
         chart = Chart(
             ("Input", "Output"), kind="bar", stacked=True, label="Input and output tokens by day this month"
         )
