@@ -51,6 +51,10 @@ class ClientGone(Exception):
     """Nobody is left to answer."""
 
 
+async def _nothing() -> None:
+    """What is left to do after the end."""
+
+
 class HttpReply:
     """The gateway's way back to an HTTP client (gateway.ports.Reply)."""
 
@@ -69,10 +73,11 @@ class HttpReply:
             {"type": "http.response.start", "status": 200, "headers": _SSE + self._identity + headers}
         )
 
-    async def write(self, events: bytes) -> None:
-        """Send whole events; waits while the socket's buffer is full. Nothing is sent after the end."""
-        if not self.finished:
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+    def write(self, events: bytes) -> Awaitable[None]:
+        """Send whole events; awaiting it takes as long as the socket's buffer is full. Nothing follows the end."""
+        if self.finished:
+            return _nothing()
+        return self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
         """Send the last events and finish."""

@@ -118,7 +118,7 @@ class LiveRuns:
                 self._placer.progress(run.placement, usage.output)
 
     def _watch(self, run: AnyRun, now: float) -> None:
-        if run.touched_at and run.stream is not None:
+        if run.touched_at and not run.writing_since and run.stream is not None:
             heard = run.codec is not None and run.codec.head is not None
             allowed_s = self._patience.idle_s if heard else self._patience.first_event_s
             if now - run.touched_at > allowed_s:

@@ -5,7 +5,7 @@ scheduler.client.SchedulerClient, workers.models.ModelDirectory, api.hotpath's r
 unit tests pass fakes.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from typing import Protocol, TypeVar
 from uuid import UUID
 
@@ -125,8 +125,8 @@ class Reply(Protocol):
     async def start(self, headers: Headers) -> None:
         """Begin a stream of events."""
 
-    async def write(self, events: bytes) -> None:
-        """Send whole events; waits while the receiver lags."""
+    def write(self, events: bytes) -> Awaitable[None]:
+        """Send whole events; to be awaited, which takes as long as the receiver lags."""
 
     async def end(self, events: bytes) -> None:
         """Send the last events and finish."""

@@ -107,27 +107,28 @@ class Relay:
         if stream is None:
             raise RuntimeError("there is no stream to pump")
         held: list[bytes] = []
+        streaming = run.prepared.stream
+        write = run.reply.write
+        run.touched_at = self._now()
         while not codec.done:
-            run.touched_at = self._now()
             data = await stream.read()
             if not data:
                 break
-            run.touched_at = 0.0
+            run.touched_at = now = self._now()
             out = codec.feed(data)
-            while codec.cut_at_limit and await self._extend(run):
-                out += codec.raise_limit(run.limit)
-            if codec.error is not None:
-                raise EngineFailed(f"The engine reported: {error_message(codec.error) or 'an error'}")
-            if run.committed:
-                if out:
-                    await self._deliver(run, out)
-            elif codec.started:
-                run.committed = True
-                run.first_content_at = self._now()
-                self._placer.prefill_done(placement)
-                await self._deliver(run, b"".join(held) + out)
-            else:
+            if codec.cut_at_limit or codec.error is not None:
+                out += await self._beyond(run, codec)
+            if not run.committed:
                 held.append(out)
+                if codec.started:
+                    self._commit(run, placement)
+                    await self._deliver(run, b"".join(held))
+            elif out and streaming:
+                run.writing_since = now
+                await write(out)
+                run.writing_since = 0.0
+            elif out:
+                await self._deliver(run, out)
             if codec.cut_at_limit:
                 return
         if not codec.done and not codec.complete:
@@ -135,6 +136,21 @@ class Relay:
         if held and not run.committed:
             run.committed = True
             await self._deliver(run, b"".join(held))
+
+    def _commit(self, run: AnyRun, placement: Placement) -> None:
+        """The first content is here: there will be no other attempt."""
+        run.committed = True
+        run.first_content_at = self._now()
+        self._placer.prefill_done(placement)
+
+    async def _beyond(self, run: AnyRun, codec: StreamCodec) -> bytes:
+        """What a read left undone: pay for more and go on, or raise what the engine reported."""
+        out = b""
+        while codec.cut_at_limit and await self._extend(run):
+            out += codec.raise_limit(run.limit)
+        if codec.error is not None:
+            raise EngineFailed(f"The engine reported: {error_message(codec.error) or 'an error'}")
+        return out
 
     async def _deliver(self, run: AnyRun, events: bytes) -> None:
         """To the client's socket, or to the side until the answer is whole."""

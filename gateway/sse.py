@@ -19,6 +19,9 @@ from gateway.usage import EngineUsage, UsageTracker
 
 DONE = b"data: [DONE]\n\n"
 _CUT = re.compile(rb',\s*"usage":\s*(?:null|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*\}(?=\n\n)')
+_TEXT = re.compile(rb'("(?:delta":\s*\{\s*"[a-z_]+|text)":\s*")(?:[^"\\]|\\.)*"')
+_USAGE = re.compile(rb',\s*"usage":\s*\{')
+_UNFINISHED = re.compile(rb'"finish_reason":\s*null')
 _usage_decoder = msgspec.json.Decoder(EngineUsage)
 
 
@@ -81,7 +84,7 @@ class EventSplitter:
         if self._tail:
             data = self._tail + data
             self._tail = b""
-        if data.endswith(b"\n\n"):
+        if data[-2:] == b"\n\n":
             return data
         end = data.rfind(b"\n\n") + 2
         if end == 1:
@@ -108,18 +111,49 @@ def cut_usage(payload: bytes) -> bytes:
     return msgspec.json.encode(document)
 
 
+class Shape:
+    """What successive content events of one stream have in common: all but the text and the counts.
+
+    Inside a JSON string every quote is escaped, so an event that opens and closes like a known one differs from it
+    in the value of its text only (or in members beside it, which do not matter here): it is no error, no last chunk,
+    and its choice has not finished.
+    """
+
+    __slots__ = ("closing", "mark", "mark_size", "opening")
+
+    def __init__(self, opening: bytes, closing: bytes, mark: bytes) -> None:
+        self.opening = opening
+        self.closing = closing
+        self.mark = mark
+        """From the comma before the usage member to its brace."""
+        self.mark_size = len(mark) - 1
+
+    @classmethod
+    def of(cls, payload: bytes) -> "Shape | None":
+        """The shape of an event with text and running usage; None when it is not that simple."""
+        text = _TEXT.search(payload)
+        usage = [*_USAGE.finditer(payload)]
+        if text is None or not usage or usage[-1].start() < text.end():
+            return None
+        closing = payload[text.end() - 1 : usage[-1].start()]
+        if _UNFINISHED.search(closing) is None:
+            return None
+        return cls(b"data: " + payload[: text.end(1)], closing, usage[-1].group())
+
+
 class StreamCodec:
     """One attempt's stream: counts its tokens, notes how it ends, and yields what the client should see."""
 
     __slots__ = (
-        "_finished", "_held", "_splitter", "choices", "cut_at_limit", "done", "error", "finish_reasons", "head",
-        "limit", "started", "tracker",
+        "_finished", "_held", "_shape", "_splitter", "choices", "cut_at_limit", "done", "error", "finish_reasons",
+        "head", "limit", "started", "tracker",
     )  # fmt: skip
 
     def __init__(self, choices: int, limit: int) -> None:
         self._splitter = EventSplitter()
         self._finished: set[int] = set()
         self._held = b""
+        self._shape: Shape | None = None
         self.choices = choices
         self.limit = limit
         """Output tokens that are paid for. The event that would pass it is held back and the stream is over."""
@@ -148,7 +182,7 @@ class StreamCodec:
             return b""
         if not block or self.error is not None:
             return b""
-        if self.started and self.choices == 1:
+        if self.started and self._shape is not None:
             out = self._steady(block)
             if out is not None:
                 return out
@@ -162,36 +196,36 @@ class StreamCodec:
         return self._each(held)
 
     def _steady(self, block: bytes) -> bytes | None:
-        """The fast path: plain content chunks with running counts. None when the block is anything else."""
-        place = block.rfind(b'"usage":')
-        if (
-            place < 1
-            or b"[DONE]" in block
-            or b'"error"' in block
-            or b'"finish_reason":"' in block
-            or b'"finish_reason": "' in block
-            or block[:6] != b"data: "
-            or b"\n:" in block
-        ):
+        """The fast path: events that differ from the last one in their text and counts only. None for all others."""
+        shape = self._shape
+        if shape is None:
+            return None
+        end = len(block) - 2
+        if block.find(b"\n") == end:
+            return self._plain(block, shape)
+        out = []
+        for event in block[:end].split(b"\n\n"):
+            plain = self._plain(event + b"\n\n", shape) if b"\n" not in event else None
+            if plain is None:
+                # What was taken so far is counted already; counting an event twice changes nothing.
+                return None
+            out.append(plain)
+        return b"".join(out)
+
+    def _plain(self, event: bytes, shape: "Shape") -> bytes | None:
+        """One event of the known shape without its usage, counted; None when it is none."""
+        place = event.rfind(shape.mark)
+        if place < 0 or not event.startswith(shape.opening) or not event.endswith(shape.closing, 0, place):
             return None
         try:
-            usage = _usage_decoder.decode(block[place + 8 : -3])
+            usage = _usage_decoder.decode(event[place + shape.mark_size : -3])
         except msgspec.MsgspecError:
             return None
-        if not usage.completion_tokens or usage.completion_tokens > self.limit:
-            return None
-        if block.find(b'"usage":') == place and block[place - 1] == 44 and block[-3] == 125:
-            if block.count(b"\n\n") != 1:
-                return None
-            out = block[: place - 1] + b"}\n\n"
-        else:
-            out = _CUT.sub(b"}", block)
-            if b'"usage"' in out:
-                return None
-        if b'"choices":[]' in out or b'"choices": []' in out:
+        output = usage.completion_tokens
+        if not output or output > self.limit:
             return None
         self.tracker.running(usage, 0)
-        return out
+        return event[:place] + b"}\n\n"
 
     def _each(self, block: bytes) -> bytes:
         """The slow path: every event decoded."""
@@ -216,6 +250,8 @@ class StreamCodec:
                 break
             if chunk.choices:
                 out.append(b"data: " + cut_usage(payload) + b"\n\n")
+                if self.choices == 1:
+                    self._shape = Shape.of(payload)
         return b"".join(out)
 
     def _take(self, chunk: Chunk) -> bool:

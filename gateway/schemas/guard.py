@@ -14,9 +14,6 @@ def nesting(document: bytes, limit: int) -> int:
     Strings are cut out first (brackets inside them do not nest), then one level is folded away per pass. What does
     not fold is unbalanced: the decoder will say so, and until then counts as too deep only if it opens too often.
     """
-    opens = document.count(b"[") + document.count(b"{")
-    if opens <= 1:
-        return opens
     plain = document
     if b"\\" in plain:
         plain = plain.replace(b"\\\\", b"").replace(b'\\"', b"")
