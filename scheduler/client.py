@@ -120,9 +120,7 @@ class SchedulerClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         if self._link is not None:
-            link = self._link
-            link.close()
-            await link.lost.wait()
+            await self._link.hang_up()
         for waiting in list(self._waiting.values()):
             self._refuse(waiting, 503, "shutting_down", "this API process is shutting down", 1.0)
 
@@ -212,6 +210,7 @@ class SchedulerClient:
                 self._heard_at = self._clock.monotonic()
                 self._link = link
                 await link.lost.wait()
+                self._disconnected(link)
                 if not self.denied:
                     backoff_s = BACKOFF_S[0]
             await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))

@@ -12,6 +12,7 @@ from workers.wire import Heartbeat
 
 STORE_EVERY_S = 5.0
 STORE_TIMEOUT_S = 10.0
+CLOSE_S = 5.0
 MAX_BOOTS = 10_000
 """Accountings (host, boot) kept while PostgreSQL is away; seconds are cumulative, so the latest of each is enough."""
 
@@ -40,11 +41,13 @@ class HostHours:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Store what is left, if PostgreSQL answers."""
+        """Store what is left, if PostgreSQL answers; a frozen one does not hold up the shutdown."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.store()
+            await asyncio.wait({self._task}, timeout=CLOSE_S)
+            if not self._task.done():
+                return
+        await asyncio.wait({asyncio.create_task(self.store())}, timeout=CLOSE_S)
 
     async def store(self) -> None:
         """Store every unstored accounting in one transaction; on failure all are kept for the next round."""

@@ -9,6 +9,7 @@ from core.framing import MAX_FRAME_BYTES, FrameSplitter, FrameTooLarge, pack
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
 """A peer that lets more than this pile up is cut off: it must not hold our memory."""
+HANG_UP_S = 2.0
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -90,6 +91,16 @@ class Link(asyncio.Protocol):
         self.flush()
         if self.transport is not None:
             self.transport.close()
+
+    async def hang_up(self) -> None:
+        """Close and wait until it is; a peer that does not take our last words is cut off."""
+        self.close()
+        try:
+            async with asyncio.timeout(HANG_UP_S):
+                await self.lost.wait()
+        except TimeoutError:
+            self.abort()
+            await self.lost.wait()
 
     def abort(self) -> None:
         """Close at once; what is queued is lost."""

@@ -8,6 +8,7 @@ import uvloop
 
 from core.clock import SystemClock
 from core.db import Database
+from core.errors import Unavailable
 from core.settings import Settings
 from core.telemetry import MetricsServer
 from scheduler.host_hours import HostHours
@@ -16,7 +17,10 @@ from workers.host_hours import record_heartbeat
 
 
 def main(settings: Settings) -> int:
-    """Run the scheduler until SIGTERM or SIGINT; 0 when it stopped because it was told to."""
+    """Run the scheduler until SIGTERM or SIGINT; 0 when it stopped because it was told to.
+
+    Raises Unavailable when its address is taken.
+    """
     return uvloop.run(_serve(settings))
 
 
@@ -38,7 +42,7 @@ async def _serve(settings: Settings) -> int:
     metrics = MetricsServer(settings.metrics_port)
     try:
         await host_hours.start()
-        await service.start()
+        await _listen(service, settings)
         await metrics.start()
         await _until(stop, service)
     finally:
@@ -47,6 +51,17 @@ async def _serve(settings: Settings) -> int:
         await host_hours.close()
         await database.close()
     return 0
+
+
+async def _listen(service: SchedulerService, settings: Settings) -> None:
+    try:
+        await service.start()
+    except OSError as error:
+        address = f"{settings.scheduler_host}:{settings.scheduler_port}"
+        raise Unavailable(
+            f"the scheduler cannot listen on {address}: {error.strerror}; is another one running? "
+            "PENSTOCK_SCHEDULER_PORT sets the port"
+        ) from error
 
 
 async def _until(stop: asyncio.Event, service: SchedulerService) -> None:

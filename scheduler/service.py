@@ -34,8 +34,6 @@ TICK_S = 0.1
 SNAPSHOT_S = 1.0
 CLIENT_GRACE_S = 2.0
 """A client's placements outlive its connection by this much: it may only be reconnecting."""
-CLOSE_TIMEOUT_S = 2.0
-"""How long a peer may take to read our last words."""
 FORGET_S = 60.0
 """A host silent for this long is no longer shown."""
 MAX_SNAPSHOT_BACKLOG = 256 * 1024
@@ -97,15 +95,7 @@ class SchedulerService:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
         self._commands.close()
-        for session in list(self._sessions):
-            session.close()
-        lost = [session.lost.wait() for session in self._sessions]
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await asyncio.gather(*lost)
-        except TimeoutError:
-            for session in list(self._sessions):
-                session.abort()
+        await asyncio.gather(*(session.hang_up() for session in self._sessions))
         for timer in self._funerals.values():
             timer.cancel()
 

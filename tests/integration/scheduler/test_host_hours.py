@@ -1,5 +1,8 @@
 """Host seconds reach PostgreSQL, and a PostgreSQL that is away never holds up a placement."""
 
+import asyncio
+from contextlib import suppress
+
 from sqlalchemy import text
 
 from core.db import Database
@@ -61,3 +64,23 @@ async def test_a_failed_round_is_made_up_for(database: Database) -> None:
     assert await _seconds(database) == 30
     await hours.store()
     assert await _seconds(database) == 30
+
+
+async def test_a_frozen_postgresql_does_not_hold_up_the_shutdown(database: Database, monkeypatch) -> None:
+    monkeypatch.setattr("scheduler.host_hours.CLOSE_S", 0.1)
+    thawed, entered = asyncio.Event(), asyncio.Event()
+
+    async def record(connection, heartbeat) -> None:
+        while not thawed.is_set():
+            entered.set()
+            with suppress(asyncio.CancelledError):
+                await thawed.wait()
+
+    hours = HostHours(database, record, every_s=0.01)
+    hours.heard(beat(replica()))
+    await hours.start()
+    await entered.wait()
+    await asyncio.wait_for(hours.close(), 10)
+    thawed.set()
+    hours._task.cancel()
+    await asyncio.gather(hours._task, return_exceptions=True)

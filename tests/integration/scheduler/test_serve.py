@@ -10,7 +10,7 @@ import httpx
 
 from scheduler.wire import Released
 from tests.support.ports import free_port
-from tests.support.scheduling import TOKEN, agent, client, replica, request
+from tests.support.scheduling import TOKEN, agent, client, replica, request, service
 from tests.support.waiting import until
 
 
@@ -61,3 +61,20 @@ async def test_killed_under_load_it_loses_no_request_and_sigterm_ends_it(pg_url:
                 assert (await http.get("/healthz")).status_code == 200
             child.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(child.wait(), 30) == 0
+
+
+async def test_a_taken_port_is_said_in_one_line(pg_url: str) -> None:
+    async with service() as other:
+        env = {
+            **os.environ,
+            "DATABASE_URL": pg_url,
+            "PENSTOCK_INTERNAL_TOKEN": TOKEN,
+            "PENSTOCK_SCHEDULER_PORT": str(other.port),
+        }
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "cli.main", "scheduler", env=env, stderr=asyncio.subprocess.PIPE
+        )
+        _, err = await child.communicate()
+    assert child.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{other.port}" in err.decode().splitlines()[-1]
+    assert "Traceback" not in err.decode()
