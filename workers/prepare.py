@@ -2,13 +2,19 @@
 
 import asyncio
 import logging
+import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from core.errors import InvalidRequest, Unavailable
+import aiohttp
+
+from core.errors import EngineFailed, InvalidRequest, Unavailable
 from core.settings import Settings
 from workers import engine_install
 from workers.catalog import Catalog
+from workers.engine_api import EngineApi
 from workers.engine_command import CHECKOUT, tiny_directory
 from workers.machine import find_gpus, hub_has
 from workers.plan import SMALL, HostPlan, plan_external, plan_sim, plan_vllm
@@ -26,15 +32,36 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
         case "sim":
             return plan_sim(catalog, f"sim-{host_id}", settings.model, settings.replicas)
         case "external":
-            if not settings.engine_url.startswith(("http://", "https://")):
-                raise InvalidRequest("--engine external needs --engine-url http://...", param="engine_url")
-            return plan_external(catalog, host_id, settings.model, settings.engine_url)
+            return await _prepare_external(settings, catalog, host_id)
         case "auto" | "vllm":
             return await _prepare_vllm(settings, catalog, host_id)
         case other:
             raise InvalidRequest(
                 f"--engine is {other!r}; it must be auto, vllm, sim or external", param="engine"
             )
+
+
+async def _prepare_external(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
+    """Without --model, the engine is asked what it serves; one that is away for now is taken to serve the toy."""
+    url = settings.engine_url.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise InvalidRequest("--engine external needs --engine-url http://...", param="engine_url")
+    name = settings.model
+    if not name:
+        async with aiohttp.ClientSession() as session:
+            try:
+                name = (
+                    await EngineApi(session, url, settings.engine_key.get_secret_value()).first_model() or ""
+                )
+            except EngineFailed as error:
+                log.warning("the external engine does not answer yet: %s", error.message)
+    if name and name not in catalog.models:
+        raise InvalidRequest(
+            f"the engine at {url} serves {name!r}, which the catalog does not have; add it to the catalog, or "
+            "say with --model which model it is to be offered as",
+            param="model",
+        )
+    return plan_external(catalog, host_id, name, url)
 
 
 async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
@@ -62,12 +89,17 @@ async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> H
 async def _run(*command: str) -> None:
     """Run a helper to its end; its last line tells what went wrong."""
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command,
+        cwd=CHECKOUT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # a download it has started must not outlive us
         raise
     if process.returncode:
         lines = output.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]

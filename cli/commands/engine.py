@@ -76,7 +76,7 @@ def _with_bar(env: Path, kind: engine_install.Kind, torch_index: str) -> EngineS
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", style="dim", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task("engine", total=None, note="")

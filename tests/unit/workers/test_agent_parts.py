@@ -1,0 +1,187 @@
+"""The agent's pure parts: accounting, backoff, metrics, what it remembers, the installer's judgement."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.clock import ManualClock
+from core.errors import InvalidRequest, Unavailable
+from workers import engine_install
+from workers.backoff import Backoff
+from workers.economics import HostAccount, ReplicaShare
+from workers.engine_api import parse_metrics
+from workers.engine_process import ProcessMark
+from workers.replica import Saved
+from workers.sim.failpoints import parse_failpoints
+from workers.state_file import AgentState, load_state, save_state
+from workers.wire import EngineCounters, ReplicaState
+
+
+def share(
+    state: ReplicaState, busy: bool = False, model: str = "m", part: Fraction = Fraction(1)
+) -> ReplicaShare:
+    return ReplicaShare(model=model, state=state, busy=busy, share=part)
+
+
+def test_a_hosts_life_by_state() -> None:
+    account = HostAccount(100.0)
+    account.tick(102.5, [share(ReplicaState.LOADING)])
+    account.tick(105.2, [share(ReplicaState.READY)])
+    account.tick(105.9, [share(ReplicaState.READY, busy=True)])
+    account.tick(109.0, [share(ReplicaState.READY, busy=True)])
+    account.tick(110.0, [share(ReplicaState.ASLEEP)])
+    account.tick(111.0, [share(ReplicaState.FAILED)])
+    assert account.state_seconds == {"loading": 3, "warm_idle": 3, "serving": 4, "asleep": 1}
+    assert account.model_seconds == {"m": account.state_seconds}
+
+
+def test_models_share_a_host() -> None:
+    account = HostAccount(0.0)
+    replicas = [
+        share(ReplicaState.READY, busy=True, model="a", part=Fraction(1, 4)),
+        share(ReplicaState.READY, model="b", part=Fraction(1, 2)),
+    ]
+    account.tick(100.0, replicas)
+    assert account.state_seconds == {"serving": 100}
+    assert account.model_seconds == {"a": {"serving": 25}, "b": {"warm_idle": 50}}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 7),
+            st.lists(st.tuples(st.sampled_from(list(ReplicaState)), st.booleans()), max_size=4),
+        ),
+        max_size=30,
+    )
+)
+def test_seconds_always_add_up_to_the_hosts_life(
+    ticks: list[tuple[float, list[tuple[ReplicaState, bool]]]],
+) -> None:
+    account, now = HostAccount(5.0), 5.0
+    for elapsed, states in ticks:
+        before = account.state_seconds
+        now += elapsed
+        part = Fraction(1, max(len(states), 1))
+        account.tick(now, [share(state, busy, part=part) for state, busy in states])
+        after = account.state_seconds
+        assert all(after[state] >= seconds for state, seconds in before.items())
+    assert sum(account.state_seconds.values()) == int(now - 5.0)
+    assert sum(account.model_seconds.get("m", {}).values()) <= int(now - 5.0)
+
+
+def test_backoff_doubles_and_forgives() -> None:
+    clock = ManualClock()
+    backoff = Backoff(clock)
+    assert [backoff.next_delay() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    backoff.started()
+    clock.advance(59)
+    backoff.healthy()
+    assert backoff.next_delay() == 60
+    backoff.started()
+    clock.advance(60)
+    backoff.healthy()
+    assert backoff.next_delay() == 1
+
+
+METRICS = """
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="penstock/tiny"} 2.0
+vllm:num_requests_running{engine="1",model_name="penstock/tiny"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="penstock/tiny"} 4.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="penstock/tiny",reason="capacity"} 4.0
+vllm:kv_cache_usage_perc{engine="0",model_name="penstock/tiny"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="penstock/tiny"} 0.5
+vllm:prompt_tokens_total{engine="0",model_name="penstock/tiny"} 1.7e+01
+vllm:prompt_tokens_created{engine="0",model_name="penstock/tiny"} 1.795216224445059e+09
+vllm:generation_tokens_total{engine="0",model_name="penstock/tiny"} 12.0
+vllm:prompt_tokens_cached_total{engine="0",model_name="penstock/tiny"} 8.0
+vllm:num_preemptions_total{engine="0",model_name="penstock/tiny"} 3.0
+vllm:engine_sleep_state{engine="0",model_name="penstock/tiny",sleep_state="awake"} 0.0
+vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0",num_gpu_blocks="800"} 1.0
+vllm:broken{ 7
+"""
+
+
+def test_metrics_of_the_engine() -> None:
+    metrics = parse_metrics(METRICS)
+    assert (metrics.running, metrics.waiting, metrics.kv_usage) == (3, 4, 0.5)
+    assert metrics.counters == EngineCounters(17, 12, 8, 3)
+    assert (metrics.block_size, metrics.kv_blocks) == (32, 800)
+    assert (metrics.asleep, metrics.simulated) == (True, False)
+    assert parse_metrics("").counters == EngineCounters()
+
+
+def test_state_file(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "state.json"
+    assert load_state(path) == AgentState()
+    saved = Saved(
+        ProcessMark(7, 1.5), "http://127.0.0.1:1", ("a", "b"), "engine-1", EngineCounters(1, 2), True, 3
+    )
+    save_state(path, AgentState({"h/m-0": saved}))
+    assert load_state(path).engines == {"h/m-0": saved}
+    path.write_text("{")
+    assert load_state(path) == AgentState()
+
+
+def test_failpoints_of_a_text() -> None:
+    points = parse_failpoints("die_after_tokens=20, no_usage=true,step_delay_s=0.5")
+    assert (points.die_after_tokens, points.no_usage, points.step_delay_s) == (20, True, 0.5)
+    assert parse_failpoints("").die_after_tokens is None
+    for wrong in ("die", "die_after_tokens=x", "explode=1"):
+        with pytest.raises(InvalidRequest, match="failpoint"):
+            parse_failpoints(wrong)
+
+
+def test_processors_without_an_engine_package_are_told() -> None:
+    engine_install.check_processor("x86_64", "Linux", "flags : sse avx avx2")
+    with pytest.raises(
+        Unavailable, match="no engine package for Linux on riscv64; `penstock up --engine sim`"
+    ):
+        engine_install.check_processor("riscv64", "Linux", "")
+    with pytest.raises(Unavailable, match="Darwin"):
+        engine_install.check_processor("arm64", "Darwin", "")
+    with pytest.raises(Unavailable, match="AVX2"):
+        engine_install.check_processor("x86_64", "Linux", "flags : sse avx avx2x")
+
+
+def test_installation_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = tmp_path / "engine"
+    ran: list[str] = []
+    broken = {"packages"}
+
+    def action(name: str) -> object:
+        def run(env: Path, kind: str, note: object, torch_index: str, stamps: object) -> None:
+            ran.append(name)
+            if name in broken:
+                raise Unavailable("no such package")
+            (env / "bin").mkdir(parents=True, exist_ok=True)
+            (env / "bin" / "python").touch()
+
+        return run
+
+    monkeypatch.setattr(engine_install, "_ACTIONS", {name: action(name) for name in engine_install._ACTIONS})
+    monkeypatch.setattr(engine_install, "check_processor", lambda: None)
+    steps: list[str] = []
+    assert engine_install.status(env).state == "absent"
+    with pytest.raises(Unavailable):
+        engine_install.install(env, "cpu", lambda step: steps.append(step.title))
+    assert ran == ["environment", "torch", "packages"]
+    assert engine_install.status(env).state == "partial"
+    broken.clear()
+    assert engine_install.install(env, "cpu", lambda step: None).state == "installed"
+    assert ran == ["environment", "torch", "packages", "packages", "metadata", "check"]
+    assert engine_install.install(env, "cpu", lambda step: None).state == "installed"
+    assert len(ran) == 6
+
+
+def test_engine_locks_name_no_index() -> None:
+    for name in ("engine-cpu.txt", "engine-gpu.txt"):
+        text = (Path(engine_install.__file__).parent.parent / "requirements" / name).read_text()
+        assert "://" not in text
+        assert "--hash=sha256:" in text
+        assert "torchvision" not in text or name == "engine-gpu.txt"

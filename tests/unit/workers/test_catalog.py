@@ -1,0 +1,150 @@
+"""The catalog: complete, sourced, and saying the command lines that run in production."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from core.errors import InvalidRequest
+from core.money import per_mtok_to_pico_per_token, usd_to_pico
+from workers.catalog import DEFAULT_CATALOG, load_catalog
+
+PRODUCTION_LINES = {
+    ("deepseek-v3.2", "tp8"): """
+        vllm serve nvidia/DeepSeek-V3.2-NVFP4 --served-model-name deepseek-v3.2 --tensor-parallel-size 8
+        --quantization modelopt_fp4 --kv-cache-dtype fp8
+        --speculative-config '{"method":"mtp","num_speculative_tokens":1}' --tokenizer-mode deepseek_v32
+        --reasoning-parser deepseek_v3 --enable-auto-tool-choice --tool-call-parser deepseek_v32
+        --enable-prefix-caching --prefix-caching-hash-algo sha256_cbor --enable-prompt-tokens-details
+        --max-model-len 163840 --max-num-seqs 256 --gpu-memory-utilization 0.92 --scheduling-policy priority
+        --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:9001",
+        "replay_endpoint":"tcp://*:9002","topic":"deepseek-v3.2"}' --enable-sleep-mode --shutdown-timeout 120""",
+    ("minimax-m2.5", "tp4"): """
+        vllm serve MiniMaxAI/MiniMax-M2.5 --served-model-name minimax-m2.5 --tensor-parallel-size 4
+        --kv-cache-dtype fp8 --speculative-config '{"method":"eagle3","model":"thoughtworks/MiniMax-M2.5-Eagle3",
+        "num_speculative_tokens":3,"draft_tensor_parallel_size":1}' --reasoning-parser minimax_m2
+        --enable-auto-tool-choice --tool-call-parser minimax_m2 --enable-prefix-caching
+        --enable-prompt-tokens-details --shutdown-timeout 120""",
+    ("qwen3.5-397b", "tp8"): """
+        vllm serve Qwen/Qwen3.5-397B-A17B-FP8 --served-model-name qwen3.5-397b --tensor-parallel-size 8
+        --enable-expert-parallel --speculative-config '{"method":"mtp","num_speculative_tokens":2}'
+        --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser qwen3_coder --language-model-only
+        --max-model-len 262144 --enable-prefix-caching --mamba-cache-mode align --enable-prompt-tokens-details
+        --shutdown-timeout 120""",
+    ("llama-3.3-70b", "tp2"): """
+        vllm serve nvidia/Llama-3.3-70B-Instruct-FP8 --served-model-name llama-3.3-70b --tensor-parallel-size 2
+        --kv-cache-dtype fp8 --max-model-len 32768 --gpu-memory-utilization 0.92 --enable-auto-tool-choice
+        --tool-call-parser llama3_json --enable-prefix-caching --enable-prompt-tokens-details
+        --scheduling-policy priority --max-num-queued-reqs 512 --shutdown-timeout 120""",
+}
+"""Lines that vLLM 0.32.0's own parser accepts and resolves to a full configuration (on a faked CUDA platform)."""
+
+
+def words(line: str) -> list[str]:
+    return [
+        word.replace("\n", "").replace(" ", "") if word.startswith("{") else word
+        for word in shlex.split(line)
+    ]
+
+
+@pytest.mark.parametrize(("model", "profile"), list(PRODUCTION_LINES))
+def test_production_command_lines(model: str, profile: str) -> None:
+    entry = load_catalog().model(model)
+    line = entry.profile(profile).command_line(entry, 9000)
+    assert line == [*words(PRODUCTION_LINES[model, profile]), "--host", "127.0.0.1", "--port", "9000"]
+
+
+def test_llama_has_a_speculative_draft_and_several_instances() -> None:
+    model = load_catalog().model("llama-3.3-70b")
+    line = model.profile("tp2-spec").command_line(model, 9000)
+    assert '"draft_tensor_parallel_size":1' in line[line.index("--speculative-config") + 1]
+    assert model.profile("tp2").instances == 4
+
+
+def test_weights_in_a_directory_take_the_hubs_place() -> None:
+    model = load_catalog().model("penstock/tiny")
+    line = model.profile().command_line(model, 9000, host="10.0.0.5", weights="/models/tiny")
+    assert line[:5] == ["vllm", "serve", "/models/tiny", "--served-model-name", "penstock/tiny"]
+    assert line[-4:] == ["--host", "10.0.0.5", "--port", "9000"]
+    assert {"--enable-prefix-caching", "--enable-prompt-tokens-details", "--shutdown-timeout"} <= set(line)
+
+
+def test_every_model_is_priced_and_every_price_exact() -> None:
+    catalog = load_catalog()
+    assert {"deepseek-v3.2", "minimax-m2.5", "qwen3.5-397b", "llama-3.3-70b", "penstock/tiny"} <= set(
+        catalog.models
+    )
+    for model in catalog.models.values():
+        price = model.list_price
+        cached, fresh = (per_mtok_to_pico_per_token(text) for text in (price.cached_input, price.input))
+        assert 0 < cached <= fresh
+        assert price.source
+        for profile in model.profiles.values():
+            assert profile.capacity.max_model_len <= model.context_len
+            assert profile.capacity.gpus == profile.gpus
+    assert usd_to_pico(catalog.host_prices["gpu-b300x8-2304gb-spot"].usd_per_hour) == 64 * 10**12
+    assert "gb200-nvl4" not in catalog.host_prices
+
+
+def test_shutdown_timeout_is_always_set() -> None:
+    for model in load_catalog().models.values():
+        for profile in model.profiles.values():
+            assert profile.args["shutdown-timeout"], f"{model.name}/{profile.name}"
+            assert profile.args["enable-prompt-tokens-details"] is True
+
+
+WRONG = [
+    ('hub_id = "nvidia/DeepSeek-V3.2-NVFP4"', "hub = 1", "unknown field `hub`"),
+    ('input = "0.50"', 'input = "cheap"', r"models\.deepseek-v3\.2\.list_price\.input: not a decimal amount"),
+    ('input = "0.50"', 'input = "0.00000001"', "more than 6 decimals"),
+    (
+        "context_len = 163840",
+        "context_len = 100",
+        "max_output_tokens is 4096, must be between 1 and context_len",
+    ),
+    ('host_kind = "gpu-h200x8-1128gb"', 'host_kind = "gpu-x"', "'gpu-x', which is not among"),
+    ("gpus = 8\nargs", "gpus = 16\nargs", "gpus is 16, but gpu-b300x8-2304gb-contracted has 8"),
+    (
+        "args.tensor-parallel-size = 8",
+        "args.tensor-parallel-size = 4",
+        "tensor-parallel-size is 4, but gpus is 8",
+    ),
+    ("{kv_events_port}", "{secret}", "unknown placeholder"),
+    ('basis = "assumed"', 'basis = "guessed"', "Invalid enum value 'guessed'"),
+    (
+        "step_base_s = { value = 0.00812",
+        "step_base_s = { value = 0",
+        r"figures\.step_base_s is 0.0, must be above zero",
+    ),
+    (
+        "prefill_tokens_per_s = { value = 13500",
+        "speed = { value = 1",
+        r"missing \['prefill_tokens_per_s'\], unknown \['speed'\]",
+    ),
+    ('usd_per_hour = "35.28"', 'usd_per_hour = "?"', r"hosts\.gpu-h100x8-640gb\.price\.usd_per_hour"),
+    (
+        "kv_cache_tokens = { value = 25600",
+        "kv_cache_tokens = { value = 1000",
+        "less than one sequence of 2048",
+    ),
+    ("[hosts.", "[hosts", "is not TOML"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), WRONG)
+def test_a_wrong_catalog_is_refused_with_place_and_reason(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    text = DEFAULT_CATALOG.read_text()
+    assert old in text
+    path = tmp_path / "catalog.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(InvalidRequest, match=message):
+        load_catalog(path)
+
+
+def test_missing_file_and_names(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot read the catalog"):
+        load_catalog(tmp_path / "none.toml")
+    with pytest.raises(InvalidRequest, match="has no profile 'tp64'; it has: tp8"):
+        load_catalog().model("deepseek-v3.2").profile("tp64")

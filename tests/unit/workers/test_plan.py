@@ -1,0 +1,117 @@
+"""What runs on which machine, and what its engine is told."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from core.errors import InvalidRequest
+from workers.catalog import load_catalog
+from workers.engine_command import engine_command
+from workers.machine import Gpus, parse_gpus
+from workers.plan import HostPlan, plan_external, plan_sim, plan_vllm
+
+CATALOG = load_catalog()
+H100S = Gpus(tuple("01234567"), "H100")
+
+
+def test_without_a_gpu_the_hub_decides() -> None:
+    assert plan_vllm(CATALOG, "h", "", 1, Gpus(), hub_answers=False).replicas[0].model.name == "penstock/tiny"
+    assert plan_vllm(CATALOG, "h", "", 1, Gpus(), hub_answers=True).replicas[0].model.name == "qwen2.5-0.5b"
+
+
+def test_without_a_gpu_a_large_model_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"needs 4 GPUs and this machine has none.*--engine sim"):
+        plan_vllm(CATALOG, "h", "deepseek-v3.2", 1, Gpus(), hub_answers=True)
+
+
+def test_gpus_are_dealt_out() -> None:
+    plan = plan_vllm(CATALOG, "h", "llama-3.3-70b", 3, H100S, hub_answers=True)
+    assert [replica.gpu_ids for replica in plan.replicas] == [("0", "1"), ("2", "3"), ("4", "5")]
+    assert [replica.replica_id for replica in plan.replicas] == [f"h/llama-3.3-70b-{n}" for n in range(3)]
+    assert plan.replicas[0].share == Fraction(1, 4)
+    assert (plan.host_kind, plan.gpus) == ("gpu-h100x8-640gb", 8)
+    with pytest.raises(
+        InvalidRequest, match=r"5 replicas of llama-3\.3-70b need 10 GPUs, this machine has 8"
+    ):
+        plan_vllm(CATALOG, "h", "llama-3.3-70b", 5, H100S, hub_answers=True)
+
+
+def test_the_profile_made_for_these_gpus_is_taken() -> None:
+    h200 = Gpus(tuple("01234567"), "H200")
+    assert (
+        plan_vllm(CATALOG, "h", "deepseek-v3.2", 1, h200, hub_answers=True).replicas[0].profile.name
+        == "tp8-h200"
+    )
+    four = Gpus(tuple("0123"), "GB200")
+    assert (
+        plan_vllm(CATALOG, "h", "deepseek-v3.2", 1, four, hub_answers=True).replicas[0].profile.name
+        == "tp4-gb200"
+    )
+    with pytest.raises(InvalidRequest, match=r"qwen3\.5-397b needs 8 GPUs, this machine has 4"):
+        plan_vllm(CATALOG, "h", "qwen3.5-397b", 1, four, hub_answers=True)
+
+
+def test_one_small_gpu_gets_the_small_model() -> None:
+    plan = plan_vllm(CATALOG, "h", "", 1, Gpus(("0",), "H200"), hub_answers=True)
+    assert (plan.replicas[0].model.name, plan.replicas[0].gpu_ids) == ("qwen2.5-0.5b", ("0",))
+    assert plan.host_kind == "gpu-h200x1-141gb"
+
+
+def test_external_has_no_gpus_of_ours() -> None:
+    plan = plan_external(CATALOG, "h", "", "http://10.0.0.9:8000/")
+    assert (plan.host_kind, plan.replicas[0].url) == ("external", "http://10.0.0.9:8000")
+    assert plan.replicas[0].capacity.gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("listing", "visible", "expected"),
+    [
+        ("0, NVIDIA H200\n1, NVIDIA H200\n", None, Gpus(("0", "1"), "H200")),
+        ("0, NVIDIA H100 80GB HBM3\n1, NVIDIA H100 80GB HBM3\n", "1", Gpus(("1",), "H100")),
+        ("0, NVIDIA GB200\n", None, Gpus(("0",), "GB200")),
+        ("0, NVIDIA H200\n", "", Gpus()),
+        ("No devices were found\n", None, Gpus()),
+    ],
+)
+def test_gpus_of_the_drivers_listing(listing: str, visible: str | None, expected: Gpus) -> None:
+    assert parse_gpus(listing, visible) == expected
+
+
+def command_of(plan: HostPlan, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[str, ...], dict[str, str]]:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
+    monkeypatch.setenv("PENSTOCK_KEY_PEPPER", "secret")
+    command = engine_command(
+        plan.replicas[0], host="127.0.0.1", port=9000, engine_env=Path("/env"), engine_key="key",
+        data_dir=Path("/data"), sim_speedup=2.0, replicas=1,
+    )  # fmt: skip
+    assert "secret" not in command.env.values()
+    assert command.env["VLLM_API_KEY"] == "key"
+    assert "key" not in command.argv
+    return command.argv, command.env
+
+
+def test_tiny_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_vllm(CATALOG, "h", "penstock/tiny", 1, Gpus(), hub_answers=False)
+    argv, env = command_of(plan, monkeypatch)
+    assert argv[:4] == ("/env/bin/python", "-m", "vllm.entrypoints.cli.main", "serve")
+    assert argv[4] == "/data/models/penstock-tiny"
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in env or env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_large_model_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_vllm(CATALOG, "h", "llama-3.3-70b", 2, H100S, hub_answers=True)
+    _, env = command_of(plan, monkeypatch)
+    assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "HF_HUB_OFFLINE" not in env
+
+
+def test_sim(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_sim(CATALOG, "sim-h", "llama-3.3-70b", 2)
+    argv, _ = command_of(plan, monkeypatch)
+    assert argv[3:9] == ("--model", "llama-3.3-70b", "--profile", "tp2", "--speedup", "2.0")
+    assert plan.gpus == 4
+    assert plan.replicas[0].share == Fraction(1, 2)
