@@ -115,7 +115,7 @@ async def _verify_chain(connection: AsyncConnection, problems: list[str]) -> int
             row.kind,
             row.debit_account,
             row.credit_account,
-            row.amount,
+            int(row.amount),
             row.source_id,
         )
         previous = hashlib.sha256(previous + "|".join(map(str, fields)).encode()).digest()
