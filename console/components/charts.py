@@ -50,12 +50,23 @@ class Chart:
     """A time chart whose series can be replaced in place."""
 
     def __init__(
-        self, names: Sequence[str], *, kind: str = "line", stacked: bool = False, label: str
+        self,
+        names: Sequence[str],
+        *,
+        kind: str = "line",
+        stacked: bool = False,
+        daily: bool = False,
+        label: str,
     ) -> None:
         options = _base()
         style: dict[str, Any] = {"type": kind, "data": []}
         if kind == "line":
-            style |= {"showSymbol": False, "lineStyle": {"width": 2}, "areaStyle": {"opacity": 0.08}}
+            style |= {
+                "symbol": "circle",
+                "symbolSize": 3,
+                "lineStyle": {"width": 2},
+                "areaStyle": {"opacity": 0.08},
+            }
         else:
             style |= {"barMaxWidth": 14, "itemStyle": {"borderRadius": [2, 2, 0, 0]}}
         if stacked:
@@ -64,6 +75,11 @@ class Chart:
         if len(names) == 1:
             options["legend"]["show"] = False
             options["grid"]["top"] = 12
+        if daily:
+            options["xAxis"] |= {
+                "minInterval": 86_400_000,
+                "axisLabel": {**options["xAxis"]["axisLabel"], "formatter": "{d} {MMM}"},
+            }
         options["aria"] = {"enabled": True, "label": {"description": label}}
         self._chart = ui.echart(options)
         self._chart.props["role"] = "img"

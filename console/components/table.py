@@ -11,7 +11,8 @@ from nicegui.events import GenericEventArguments
 from console.format import Shown
 
 _CELL = r"""
-<q-td :props="props" :data-label="props.col.label" :class="{wrap: props.value?.wrap, acts: props.value?.acts}">
+<q-td :props="props" :data-label="props.col.label"
+  :class="{wrap: props.value?.wrap, text: props.value?.text, acts: props.value?.acts}">
   <div v-if="props.value">
     <a v-if="props.value.href" :href="props.value.href" :title="props.value.h" class="name">{{ props.value.t }}</a>
     <span v-else-if="props.value.tone" :class="'badge ' + props.value.tone" :title="props.value.h"
@@ -61,9 +62,13 @@ def cell(
     tone: str = "",
     mono: bool = False,
     wrap: bool = False,
+    text: bool = False,
     bar: float | None = None,
 ) -> Cell:
-    """A cell with a value: a link with `href`, a badge with `tone`, a second line with `sub`."""
+    """A cell with a value: a link with `href`, a badge with `tone`, a second line with `sub`.
+
+    `wrap` is for sentences, `text` for names that may be long.
+    """
     made: Cell = (
         {"t": value} if isinstance(value, str) else {"t": value.text, "h": value.exact, "s": value.sort}
     )
@@ -71,7 +76,14 @@ def cell(
         made["s"] = value.lower()
     else:
         made["s"] = max(-1e300, min(1e300, value.sort))  # JSON has no infinities
-    for name, given in (("href", href), ("sub", sub), ("tone", tone), ("mono", mono), ("wrap", wrap)):
+    for name, given in (
+        ("href", href),
+        ("sub", sub),
+        ("tone", tone),
+        ("mono", mono),
+        ("wrap", wrap),
+        ("text", text),
+    ):
         if given:
             made[name] = given
     if bar is not None:

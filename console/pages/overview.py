@@ -55,7 +55,7 @@ class _Overview:
             self.tokens = Stat("Tokens", Shown("–"))
             self.spend = Stat("Spend", Shown("–"))
             self.ttft_p50 = Stat("TTFT p50", Shown("–"), "time to first token")
-            self.ttft_p95 = Stat("TTFT p95", Shown("–"), "19 of 20 are faster")
+            self.ttft_p95 = Stat("TTFT p95", Shown("–"), "1 in 20 is slower")
             self.replicas = Stat("Replicas ready", Shown("–"))
         with box("div", "grid two"):
             with card("Requests", "As they end"):

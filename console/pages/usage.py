@@ -15,11 +15,11 @@ from admin import tenants as admin_tenants
 from billing.report import ReportQuery, ReportRow
 from billing.report_files import to_csv, to_json
 from console.components.base import Stat, box, card, link_button, page_head
-from console.components.charts import Chart
 from console.components.dialogs import primary
 from console.components.table import Column, Row, cell, data_table
 from console.deps import Console
 from console.format import Shown, count, money, per_mtok, percent, short_id
+from console.panels.usage import daily_tokens_chart
 from console.periods import PERIODS, Period, chosen_period
 from console.plain import message_page
 from console.viewer import Viewer
@@ -109,7 +109,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         )
     await _filters(console, viewer, choice, problem)
     _summary(rows, viewer.is_platform)
-    await _chart(console, viewer, query)
+    await _chart(console, viewer, query, period)
     with card("Report", flush=True) as actions:
         with actions:
             search = ui.input("Search").props("outlined dense clearable").classes("search")
@@ -191,26 +191,17 @@ def _summary(rows: Sequence[ReportRow], is_platform: bool) -> None:
             )
 
 
-async def _chart(console: Console, viewer: Viewer, query: ReportQuery) -> None:
+async def _chart(console: Console, viewer: Viewer, query: ReportQuery, period: Period) -> None:
     days = await _report(console, viewer, msgspec.structs.replace(query, group_by=("day",)))
-    days = [row for row in days if row.requests]
-    if not days:
+    if not any(row.requests for row in days):
         return
     with card("Tokens by day"):
-        chart = Chart(
-            ("Input", "Output"), kind="bar", stacked=True, label="Input and output tokens by UTC day"
-        )
-        chart.set(
-            [day_of(row) for row in days],
-            [row.input_tokens for row in days],
-            [row.output_tokens for row in days],
-        )
+        daily_tokens_chart(days, period, console.clock.now().date())
 
 
 _NUMBERS = (
     Column("requests", "Requests", numeric=True),
     Column("input", "Input", numeric=True),
-    Column("cached", "Cached", numeric=True),
     Column("output", "Output", numeric=True),
     Column("cost", "Cost", numeric=True),
     Column("price", "Price per M", numeric=True),
@@ -231,7 +222,7 @@ def _rows(rows: Sequence[ReportRow], by: Sequence[str], is_platform: bool) -> li
     return [
         {
             "id": str(number),
-            **{name: cell(_group_label(row, name)) for name in by},
+            **{name: cell(_group_label(row, name), text=True) for name in by},
             **_numbers(row, is_platform),
         }
         for number, row in enumerate(rows)
@@ -245,10 +236,7 @@ def _totals_row(rows: Sequence[ReportRow], groups: int, is_platform: bool) -> st
         _total_usd(rows, "cost_usd"),
         _total_usd(rows, "gpu_cost_usd"),
     )
-    cells = [
-        count(_total(rows, name))
-        for name in ("requests", "input_tokens", "cached_input_tokens", "output_tokens")
-    ]
+    cells = [count(_total(rows, name)) for name in ("requests", "input_tokens", "output_tokens")]
     cells += [money(cost), per_mtok(ratio_per_mtok(usd_to_pico(cost), tokens))]
     if is_platform:
         cells += [money(gpu), per_mtok(ratio_per_mtok(usd_to_pico(gpu), tokens))]
@@ -277,8 +265,7 @@ def _group_label(row: ReportRow, name: str) -> Shown:
 def _numbers(row: ReportRow, is_platform: bool) -> Row:
     numbers: Row = {
         "requests": cell(count(row.requests)),
-        "input": cell(count(row.input_tokens)),
-        "cached": cell(count(row.cached_input_tokens)),
+        "input": cell(count(row.input_tokens), sub=_cached(row)),
         "output": cell(count(row.output_tokens)),
         "cost": cell(money(row.cost_usd)),
         "price": cell(per_mtok(row.price_per_mtok_usd)),
@@ -287,6 +274,12 @@ def _numbers(row: ReportRow, is_platform: bool) -> Row:
         numbers["gpu_cost"] = cell(money(row.gpu_cost_usd))
         numbers["gpu_price"] = cell(per_mtok(row.gpu_cost_per_mtok_usd))
     return numbers
+
+
+def _cached(row: ReportRow) -> str:
+    if not row.cached_input_tokens:
+        return ""
+    return f"{percent(row.cached_input_tokens / row.input_tokens).text} cached"
 
 
 def add_download(app: FastAPI, console: Console) -> None:

@@ -10,7 +10,7 @@ from admin import billing as admin_billing
 from billing.prices import TIERS, PriceView
 from console.components.base import card
 from console.components.dialogs import form_dialog, text_input
-from console.components.table import Column, Row, cell, data_table
+from console.components.table import Cell, Column, Row, cell, data_table
 from console.deps import Console
 from console.format import moment, per_mtok
 from console.viewer import Viewer, toast_ok
@@ -25,12 +25,10 @@ CLASSES = {
 OPTIONAL = {"cached_input": "Empty: as input", "reasoning": "Empty: as output"}
 COLUMNS = (
     Column("model", "Model"),
-    Column("tier", "Tier"),
     Column("whose", "Applies to"),
     *(Column(name, label, numeric=True) for name, label in CLASSES.items()),
     Column("state", "State"),
-    Column("from", "From", numeric=True),
-    Column("to", "Until", numeric=True),
+    Column("from", "Holds", numeric=True),
 )
 
 
@@ -52,21 +50,25 @@ def price_rows(
         word, tone = price_state(price, now)
         row: Row = {
             "id": str(price.id),
-            "model": cell(price.model),
-            "tier": cell(price.tier.capitalize()),
+            "model": cell(price.model, sub=price.tier, text=True),
             "whose": cell("List price")
             if price.tenant_id is None
             else cell((tenants or {}).get(price.tenant_id, "Contract"), sub="contract"),
             "state": cell(word, tone=tone),
-            "from": cell(moment(datetime.fromisoformat(price.effective_from), now)),
-            "to": cell(
-                moment(datetime.fromisoformat(price.effective_to) if price.effective_to else None, now)
-            ),
+            "from": _holds(price, now),
         }
         for name in CLASSES:
             row[name] = cell(per_mtok(getattr(price, name)))
         rows.append(row)
     return rows
+
+
+def _holds(price: PriceView, now: datetime) -> Cell:
+    begins = moment(datetime.fromisoformat(price.effective_from), now)
+    if price.effective_to is None:
+        return cell(begins, sub="until replaced")
+    ends = moment(datetime.fromisoformat(price.effective_to), now)
+    return cell(begins, sub=f"until {ends.exact.removesuffix(':00 UTC')}")
 
 
 async def own_prices_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:

@@ -1,8 +1,8 @@
 """Usage of one organisation in short: this month by day and by model, with the way to the whole report."""
 
 import asyncio
-from collections.abc import Awaitable
-from datetime import datetime
+from collections.abc import Awaitable, Sequence
+from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
 from admin import billing as admin_billing
@@ -12,7 +12,7 @@ from console.components.charts import Chart
 from console.components.table import Column, cell, data_table
 from console.deps import Console
 from console.format import count, money, per_mtok
-from console.periods import named_period
+from console.periods import Period, named_period
 from console.viewer import Viewer
 
 _COLUMNS = (
@@ -23,6 +23,21 @@ _COLUMNS = (
     Column("cost", "Cost", numeric=True),
     Column("price", "Price per M", numeric=True),
 )
+
+
+def daily_tokens_chart(rows: Sequence[ReportRow], period: Period, today: date) -> None:
+    """Input and output tokens of every UTC day of `period` that has begun, from report lines by day."""
+    length = (min(period.last, today) - period.first).days + 1
+    days = [period.first + timedelta(days=number) for number in range(length)]
+    by_day = {datetime.fromisoformat(row.period_start).date(): row for row in rows if row.requests}
+    chart = Chart(
+        ("Input", "Output"), kind="bar", stacked=True, daily=True, label="Input and output tokens by UTC day"
+    )
+    chart.set(
+        [datetime(day.year, day.month, day.day, tzinfo=UTC) for day in days],
+        [by_day[day].input_tokens if day in by_day else 0 for day in days],
+        [by_day[day].output_tokens if day in by_day else 0 for day in days],
+    )
 
 
 async def usage_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
@@ -47,14 +62,7 @@ async def usage_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None
         if not days:
             empty("bar_chart", "Nothing used yet", "The first settled request of the month shows up here.")
             return
-        chart = Chart(
-            ("Input", "Output"), kind="bar", stacked=True, label="Input and output tokens by day this month"
-        )
-        chart.set(
-            [datetime.fromisoformat(row.period_start) for row in days],
-            [row.input_tokens for row in days],
-            [row.output_tokens for row in days],
-        )
+        daily_tokens_chart(days, period, console.clock.now().date())
     with card("Models this month", flush=True):
         data_table(
             _COLUMNS,
