@@ -190,21 +190,21 @@ class KeyRing:
         try:
             async with self._database.read() as connection:
                 horizon = await changes.horizon(connection)
-                if self._horizon is None or horizon < self._horizon:
-                    # First look, or another cluster behind the same address: nothing cached is vouched for.
-                    news, dead = [], set[UUID]()
-                    self._cache.clear()
-                else:
-                    feed = await changes.changes_since(connection, self._horizon)
-                    news = [change for change in feed if change.id not in self._seen]
-                    dead = await self._dead(connection, news)
-                    dead |= await resolve.expired_between(connection, self._expiry_checked, now)
-                    self._seen = {change.id for change in feed}
+                since = self._horizon
+                first = since is None or horizon < since
+                feed = await changes.changes_since(connection, horizon if since is None or first else since)
+                news = [] if first else [change for change in feed if change.id not in self._seen]
+                dead = await self._dead(connection, news)
+                dead |= await resolve.expired_between(connection, self._expiry_checked, now)
         except DATABASE_AWAY as error:
             logger.warning("tenancy changes not read, cached keys stay: %s", type(error).__name__)
             return
         self._horizon = horizon
+        self._seen = {change.id for change in feed}
         self._expiry_checked = now
+        if first:
+            # Nothing cached is vouched for; a lower horizon means another cluster behind the same address.
+            self._cache.clear()
         if news:
             self._cache.forget_tenants({change.tenant_id for change in news})
         if dead:
