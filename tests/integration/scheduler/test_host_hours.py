@@ -68,13 +68,14 @@ async def test_a_failed_round_is_made_up_for(database: Database) -> None:
 
 async def test_a_frozen_postgresql_does_not_hold_up_the_shutdown(database: Database, monkeypatch) -> None:
     monkeypatch.setattr("scheduler.host_hours.CLOSE_S", 0.1)
-    thawed, entered = asyncio.Event(), asyncio.Event()
+    thawed, entered, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def record(connection, heartbeat) -> None:
         while not thawed.is_set():
             entered.set()
             with suppress(asyncio.CancelledError):
                 await thawed.wait()
+        left.set()
 
     hours = HostHours(database, record, every_s=0.01)
     hours.heard(beat(replica()))
@@ -82,5 +83,6 @@ async def test_a_frozen_postgresql_does_not_hold_up_the_shutdown(database: Datab
     await entered.wait()
     await asyncio.wait_for(hours.close(), 10)
     thawed.set()
+    await left.wait()
     hours._task.cancel()
     await asyncio.gather(hours._task, return_exceptions=True)
