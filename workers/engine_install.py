@@ -264,6 +264,12 @@ def _locked(env: Path) -> Iterator[None]:
         yield
 
 
+def print_step(step: Step) -> None:
+    """Progress for logs: one line a step, and what its tool says."""
+    line = f"  {step.note}" if step.note else f"{step.number}/{step.total} {step.title}"
+    print(line, file=sys.stderr, flush=True)
+
+
 def wanted_kind() -> Kind:
     """GPU build where a driver lists GPUs, else CPU build."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
@@ -273,3 +279,10 @@ def wanted_kind() -> Kind:
         return "cpu"
     listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=15, check=False)  # noqa: S603
     return "gpu" if "GPU " in listing.stdout else "cpu"
+
+
+if __name__ == "__main__":  # for the agent; people use `penstock engine install`
+    try:
+        install(Path(sys.argv[1]), wanted_kind(), print_step)
+    except Unavailable as error:
+        sys.exit(error.message)

@@ -68,9 +68,7 @@ async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> H
     gpus = await find_gpus()
     if engine_install.status(settings.engine_env).state != "installed":
         log.info("the engine is not installed; installing it into %s", settings.engine_env)
-        await _run(
-            sys.executable, "-m", "cli.main", "engine", "install", "--engine-env", str(settings.engine_env)
-        )
+        await _run(sys.executable, "-m", "workers.engine_install", str(settings.engine_env))
     python = settings.engine_env / "bin" / "python"
     hub = False
     if not settings.model and not gpus.ids:

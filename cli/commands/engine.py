@@ -45,7 +45,7 @@ def install(
     if sys.stderr.isatty():
         result = _with_bar(env, wanted, torch_index)
     else:
-        result = engine_install.install(env, wanted, _print_step, torch_index=torch_index)
+        result = engine_install.install(env, wanted, engine_install.print_step, torch_index=torch_index)
     emit(result, as_json)
 
 
@@ -60,14 +60,6 @@ def status(engine_env: EngineEnv = None, as_json: AsJson = False) -> None:
 
 def _env(given: Path | None) -> Path:
     return given or Path(os.environ.get("PENSTOCK_ENGINE_ENV") or _CHECKOUT / ".engine")
-
-
-def _print_step(step: Step) -> None:
-    """One line a step, and what its tool says, for logs."""
-    if step.note:
-        print(f"  {step.note}", file=sys.stderr, flush=True)
-    else:
-        print(f"{step.number}/{step.total} {step.title}", file=sys.stderr, flush=True)
 
 
 def _with_bar(env: Path, kind: engine_install.Kind, torch_index: str) -> EngineStatus:

@@ -1,0 +1,52 @@
+"""`penstock models` and `penstock engine` as an operator runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def penstock(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=CHECKOUT, env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_models(pg_url: str) -> None:
+    added = penstock("models", "add", "penstock/tiny", "--json", DATABASE_URL=pg_url)
+    assert added.returncode == 0, added.stderr
+    assert json.loads(added.stdout)["status"] == "active"
+    assert penstock("models", "alias", "tiny", "penstock/tiny", DATABASE_URL=pg_url).returncode == 0
+    listed = penstock("models", "list", "--json", DATABASE_URL=pg_url)
+    assert [(row["name"], row["alias_of"]) for row in json.loads(listed.stdout)] == [
+        ("penstock/tiny", None),
+        ("tiny", "penstock/tiny"),
+    ]
+    wrong = penstock("models", "add", "gpt-9", DATABASE_URL=pg_url)
+    assert wrong.returncode == 2
+    assert len(wrong.stderr.strip().splitlines()) == 1
+    assert "the catalog has no model 'gpt-9'" in wrong.stderr
+    assert penstock("models", "retire", "tiny", "--note", "gone", DATABASE_URL=pg_url).returncode == 0
+
+
+def test_engine_status_of_nothing(tmp_path: Path) -> None:
+    result = penstock("engine", "status", "--json", "--engine-env", str(tmp_path / "none"))
+    assert json.loads(result.stdout)["state"] == "absent"
+
+
+def test_engine_install_says_in_one_sentence_what_cannot_be_had(tmp_path: Path) -> None:
+    """With no place to take packages from, the step that fails is named, and what else one can do."""
+    nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
+    env = tmp_path / "engine"
+    result = penstock("engine", "install", "--kind", "cpu", "--engine-env", str(env), **nowhere)
+    assert result.returncode == 2
+    last = result.stderr.strip().splitlines()[-1]
+    assert "PyTorch 2.13.0+cpu cannot be had" in last
+    assert "--torch-index" in last
+    assert "--engine sim" in last
+    status = json.loads(penstock("engine", "status", "--json", "--engine-env", str(env)).stdout)
+    assert (status["state"], status["done"]) == ("partial", ["environment"])
