@@ -26,7 +26,7 @@ async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., 
     stack.admin(
         "POST", f"/tenants/{tenant.id}/credits", json={"amount_usd": "80.50", "reason": "ten requests"}
     )
-    headers = {"Authorization": f"Bearer {stack.ready['engine_key']}"} if "engine_key" in stack.ready else {}
+    headers = {"Authorization": f"Bearer {stack.ready['engine_key']}"}
     async with httpx.AsyncClient(headers=headers, timeout=30) as control:
         # Hold the ten inside the engine until the other hundred and ninety have their answer.
         (await control.post(f"{engine}/failpoints", json={"stall_after_tokens": 1})).raise_for_status()
@@ -39,10 +39,9 @@ async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., 
                 for one in seen
             ]
             await until(lambda: sum(task.done() for task in tasks) == 190, timeout_s=90)
-            running = sum(one.status == 200 for one in seen)
             (await control.post(f"{engine}/failpoints", json={"stall_after_tokens": None})).raise_for_status()
             await asyncio.gather(*tasks)
-    assert running == 10
+    assert sum(one.finished for one in seen) == 10
     refused = [one for one in seen if one.status != 200]
     assert {one.status for one in refused} == {402}
     assert {one.body["error"]["code"] for one in refused} == {"insufficient_credit"}  # type: ignore[index]
@@ -64,7 +63,7 @@ async def test_client_gone_mid_stream_stops_the_engine(make_stack: Callable[...,
     seen = load.Seen()
     async with load.session() as session:
         task = asyncio.create_task(
-            load.stream(session, stack.base_url, tenant.key, model, max_tokens=4000, seen=seen)
+            load.stream(session, stack.base_url, tenant.key, model, max_tokens=1500, seen=seen)
         )
         await until(lambda: seen.chunks >= 20, timeout_s=60)
         task.cancel()
@@ -88,6 +87,6 @@ async def test_client_gone_mid_stream_stops_the_engine(make_stack: Callable[...,
     row = (await rows_by_request(stack, tenant.id))[seen.request_id]
     generated = stack.engine_counters()["generation_tokens_total"] - before
     assert row["outcome"] == "client_cancelled"
-    assert seen.chunks <= row["output_tokens"] <= generated < 4000
+    assert seen.chunks <= row["output_tokens"] <= generated < 1500
     assert row["cost"] > 0
     await money_is_sound(stack, tenant.id)

@@ -107,9 +107,7 @@ class Stack:
             )
         body = {"project_id": projects[0]["id"], "name": "test"}
         made = self.admin("POST", f"/tenants/{tenant_id}/keys", json=body)
-        return Tenant(
-            id=tenant_id, project_id=projects[0]["id"], key_id=made["key"]["id"], key=made["secret"]
-        )
+        return Tenant(id=tenant_id, project_id=projects[0]["id"], key_id=made["id"], key=made["secret"])
 
     async def connect(self) -> "asyncpg.Connection[asyncpg.Record]":
         """A connection as the schema's owner, to look at the rows behind the numbers."""
