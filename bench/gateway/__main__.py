@@ -1,6 +1,7 @@
 """`python -m bench.gateway`: CPU per request and per chunk, added latency; JSON and a plot into bench/out."""
 
 import argparse
+import asyncio
 import json
 import platform
 import subprocess
@@ -11,14 +12,16 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from bench.gateway.load import Target, closed_loop, open_loop
+from bench.gateway.load import Streams, Target, closed_loop, open_loop
 from bench.gateway.rig import rig
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 MARKS = {"cpu_ms_per_request": 1.0, "cpu_us_per_chunk": 20.0}
 ANSWER_TOKENS = 16
-CHUNKS = 100
 DISTANCE_MS = 10
+"""Between chunks of a stream."""
+RAMP_PER_S = 100.0
+"""Streams begun per second."""
 
 
 def cpu_s(pid: int) -> float:
@@ -41,15 +44,21 @@ async def requests_cost(target: Target, requests: int, concurrency: int) -> dict
     }
 
 
-async def chunks_cost(target: Target, streams: int) -> dict[str, float]:
-    """Paced streams, all at once."""
-    raw = target.raw(max_tokens=CHUNKS, stream=True, seed=DISTANCE_MS)
-    await closed_loop(target, raw, concurrency=streams, requests=streams, stream=True)
-    before = cpu_s(target.pid)
-    took = await closed_loop(target, raw, concurrency=streams, requests=2 * streams, stream=True)
-    used = cpu_s(target.pid) - before
-    chunks = 2 * streams * CHUNKS
-    return {"cpu_us_per_chunk": 1e6 * used / chunks, "chunks_per_s": chunks / took, "core_share": used / took}
+async def chunks_cost(target: Target, streams: int, seconds: float) -> dict[str, float]:
+    """Paced streams, all open: CPU per chunk while nothing but chunks happens."""
+    chunks = int((seconds + streams / RAMP_PER_S + 25) * 1000 / DISTANCE_MS)
+    load = Streams(target, target.raw(max_tokens=chunks, stream=True, seed=DISTANCE_MS), streams)
+    await load.begin(RAMP_PER_S)
+    before, events, start = cpu_s(target.pid), load.events, time.perf_counter()
+    await asyncio.sleep(seconds)
+    used, seen, took = cpu_s(target.pid) - before, load.events - events, time.perf_counter() - start
+    await load.end()
+    return {
+        "cpu_us_per_chunk": 1e6 * used / seen,
+        "chunks_per_s": seen / took,
+        "core_share": used / took,
+        "refused_while_starting": load.refused,
+    }
 
 
 async def latency(target: Target, rate: float, seconds: float) -> dict[str, float]:
@@ -70,7 +79,7 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
             found |= await latency(target, given.rate, given.seconds)
             found |= await requests_cost(target, given.requests, given.concurrency)
             for streams in given.streams:
-                cost = await chunks_cost(target, streams)
+                cost = await chunks_cost(target, streams, given.seconds / 2)
                 found |= {f"{key}_at_{streams}": value for key, value in cost.items()}
     for found in results.values():
         for quantile in ("p50_ms", "p99_ms"):
@@ -88,7 +97,6 @@ def conditions(given: argparse.Namespace) -> dict[str, object]:
         "commit": commit.stdout.strip(),
         "machine": f"{platform.machine()}, {psutil.cpu_count()} cores, Python {platform.python_version()}",
         "answer_tokens": ANSWER_TOKENS,
-        "chunks": CHUNKS,
         "chunk_distance_ms": DISTANCE_MS,
         "concurrency": given.concurrency,
         "rate_per_s": given.rate,

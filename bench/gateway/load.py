@@ -15,7 +15,7 @@ class Connection(asyncio.Protocol):
         self.parser = httptools.HttpResponseParser(self)
         self.transport: asyncio.Transport | None = None
         self.done: asyncio.Future[None] | None = None
-        self.size = self.reads = 0
+        self.size = self.reads = self.events = 0
         self.first_at = 0.0
         self.tail = b""
         self.body = b""
@@ -35,6 +35,7 @@ class Connection(asyncio.Protocol):
         if not self.first_at:
             self.first_at = time.perf_counter()
         self.size += len(body)
+        self.events += body.count(b"data: ")
         self.tail = body
 
     def on_message_complete(self) -> None:
@@ -125,3 +126,51 @@ async def open_loop(target: Target, raw: bytes, *, rate: float, seconds: float) 
         await asyncio.sleep(max(0.0, begin + index / rate - loop.time()))
         tasks.append(asyncio.create_task(target.ask(raw, False)))
     return sorted(await asyncio.gather(*tasks))
+
+
+class Streams:
+    """Many paced streams, begun a few at a time, kept open while something is measured."""
+
+    def __init__(self, target: Target, raw: bytes, count: int) -> None:
+        self.target, self.raw, self.count = target, raw, count
+        self.connections: list[Connection] = []
+        self.tasks: list[asyncio.Task[tuple[int, bytes]]] = []
+        self.refused = 0
+
+    async def begin(self, per_s: float) -> None:
+        """Open all of them, and wait until each has had its first events."""
+        for _ in range(self.count):
+            connection = await self.target.connection()
+            connection.events = 0
+            self.connections.append(connection)
+            self.tasks.append(asyncio.create_task(self._ask(connection)))
+            await asyncio.sleep(1 / per_s)
+        for _ in range(400):
+            if all(connection.events > 2 for connection in self.connections):
+                return
+            await asyncio.sleep(0.05)
+        quiet = [connection for connection in self.connections if connection.events <= 2]
+        raise AssertionError(
+            f"{self.target.name}: {len(quiet)} streams did not begin: {quiet[0].tail[:300]!r}"
+        )
+
+    async def _ask(self, connection: Connection) -> tuple[int, bytes]:
+        """Ask until admitted: a process at its limit refuses some with 503, as it should."""
+        while True:
+            status, tail = await connection.request(self.raw)
+            if status != 503:
+                return status, tail
+            self.refused += 1
+            await asyncio.sleep(0.3)
+
+    @property
+    def events(self) -> int:
+        """Events that have arrived so far."""
+        return sum(connection.events for connection in self.connections)
+
+    async def end(self) -> None:
+        """Hang up."""
+        for connection in self.connections:
+            connection.transport.close()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.target.idle.clear()
