@@ -1,7 +1,8 @@
 """Fixtures of all tests: sockets off in tests/unit, loopback only elsewhere, real servers for who asks for them."""
 
 import os
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def _is_unit(item: pytest.Item) -> bool:
     return item.path.is_relative_to(_TESTS / "unit")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tidy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As root, servers below pytest's closed directories keep their data elsewhere (core/child.py): remove it."""
+    yield
+    for pointer in tmp_path_factory.getbasetemp().rglob("*.location"):
+        shutil.rmtree(Path(pointer.read_text().strip()).parent, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

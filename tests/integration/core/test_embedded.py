@@ -225,6 +225,26 @@ async def test_as_root_below_a_closed_directory(tmp_path: Path) -> None:
         shutil.rmtree(home.parent)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another account")
+def test_binaries_in_a_closed_directory_are_copied_once(tmp_path: Path) -> None:
+    """A checkout below /root: the service account cannot even run the server from there."""
+    account = child.service_account()
+    assert account is not None
+    closed = tmp_path / "closed"
+    (closed / "tree" / "bin").mkdir(parents=True)
+    (closed / "tree" / "bin" / "server").write_text("x")
+    closed.chmod(0o700)
+    copy = child.reachable_copy(closed / "tree", tmp_path, account)
+    try:
+        assert child.may_traverse(copy, account)
+        assert (copy / "bin" / "server").read_text() == "x"
+        assert child.reachable_copy(closed / "tree", tmp_path, account) == copy
+        assert child.reachable_copy(closed / "tree", tmp_path, None) == closed / "tree"
+        assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+    finally:
+        shutil.rmtree(copy.parent)
+
+
 def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time; from core import child;"
