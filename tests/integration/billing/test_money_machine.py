@@ -9,7 +9,14 @@ import asyncpg
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from sqlalchemy import text
 
 from billing.ledger import seal, verify
@@ -78,6 +85,16 @@ class MoneyMachine(RuleBasedStateMachine):
     tenant = st.integers(0, 1)
     tokens = st.integers(0, 60)
 
+    @initialize(
+        first=st.integers(0, 3000),
+        second=st.integers(200, 1500),
+        asked=st.lists(st.tuples(tenant, tokens, tokens), min_size=4, max_size=8),
+    )
+    def begin(self, first: int, second: int, asked: list[tuple[int, int, int]]) -> None:
+        self.grant(0, first + 1)
+        self.grant(1, second)
+        self.hold(asked)
+
     @rule(who=tenant, amount=st.integers(1, 1000))
     def grant(self, who: int, amount: int) -> None:
         account = self.accounts[who]
@@ -124,6 +141,7 @@ class MoneyMachine(RuleBasedStateMachine):
                 account.holds[request_id] = needed
                 account.admitted[request_id] = answer["admitted_at"]
 
+    @precondition(lambda self: any(account.admitted for account in self.accounts))
     @rule(who=tenant, pick=st.integers(0, 9), more=st.integers(1, 50))
     def extend(self, who: int, pick: int, more: int) -> None:
         account = self.accounts[who]
@@ -137,6 +155,7 @@ class MoneyMachine(RuleBasedStateMachine):
         if expected:
             account.holds[request_id] += more * OUT
 
+    @precondition(lambda self: any(account.admitted for account in self.accounts))
     @rule(who=tenant, pick=st.integers(0, 9), how=st.sampled_from(["void", "reap"]))
     def release(self, who: int, pick: int, how: str) -> None:
         account = self.accounts[who]
@@ -154,6 +173,7 @@ class MoneyMachine(RuleBasedStateMachine):
             self.call("SELECT penstock_reap('1 hour', '1 year', 100)")
         account.holds.pop(request_id, None)
 
+    @precondition(lambda self: any(account.admitted for account in self.accounts))
     @rule(
         ends=st.lists(
             st.tuples(tenant, st.integers(0, 9), tokens, st.integers(0, 90), st.sampled_from(Outcome)),
@@ -253,8 +273,8 @@ def test_money_machine(pg_url: str) -> None:
             run_state_machine_as_test(
                 MoneyMachine,
                 settings=settings(
-                    max_examples=25,
-                    stateful_step_count=25,
+                    max_examples=40,
+                    stateful_step_count=30,
                     deadline=None,
                     suppress_health_check=list(HealthCheck),
                 ),
