@@ -24,10 +24,13 @@ class Point(msgspec.Struct):
 
 
 def even_series(minutes: Sequence[Minute], since: datetime, now: datetime, step_minutes: int) -> list[Point]:
-    """Every step from `since` to `now`, with what happened in its minutes."""
+    """Every whole step from `since` to `now`, with what happened in its minutes.
+
+    The running step is left out: half a minute of requests would look like a fall.
+    """
     start = since.replace(second=0, microsecond=0)
     step = timedelta(minutes=step_minutes)
-    points = [Point(at=start + number * step) for number in range((now - start) // step + 1)]
+    points = [Point(at=start + number * step) for number in range((now - start) // step)]
     for minute in minutes:
         index = (minute.at - start) // step
         if not 0 <= index < len(points):

@@ -41,7 +41,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     if tenant.status == "suspended":
         notice("warn", "This tenant is suspended", "Its keys are refused until it is resumed.")
     chosen = request.query_params.get("tab", "overview")
-    with ui.tabs().props("no-caps align=left inline-label mobile-arrows").classes("tabs") as tabs:
+    with ui.tabs().props("no-caps align=left inline-label").classes("tabs") as tabs:
         for name, label in _TABS.items():
             ui.tab(name, label)
     with ui.tab_panels(tabs, value=chosen if chosen in _TABS else "overview", animated=False):

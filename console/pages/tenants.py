@@ -25,9 +25,7 @@ MODES = {"prepaid": "Prepaid: credit first", "postpaid": "Postpaid: invoiced"}
 _COLUMNS = (
     Column("name", "Tenant"),
     Column("status", "Status"),
-    Column("tier", "Tier"),
     Column("available", "Available", numeric=True),
-    Column("held", "Held", numeric=True),
     Column("spent", "Spent this month", numeric=True),
     Column("budget", "Budget", numeric=True),
     Column("created", "Created", numeric=True),
@@ -90,11 +88,11 @@ class _TenantsPage:
             rows.append(
                 {
                     "id": str(tenant.id),
-                    "name": cell(tenant.name, href=f"/tenants/{tenant.id}", sub=tenant.slug),
+                    "name": cell(
+                        tenant.name, href=f"/tenants/{tenant.id}", sub=f"{tenant.slug} · {tenant.tier}"
+                    ),
                     "status": cell(tenant.status.capitalize(), tone=STATUS_TONES.get(tenant.status, "idle")),
-                    "tier": cell(tenant.tier.capitalize()),
-                    "available": cell(available(account)),
-                    "held": cell(money(account.held_usd if account else None)),
+                    "available": cell(available(account), sub=_held(account)),
                     "spent": cell(money(account.spent_this_month_usd if account else None)),
                     "budget": cell(money(account.budget_usd if account else None)),
                     "created": cell(moment(tenant.created_at, now)),
@@ -146,6 +144,10 @@ def available(account: AccountView | None) -> Shown:
     if account is not None and account.available_usd is None:
         return Shown("No bound", "Postpaid without a credit limit or budget", float("inf"))
     return money(account.available_usd if account else None)
+
+
+def _held(account: AccountView | None) -> str:
+    return f"{money(account.held_usd).text} held" if account is not None and account.open_requests else ""
 
 
 async def change_status(console: Console, viewer: Viewer, tenant: TenantView, *, suspend: bool) -> bool:
