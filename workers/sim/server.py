@@ -26,6 +26,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 VERSION = "0.32.0+penstock.sim"
 _MAX_BODY = 64 * 2**20
 _MAX_CHOICES = 128
+_MAX_SALT = 128
+_SALT_REFUSES = frozenset("@/\\\0")
 _OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/load"})
 _MARK = (b"x-penstock-simulated", b"1")
 _JSON = (b"content-type", b"application/json")
@@ -210,6 +212,10 @@ class SimServer:
         choices = body.n or 1
         if not 1 <= choices <= _MAX_CHOICES or not prompts:
             raise HttpError(400, "BadRequestError", f"n is {choices}, must be between 1 and {_MAX_CHOICES}")
+        salt = body.cache_salt or ""
+        if len(salt) > _MAX_SALT or not _SALT_REFUSES.isdisjoint(salt):
+            message = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\', or NUL."
+            raise HttpError(400, "BadRequestError", message)
         wanted = body.max_completion_tokens or body.max_tokens
         if wanted is not None and wanted < 1:
             raise HttpError(400, "BadRequestError", f"max_tokens must be at least 1, got {wanted}.")
@@ -230,7 +236,7 @@ class SimServer:
                     seed=body.seed or 0,
                     choice=choice,
                     stops_by_itself=wanted is None and not body.ignore_eos,
-                    salt=body.cache_salt or "",
+                    salt=salt,
                 )
                 for choice in range(choices)
             ]

@@ -196,6 +196,8 @@ async def test_a_client_that_leaves_without_streaming_frees_its_sequence_too(sta
         ({"model": MODEL, "prompt": "x" * 10_000}, 400),
         ({"model": MODEL, "prompt": 7}, 400),
         ({"model": MODEL, "prompt": "x", "n": 1000}, 400),
+        ({"model": MODEL, "prompt": "x", "cache_salt": "ab/cd+=="}, 400),
+        ({"model": MODEL, "prompt": "x", "cache_salt": "a" * 129}, 400),
     ],
 )
 async def test_refusals_have_vllms_error_object(start: Start, body: dict[str, Any], status: int) -> None:
