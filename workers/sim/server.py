@@ -214,7 +214,9 @@ class SimServer:
             raise HttpError(400, "BadRequestError", f"n is {choices}, must be between 1 and {_MAX_CHOICES}")
         salt = body.cache_salt or ""
         if len(salt) > _MAX_SALT or not _SALT_REFUSES.isdisjoint(salt):
-            message = "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\', or NUL."
+            message = (
+                f"'cache_salt' must be at most {_MAX_SALT} characters, without '@', '/', '\\\\' and NUL."
+            )
             raise HttpError(400, "BadRequestError", message)
         wanted = body.max_completion_tokens or body.max_tokens
         if wanted is not None and wanted < 1:
