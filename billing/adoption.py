@@ -3,16 +3,19 @@
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
 from billing.frames import Frame, decode_at, parse
 from billing.records import Checkpoint, OpenRecord, Outcome, UsageRecord
-from billing.spool import SUFFIX
+from billing.spool import FRESH_SUFFIX, SUFFIX
 from core.tokens import NO_TOKENS
 
 log = logging.getLogger(__name__)
+
+_UNFINISHED_S = 60.0
 
 
 class _Story:
@@ -94,6 +97,8 @@ class AdoptedSpool:
 
 def adopt(directory: Path, own: Path | None) -> AdoptedSpool | None:
     """Take over one spool of `directory` whose process is dead, if there is any."""
+    for path in directory.glob(f"*{FRESH_SUFFIX}"):
+        _remove_unfinished(path)
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         if path == own:
             continue
@@ -110,3 +115,20 @@ def adopt(directory: Path, own: Path | None) -> AdoptedSpool | None:
         except OSError:
             os.close(descriptor)
     return None
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove what a process that died while making or moving its spool left behind: nothing in it counts yet."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A young one may belong to a process that has made it and not locked it yet.
+        if time.time() - os.fstat(descriptor).st_mtime > _UNFINISHED_S:
+            path.unlink(missing_ok=True)
+    except BlockingIOError:
+        log.debug("%s is being written", path)
+    finally:
+        os.close(descriptor)

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from billing.adoption import AdoptedSpool, adopt
 from billing.records import Checkpoint, OpenRecord, UsageRecord
+from billing.refusals import not_recorded
 from billing.settlement import Item, Settlement
 from billing.spool import Spool
 
@@ -90,9 +91,10 @@ class Meter:
         return self._settlement.backlog
 
     def open(self, record: OpenRecord) -> None:
-        """Note an admitted request before it is dispatched. Raises OSError when the spool cannot take it."""
+        """Note an admitted request before it is dispatched. Raises Unavailable when the spool cannot take it."""
         if not self._living.append(record):
-            raise OSError(f"the usage spool {self._living.path} is full or cannot be written")
+            log.error("the usage spool %s is full or cannot be written", self._living.path)
+            raise not_recorded()
 
     def checkpoint(self, record: Checkpoint) -> None:
         """Note the running counts of a live request."""

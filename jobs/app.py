@@ -13,7 +13,7 @@ from prometheus_client import Counter, Gauge
 
 from core.db import Database
 from core.settings import Settings
-from jobs.work import JOBS, Job
+from jobs.work import Job, schedule
 
 RUNS = Counter("penstock_job_runs_total", "Runs of background jobs, by result.", ["job", "result"])
 LAST_SUCCESS = Gauge("penstock_job_last_success_seconds", "Unix time of a job's last success.", ["job"])
@@ -58,6 +58,7 @@ async def _awaited(job: Job, database: Database, settings: Settings) -> int:
 
 def make_app(settings: Settings, runner: Runner) -> Celery:
     """The Celery application on `settings.redis_url`."""
+    jobs = schedule(settings)
     app = Celery("penstock", broker=settings.redis_url, set_as_current=False)
     app.conf.update(
         broker_connection_retry=True,
@@ -76,10 +77,10 @@ def make_app(settings: Settings, runner: Runner) -> Celery:
         enable_utc=True,
         beat_schedule={
             job.name: {"task": job.name, "schedule": job.every_s, "options": {"expires": job.every_s}}
-            for job in JOBS
+            for job in jobs
         },
     )
-    for job in JOBS:
+    for job in jobs:
         app.task(_task(runner, job), name=job.name)
     return app
 

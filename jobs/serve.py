@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from core.settings import Settings
 from core.telemetry import MetricsServer, setup_tracing
 from jobs.app import Runner, make_app
-from jobs.work import JOBS
+from jobs.work import schedule
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def main(settings: Settings) -> int:
     beat.start()
     # Due at once after a start, then by the schedule: a new database needs its partitions before the first request.
     try:
-        for job in JOBS:
+        for job in schedule(settings):
             app.send_task(job.name, expires=job.every_s)
     except OperationalError as error:
         log.warning("Redis does not answer yet, the jobs begin by the schedule: %s", error)

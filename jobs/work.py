@@ -31,8 +31,9 @@ async def seal(database: Database, settings: Settings) -> int:
 
 async def reap(database: Database, settings: Settings) -> int:
     """Expire holds whose process died."""
+    gap_s = max(settings.hold_ttl_s / 2, 3 * reap_every_s(settings))
     async with database.system() as connection:
-        expired = await reaper.reap(connection, settings.hold_ttl_s)
+        expired = await reaper.reap(connection, settings.hold_ttl_s, gap_s=gap_s)
     if expired:
         log.warning("%d holds of dead processes expired", expired)
     return expired
@@ -54,10 +55,17 @@ async def dispatch_outbox(database: Database, settings: Settings) -> int:
     return await outbox.dispatch(database, {"billing.roll_up": lambda _: rollups.roll_up(database)})
 
 
-JOBS = (
-    Job("penstock.seal", 2.0, seal),
-    Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
-    Job("penstock.reap", 5.0, reap),
-    Job("penstock.roll_up", 60.0, roll_up),
-    Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
-)
+def schedule(settings: Settings) -> tuple[Job, ...]:
+    """Every job and how often it is due; the reaper looks several times within a hold's TTL."""
+    return (
+        Job("penstock.seal", 2.0, seal),
+        Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
+        Job("penstock.reap", reap_every_s(settings), reap),
+        Job("penstock.roll_up", 60.0, roll_up),
+        Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
+    )
+
+
+def reap_every_s(settings: Settings) -> float:
+    """Seconds between two looks of the reaper: at most 5."""
+    return max(1.0, min(5.0, settings.hold_ttl_s / 6))

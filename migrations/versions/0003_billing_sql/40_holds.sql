@@ -92,7 +92,7 @@ BEGIN
                 output_tokens := greatest(1, least(output_tokens, floor(v_left / 4 / v_out_price)));
             END IF;
         END IF;
-        needed := r.input * v_in_price + output_tokens * v_out_price;
+        needed := greatest(r.input, 0) * v_in_price + output_tokens * v_out_price;
         IF needed > v_funds - a.held THEN
             verdict := 'insufficient_credit';
             can_wait := needed <= v_funds

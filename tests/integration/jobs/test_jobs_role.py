@@ -17,7 +17,7 @@ from core.db import Database
 from core.outbox import enqueue
 from core.settings import Settings
 from jobs.outbox import dispatch
-from jobs.work import JOBS
+from jobs.work import schedule
 from tests.integration.billing.support import make_customer
 from tests.support.ports import free_port
 from tests.support.waiting import until
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 async def test_every_job_may_run_twice_and_at_once(database: Database, pg_url: str) -> None:
     await make_customer(database, "1")
     settings = Settings(database_url=pg_url)
-    for job in JOBS:
+    for job in schedule(settings):
         await asyncio.gather(*(job.work(database, settings) for _ in range(3)))
         await job.work(database, settings)
     async with database.system() as connection:

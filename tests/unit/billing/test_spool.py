@@ -1,5 +1,6 @@
 """The spool file: appending, moving to a fresh file, running full, adoption by another process."""
 
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -162,6 +163,15 @@ def test_adoption_tells_ended_interrupted_and_empty_requests(tmp_path: Path) -> 
     assert lost not in stories
     adopted.release(remove=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_half_made_files_of_dead_processes_go(tmp_path: Path) -> None:
+    old, young = tmp_path / "api-old.spool.new", tmp_path / "api-young.spool.new"
+    for path in (old, young):
+        path.write_bytes(b"")
+    os.utime(old, (1, 1))
+    assert adopt(tmp_path, None) is None
+    assert [path.name for path in tmp_path.iterdir()] == [young.name]
 
 
 class SpoolMachine(RuleBasedStateMachine):
