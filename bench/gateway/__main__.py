@@ -81,6 +81,7 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
             for streams in given.streams:
                 cost = await chunks_cost(target, streams, given.seconds / 2)
                 found |= {f"{key}_at_{streams}": value for key, value in cost.items()}
+            found["refused"] = target.refused
     for found in results.values():
         for quantile in ("p50_ms", "p99_ms"):
             found[f"added_{quantile}"] = found[quantile] - results["direct"][quantile]
@@ -112,6 +113,7 @@ def show(report: dict[str, object], streams: int) -> bool:
         ("requests/s on one core", "requests_per_s", "{:,.0f}"),
         (f"CPU us per chunk at {streams} streams", f"cpu_us_per_chunk_at_{streams}", "{:.1f}"),
         (f"chunks/s at {streams} streams", f"chunks_per_s_at_{streams}", "{:,.0f}"),
+        ("refused and asked again", "refused", "{:,.0f}"),
         ("p50 ms", "p50_ms", "{:.2f}"),
         ("p99 ms", "p99_ms", "{:.2f}"),
         ("added p50 ms", "added_p50_ms", "{:.2f}"),
