@@ -68,6 +68,9 @@ def hash_key(raw: str, pepper: bytes) -> bytes:
 
 
 def cache_salt(tenant_id: UUID, pepper: bytes) -> str:
-    """The prefix-cache salt of a tenant: 32 bytes of HMAC in base64, stable as long as the pepper is."""
+    """The prefix-cache salt of a tenant: 32 bytes of HMAC, stable as long as the pepper is.
+
+    In the URL-safe alphabet: vLLM 0.32 answers 400 to a salt with `/` in it.
+    """
     digest = hmac.digest(pepper, b"cache-salt:" + tenant_id.bytes, "sha256")
-    return base64.b64encode(digest).decode("ascii")
+    return base64.urlsafe_b64encode(digest).decode("ascii")

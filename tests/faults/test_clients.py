@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 
 async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack("--api-workers", "2")
-    model, engine = str(stack.ready["model"]), stack.ready["engines"][0]["url"]
+    model = str(stack.ready["model"])
     stack.admin(
         "POST", "/prices", json={"model": model, "input": "1", "cached_input": "1", "output": "1000000"}
     )
@@ -26,21 +26,21 @@ async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., 
     stack.admin(
         "POST", f"/tenants/{tenant.id}/credits", json={"amount_usd": "80.50", "reason": "ten requests"}
     )
-    headers = {"Authorization": f"Bearer {stack.ready['engine_key']}"}
-    async with httpx.AsyncClient(headers=headers, timeout=30) as control:
-        # Hold the ten inside the engine until the other hundred and ninety have their answer.
-        (await control.post(f"{engine}/failpoints", json={"stall_after_tokens": 1})).raise_for_status()
-        seen = [load.Seen() for _ in range(200)]
-        async with load.session() as session:
-            tasks = [
-                asyncio.create_task(
-                    load.stream(session, stack.base_url, tenant.key, model, max_tokens=8, seen=one)
+    # Hold the ten inside the engine until the other hundred and ninety have their answer.
+    stack.failpoints(stall_after_tokens=1)
+    seen = [load.Seen() for _ in range(200)]
+    async with load.session() as session:
+        tasks = [
+            asyncio.create_task(
+                load.patient_stream(
+                    session, stack.base_url, tenant.key, model, max_tokens=8, seen=one, prompt="hello"
                 )
-                for one in seen
-            ]
-            await until(lambda: sum(task.done() for task in tasks) == 190, timeout_s=90)
-            (await control.post(f"{engine}/failpoints", json={"stall_after_tokens": None})).raise_for_status()
-            await asyncio.gather(*tasks)
+            )
+            for one in seen
+        ]
+        await until(lambda: sum(task.done() for task in tasks) == 190, timeout_s=90)
+        stack.failpoints()
+        await asyncio.gather(*tasks)
     assert sum(one.finished for one in seen) == 10
     refused = [one for one in seen if one.status != 200]
     assert {one.status for one in refused} == {402}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -20,6 +21,12 @@ class Seen:
     error: str = ""
     body: dict[str, object] = field(default_factory=dict)
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
+    at: list[float] = field(default_factory=list)
+    """When each chunk came, by the monotonic clock."""
+
+    def chunks_before(self, instant: float) -> int:
+        """How many chunks had come by then."""
+        return sum(at <= instant for at in self.at)
 
 
 async def stream(
@@ -55,6 +62,24 @@ async def stream(
         seen.error = f"{type(error).__name__}: {error}"
 
 
+async def patient_stream(
+    session: aiohttp.ClientSession,
+    base_url: str,
+    key: str,
+    model: str,
+    *,
+    max_tokens: int,
+    seen: Seen,
+    prompt: str,
+) -> None:
+    """`stream`, asked again while the answer is 503, as the SDKs do: a busy machine may refuse, and says so."""
+    while True:
+        await stream(session, base_url, key, model, max_tokens=max_tokens, seen=seen, prompt=prompt)
+        if seen.status != 503:
+            return
+        await asyncio.sleep(0.2)
+
+
 def _event(line: bytes, seen: Seen) -> None:
     if not line.startswith(b"data: "):
         return
@@ -69,6 +94,7 @@ def _event(line: bytes, seen: Seen) -> None:
     for choice in event.get("choices", []):
         if choice.get("delta", {}).get("content"):
             seen.chunks += 1
+            seen.at.append(time.monotonic())
             seen.first_token.set()
 
 

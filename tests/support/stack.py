@@ -113,6 +113,12 @@ class Stack:
         """A connection as the schema's owner, to look at the rows behind the numbers."""
         return await asyncpg.connect(self.ready["database_url"])
 
+    def failpoints(self, **values: Any) -> None:
+        """Order failures from every simulated engine; no values = none any more."""
+        headers = {"Authorization": f"Bearer {self.ready['engine_key']}"}
+        for engine in self.ready["engines"]:
+            httpx.post(f"{engine['url']}/failpoints", json=values, headers=headers).raise_for_status()
+
     def engine_counters(self) -> dict[str, float]:
         """Sums over all engines of their own cumulative token counters."""
         totals: dict[str, float] = {}

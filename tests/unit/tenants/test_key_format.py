@@ -98,3 +98,8 @@ def test_salts_differ_by_tenant(one: UUID, other: UUID) -> None:
     assert cache_salt(one, PEPPER) != cache_salt(other, PEPPER)
     assert cache_salt(one, PEPPER) == cache_salt(one, PEPPER)
     assert len(cache_salt(one, PEPPER)) == 44
+
+
+def test_no_cache_salt_has_a_character_that_vllm_refuses() -> None:
+    salts = "".join(cache_salt(UUID(int=number), PEPPER) for number in range(200))
+    assert not set(salts) & set("/@+")
