@@ -6,6 +6,7 @@ import logging
 import random
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 from nicegui import Client
@@ -21,6 +22,7 @@ from core.logs import setup_logging
 from core.settings import Settings
 from core.telemetry import MetricsServer, setup_tracing
 from scheduler.client import SchedulerClient
+from tenants.changes import announce
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ async def _serve(settings: Settings) -> int:
     clock = SystemClock()
     database = Database(settings.database_url)
     redis = core_redis.connect(settings.redis_url)
+    database.after_change = partial(announce, redis)
     scheduler = SchedulerClient(
         settings.scheduler_host,
         settings.scheduler_port,
@@ -90,7 +93,7 @@ async def _serve(settings: Settings) -> int:
     _OPEN_PAGES.set_function(lambda: len(Client.instances))
     loop = asyncio.get_running_loop()
     _TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
-    metrics = MetricsServer(settings.metrics_port, host=settings.host)
+    metrics = MetricsServer(settings.metrics_port)
     await metrics.start()
     await scheduler.start()
     server = _Server(

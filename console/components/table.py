@@ -154,7 +154,9 @@ def data_table(
 
 
 def set_rows(table: Table, rows: list[Row]) -> None:
-    """Replace the rows, keeping sort order and page."""
+    """Replace the rows, keeping sort order and page; unchanged rows are not sent again."""
+    if table.rows == rows:
+        return
     table.rows = rows
     _fit_pagination(table, 25)
 

@@ -7,10 +7,11 @@ from nicegui import ui
 
 from admin import audit as admin_audit
 from admin import tenants as admin_tenants
-from console.components.base import badge, card, notice, page_head
-from console.components.dialogs import secondary
+from console.components.base import badge, box, card, notice, page_head
+from console.components.dialogs import confirm, secondary
 from console.components.table import Column, data_table
 from console.deps import Console
+from console.format import moment
 from console.pages.audit import audit_rows, show_entry
 from console.pages.tenants import STATUS_TONES, change_status
 from console.panels.keys import keys_panel
@@ -28,6 +29,9 @@ _AUDIT_COLUMNS = (
     Column("reason", "Reason", sortable=False),
     Column("acts", ""),
 )
+THROTTLE_REQUESTS = 60
+"""Requests a minute of a throttled tenant."""
+THROTTLE_OPEN = 4
 _TABS = {"overview": "Overview", "keys": "Projects and keys", "limits": "Limits", "audit": "Audit"}
 
 
@@ -37,7 +41,10 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     with page_head(tenant.name, f"{tenant.slug} · {tenant.id}", crumb=("Tenants", "/tenants")):
         badge(tenant.status.capitalize(), STATUS_TONES.get(tenant.status, "idle"))
         if viewer.is_admin:
+            if tenant.status == "active" and not _throttled(console, tenant):
+                _throttle_button(console, viewer, tenant)
             _status_button(console, viewer, tenant)
+    _throttle_notice(console, viewer, tenant)
     if tenant.status == "suspended":
         notice("warn", "This tenant is suspended", "Its keys are refused until it is resumed.")
     chosen = request.query_params.get("tab", "overview")
@@ -73,6 +80,64 @@ def _status_button(console: Console, viewer: Viewer, tenant: TenantView) -> None
     secondary(
         "Suspend" if suspend else "Resume", viewer.act(change), icon="block" if suspend else "play_arrow"
     )
+
+
+def _throttle_button(console: Console, viewer: Viewer, tenant: TenantView) -> None:
+    """Cap a tenant that hurts others, for an hour: less than a suspension, and it ends by itself."""
+
+    async def throttle() -> None:
+        reason = await confirm(
+            viewer,
+            f"Throttle {tenant.name} for an hour?",
+            f"At most {THROTTLE_REQUESTS} requests a minute and {THROTTLE_OPEN} open ones, until it lapses by itself.",
+            "Throttle",
+        )
+        if reason is None:
+            return
+        await admin_tenants.throttle_tenant(
+            console.database,
+            viewer.actor,
+            tenant_id=tenant.id,
+            minutes=60,
+            requests_per_min=THROTTLE_REQUESTS,
+            concurrency=THROTTLE_OPEN,
+            reason=reason,
+        )
+        ui.navigate.reload()
+
+    secondary("Throttle 1 h", viewer.act(throttle), icon="speed")
+
+
+def _throttle_notice(console: Console, viewer: Viewer, tenant: TenantView) -> None:
+    """Say that a throttle is in force, with the way to lift it."""
+    if not _throttled(console, tenant):
+        return
+
+    async def lift() -> None:
+        reason = await confirm(
+            viewer, f"Lift the throttle of {tenant.name}?", "Its own limits hold again.", "Lift"
+        )
+        if reason is None:
+            return
+        await admin_tenants.throttle_tenant(
+            console.database, viewer.actor, tenant_id=tenant.id, minutes=0, reason=reason
+        )
+        ui.navigate.reload()
+
+    until = moment(tenant.throttle_until, console.clock.now())
+    notice(
+        "warn",
+        "This tenant is throttled",
+        f"At most {tenant.throttle_requests_per_min} requests a minute and {tenant.throttle_concurrency} open ones; "
+        f"it lapses {until.text} ({until.exact}).",
+    )
+    if viewer.is_admin:
+        with box("div", "actions"):
+            secondary("Lift throttle", viewer.act(lift), icon="lock_open")
+
+
+def _throttled(console: Console, tenant: TenantView) -> bool:
+    return tenant.throttle_until is not None and tenant.throttle_until > console.clock.now()
 
 
 async def _audit(console: Console, viewer: Viewer, tenant: TenantView) -> None:

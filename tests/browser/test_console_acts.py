@@ -87,6 +87,22 @@ async def test_suspend_and_resume_need_a_reason_that_is_kept(person: Person, sit
     await expect(detail.locator("tr", has_text="status")).to_contain_text("activesuspended")
 
 
+async def test_a_throttle_is_shown_and_can_be_lifted(person: Person, site: Site) -> None:
+    customer = site.customers["Lumen Health"]
+    await person.sign_in(ADMIN)
+    await person.open(f"/tenants/{customer.tenant_id}")
+    dialog = person.page.get_by_role("dialog")
+    await person.page.get_by_role("button", name="Throttle 1 h").click()
+    await dialog.get_by_label("Reason").fill("crowds out the others")
+    await dialog.get_by_role("button", name="Throttle").click()
+    await expect(person.page.get_by_text("This tenant is throttled")).to_be_visible()
+    await person.ready()
+    await person.page.get_by_role("button", name="Lift throttle").click()
+    await dialog.get_by_label("Reason").fill("calm again")
+    await dialog.get_by_role("button", name="Lift").click()
+    await expect(person.page.get_by_text("This tenant is throttled")).to_have_count(0)
+
+
 async def test_a_key_is_seen_once_works_and_dies_when_revoked(person: Person, site: Site) -> None:
     await person.sign_in(site.northwind.owner)
     await person.open("/home")
