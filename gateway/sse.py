@@ -182,10 +182,10 @@ class StreamCodec:
             return b""
         if not block or self.error is not None:
             return b""
-        if self.started and self._shape is not None:
-            out = self._steady(block)
-            if out is not None:
-                return out
+        if self._shape is not None and block.find(b"\n") == len(block) - 2:
+            plain = self._plain(block[:-2], self._shape)
+            if plain is not None:
+                return plain
         return self._each(block)
 
     def raise_limit(self, limit: int) -> bytes:
@@ -195,30 +195,13 @@ class StreamCodec:
         self.cut_at_limit = False
         return self._each(held)
 
-    def _steady(self, block: bytes) -> bytes | None:
-        """The fast path: events that differ from the last one in their text and counts only. None for all others."""
-        shape = self._shape
-        if shape is None:
-            return None
-        end = len(block) - 2
-        if block.find(b"\n") == end:
-            return self._plain(block, shape)
-        out = []
-        for event in block[:end].split(b"\n\n"):
-            plain = self._plain(event + b"\n\n", shape) if b"\n" not in event else None
-            if plain is None:
-                # What was taken so far is counted already; counting an event twice changes nothing.
-                return None
-            out.append(plain)
-        return b"".join(out)
-
-    def _plain(self, event: bytes, shape: "Shape") -> bytes | None:
-        """One event of the known shape without its usage, counted; None when it is none."""
+    def _plain(self, event: bytes, shape: Shape) -> bytes | None:
+        """The fast path: an event of the known shape, counted and without its usage. None when it is no such event."""
         place = event.rfind(shape.mark)
         if place < 0 or not event.startswith(shape.opening) or not event.endswith(shape.closing, 0, place):
             return None
         try:
-            usage = _usage_decoder.decode(event[place + shape.mark_size : -3])
+            usage = _usage_decoder.decode(event[place + shape.mark_size : -1])
         except msgspec.MsgspecError:
             return None
         output = usage.completion_tokens
@@ -228,10 +211,15 @@ class StreamCodec:
         return event[:place] + b"}\n\n"
 
     def _each(self, block: bytes) -> bytes:
-        """The slow path: every event decoded."""
+        """The slow path: every event that is not of the known shape is decoded."""
         out: list[bytes] = []
         events = block.split(b"\n\n")
         for position, event in enumerate(events):
+            if self._shape is not None and b"\n" not in event:
+                plain = self._plain(event, self._shape)
+                if plain is not None:
+                    out.append(plain)
+                    continue
             payload = _payload(event)
             if not payload:
                 continue
@@ -250,7 +238,7 @@ class StreamCodec:
                 break
             if chunk.choices:
                 out.append(b"data: " + cut_usage(payload) + b"\n\n")
-                if self.choices == 1:
+                if self.choices == 1 and self.started:
                     self._shape = Shape.of(payload)
         return b"".join(out)
 

@@ -111,7 +111,7 @@ def test_never_delivers_more_than_is_paid_for(count: int, limit: int, cuts: list
 def test_steady_state_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = StreamCodec(1, NO_LIMIT)
     codec.feed(chunk("a", tokens=1))
-    monkeypatch.setattr(codec.__class__, "_each", lambda *_: pytest.fail("slow path"))
+    monkeypatch.setattr(StreamCodec, "_take", lambda *_: pytest.fail("slow path"))
     assert texts(codec.feed(chunk("b", tokens=2))) == "b"
     assert texts(codec.feed(chunk("c", tokens=3) + chunk("d", tokens=4))) == "cd"
     assert codec.tracker.output == 4
