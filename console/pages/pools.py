@@ -43,13 +43,11 @@ _ASK = {
 
 _REPLICA_COLUMNS = (
     Column("replica", "Replica"),
-    Column("model", "Model"),
     Column("state", "State"),
     Column("kv", "KV cache", numeric=True),
     Column("running", "Running", numeric=True),
     Column("waiting", "Waiting", numeric=True),
     Column("restarts", "Restarts", numeric=True),
-    Column("tokens", "Tokens out", numeric=True),
     Column("acts", ""),
 )
 _HOST_COLUMNS = (
@@ -214,14 +212,14 @@ def _replica_row(replica: ReplicaStatus, may_act: bool) -> Row:
     engine = f"{replica.engine}, simulated" if replica.simulated else replica.engine
     return {
         "id": replica.replica_id,
-        "replica": cell(replica.replica_id, sub=engine),
-        "model": cell(replica.model),
-        "state": cell(replica.state.value.capitalize(), tone=STATE_TONES[replica.state], sub=replica.detail),
+        "replica": cell(replica.replica_id, sub=f"{replica.model} · {engine}", text=True),
+        "state": cell(
+            replica.state.value.capitalize(), tone=STATE_TONES[replica.state], sub=replica.detail, text=True
+        ),
         "kv": cell(percent(replica.kv_usage), bar=replica.kv_usage),
         "running": cell(count(replica.running)),
         "waiting": cell(count(replica.waiting)),
         "restarts": cell(count(replica.restarts)),
-        "tokens": cell(count(replica.counters.generation_tokens)),
         "acts": acts_cell(acts, replica.replica_id),
     }
 

@@ -111,6 +111,10 @@ async def test_a_key_is_seen_once_works_and_dies_when_revoked(person: Person, si
     await person.page.get_by_role("button", name="Create key").click()
     secret = await person.page.locator(".secret code").inner_text()
     assert secret.startswith("pen_live_")
+    await person.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await person.page.get_by_role("dialog").get_by_role("button", name="Copy").click()
+    await expect(person.page.get_by_role("button", name="Copied")).to_be_visible()
+    assert await person.page.evaluate("navigator.clipboard.readText()") == secret
     database = Database(site.database_url)
     try:
         found = await admin_keys.find_key(database, ME, pepper=PEPPER.encode(), raw=secret)
