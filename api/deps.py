@@ -57,6 +57,7 @@ class Deps:
         self.engines = AiohttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
         self.live = LiveRuns(self.meter, self.scheduler, time.monotonic)
+        self.telemetry.watch_open(lambda: len(self.live))
         self.director = self._director(settings)
         self.keys.on_revoked(self._revoked)
         self._parts = (

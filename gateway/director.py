@@ -6,7 +6,7 @@ from typing import Generic
 from uuid import UUID
 
 from billing.records import HoldRequest, OpenRecord, Outcome
-from core.errors import InvalidRequest, PermissionDenied, Unavailable
+from core.errors import InvalidRequest, PenstockError, PermissionDenied, Unavailable
 from core.tokens import NO_TOKENS
 from gateway.estimate import Estimator
 from gateway.live import LiveRuns
@@ -59,7 +59,11 @@ class Director(Generic[GrantT]):
         Whatever happens, cancellation included, each thing acquired on the way is resolved exactly once: what the
         run holds is given back in `_settle`, which awaits nothing and so cannot be interrupted.
         """
-        model = self._allowed_model(principal, prepared)
+        try:
+            model = self._allowed_model(principal, prepared)
+        except PenstockError as error:
+            self._telemetry.refused(error.code)
+            raise
         run: Run[GrantT] = Run(request_id, principal, prepared, model, reply, self._now())
         self._live.add(run)
         try:

@@ -6,6 +6,7 @@ span object when traces are exported and nothing when they are not.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from opentelemetry import trace
@@ -90,9 +91,9 @@ class Telemetry:
         """A request was turned away before it was admitted."""
         self._families.refusals.labels(code).inc()
 
-    def open_requests(self, count: int) -> None:
-        """How many requests are open now."""
-        self._families.open.set(count)
+    def watch_open(self, count: Callable[[], int]) -> None:
+        """Show how many requests are open, asked at each scrape."""
+        self._families.open.set_function(count)
 
     def finished(self, run: Run[Any]) -> None:
         """A request is over: count it if it was admitted, and trace it."""

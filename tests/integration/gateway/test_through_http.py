@@ -221,3 +221,14 @@ async def test_wrong_methods_and_paths(api: Api) -> None:
             assert answer.status == expected
             assert (await answer.json())["error"]["message"]
             assert answer.headers["x-request-id"]
+
+
+async def test_the_only_replica_failing_is_said_at_once(api: Api) -> None:
+    """There is nowhere else to go: the client hears of it without waiting for the queue's deadline."""
+    api.engines[0].failpoints.error_next = 1
+    start = asyncio.get_running_loop().time()
+    status, body, _ = await api.post({"model": MODEL, "messages": HELLO, "max_tokens": 2})
+    assert (status, body["error"]["code"]) == (502, "engine_failed")
+    assert asyncio.get_running_loop().time() - start < 15
+    [row] = await api.usage_rows(1)
+    assert (row.cost, row.outcome) == (0, "engine_failed")
