@@ -24,13 +24,10 @@ class Point(msgspec.Struct):
 
 
 def even_series(minutes: Sequence[Minute], since: datetime, now: datetime, step_minutes: int) -> list[Point]:
-    """Every whole step from `since` to `now`, with what happened in its minutes.
-
-    The running step is left out: half a minute of requests would look like a fall.
-    """
+    """Every step from `since` to `now`, with what happened in its minutes; the running one only once it has some."""
     start = since.replace(second=0, microsecond=0)
     step = timedelta(minutes=step_minutes)
-    points = [Point(at=start + number * step) for number in range((now - start) // step)]
+    points = [Point(at=start + number * step) for number in range((now - start) // step + 1)]
     for minute in minutes:
         index = (minute.at - start) // step
         if not 0 <= index < len(points):
@@ -42,7 +39,7 @@ def even_series(minutes: Sequence[Minute], since: datetime, now: datetime, step_
         point.cost += Decimal(minute.cost_usd)
         point.ttft_p50_ms = _worse(point.ttft_p50_ms, minute.ttft_p50_ms)
         point.ttft_p95_ms = _worse(point.ttft_p95_ms, minute.ttft_p95_ms)
-    return points
+    return points if points[-1].requests else points[:-1]
 
 
 def _worse(one: int | None, other: int | None) -> int | None:

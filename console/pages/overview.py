@@ -133,7 +133,10 @@ class _Overview:
             if any(replica.state == state for replica in snapshot.replicas)
         }
         ready = states.get(ReplicaState.READY, 0)
-        self.replicas.set(Shown(f"{ready} of {len(snapshot.replicas)}"), f"{len(snapshot.hosts)} hosts")
+        self.replicas.set(
+            Shown(f"{ready} of {len(snapshot.replicas)}"),
+            f"on {len(snapshot.hosts)} host{'' if len(snapshot.hosts) == 1 else 's'}",
+        )
         if found != self.problems:
             self.problems = found
             self.alerts.clear()

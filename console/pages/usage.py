@@ -208,7 +208,7 @@ _NUMBERS = (
 )
 _GPU_NUMBERS = (
     Column("gpu_cost", "GPU cost", numeric=True),
-    Column("gpu_price", "GPU cost per M", numeric=True),
+    Column("gpu_price", "GPU per M", numeric=True),
 )
 
 
