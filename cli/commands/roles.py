@@ -30,7 +30,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "scheduler": ("database_url", "internal_token"),
     "agent": ("internal_token",),
     "jobs": _STORED,
-    "console": (*_STORED, "console_secret"),
+    "console": (*_STORED, "key_pepper", "console_secret"),
 }
 _VARIABLES = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
 
