@@ -9,6 +9,9 @@ from tenants.principal import Limits
 from tenants.rate_scopes import SCOPES, Scopes
 
 MAX_REMEMBERED = 50_000
+ASK_AGAIN_S = 1.0
+"""A refusal is repeated no longer than this without asking Redis: a limit filled by estimates of what still runs, here
+or in another process, has room again as soon as less was used."""
 TENANT = SCOPES.index("tenant")
 
 
@@ -16,22 +19,25 @@ TENANT = SCOPES.index("tenant")
 class _Known:
     error: RateLimited
     until: float
+    """When the scope conforms if nothing is given back: what the caller is told."""
+    ask_again_at: float
     limits: Limits
 
 
 class RefusalCache:
-    """Scopes that cannot conform before a known time, whatever the request: no need to ask Redis again."""
+    """Scopes that were refused whatever the request: within ASK_AGAIN_S there is no need to ask Redis again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[UUID, _Known] = {}
 
     def remember(self, scopes: Scopes, index: int, error: RateLimited, for_s: float) -> None:
-        """Scope number `index` refuses everything for `for_s`."""
+        """Scope number `index` refuses everything for `for_s`, unless reservations are given back."""
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
-        until = self._clock.monotonic() + for_s
-        self._known[scopes.ids[index]] = _Known(error, until, scopes.limits[index])
+        now = self._clock.monotonic()
+        ask_again_at = now + min(for_s, ASK_AGAIN_S)
+        self._known[scopes.ids[index]] = _Known(error, now + for_s, ask_again_at, scopes.limits[index])
 
     def find(self, scopes: Scopes) -> RateLimited | None:
         """The refusal that still holds, with what remains of its time; a scope whose limits changed is asked anew."""
@@ -42,7 +48,7 @@ class RefusalCache:
             known = self._known.get(id_)
             if known is None:
                 continue
-            if known.until <= now or known.limits != limits:
+            if known.ask_again_at <= now or known.limits != limits:
                 del self._known[id_]
                 continue
             error = known.error

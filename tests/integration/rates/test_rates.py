@@ -230,6 +230,20 @@ async def test_a_refused_key_is_refused_locally_until_its_limits_change(
         assert await outcome(rates, raised) == "granted"
 
 
+async def test_reservations_that_fill_a_day_lock_nobody_out_until_midnight(redis_url: str) -> None:
+    """A day filled by estimates of what still runs is free again once less was used: the refusal must not outlive it."""
+    who = principal(key=Limits(tokens_per_day=1000))
+    async with limiter(redis_url) as rates:
+        running = await rates.acquire(rid(), who, 600, 600)
+        assert await outcome(rates, who) == "key:tokens_per_day"
+        rates.settle(running, 20, 30)
+
+        async def granted() -> bool:
+            return await outcome(rates, who) == "granted"
+
+        await until(granted, what="the day has room again")
+
+
 async def test_a_cancelled_caller_gives_back_what_it_was_granted(redis_url: str) -> None:
     who = principal(key=Limits(concurrency=3, requests_per_min=1000))
     async with limiter(redis_url) as rates:
