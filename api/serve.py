@@ -48,6 +48,7 @@ async def _serve(settings: Settings) -> int:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         date_header=True,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,

@@ -35,13 +35,16 @@ _HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 
 
 class _Caller:
-    """Somebody waiting for a verdict."""
+    """Somebody waiting for a verdict until `deadline`, in the loop's time."""
 
-    __slots__ = ("future", "request")
+    __slots__ = ("deadline", "future", "request")
 
-    def __init__(self, request: HoldRequest, future: "asyncio.Future[asyncpg.Record]") -> None:
+    def __init__(
+        self, request: HoldRequest, future: "asyncio.Future[asyncpg.Record]", deadline: float
+    ) -> None:
         self.request = request
         self.future = future
+        self.deadline = deadline
 
 
 class _Extension(msgspec.Struct):
@@ -77,6 +80,9 @@ class HoldBook:
         self._hold_lanes = [Lane(database_url) for _ in range(lanes)]
         self._control = Lane(database_url)
         self._callers: deque[_Caller] = deque()
+        self._patience: deque[_Caller] = deque()
+        """All callers of the last `timeout_s`, the oldest first: one timer for all, not one each."""
+        self._patience_timer: asyncio.TimerHandle | None = None
         self._extensions: deque[_Extension] = deque()
         self._voids: set[UUID] = set()
         self._open: set[UUID] = set()
@@ -102,6 +108,8 @@ class HoldBook:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._patience_timer is not None:
+            self._patience_timer.cancel()
         for lane in (*self._hold_lanes, self._control):
             await lane.close()
 
@@ -156,18 +164,30 @@ class HoldBook:
     async def _ask(self, request: HoldRequest) -> asyncpg.Record:
         if len(self._callers) >= MAX_PENDING or self._closing:
             raise not_recorded()
-        caller = _Caller(request, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        caller = _Caller(request, loop.create_future(), loop.time() + self._timeout_s)
         self._callers.append(caller)
+        self._patience.append(caller)
+        if self._patience_timer is None:
+            self._patience_timer = loop.call_at(caller.deadline, self._lose_patience)
         self._work.set()
         try:
-            done, _ = await asyncio.wait({caller.future}, timeout=self._timeout_s)
+            return await caller.future
         except asyncio.CancelledError:
             self._abandon(caller)
             raise
-        if not done:
-            self._abandon(caller)
-            raise not_recorded()
-        return caller.future.result()
+
+    def _lose_patience(self) -> None:
+        """Tell callers whose time is up; a grant that still comes for one of them is voided by `_deliver`."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        while self._patience and (self._patience[0].future.done() or self._patience[0].deadline <= now):
+            caller = self._patience.popleft()
+            if not caller.future.done():
+                caller.future.set_exception(not_recorded())
+        self._patience_timer = (
+            loop.call_at(self._patience[0].deadline, self._lose_patience) if self._patience else None
+        )
 
     def _abandon(self, caller: _Caller) -> None:
         """Nobody waits for `caller` any more: a grant that is here or still comes is voided."""

@@ -16,7 +16,7 @@ from gateway.relay import Relay, released
 from gateway.run import Run
 from gateway.schemas.common import Prepared
 from gateway.telemetry import Telemetry
-from gateway.together import Step, acquire_together
+from gateway.together import both_or_neither
 from scheduler.wire import Placement, PlaceRequest
 from tenants.principal import Principal
 
@@ -110,29 +110,25 @@ class Director(Generic[GrantT]):
         prepared, name = run.prepared, run.model.name
         run.input_estimate = self._estimator.input_tokens(name, len(prepared.prompt_text))
         run.output_estimate = self._estimator.output_tokens(name, prepared.max_tokens, prepared.choices)
-        rates = Step(
-            self._rates.acquire(str(run.request_id), run.principal, run.input_estimate, run.output_estimate),
-            self._rates.refund,
+        run.grant = await self._rates.acquire(
+            str(run.request_id), run.principal, run.input_estimate, run.output_estimate
         )
-        await acquire_together(rates)
-        run.grant = rates.task.result()
         run.rated_at = self._now()
 
     async def _money_and_place(self, run: Run[GrantT]) -> None:
         """A hold and a replica, both or neither. Raises PaymentRequired, Refused or Unavailable."""
-        money = Step(
-            self._holds.place(self._hold_request(run)), lambda hold: self._holds.void(hold.request_id)
+        hold, placement = await both_or_neither(
+            self._holds.place(self._hold_request(run)),
+            self._placer.place(self._place_request(run)),
+            void=lambda hold: self._holds.void(hold.request_id),
+            unplace=self._unplace,
         )
-        seat = Step(self._placer.place(self._place_request(run)), self._unplace, cancellable=True)
-        await acquire_together(money, seat)
-        run.hold, run.placement = money.task.result(), seat.task.result()
+        run.hold, run.placement = hold, placement
         run.placed_at = self._now()
 
     async def place_again(self, run: Run[GrantT]) -> None:
         """Another replica after a failed attempt; money and rates stay as they are. Raises Refused."""
-        seat = Step(self._placer.place(self._place_request(run)), self._unplace, cancellable=True)
-        await acquire_together(seat)
-        run.placement = seat.task.result()
+        run.placement = await self._placer.place(self._place_request(run))
         run.open_record = self._open_record(run)
 
     def _unplace(self, placement: Placement) -> None:

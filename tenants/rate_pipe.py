@@ -94,12 +94,18 @@ class RatePipe:
             self._task = None
 
     async def call(self, command: bytes, undo: Callable[[Answer], None] | None = None) -> Answer:
-        """Run the script and wait for its answer. Raises RedisAway."""
+        """Run the script and wait for its answer. Raises RedisAway. For a cancelled caller the answer is undone."""
         if self.away or self._closing:
             raise RedisAway
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._put(Call(command, future, undo))
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The answer was there, and the caller was cancelled before it could look at it.
+            if undo is not None and future.done() and not future.cancelled() and future.exception() is None:
+                undo(future.result())
+            raise
 
     def tell(self, command: bytes) -> None:
         """Run the script for its effect, later should Redis be away."""
