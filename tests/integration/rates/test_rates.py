@@ -231,7 +231,7 @@ async def test_a_refused_key_is_refused_locally_until_its_limits_change(
 
 
 async def test_reservations_that_fill_a_day_lock_nobody_out_until_midnight(redis_url: str) -> None:
-    """A day filled by estimates of what still runs is free again once less was used: the refusal must not outlive it."""
+    """A day filled by estimates of what still runs has room again once less was used; no refusal may outlive that."""
     who = principal(key=Limits(tokens_per_day=1000))
     async with limiter(redis_url) as rates:
         running = await rates.acquire(rid(), who, 600, 600)
