@@ -123,6 +123,28 @@ async def test_revoked_key_and_its_open_streams(api: Api) -> None:
     assert row.output_tokens >= 1
 
 
+async def test_a_key_revoked_while_the_body_arrives_runs_nothing(api: Api) -> None:
+    body = json.dumps({"model": MODEL, "messages": HELLO, "max_tokens": 1}).encode()
+    host, port = api.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+        + b"Authorization: Bearer %s\r\n\r\n" % api.organisation.key.encode()
+        + body[:9]
+    )
+    await until(lambda: len(api.deps.keys._cache) > 0, what="the key has been looked at")
+    await admin_keys.revoke_key(api.database, ADMIN, key_id=api.organisation.key_id, reason="leaked")
+
+    async def refused() -> bool:
+        return (await api.post(body))[0] == 401
+
+    await until(refused, what="the revocation")
+    writer.write(body[9:])
+    assert b" 401 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_over_limit_gets_429_with_retry_after(api: Api) -> None:
     await admin_limits.set_limits(
         api.database,
