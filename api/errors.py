@@ -35,6 +35,8 @@ _BY_CODE = {
     _BODY_TOO_LARGE: 413,
     "method_not_allowed": 405,
     "body_timeout": 408,
+    "headers_timeout": 408,
+    "headers_too_large": 431,
     "internal_error": 500,
     "api_key_revoked": 401,
 }

@@ -5,6 +5,7 @@ No routing layer, no request object, no middleware: FastAPI's cost about 0.2 ms 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ Parse = Callable[[bytes], Prepared]
 
 BODY_S = 30.0
 """A body that takes longer to arrive is given up."""
+LAST_WORDS_S = 5.0
+"""For a client to take the error that its request ended with."""
 ROUTES: dict[str, Parse] = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _JSON = (b"content-type", b"application/json")
 _SSE: Headers = [
@@ -103,11 +106,16 @@ class HttpReply:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def fail(self, error: PenstockError) -> None:
-        """Tell the client what went wrong: by status while that is possible, else by an event."""
-        if self.started:
-            await self.end(errors.event(error))
-        else:
-            await self.answer(*errors.render(error))
+        """Tell the client what went wrong: by status while that is possible, else by an event.
+
+        One that does not read is not waited for: the server then closes the connection.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                if self.started:
+                    await self.end(errors.event(error))
+                else:
+                    await self.answer(*errors.render(error))
 
 
 class Keys(Protocol):

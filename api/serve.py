@@ -14,12 +14,15 @@ from api.admin_deps import AdminDeps
 from api.admin_rest import admin_routers
 from api.app import create_app
 from api.deps import Deps
+from api.protocol import GuardedProtocol
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
 
 DRAIN_S = 60
 """On SIGTERM open streams may finish for this long; what is left then is settled as interrupted."""
 BACKLOG = 2048
+UNREAD_MS = 60_000
+"""A connection whose peer takes nothing of what was sent for this long is dropped by the kernel."""
 KEEP_ALIVE_S = 75
 """Above the idle timeout of the usual proxies, so that they close first."""
 
@@ -42,7 +45,7 @@ async def _serve(settings: Settings) -> int:
     config = uvicorn.Config(
         create_app(deps, _admin_routers(deps)),
         loop="none",
-        http="httptools",
+        http=GuardedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -52,7 +55,6 @@ async def _serve(settings: Settings) -> int:
         date_header=True,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
-        h11_max_incomplete_event_size=64 * 1024,
     )
     metrics = MetricsServer(settings.metrics_port, healthy=lambda: deps.meter.ready)
     server = DrainingServer(config)
@@ -82,13 +84,15 @@ class DrainingServer(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket that N processes may share; accepted sockets inherit TCP_NODELAY."""
+    """A listening socket that N processes may share; accepted sockets inherit TCP_NODELAY and TCP_USER_TIMEOUT."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere the edge has to do it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
         listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)

@@ -20,6 +20,7 @@ from admin import billing as admin_billing
 from admin import models as admin_models
 from api.app import create_app
 from api.deps import Deps
+from api.protocol import GuardedProtocol
 from api.serve import bind
 from core.db import Database
 from core.settings import Settings
@@ -48,7 +49,7 @@ async def serving(app: Any) -> AsyncIterator[str]:
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=GuardedProtocol,
         lifespan="on",
         log_config=None,
         access_log=False,
