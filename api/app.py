@@ -82,6 +82,10 @@ def _install_error_handlers(app: FastAPI) -> None:
         answer.status_code = error.status_code
         return answer
 
+    @app.exception_handler(Exception)
+    async def on_unforeseen(_: Request, __: Exception) -> Response:
+        return _answer(errors.INTERNAL)  # the server logs it
+
 
 def _answer(error: PenstockError, headers: Any = None) -> Response:
     """A domain error as a response."""

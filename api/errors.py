@@ -43,6 +43,11 @@ _BY_CODE = {
 """Codes that HTTP has a finer status for than their class."""
 _MAX_RETRY_S = 86_400
 
+INTERNAL = errors.EngineFailed(
+    "Something broke on our side; nothing is charged. Please try again.", code="internal_error"
+)
+"""What is said of an error that nobody foresaw."""
+
 
 def status_of(error: PenstockError) -> tuple[int, str]:
     """HTTP status and OpenAI error type. Raises KeyError for an error missing from the table: a test forbids that."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from api import errors
-from core.errors import AuthenticationFailed, EngineFailed, InvalidRequest, PenstockError
+from core.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from core.ids import uuid7
 from gateway.caps import MAX_BODY_BYTES
 from gateway.director import Director
@@ -42,10 +42,6 @@ _SSE: Headers = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-_INTERNAL = EngineFailed(
-    "Something broke on our side; nothing is charged. Please try again.", code="internal_error"
-)
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +152,7 @@ class HotPath:
             await reply.fail(error)
         except Exception:
             log.exception("request %s failed in an unforeseen way", request_id)
-            await reply.fail(_INTERNAL)
+            await reply.fail(errors.INTERNAL)
         finally:
             watch.cancel()
 

@@ -1,5 +1,6 @@
 """GET /v1/models and /v1/models/{model}: OpenAI's shape, plus price, context and live replicas."""
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -7,11 +8,15 @@ from fastapi import APIRouter, Request
 
 from billing.prices import PriceView, list_prices
 from core.db import Database
-from core.errors import AuthenticationFailed, ModelNotFound
+from core.errors import AuthenticationFailed, ModelNotFound, Unavailable
 from scheduler.wire import PoolSnapshot
+from tenants.keys import DATABASE_AWAY
 from tenants.principal import Principal
 from workers.models import ModelInfo
 from workers.wire import ReplicaState
+
+PRICES_S = 2.0
+"""A database that takes longer to name the prices counts as away."""
 
 
 class Directory(Protocol):
@@ -51,17 +56,16 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
         return await keys.authenticate(token.strip())
 
     async def prices(principal: Principal) -> dict[str, PriceView]:
-        """The price in force per model for this caller: the contract's before the list's."""
-        async with database.read() as connection:
-            versions = await list_prices(connection, tenant_id=principal.tenant_id)
-        now = datetime.now(UTC)
-        found: dict[str, PriceView] = {}
-        for version in versions:
-            if version.tier != principal.tier or datetime.fromisoformat(version.effective_from) > now:
-                continue
-            if version.model not in found or version.tenant_id is not None:
-                found[version.model] = version
-        return found
+        """The price in force per model for this caller. Raises Unavailable when PostgreSQL does not answer in time."""
+        reading = asyncio.create_task(_prices(database, principal))
+        try:
+            async with asyncio.timeout(PRICES_S):
+                return await asyncio.shield(reading)  # a query is never cancelled in the middle
+        except DATABASE_AWAY as error:
+            reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            raise Unavailable(
+                "The prices cannot be read at the moment. Try again shortly.", retry_after_s=1.0
+            ) from error
 
     @routes.get("/models", summary="Models this key may use")
     async def list_models(request: Request) -> dict[str, Any]:
@@ -89,6 +93,20 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
         return _entry(found, books.get(found.name), replicas.get(found.name, {}))
 
     return routes
+
+
+async def _prices(database: Database, principal: Principal) -> dict[str, PriceView]:
+    """The price in force per model: the contract's before the list's."""
+    async with database.read() as connection:
+        versions = await list_prices(connection, tenant_id=principal.tenant_id)
+    now = datetime.now(UTC)
+    found: dict[str, PriceView] = {}
+    for version in versions:
+        if version.tier != principal.tier or datetime.fromisoformat(version.effective_from) > now:
+            continue
+        if version.model not in found or version.tenant_id is not None:
+            found[version.model] = version
+    return found
 
 
 def _visible(model: ModelInfo, principal: Principal) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import openai
@@ -10,6 +11,7 @@ import pytest
 
 from admin import keys as admin_keys
 from admin import limits as admin_limits
+from api import models as api_models
 from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.tenancy import ADMIN
@@ -74,6 +76,32 @@ async def test_models(api: Api) -> None:
     assert one.model_extra["replicas"]["ready"] == 1
     with pytest.raises(openai.AuthenticationError):
         await api.openai("pen_live_nonsense").models.list()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "expected"),
+    [(ConnectionRefusedError("gone"), 503), (TimeoutError(), 503), (ZeroDivisionError(), 500), (None, 503)],
+)
+async def test_models_without_postgresql(
+    api: Api, monkeypatch: pytest.MonkeyPatch, trouble: Exception | None, expected: int
+) -> None:
+    """Gone, slow, broken or frozen: an error in the usual shape, and soon."""
+    assert (await api.post({"model": MODEL, "messages": HELLO, "max_tokens": 1}))[0] == 200
+
+    @asynccontextmanager
+    async def read() -> AsyncIterator[None]:
+        if trouble is not None:
+            raise trouble
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(api.deps.database, "read", read)
+    monkeypatch.setattr(api_models, "PRICES_S", 0.1)
+    headers = {"Authorization": f"Bearer {api.organisation.key}"}
+    async with api.session.get(api.url + "/v1/models", headers=headers) as answer:
+        assert answer.status == expected
+        assert (await answer.json())["error"]["message"]
+        assert ("retry-after" in answer.headers) == (expected == 503)
 
 
 async def test_health(api: Api) -> None:
