@@ -11,6 +11,15 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     output: int = 0
     reasoning: int = 0
 
+    def __add__(self, other: "TokenUsage") -> "TokenUsage":
+        """Both together, each count by itself."""
+        return TokenUsage(
+            self.input + other.input,
+            self.cached_input + other.cached_input,
+            self.output + other.output,
+            self.reasoning + other.reasoning,
+        )
+
     @property
     def uncached_input(self) -> int:
         """Prompt tokens the engine had to prefill."""

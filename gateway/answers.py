@@ -1,5 +1,6 @@
 """What the gateway itself adds to an engine's answer: usage with cost and outcome, the end of a cut stream, errors."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -40,9 +41,16 @@ def _billing_object(record: UsageRecord, cost_usd: str) -> dict[str, Any]:
 
 
 def stream_end(
-    dialect: str, head: Chunk | None, record: UsageRecord, *, cut: bool, include_usage: bool, choices: int
+    dialect: str,
+    head: Chunk | None,
+    record: UsageRecord,
+    *,
+    cut: bool,
+    include_usage: bool,
+    unfinished: Sequence[int],
 ) -> bytes:
-    """The last events of a stream: a `length` finish when we cut it, usage when asked for, and [DONE]."""
+    """The last events of a stream: a `length` finish of the `unfinished` choices when we cut it, usage when asked for,
+    and [DONE]."""
     events: list[bytes] = []
     shell = {
         "id": head.id if head is not None else "",
@@ -52,7 +60,7 @@ def stream_end(
     }
     if cut:
         part: dict[str, Any] = {"delta": {}} if dialect == "chat" else {"text": ""}
-        ends = [{"index": i, **part, "logprobs": None, "finish_reason": "length"} for i in range(choices)]
+        ends = [{"index": i, **part, "logprobs": None, "finish_reason": "length"} for i in unfinished]
         events.append(_event({**shell, "choices": ends}))
     if include_usage:
         cost_usd = pico_to_usd(record.cost)

@@ -197,13 +197,7 @@ class Relay:
         self._placer.release(released(failed, usage, failed=True))
         run.placement = None
         run.excluded.append(failed.replica_id)
-        before = run.failed_usage
-        run.failed_usage = TokenUsage(
-            before.input + usage.input,
-            before.cached_input + usage.cached_input,
-            before.output + usage.output,
-            before.reasoning + usage.reasoning,
-        )
+        run.failed_usage += usage
         run.codec = None
         try:
             await self._replace(run)
@@ -223,7 +217,15 @@ class Relay:
         record = run.record(run.settled_at)
         prepared = run.prepared
         if not prepared.stream:
-            body, headers = answers.whole_answer(prepared.dialect, b"".join(run.collected), record, cut=cut)
+            try:
+                body, headers = answers.whole_answer(
+                    prepared.dialect, b"".join(run.collected), record, cut=cut
+                )
+            except (TypeError, AttributeError, ValueError) as error:
+                # The engine's events have a shape that no answer can be made of: the client gets nothing for them.
+                log.exception("the answer of %s cannot be put together", run.request_id)
+                run.outcome = Outcome.ENGINE_FAILED
+                raise EngineFailed(_BROKEN) from error
             limits = run.grant.headers if run.grant is not None else []
             await run.reply.respond(body, limits + headers)
             return
@@ -237,7 +239,7 @@ class Relay:
                 record,
                 cut=cut,
                 include_usage=prepared.include_usage,
-                choices=prepared.choices,
+                unfinished=codec.unfinished,
             )
         )
 

@@ -14,6 +14,9 @@ from gateway.sse import StreamCodec
 from scheduler.wire import Placement
 from tenants.principal import Principal
 
+_CUT_SHORT = (Outcome.CLIENT_CANCELLED, Outcome.INTERRUPTED)
+"""Ends of which nothing is charged when nothing was generated; the others are free or have an answer."""
+
 
 class Cut(Enum):
     """Why a request was ended from outside."""
@@ -106,13 +109,17 @@ class Run(Generic[GrantT]):
             raise RuntimeError("a usage record needs an admitted request with an outcome")
         first = self.first_content_at
         queue_s = self.placement.queue_s if self.placement is not None else 0.0
+        usage, unbilled = self.usage, self.failed_usage
+        if usage.output == 0 and self.outcome in _CUT_SHORT:
+            # Only the prompt was read. The same holds for a process that died (billing/adoption.py).
+            usage, unbilled = NO_TOKENS, unbilled + usage
         return UsageRecord(
             open=self.open_record,
             outcome=self.outcome,
-            usage=self.usage,
+            usage=usage,
             attempts=max(1, self.attempts),
             queue_us=int(queue_s * 1e6),
             ttft_us=int((first - self.received_at) * 1e6) if first else 0,
             duration_us=int((now - self.received_at) * 1e6),
-            extra_unbilled=self.failed_usage,
+            extra_unbilled=unbilled,
         )

@@ -174,6 +174,11 @@ class StreamCodec:
         """Every choice has come to an end by the engine's own word."""
         return len(self._finished) >= self.choices
 
+    @property
+    def unfinished(self) -> list[int]:
+        """The choices whose end the engine has not announced."""
+        return [index for index in range(self.choices) if index not in self._finished]
+
     def feed(self, data: bytes) -> bytes:
         """Whole events for the client out of what has just been read; may be empty."""
         block = self._splitter.feed(data)

@@ -240,6 +240,57 @@ async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> No
     gateway.assert_resolved()
 
 
+@pytest.mark.parametrize("cut", [True, False])
+async def test_cut_short_before_any_output_costs_nothing(cut: bool) -> None:
+    """The prompt was counted but nothing was generated: recorded, never charged; also when the server goes down."""
+    gateway = Gateway(FakeEngines([chunk("", tokens=0, role=True), asyncio.Event()]))
+    request_id = uuid7()
+    task = asyncio.create_task(
+        gateway.director.handle(request_id, principal(), prepared(stream=True), FakeReply())
+    )
+    await until(lambda: gateway.engines.streams and not gateway.engines.streams[0].script)
+    if cut:
+        gateway.live.cut_request(request_id, Cut.CLIENT_GONE)
+    else:
+        task.cancel()
+    with pytest.raises((Unavailable, asyncio.CancelledError)):
+        await task
+    [record] = gateway.meter.settled
+    assert record.outcome is (Outcome.CLIENT_CANCELLED if cut else Outcome.INTERRUPTED)
+    assert (record.cost, record.usage, record.extra_unbilled) == (0, TokenUsage(), TokenUsage(5))
+    assert gateway.rates.settled == [(5, 0)]
+    gateway.assert_resolved()
+
+
+async def test_an_answer_that_cannot_be_put_together_is_free() -> None:
+    """What the client is told (nothing is charged) must be so."""
+    odd = chunk("hi", tokens=1, finish="stop").replace(b'"logprobs":null', b'"logprobs":[1]')
+    gateway = Gateway(FakeEngines([odd, final(1), DONE]))
+    with pytest.raises(EngineFailed):
+        await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost) == (Outcome.ENGINE_FAILED, 0)
+    gateway.assert_resolved()
+
+
+async def test_a_cut_ends_only_the_choices_that_have_not_ended() -> None:
+    script = [
+        chunk("a", tokens=1, index=0),
+        chunk("b", tokens=2, index=0, finish="stop"),
+        *(chunk("c", tokens=n, index=1) for n in range(1, 9)),
+    ]
+    gateway = Gateway(FakeEngines(script), covered=6)
+    reply = FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True, n=2), reply)
+    ends = [
+        (choice["index"], choice["finish_reason"])
+        for document in reply.documents()
+        for choice in document["choices"]
+        if choice["finish_reason"]
+    ]
+    assert ends == [(0, "stop"), (1, "length")]
+
+
 async def test_revoked_key_ends_its_open_streams() -> None:
     gateway = Gateway(FakeEngines([chunk("a", tokens=1), asyncio.Event()]))
     key = principal()
