@@ -27,6 +27,8 @@ FRESH_SUFFIX = ".spool.new"
 _READY_SHARE = 10
 """A tenth of the file is kept for the ends of what runs: below it the process is not ready."""
 _BYTES_PER_END = 1024
+RETRY_S = 5.0
+"""After a move that found no room on the disk, or could not be finished."""
 
 Span = tuple[int, int]
 """Offset and size of a frame."""
@@ -111,6 +113,8 @@ class Spool:
         self._wake = threading.Event()
         self._sync_wanted = False
         self._move_wanted = False
+        """Until a move has ended well."""
+        self._retry_at = 0.0
         self._making = False
         self._directory_changed = False
         self._retired: list[int] = []
@@ -179,7 +183,11 @@ class Spool:
         if entry is None or entry.usage is None:
             return None
         offset, size = entry.usage
-        frame = decode_at(os.pread(self._descriptor, size, offset), 0)
+        try:
+            frame = decode_at(os.pread(self._descriptor, size, offset), 0)
+        except OSError as error:
+            log.error("the spool %s cannot be read: %s", self.path, error)
+            return None
         return frame.record if frame is not None and isinstance(frame.record, UsageRecord) else None
 
     def settled(self, request_ids: Iterable[UUID]) -> None:
@@ -251,15 +259,10 @@ class Spool:
         self._move = move
         self._wake.set()
 
-    def _forget_move(self) -> None:
-        self._move_wanted = False
-
     def _finish_move(self) -> None:
         """In the owner's thread, when the copies are on the disk: the fresh file takes the old one's name."""
-        move, self._move = self._move, None
-        self._move_wanted = False
+        move = self._move
         if move is None or self._closed:
-            self._move = move
             return
         try:
             if not move.copied:
@@ -269,7 +272,9 @@ class Spool:
             log.warning("the fresh spool file could not take over: %s", error)
             move.path.unlink(missing_ok=True)
             self._retired.append(move.descriptor)
+            self._retry_at = time.monotonic() + RETRY_S
         else:
+            self._move_wanted = False
             for entry, field, span, offset in move.copies:
                 if getattr(entry, field) == span:
                     setattr(entry, field, (offset, span[1]))
@@ -277,13 +282,14 @@ class Spool:
             self._descriptor, self._tail = move.descriptor, move.tail
             self._directory_changed = True
             self._sync_wanted = True
+        self._move = None  # only now may the thread make another fresh file under the same name
         self._wake.set()
 
     # -- the thread: everything that waits for the disk ------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
-            self._wake.wait()
+            self._wake.wait(RETRY_S if self._move_wanted else None)
             self._wake.clear()
             closing = self._closed
             try:
@@ -308,16 +314,18 @@ class Spool:
             os.close(self._retired.pop())
         if self._closed:
             return
-        if self._move_wanted and self._move is None and not self._making:
+        wanted = self._move_wanted and time.monotonic() >= self._retry_at
+        if wanted and self._move is None and not self._making:
             self._making = True
             try:
                 self._fresh_path().unlink(missing_ok=True)
                 descriptor = create_file(self._fresh_path(), self._capacity)
             except OSError as error:
-                # No room for a second file: the first one serves on, the next settlement tries again.
+                # No room for a second file: the first one serves on. Tried again by the clock, since a full spool
+                # admits nothing whose settlement could ask for it.
                 log.warning("no fresh spool file: %s", error)
+                self._retry_at = time.monotonic() + RETRY_S
                 self._making = False
-                self._call_soon(self._forget_move)
                 return
             self._call_soon(lambda: self._start_move(descriptor))
         elif self._move is not None and not self._move.taken:

@@ -1,5 +1,6 @@
 """The spool file: appending, moving to a fresh file, running full, adoption by another process."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from billing import spool as spool_module
 from billing.adoption import adopt
 from billing.frames import parse
 from billing.records import Checkpoint, OpenRecord, Outcome, PriceVersion, UsageRecord
@@ -133,6 +135,50 @@ def test_live_records_move_to_a_fresh_file(make_owner: Callable[..., Owner], tmp
     assert counts == [7]
     spool.append(ended(late[0], output=9))
     assert spool.load(late[0].request_id) == ended(late[0], output=9)
+
+
+def test_a_move_that_found_no_room_is_tried_again_without_further_settlements(
+    make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full spool admits nothing, so no settlement will come that could ask for another move."""
+    owner = make_owner(capacity=32 * 1024)
+    tries: list[Path] = []
+
+    def no_room(path: Path, capacity: int) -> int:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "create_file", no_room)
+        patch.setattr(spool_module, "RETRY_S", 0.05)
+        while owner.spool.ready:
+            record = ended(opened())
+            owner.spool.append(record)
+            owner.spool.settled([record.open.request_id])
+        until_sync(lambda: len(tries) >= 3, what="further tries")
+    assert not owner.spool.ready
+
+    def ready() -> bool:
+        owner.look()
+        return owner.spool.ready
+
+    until_sync(ready, what="the spool is ready again")
+
+
+def test_a_record_that_the_disk_will_not_give_is_no_crash(
+    make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = make_owner().spool
+    record = ended(opened())
+    spool.append(record)
+
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        assert spool.load(record.open.request_id) is None
+    assert spool.load(record.open.request_id) == record
 
 
 def test_a_living_spool_is_never_adopted(make_owner: Callable[..., Owner], tmp_path: Path) -> None:
