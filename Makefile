@@ -44,8 +44,8 @@ browser: ## find Chromium; as root on Debian, install it
 # The quick ones first. Each call of pytest ends with its counts.
 test: check ## test everything: checks, unit, integration, the real engine, killed processes, the browser
 	$(BIN)/pytest -q -n 2 tests/unit tests/architecture
-	$(BIN)/pytest -q -n 2 tests/integration tests/security
 	@$(MAKE) --no-print-directory engine browser
+	$(BIN)/pytest -q -n 2 tests/integration tests/security
 	$(BIN)/pytest -q -n 0 tests/browser tests/faults tests/e2e
 
 bench-gateway: env ## cost of the gateway per request and per chunk, beside a bare pass-through

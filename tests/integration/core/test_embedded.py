@@ -262,8 +262,10 @@ def test_traversal_needs_every_directory_above(tmp_path: Path) -> None:
     account = child.Account(uid=54_321, gid=54_321)
     open_dir = tmp_path / "open"
     open_dir.mkdir(mode=0o755)
-    for part in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        part.chmod(0o755)
+    for part in tmp_path.parents:
+        if part.owner() == tmp_path.owner() and part.is_relative_to(tempfile.gettempdir()):
+            part.chmod(part.stat().st_mode | 0o111)
+    tmp_path.chmod(0o755)
     assert child.may_traverse(open_dir, account)
     tmp_path.chmod(0o700)
     assert not child.may_traverse(open_dir, account)
