@@ -25,13 +25,13 @@ DEMO_CREDIT_USD = "10"
 async def bootstrap(database: Database, secrets: Secrets, catalog: Catalog, *, demo: bool) -> None:
     """Make what is missing; fills in the admin token and the demo key of `secrets`."""
     actor = system_actor("penstock up")
-    await _offer_models(database, actor, catalog)
+    await offer_models(database, actor, catalog)
     await _make_admin(database, actor, secrets)
     if demo:
         await _make_demo(database, actor, secrets)
 
 
-async def _offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:
+async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:
     """Every model of the catalog at its list price, unless somebody has set one."""
     known = {model.name for model in await list_models(database, actor)}
     for name in catalog.models:

@@ -10,16 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
-import asyncpg
 import msgspec
 import typer
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from admin.actor import Actor
+from cli.servers import database_url, redis_url, server_errors
 from core.db import Database
 from core.errors import PenstockError, Unavailable
 from core.redis import connect
@@ -42,16 +41,10 @@ def run(coro_fn: Callable[[], Awaitable[T]]) -> T:
         return await coro_fn()
 
     try:
-        return asyncio.run(call())
+        with server_errors():
+            return asyncio.run(call())
     except PenstockError as error:
         _die(error.message)
-    except (
-        OSError,
-        RedisError,
-        asyncpg.CannotConnectNowError,
-        asyncpg.InvalidAuthorizationSpecificationError,
-    ) as error:
-        _die(f"a server does not answer as expected ({error}); is `penstock up` running, are the URLs right?")
 
 
 def _die(message: str) -> NoReturn:
@@ -81,7 +74,7 @@ def runtime(data_dir: Path | None) -> dict[str, Any]:
 async def open_db(data_dir: Path | None = None) -> AsyncIterator[Database]:
     """The platform's database: DATABASE_URL, else that of the `penstock up` in `data_dir`."""
     url = os.environ.get("DATABASE_URL") or str(runtime(data_dir)["database_url"])
-    database = Database(url, pool_size=1)
+    database = Database(database_url(url), pool_size=1)
     try:
         yield database
     finally:
@@ -91,7 +84,7 @@ async def open_db(data_dir: Path | None = None) -> AsyncIterator[Database]:
 @asynccontextmanager
 async def open_redis(data_dir: Path | None = None) -> AsyncIterator[Redis]:
     """The platform's Redis: REDIS_URL, else that of the `penstock up` in `data_dir`."""
-    client = connect(os.environ.get("REDIS_URL") or str(runtime(data_dir)["redis_url"]))
+    client = connect(redis_url(os.environ.get("REDIS_URL") or str(runtime(data_dir)["redis_url"])))
     try:
         yield client
     finally:

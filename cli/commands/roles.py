@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from cli.servers import database_url, redis_url, server_errors
 from core.errors import InvalidRequest
 from core.logs import setup_logging
 from core.settings import Settings
@@ -69,6 +70,10 @@ def run_role(role: str, settings: Settings) -> int:
             raise InvalidRequest(
                 f"{variable} is not set; `penstock {role}` needs it (`penstock up` sets all)"
             )
+    if settings.database_url:
+        database_url(settings.database_url)
+    if settings.redis_url:
+        redis_url(settings.redis_url)
     setup_logging(role, settings.log_level)
     setup_tracing(role, settings)
     code: int = import_module(_MODULES[role]).main(settings)
@@ -153,17 +158,30 @@ def console(
 
 @app.command()
 def migrate() -> None:
-    """Bring the database of DATABASE_URL to the newest schema; does nothing when it is there.
+    """Bring the database of DATABASE_URL to the newest schema and offer the catalog's models at their list prices.
+
+    What is there stays as it is: models, prices, and a schema that is the newest already.
 
     Example: DATABASE_URL=postgresql://... penstock migrate
     """
-    from core.services import migrate as migrate_database
-
     url = os.environ.get("DATABASE_URL", "")
     if not url:
         raise InvalidRequest("DATABASE_URL is not set; `penstock migrate` needs it")
+    with server_errors():
+        asyncio.run(_migrate(database_url(url)))
+    typer.echo("the schema is up to date, the models of the catalog are offered")
+
+
+async def _migrate(url: str) -> None:
+    from admin.actor import system_actor  # the roles start faster without these
+    from cli.bootstrap import offer_models
+    from core.db import Database
+    from core.services import migrate as migrate_database
+    from workers.catalog import load_catalog
+
+    await migrate_database(url)
+    database = Database(url, pool_size=1)
     try:
-        asyncio.run(migrate_database(url))
-    except OSError as error:
-        raise InvalidRequest(f"PostgreSQL cannot be reached: {error}") from None
-    typer.echo("the schema is up to date")
+        await offer_models(database, system_actor("penstock migrate"), load_catalog())
+    finally:
+        await database.close()

@@ -1,5 +1,8 @@
 """What the first start makes, and that later starts leave it alone."""
 
+import asyncio
+
+import pytest
 from sqlalchemy import func, select, text
 
 from admin.actor import system_actor
@@ -10,6 +13,7 @@ from admin.models import list_models, retire_model
 from admin.tenants import list_tenants
 from admin.users import list_users
 from cli.bootstrap import bootstrap
+from cli.commands.roles import migrate
 from cli.rundir import Secrets
 from core.db import Database
 from core.money import usd_to_pico
@@ -82,3 +86,20 @@ async def test_what_an_operator_changed_stays(database: Database) -> None:
     assert usd_to_pico(prices[name].input) == usd_to_pico("7")
     status = {model.name: model.status for model in await list_models(database, ACTOR)}
     assert status[name] == "retired"
+
+
+async def test_migrate_offers_the_catalog_and_leaves_what_is_set(
+    database: Database, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+    await asyncio.to_thread(migrate)
+    assert {model.name for model in await list_models(database, ACTOR)} == set(CATALOG.models)
+    assert {price.model for price in await list_prices(database, ACTOR)} == set(CATALOG.models)
+    name = next(iter(CATALOG.models))
+    await set_price(database, ACTOR, model=name, input="9", output="9")
+    await retire_model(database, ACTOR, name=name)
+    await asyncio.to_thread(migrate)
+    assert {model.status for model in await list_models(database, ACTOR) if model.name == name} == {"retired"}
+    [price] = [price for price in await list_prices(database, ACTOR) if price.model == name]
+    assert price.input == "9.00"
+    assert await list_users(database, ACTOR) == []

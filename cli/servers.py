@@ -1,0 +1,68 @@
+"""Mistakes about the servers behind a command, told in one line: a wrong address, nobody there, a wrong password."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import asyncpg
+from redis.exceptions import RedisError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+
+from core.errors import InvalidRequest, Unavailable
+
+_AWAY = (
+    OSError,
+    RedisError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.TooManyConnectionsError,
+)
+_REFUSED = ("08", "28", "3D", "42501", "53300", "57P03")
+"""SQLSTATEs, or their classes, of the same as SQLAlchemy wraps it: no connection, no login, no database, no right."""
+
+
+def database_url(text: str) -> str:
+    """`text`, when it is the address of a PostgreSQL database. Raises InvalidRequest; never repeats the password."""
+    return _url(text, "DATABASE_URL", ("postgresql", "postgres"), "postgresql://user:password@host:5432/name")
+
+
+def redis_url(text: str) -> str:
+    """`text`, when it is the address of a Redis server. Raises InvalidRequest; never repeats the password."""
+    return _url(text, "REDIS_URL", ("redis", "rediss", "unix"), "redis://:password@host:6379/0")
+
+
+def _url(text: str, variable: str, schemes: tuple[str, ...], example: str) -> str:
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 - reading it checks it
+    except ValueError as error:
+        raise InvalidRequest(f"{variable} cannot be understood ({error}); it looks like {example}") from None
+    if parts.scheme not in schemes or not (parts.netloc or parts.path.startswith("/")):
+        raise InvalidRequest(f"{variable} must look like {example}")
+    return text
+
+
+@contextmanager
+def server_errors() -> Iterator[None]:
+    """Turn what drivers raise about a server into Unavailable with a hint; other errors pass."""
+    try:
+        yield
+    except DBAPIError as error:
+        state = str(getattr(error.orig, "sqlstate", None) or "")
+        if state == asyncpg.UndefinedTableError.sqlstate:
+            raise Unavailable("the database has no Penstock schema yet; run `penstock migrate`") from None
+        if not (isinstance(error, InterfaceError | OperationalError) or state.startswith(_REFUSED)):
+            raise
+        raise _away(error.orig) from None
+    except _AWAY as error:
+        raise _away(error) from None
+
+
+def _away(error: BaseException | None) -> Unavailable:
+    detail = next(iter(str(error).splitlines()), "") or type(error).__name__
+    detail = detail.rpartition(">: ")[2]  # SQLAlchemy puts the driver's class before its words
+    return Unavailable(
+        f"a server does not answer as expected ({detail}); is `penstock up` running, are the URLs right?"
+    )
