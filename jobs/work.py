@@ -9,6 +9,7 @@ from billing import ledger, reaper, rollups
 from core.db import Database
 from core.settings import Settings
 from jobs import outbox
+from tenants import changes, logins
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,12 @@ async def make_partitions(database: Database, settings: Settings) -> int:
         return await rollups.make_partitions(connection)
 
 
+async def prune(database: Database, settings: Settings) -> int:
+    """Forget tenancy changes that every process has seen, and sign-in failures whose window is over."""
+    async with database.system() as connection:
+        return await changes.prune_changes(connection) + await logins.prune(connection)
+
+
 async def dispatch_outbox(database: Database, settings: Settings) -> int:
     """Run what other transactions have asked for."""
     return await outbox.dispatch(database, {"billing.roll_up": lambda _: rollups.roll_up(database)})
@@ -63,6 +70,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
+        Job("penstock.prune", 24 * 3600.0, prune),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 import aiohttp
+import asyncpg
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import text
@@ -18,6 +19,7 @@ from core.outbox import enqueue
 from core.settings import Settings
 from jobs.outbox import dispatch
 from jobs.work import schedule
+from tenants.logins import count_attempt
 from tests.integration.billing.support import make_customer
 from tests.support.ports import free_port
 from tests.support.waiting import until
@@ -34,6 +36,32 @@ async def test_every_job_may_run_twice_and_at_once(database: Database, pg_url: s
     async with database.system() as connection:
         assert (await connection.execute(text("SELECT count(*) FROM ledger_seals"))).scalar_one() == 1
         assert (await connection.execute(text("SELECT count(*) FROM ledger_unsealed"))).scalar_one() == 0
+
+
+async def test_old_changes_and_sign_in_failures_are_forgotten(database: Database, pg_url: str) -> None:
+    settings = Settings(database_url=pg_url)
+    await make_customer(database, "1")  # writes to the feed of changes
+    async with database.system() as connection:
+        assert await count_attempt(connection, "a@example.com", "10.0.0.1") is None
+        assert await count_attempt(connection, "b@example.com", "") is None
+    owner = await asyncpg.connect(pg_url)
+    try:
+        changes = await owner.fetchval("SELECT count(*) FROM tenancy_changes")
+        await owner.execute("UPDATE tenancy_changes SET at = at - interval '8 days' WHERE id % 2 = 0")
+        await owner.execute(
+            "UPDATE login_failures SET window_start = window_start - interval '1 hour' WHERE subject <> "
+            "(SELECT min(subject) FROM login_failures)"
+        )
+        [prune] = [job for job in schedule(settings) if job.name == "penstock.prune"]
+        assert prune.every_s == 24 * 3600
+        pruned = await prune.work(database, settings)
+        left = await owner.fetchval("SELECT count(*) FROM tenancy_changes")
+        assert 0 < left < changes
+        assert await owner.fetchval("SELECT count(*) FROM login_failures") == 1
+        assert pruned == changes - left + 3
+        assert await prune.work(database, settings) == 0
+    finally:
+        await owner.close()
 
 
 async def test_the_outbox_runs_each_row_and_keeps_what_fails(database: Database) -> None:
