@@ -56,7 +56,9 @@ async def _serve(settings: Settings) -> int:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S,
     )
-    metrics = MetricsServer(settings.metrics_port, healthy=lambda: deps.meter.ready)
+    metrics = MetricsServer(
+        settings.metrics_port, host=settings.metrics_host, healthy=lambda: deps.meter.ready
+    )
     server = DrainingServer(config)
     await metrics.start()
     log.info("api serves", extra={"host": settings.host, "port": listener.getsockname()[1]})

@@ -93,7 +93,7 @@ async def _serve(settings: Settings) -> int:
     _OPEN_PAGES.set_function(lambda: len(Client.instances))
     loop = asyncio.get_running_loop()
     _TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
-    metrics = MetricsServer(settings.metrics_port)
+    metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     await metrics.start()
     await scheduler.start()
     server = _Server(

@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     """API processes sharing `port`."""
     metrics_port: int = 0
     """This role's internal port for /metrics; 0 = any free one."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the internal port; 0.0.0.0 where Prometheus scrapes over a private network."""
     region: str = "local"
 
     internal_token: SecretStr = SecretStr("")

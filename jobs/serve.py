@@ -33,6 +33,7 @@ def main(settings: Settings) -> int:
     app = make_app(settings, runner)
     beat = EmbeddedService(app, thread=True, scheduler_cls="celery.beat:Scheduler")
     health = HealthThread(
+        settings.metrics_host,
         settings.metrics_port,
         lambda: beat.is_alive() and time.monotonic() - runner.last_success < STALE_S,
     )
@@ -70,7 +71,8 @@ def _keep_logging(**_: object) -> None:
 class HealthThread:
     """/metrics and /healthz on an event loop in a thread of its own: the main thread belongs to Celery."""
 
-    def __init__(self, port: int, healthy: Callable[[], bool]) -> None:
+    def __init__(self, host: str, port: int, healthy: Callable[[], bool]) -> None:
+        self._host = host
         self._port = port
         self._healthy = healthy
         self._loop = asyncio.new_event_loop()
@@ -92,7 +94,7 @@ class HealthThread:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = MetricsServer(self._port, healthy=self._healthy)
+        server = MetricsServer(self._port, host=self._host, healthy=self._healthy)
         try:
             await server.start()
         except OSError as error:

@@ -39,7 +39,7 @@ async def _serve(settings: Settings) -> int:
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         host_hours=host_hours,
     )
-    metrics = MetricsServer(settings.metrics_port)
+    metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     try:
         await host_hours.start()
         await _listen(service, settings)

@@ -58,7 +58,7 @@ async def _serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told)
-    metrics = MetricsServer(settings.metrics_port)
+    metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     await metrics.start()
     agent = Agent(settings, load_catalog(), SystemClock())
     try:
