@@ -15,6 +15,7 @@ from core.db import connect_system
 
 CONNECTION_ERRORS = (
     OSError,
+    RuntimeError,  # uvloop's word for a transport that has just closed (sqlalchemy #8871)
     TimeoutError,
     asyncpg.InterfaceError,
     asyncpg.PostgresConnectionError,

@@ -32,8 +32,16 @@ __all__ = ["KeyKind", "KeyRing", "cache_salt", "hash_key", "new_key", "parse_key
 
 logger = logging.getLogger("penstock.tenants")
 
-DATABASE_AWAY = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
-"""What a database that is gone, frozen or starting shows itself as."""
+DATABASE_AWAY = (
+    SQLAlchemyError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    OSError,
+    RuntimeError,
+    TimeoutError,
+)
+"""What a database that is gone, frozen or starting shows itself as; RuntimeError is uvloop's word for a transport that
+has just closed (sqlalchemy #8871)."""
 
 POLL_S = 2.0
 PUSH_RETRY_S = 1.0
@@ -180,7 +188,11 @@ class KeyRing:
             except TimeoutError:
                 pass
             self._wake.clear()
-            await self._follow()
+            try:
+                await self._follow()
+            except Exception:
+                # Whatever it is: a process that no longer follows would honour revoked keys for ever.
+                logger.exception("tenancy changes not read, cached keys stay")
             if self._closing.is_set() or self._clock.monotonic() - self._flushed_at >= self._flush_s:
                 await self._flush_used()
 

@@ -19,7 +19,7 @@ from admin import tenants as admin_tenants
 from core.clock import ManualClock, SystemClock
 from core.db import Database
 from core.errors import AuthenticationFailed, TenantSuspended, Unavailable
-from tenants import key_store
+from tenants import changes, key_store
 from tenants.changes import CHANNEL, announce, prune_changes
 from tenants.key_format import new_key
 from tenants.keys import KeyRing
@@ -371,6 +371,28 @@ async def test_redis_away_leaves_the_poll(database: Database) -> None:
         await revoke(database, acme)
         await until(lambda: keys.authenticate_cached(acme.key) is None)
     await away.aclose()
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError("the handler is closed"), KeyError("a bug")])
+async def test_no_error_ends_the_poll(
+    database: Database, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    """A process that stopped following would honour revoked keys for ever."""
+    acme = await make_organisation(database)
+    async with ring(database, poll_s=0.05) as keys:
+        await keys.authenticate(acme.key)
+        struck = 0
+
+        async def strike(*_: object) -> list[changes.Change]:
+            nonlocal struck
+            struck += 1
+            raise trouble
+
+        with monkeypatch.context() as patch:
+            patch.setattr(changes, "changes_since", strike)
+            await until(lambda: struck >= 2, what="a further look")
+        await revoke(database, acme)
+        await until(lambda: keys.authenticate_cached(acme.key) is None)
 
 
 async def test_old_changes_are_pruned(database: Database) -> None:
