@@ -96,7 +96,11 @@ class LiveRuns:
     async def _run_timer(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                # Without the timer nothing would be checkpointed, cut or kept alive any more.
+                log.exception("open requests could not be looked after")
 
     def tick(self) -> None:
         """Look after every open request once."""
@@ -108,10 +112,10 @@ class LiveRuns:
                 self._keep_alive(run, now)
 
     def _checkpoint(self, run: AnyRun) -> None:
-        if run.codec is None or run.open_record is None or run.outcome is not None:
+        if run.open_record is None or run.outcome is not None:
             return
         usage = run.usage
-        if usage.total > run.checkpointed:
+        if usage.total != run.checkpointed:  # also down: a second attempt begins at nothing
             run.checkpointed = usage.total
             self._meter.checkpoint(Checkpoint(run.request_id, usage))
             if run.placement is not None:

@@ -3,8 +3,12 @@
 import asyncio
 import json
 
+import pytest
+
 from core.clock import ManualClock
+from core.errors import EngineFailed
 from core.ids import uuid7
+from gateway import live as live_module
 from gateway.estimate import Estimator
 from gateway.fold import fold
 from gateway.live import Patience
@@ -12,7 +16,7 @@ from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
 from gateway.run import Cut
 from gateway.schemas.chat import parse_chat
 from gateway.sse import StreamCodec
-from tests.support.gateway_fakes import FakeEngines, FakeReply, Gateway, answer, chunk, principal
+from tests.support.gateway_fakes import DONE, FakeEngines, FakeReply, Gateway, answer, chunk, principal
 from tests.support.waiting import until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -112,6 +116,44 @@ async def test_timer_checkpoints_comments_and_gives_up_on_silence() -> None:
     await task
     assert len(gateway.meter.checkpoints) == 1
     gateway.assert_resolved()
+
+
+async def test_checkpoints_follow_a_second_attempt_down() -> None:
+    """Should the process die now, the tokens of the failed attempt must not be billed for the one that runs."""
+    dies, waits = asyncio.Event(), asyncio.Event()
+    hidden = chunk("", tokens=40, role=True)
+    gateway = Gateway(
+        FakeEngines([hidden, dies, EngineFailed("gone")], [chunk("", tokens=0, role=True), waits, DONE])
+    )
+    asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, FakeReply()))
+    await until(lambda: gateway.engines.streams and len(gateway.engines.streams[0].script) == 1)
+    gateway.live.tick()
+    assert gateway.meter.checkpoints[-1].usage.output == 40
+    dies.set()
+    await until(lambda: len(gateway.engines.streams) == 2 and len(gateway.engines.streams[1].script) == 1)
+    gateway.live.tick()
+    assert gateway.meter.checkpoints[-1].usage.output == 0
+    waits.set()
+    await asyncio.gather(task, return_exceptions=True)
+    gateway.assert_resolved()
+
+
+async def test_no_error_ends_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it nothing is checkpointed, cut or kept alive any more."""
+    monkeypatch.setattr(live_module, "TICK_S", 0.01)
+    gateway = Gateway(FakeEngines(answer(["x"])))
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(gateway.live, "tick", tick)
+    await gateway.live.start()
+    await until(lambda: ticks >= 3)
+    await gateway.live.close()
 
 
 async def test_timer_comments_while_queued() -> None:
