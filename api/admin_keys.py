@@ -11,7 +11,7 @@ from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin.actor import Actor
 from api.admin_deps import AdminDeps, After, Body, Limit, Out, Page, page
-from api.admin_tenants import MaybeReason
+from api.admin_tenants import NO_REASON, MaybeReason
 from tenants.principal import Limits
 
 ScopeKind = Literal["tenant", "project", "key"]
@@ -138,7 +138,7 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return KeyOut.model_validate(await admin_keys.get_key(deps.database, actor, key_id=key_id))
 
     @routes.post("/keys/{key_id}/revoke", summary="Refuse a key for good and cut its streams")
-    async def revoke_key(actor: Annotated[Actor, who], key_id: UUID, body: MaybeReason) -> KeyOut:
+    async def revoke_key(actor: Annotated[Actor, who], key_id: UUID, body: MaybeReason = NO_REASON) -> KeyOut:
         return KeyOut.model_validate(
             await admin_keys.revoke_key(deps.database, actor, key_id=key_id, reason=body.reason)
         )

@@ -74,6 +74,10 @@ class MaybeReason(Body):
     reason: Reason | None = None
 
 
+NO_REASON = MaybeReason()
+"""Stands for a body that was left out."""
+
+
 class Throttle(Body):
     """A cap for a while; it lowers the organisation's limits and never raises them."""
 
@@ -145,7 +149,9 @@ def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return TenantOut.model_validate(tenant)
 
     @routes.post("/tenants/{tenant_id}/resume", summary="Let a suspended organisation work again")
-    async def resume_tenant(actor: Annotated[Actor, who], tenant_id: UUID, body: MaybeReason) -> TenantOut:
+    async def resume_tenant(
+        actor: Annotated[Actor, who], tenant_id: UUID, body: MaybeReason = NO_REASON
+    ) -> TenantOut:
         tenant = await admin_tenants.resume_tenant(
             deps.database, actor, tenant_id=tenant_id, reason=body.reason
         )
@@ -192,7 +198,7 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
         "/tenants/{tenant_id}/projects/{project_id}/archive", summary="Refuse a project's keys from now on"
     )
     async def archive_project(
-        actor: Annotated[Actor, who], tenant_id: UUID, project_id: UUID, body: MaybeReason
+        actor: Annotated[Actor, who], tenant_id: UUID, project_id: UUID, body: MaybeReason = NO_REASON
     ) -> ProjectOut:
         project = await admin_projects.archive_project(
             deps.database, actor, tenant_id=tenant_id, project_id=project_id, reason=body.reason
@@ -204,7 +210,7 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
         summary="Take an archived project into use again",
     )
     async def restore_project(
-        actor: Annotated[Actor, who], tenant_id: UUID, project_id: UUID, body: MaybeReason
+        actor: Annotated[Actor, who], tenant_id: UUID, project_id: UUID, body: MaybeReason = NO_REASON
     ) -> ProjectOut:
         project = await admin_projects.restore_project(
             deps.database, actor, tenant_id=tenant_id, project_id=project_id, reason=body.reason

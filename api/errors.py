@@ -9,6 +9,7 @@ from core import errors
 from core.errors import PenstockError
 from gateway.answers import error_body
 from gateway.ports import Headers
+from tenants.rate_headers import refusal_headers
 
 TABLE: dict[type[PenstockError], tuple[int, str]] = {
     errors.InvalidRequest: (400, "invalid_request_error"),
@@ -75,6 +76,8 @@ def render(error: PenstockError) -> tuple[int, bytes, Headers]:
         headers.append(
             (b"retry-after-ms", b"%d" % min(max(1, int(retry_after_s * 1000)), _MAX_RETRY_S * 1000))
         )
+    if isinstance(error, errors.RateLimited):
+        headers += refusal_headers(error.details or {}, error.retry_after_s or 0.0)
     if status == 402:
         headers.append((b"x-should-retry", b"false"))
     if status in (408, 413):

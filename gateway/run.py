@@ -29,7 +29,9 @@ class Cut(Enum):
         """What to tell a client that is still there."""
         if self is Cut.REVOKED:
             return AuthenticationFailed(
-                "This API key was revoked while the request ran.", code="api_key_revoked"
+                "This API key lost its access while the request ran: it was revoked, or its project or organisation "
+                "was closed.",
+                code="api_key_revoked",
             )
         return Unavailable(
             "The answer was not read fast enough and has been ended; read the stream without pauses.",

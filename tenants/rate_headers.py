@@ -1,6 +1,7 @@
 """The x-ratelimit-* headers of OpenAI's API, for the scope that has least left."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tenants.principal import Limits
 
@@ -23,6 +24,22 @@ def rate_headers(limits: Sequence[Limits], levels: Sequence[int]) -> list[Header
         if each.output_tokens_per_min is not None:
             tokens.append((each.output_tokens_per_min, used[2]))
     return [*_headers(b"requests", requests), *_headers(b"tokens", tokens)]
+
+
+def refusal_headers(details: Mapping[str, Any], wait_s: float) -> list[Header]:
+    """Headers of an answer refused by a limit on requests; what is left of other limits is not known.
+
+    `wait_s` is the time until one request fits, so the bucket holds `limit - 1` and what drains in `wait_s`.
+    """
+    limit = details.get("limit")
+    if details.get("kind") != "requests_per_min" or not isinstance(limit, int):
+        return []
+    reset_s = min(60.0, 60.0 * (limit - 1) / limit + wait_s) if limit else 60.0
+    return [
+        (b"x-ratelimit-limit-requests", b"%d" % limit),
+        (b"x-ratelimit-remaining-requests", b"0"),
+        (b"x-ratelimit-reset-requests", b"%.3fs" % reset_s),
+    ]
 
 
 def _headers(kind: bytes, pairs: list[tuple[int, int]]) -> list[Header]:

@@ -148,7 +148,7 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("PATCH", "/tenants/{tenant_id}", {"name": "Acme 2"}, 200, "tenant.rename"),
     ("POST", "/tenants/{tenant_id}/tier", {"tier": "batch", "reason": "x"}, 200, "tenant.set_tier"),
     ("POST", "/tenants/{tenant_id}/suspend", {"reason": "x"}, 200, "tenant.suspend"),
-    ("POST", "/tenants/{tenant_id}/resume", {}, 200, "tenant.resume"),
+    ("POST", "/tenants/{tenant_id}/resume", None, 200, "tenant.resume"),
     ("POST", "/tenants/{tenant_id}/throttle", {"reason": "x"}, 200, "tenant.throttle"),
     ("POST", "/tenants/{tenant_id}/projects", {"name": "two"}, 201, "project.create"),
     ("POST", "/tenants/{tenant_id}/projects/{project_id}/archive", {"reason": "x"}, 200, "project.archive"),

@@ -46,3 +46,13 @@ def test_an_error_inside_a_stream_is_an_event() -> None:
     event = api_errors.event(errors.EngineFailed("broke"))
     assert event.startswith(b'data: {"error":{"message":"broke"')
     assert event.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_limit_on_requests_is_told_in_headers_too() -> None:
+    facts = {"scope": "key", "kind": "requests_per_min", "limit": 3}
+    found = headers(errors.RateLimited("too many", details=facts, retry_after_s=20.0))
+    assert found[b"x-ratelimit-limit-requests"] == b"3"
+    assert found[b"x-ratelimit-remaining-requests"] == b"0"
+    assert found[b"x-ratelimit-reset-requests"] == b"60.000s"
+    other = headers(errors.RateLimited("too many", details={**facts, "kind": "concurrency"}))
+    assert not any(name.startswith(b"x-ratelimit") for name in other)
