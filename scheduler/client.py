@@ -257,9 +257,10 @@ class SchedulerClient:
         if link is not self._link:
             return
         self._link = None
-        self.connected = False
         self._informed.clear()
-        self._away_since = self._clock.monotonic()
+        if self.connected:  # a connection that nobody answered on does not make the absence begin anew
+            self._away_since = self._clock.monotonic()
+        self.connected = False
         for command_id, future in self._commands.items():
             if not future.done():
                 lost = "the connection to the scheduler was lost; the command may or may not have run"

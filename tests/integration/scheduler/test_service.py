@@ -1,11 +1,13 @@
 """Service and client over real sockets: placing, queueing, commands, death of either side."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 from core.errors import Refused, Unavailable
 from core.ids import uuid7
+from scheduler import client as client_module
 from scheduler.wire import Placement, Released
 from tests.support.ports import free_port
 from tests.support.scheduling import MODEL, agent, client, replica, request, service
@@ -248,3 +250,34 @@ async def test_the_snapshot_shows_queues() -> None:
         queue = (await until(lambda: [q for q in api.snapshot().queues if q.waiting]))[0]
         assert (queue.model, queue.in_flight) == (MODEL, 1)
         waiting.cancel()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_an_address_that_only_accepts_is_no_scheduler(
+    silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy without its backend hangs up, a frozen scheduler says nothing: the client then places by itself."""
+    monkeypatch.setattr(client_module, "SILENT_S", 0.3)
+    monkeypatch.setattr(client_module, "BACKOFF_S", (0.05, 0.1))
+
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            if silent:
+                await reader.read()
+            writer.close()
+            await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.add(asyncio.create_task(handle(reader, writer)))
+
+    port = free_port()
+    async with agent(port, replica(slots=16)), client(port) as api:
+        async with service(port):
+            await until(lambda: len(api.snapshot().replicas) == 1)
+        server = await asyncio.start_server(accept, "127.0.0.1", port)
+        placement = await api.place(request(deadline_s=10.0))
+        assert placement.epoch == ""
+        server.close()
+    await until(lambda: all(handler.done() for handler in handlers))
