@@ -30,6 +30,8 @@ Kind = Literal["cpu", "gpu"]
 
 _REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 _STAMPS = "penstock-steps.json"
+PROVIDED = "provided"
+"""The only step of an environment that an image brings along; nothing is installed into it."""
 _INSTEAD = "`penstock up --engine sim` runs without an engine package"
 _CHECK = (
     "import importlib.metadata as m, torch, vllm; from vllm.platforms import current_platform as p; "
@@ -75,7 +77,7 @@ def status(env: Path) -> EngineStatus:
     if not stamps.done or not (env / "bin" / "python").exists():
         return EngineStatus("absent", str(env))
     kind: Kind = "gpu" if stamps.kind == "gpu" else "cpu"
-    current = all(stamps.done.get(name) == mark for name, mark in _marks(kind).items())
+    current = PROVIDED in stamps.done or all(stamps.done.get(name) == m for name, m in _marks(kind).items())
     state: Literal["installed", "partial"] = "installed" if current else "partial"
     return EngineStatus(state, str(env), stamps.kind, stamps.version, tuple(stamps.done))
 
