@@ -23,7 +23,6 @@ class ModelView(msgspec.Struct, frozen=True):
     """A model or an alias, as people see it."""
 
     name: str
-    catalog_name: str
     status: str
     """active | deprecated | retired"""
     alias_of: str | None
@@ -38,21 +37,18 @@ async def list_models(database: Database, actor: Actor) -> list[ModelView]:
         return [_view(row) for row in await read_models(connection)]
 
 
-async def add_model(
-    database: Database, actor: Actor, *, name: str, catalog_name: str | None = None, note: str | None = None
-) -> ModelView:
-    """Offer a model of the catalog under `name`; a retired one is offered again.
+async def add_model(database: Database, actor: Actor, *, name: str, note: str | None = None) -> ModelView:
+    """Offer a model of the catalog; a retired one is offered again. Other names for it are aliases.
 
     Raises InvalidRequest when the catalog has no such model, Conflict when the name is taken.
     """
     require(actor, PLATFORM_ADMIN)
-    name = clean_name(name, "name")
-    catalog_name = load_catalog().model(catalog_name or name).name
+    name = load_catalog().model(clean_name(name, "name")).name
     async with write(database, actor) as connection:
         before = await _find(connection, name)
         if before is not None and before.status != "retired":
             raise Conflict(f"there is a model {name!r} already ({before.status})", param="name")
-        after = await _store(connection, before, name, catalog_name, None, note)
+        after = await _store(connection, before, name, None, note)
         await _record(connection, actor, "model.add", before, after)
     return after
 
@@ -76,7 +72,7 @@ async def set_alias(database: Database, actor: Actor, *, name: str, target: str)
             )
         if any(row.alias_of == name for row in await read_models(connection)):
             raise Conflict(f"{name!r} has aliases of its own; point them elsewhere first", param="name")
-        after = await _store(connection, before, name, aim.catalog_name, aim.name, None)
+        after = await _store(connection, before, name, aim.name, None)
         await _record(connection, actor, "model.alias", before, after)
     return after
 
@@ -114,11 +110,10 @@ async def _store(
     connection: AsyncConnection,
     before: ModelView | None,
     name: str,
-    catalog_name: str,
     alias_of: str | None,
     note: str | None,
 ) -> ModelView:
-    values = {"catalog_name": catalog_name, "status": "active", "alias_of": alias_of, "note": note}
+    values = {"status": "active", "alias_of": alias_of, "note": note}
     if before is None:
         try:
             await connection.execute(insert(models).values(name=name, **values))

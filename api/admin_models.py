@@ -17,7 +17,6 @@ class ModelOut(Out):
     """A model or an alias."""
 
     name: str
-    catalog_name: str
     status: str = Field(description="active, deprecated or retired")
     alias_of: str | None
     note: str | None
@@ -28,7 +27,6 @@ class ModelAdd(Body):
     """Offer a model of the catalog."""
 
     name: str = Field(description=_NAME, examples=["llama-3.3-70b"])
-    catalog_name: str | None = Field(default=None, description="The catalog's name of it; default: the same.")
     note: str | None = None
 
 
@@ -60,9 +58,7 @@ def router(deps: AdminDeps) -> APIRouter:
     async def add_model(body: ModelAdd, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Offer a model of the catalog; a retired one is offered again."""
         return ModelOut.model_validate(
-            await models.add_model(
-                database, actor, name=body.name, catalog_name=body.catalog_name, note=body.note
-            )
+            await models.add_model(database, actor, name=body.name, note=body.note)
         )
 
     @routes.put("/models/alias")

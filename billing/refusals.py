@@ -39,7 +39,7 @@ def money_refusal(
         "top_up_url": top_up_url,
     }
     facts = (
-        f"it needs up to ${details['needed_usd']}; ${details['balance_usd']} are left, of which "
+        f"it needs up to ${details['needed_usd']}; ${pico_to_usd(max(funds, 0))} are left, of which "
         f"${details['held_usd']} are held by {open_requests} open requests"
     )
     if verdict == "budget_exceeded":

@@ -5,6 +5,8 @@ from enum import Enum
 from typing import Generic
 from uuid import UUID
 
+import msgspec
+
 from billing.records import HoldGranted, OpenRecord, Outcome, UsageRecord
 from core.errors import AuthenticationFailed, PenstockError, Unavailable
 from core.tokens import NO_TOKENS, TokenUsage
@@ -102,8 +104,18 @@ class Run(Generic[GrantT]):
 
     @property
     def usage(self) -> TokenUsage:
-        """The counts of the current attempt so far."""
-        return NO_TOKENS if self.codec is None else self.codec.tracker.usage
+        """The counts of the current attempt so far.
+
+        Engines tell the cached part of the prompt with their last chunk, which a request that is cut never gets: the
+        scheduler's prediction stands in for it, so that leaving early does not cost the discount.
+        """
+        if self.codec is None:
+            return NO_TOKENS
+        usage = self.codec.tracker.usage
+        if self.codec.tracker.cached_known or self.placement is None:
+            return usage
+        cached = min(self.placement.hit_tokens, usage.input)
+        return msgspec.structs.replace(usage, cached_input=cached) if cached > 0 else usage
 
     def record(self, now: float) -> UsageRecord:
         """The usage record as things stand; the request must be admitted and have an outcome."""

@@ -90,6 +90,11 @@ class UsageTracker:
         self._output = max(self._output, usage.completion_tokens or 0)
         self._details(usage)
 
+    @property
+    def cached_known(self) -> bool:
+        """Whether the engine has said how much of the prompt was cached: with its last chunk, or earlier."""
+        return self._final or self._cached > 0
+
     def _details(self, usage: EngineUsage) -> None:
         if usage.prompt_tokens_details is not None:
             self._cached = max(self._cached, usage.prompt_tokens_details.cached_tokens or 0)

@@ -40,7 +40,6 @@ class ModelRow(msgspec.Struct, frozen=True):
     """A row of `models`."""
 
     name: str
-    catalog_name: str
     status: str
     alias_of: str | None
     note: str | None
@@ -53,7 +52,6 @@ async def read_models(connection: AsyncConnection) -> list[ModelRow]:
     return [
         ModelRow(
             name=row.name,
-            catalog_name=row.catalog_name,
             status=row.status,
             alias_of=row.alias_of,
             note=row.note,
@@ -122,7 +120,7 @@ def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dic
     found: list[ModelInfo] = []
     by_name: dict[str, ModelInfo] = {}
     for row in rows:
-        entry = catalog.models.get(row.catalog_name)
+        entry = catalog.models.get(row.name)
         if row.alias_of is not None or row.status == "retired" or entry is None:
             continue
         info = ModelInfo(

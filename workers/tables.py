@@ -20,7 +20,6 @@ models = Table(
     "models",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("catalog_name", Text, nullable=False),
     Column("status", Text, nullable=False, server_default="active"),
     Column("alias_of", Text, ForeignKey("models.name")),
     Column("note", Text),

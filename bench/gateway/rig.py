@@ -27,8 +27,7 @@ from core.services import migrate
 from workers.wire import AgentHello, Capacity, Heartbeat, ReplicaState, ReplicaStatus
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = "bench/model"
-CATALOG_MODEL = "qwen3.5-397b"
+MODEL = "qwen3.5-397b"
 """Lends its context length; nothing of it runs here."""
 ACTOR = system_actor("bench")
 _ROLE = (
@@ -134,7 +133,7 @@ async def _seed(database_url: str, pepper: bytes) -> str:
         created = await admin_keys.create_key(
             database, ACTOR, pepper=pepper, tenant_id=tenant.id, project_id=project.id, name="bench"
         )
-        await admin_models.add_model(database, ACTOR, name=MODEL, catalog_name=CATALOG_MODEL)
+        await admin_models.add_model(database, ACTOR, name=MODEL)
         await admin_billing.set_price(database, ACTOR, model=MODEL, input="1", cached_input="0.5", output="2")
         await admin_billing.grant_credit(
             database, ACTOR, tenant_id=tenant.id, amount_usd="100000", reason="bench"

@@ -30,7 +30,6 @@ def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 @app.command("add")
 def add_model(
     name: Name,
-    catalog_name: Annotated[str | None, typer.Option("--catalog", help="Its name in the catalog.")] = None,
     note: Note = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -42,7 +41,7 @@ def add_model(
 
     async def act() -> models.ModelView:
         async with open_db(data_dir) as database:
-            return await models.add_model(database, actor(), name=name, catalog_name=catalog_name, note=note)
+            return await models.add_model(database, actor(), name=name, note=note)
 
     emit(run(act), as_json)
 

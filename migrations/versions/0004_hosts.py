@@ -18,7 +18,6 @@ _TABLES = (
     """
     CREATE TABLE models (
       name text CONSTRAINT pk_models PRIMARY KEY,
-      catalog_name text NOT NULL,
       status text NOT NULL DEFAULT 'active'
         CONSTRAINT ck_models_status CHECK (status IN ('active', 'deprecated', 'retired')),
       alias_of text CONSTRAINT fk_models_alias_of REFERENCES models (name),

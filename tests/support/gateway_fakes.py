@@ -154,6 +154,7 @@ class FakePlacer:
     def __init__(self) -> None:
         self.refuse: Exception | None = None
         self.refuse_again: Exception | None = None
+        self.hit_tokens = 0
         self.pauses = 0
         self.block: asyncio.Event | None = None
         self.requests: list[PlaceRequest] = []
@@ -173,7 +174,15 @@ class FakePlacer:
             raise self.refuse_again
         replica = f"r{len(request.exclude) + 1}"
         self.placed[request.request_id, replica] += 1
-        return Placement(request.request_id, "e1", replica, f"http://{replica}", request.model, "boot")
+        return Placement(
+            request.request_id,
+            "e1",
+            replica,
+            f"http://{replica}",
+            request.model,
+            "boot",
+            hit_tokens=self.hit_tokens,
+        )
 
     def prefill_done(self, placement: Placement) -> None:
         self.prefilled += 1

@@ -240,6 +240,30 @@ async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> No
     gateway.assert_resolved()
 
 
+async def test_a_cut_request_keeps_the_cache_discount_that_was_predicted() -> None:
+    """The engine tells what was cached only at the end; who leaves before is billed by the prediction."""
+    gateway = Gateway(FakeEngines([chunk("a", tokens=1), asyncio.Event()]))
+    gateway.placer.hit_tokens = 3
+    request_id = uuid7()
+    task = asyncio.create_task(
+        gateway.director.handle(request_id, principal(), prepared(stream=True), FakeReply())
+    )
+    await until(lambda: gateway.engines.streams and not gateway.engines.streams[0].script)
+    gateway.live.cut_request(request_id, Cut.CLIENT_GONE)
+    with pytest.raises(Unavailable):
+        await task
+    [record] = gateway.meter.settled
+    assert record.usage == TokenUsage(5, 3, 1)
+
+
+async def test_a_finished_request_is_billed_by_what_the_engine_said_was_cached() -> None:
+    gateway = Gateway(FakeEngines(answer(["a"])))
+    gateway.placer.hit_tokens = 3
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
+    [record] = gateway.meter.settled
+    assert record.usage.cached_input == 0
+
+
 @pytest.mark.parametrize("cut", [True, False])
 async def test_cut_short_before_any_output_costs_nothing(cut: bool) -> None:
     """The prompt was counted but nothing was generated: recorded, never charged; also when the server goes down."""
