@@ -107,7 +107,7 @@ class Meter:
             log.error(
                 "the usage spool took no end of request %s; it is kept in memory", record.open.request_id
             )
-        self._settlement.submit(Item(record.open.request_id, record, spool.load, self._settled))
+        self._settlement.submit(Item(record.open.request_id, record, spool.load, self._settled, self._lost))
 
     @property
     def _living(self) -> Spool:
@@ -120,6 +120,9 @@ class Meter:
         if self._on_settled is not None:
             self._on_settled((request_id,))
 
+    def _lost(self, request_id: UUID) -> None:
+        """The record, and so the file, stays when we end: who adopts it sets it aside for a person to look at."""
+
     # -- adoption --------------------------------------------------------------------------------------------------
 
     async def _adopt_for_ever(self) -> None:
@@ -127,8 +130,9 @@ class Meter:
             try:
                 while await self._adopt_one():
                     pass
-            except OSError as error:
-                log.warning("adopting spools failed: %s", error)
+            except Exception:
+                # A disk that does not answer, or a bug: this process must go on adopting either way.
+                log.exception("adopting spools failed")
             await asyncio.sleep(self._adopt_every_s)
 
     async def _adopt_one(self) -> bool:
@@ -154,6 +158,11 @@ class Meter:
             waiting.discard(request_id)
             progress.set()
 
+        def lost(request_id: UUID) -> None:
+            nonlocal unreadable
+            unreadable = True
+            done(request_id)
+
         for request_id in adopted:
             record = adopted.load(request_id)
             if record is None:
@@ -164,7 +173,7 @@ class Meter:
                 progress.clear()
                 await progress.wait()
             waiting.add(request_id)
-            self._settlement.submit(Item(request_id, record, adopted.load, done))
+            self._settlement.submit(Item(request_id, record, adopted.load, done, lost))
         while waiting:
             progress.clear()
             await progress.wait()

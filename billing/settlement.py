@@ -37,9 +37,12 @@ BACKLOG = Gauge("penstock_settlement_backlog", "Ended requests that PostgreSQL d
 
 
 class Item:
-    """One ended request on its way to PostgreSQL: in memory, or to be read from a spool."""
+    """One ended request on its way to PostgreSQL: in memory, or to be read from a spool.
 
-    __slots__ = ("done", "load", "record", "request_id")
+    `done` hears that PostgreSQL has it (or has parked it), `lost` that it cannot be read back; one of the two, once.
+    """
+
+    __slots__ = ("done", "load", "lost", "record", "request_id")
 
     def __init__(
         self,
@@ -47,11 +50,13 @@ class Item:
         record: UsageRecord | None,
         load: Callable[[UUID], UsageRecord | None],
         done: Callable[[UUID], None],
+        lost: Callable[[UUID], None],
     ) -> None:
         self.request_id = request_id
         self.record = record
         self.load = load
         self.done = done
+        self.lost = lost
 
 
 def flat(record: UsageRecord) -> dict[str, Any]:
@@ -171,11 +176,11 @@ class Settlement:
                 log.error("the record of request %s cannot be read back", item.request_id)
         if records:
             await self._settle_surely(records)
-        for item in batch:
+        for item, record in loaded:
             self._queue.popleft()
             if item.record is not None:
                 self._in_memory -= 1
-            item.done(item.request_id)
+            (item.lost if record is None else item.done)(item.request_id)
 
     async def _settle_surely(self, records: list[UsageRecord]) -> None:
         backoff = Backoff()

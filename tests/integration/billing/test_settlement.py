@@ -225,6 +225,29 @@ async def test_one_bad_record_never_stops_a_batch(
     await all_sound(database)
 
 
+def never(request_id: UUID) -> None:
+    raise AssertionError(f"{request_id} was not lost")
+
+
+async def test_a_record_that_cannot_be_read_back_is_not_called_settled(
+    database: Database, book: HoldBook, pg_url: str
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    good, gone = [await book.place(customer.hold()) for _ in range(2)]
+    settled: list[UUID] = []
+    lost: list[UUID] = []
+    settlement = Settlement(pg_url)
+    await settlement.start()
+    settlement.submit(Item(gone.request_id, None, lambda _: None, settled.append, lost.append))
+    settlement.submit(
+        Item(good.request_id, customer.ended(good, USAGE), lambda _: None, settled.append, lost.append)
+    )
+    await until(lambda: settled and lost)
+    await settlement.close()
+    assert (settled, lost) == ([good.request_id], [gone.request_id])
+
+
 async def test_a_record_that_postgresql_cannot_even_read_is_parked(
     database: Database, book: HoldBook, pg_url: str
 ) -> None:
@@ -236,7 +259,7 @@ async def test_a_record_that_postgresql_cannot_even_read_is_parked(
     settlement = Settlement(pg_url)
     await settlement.start()
     for record in (customer.ended(good, USAGE), nul, customer.ended(huge, TokenUsage(output=2**70))):
-        settlement.submit(Item(record.open.request_id, record, lambda _: None, settled.add))
+        settlement.submit(Item(record.open.request_id, record, lambda _: None, settled.add, never))
     await until(lambda: len(settled) == 3)
     await settlement.close()
     assert list(await usage_rows(database, customer)) == [good.request_id]
@@ -278,7 +301,7 @@ async def test_concurrent_and_repeated_batches_settle_each_request_once(
     for index, worker in enumerate(workers):
         await worker.start()
         for record in records[index:] + records[:index]:
-            worker.submit(Item(record.open.request_id, record, lambda _: None, done.append))
+            worker.submit(Item(record.open.request_id, record, lambda _: None, done.append, never))
     await until(lambda: len(done) == 3 * len(records))
     for worker in workers:
         await worker.close()
@@ -296,7 +319,9 @@ async def test_settlement_survives_cut_connections(database: Database, book: Hol
     done: list[UUID] = []
     await settlement.start()
     for one in granted:
-        settlement.submit(Item(one.request_id, customer.ended(one, USAGE), lambda _: None, done.append))
+        settlement.submit(
+            Item(one.request_id, customer.ended(one, USAGE), lambda _: None, done.append, never)
+        )
     while len(done) < 60:
         await terminate_hot_connections(pg_url)
         await asyncio.sleep(0.01)
