@@ -68,7 +68,7 @@ class Target:
         """A request as bytes."""
         body = json.dumps(
             {
-                "model": "bench/model",
+                "model": "qwen3.5-397b",
                 "messages": [
                     {"role": "system", "content": "You are a helpful assistant. " * 8},
                     {"role": "user", "content": "Tell me something about rivers and turbines. " * 8},

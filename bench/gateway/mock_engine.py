@@ -27,7 +27,7 @@ def event(body: bytes) -> bytes:
 def piece(request_id: bytes, delta: bytes, tokens: int, finish: bytes) -> bytes:
     """One chunk of vLLM's."""
     return event(
-        b'{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":1700000000,"model":"bench/model",'
+        b'{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":1700000000,"model":"qwen3.5-397b",'
         b'"choices":[{"index":0,"delta":%s,"logprobs":null,"finish_reason":%s,"token_ids":null}],'
         b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}'
         % (request_id, delta, finish, PROMPT, PROMPT + tokens, tokens)
@@ -37,7 +37,7 @@ def piece(request_id: bytes, delta: bytes, tokens: int, finish: bytes) -> bytes:
 def ending(request_id: bytes, tokens: int) -> bytes:
     """Usage, [DONE] and the end of the body."""
     last = event(
-        b'{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":1700000000,"model":"bench/model",'
+        b'{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":1700000000,"model":"qwen3.5-397b",'
         b'"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,'
         b'"prompt_tokens_details":{"cached_tokens":0}}}' % (request_id, PROMPT, PROMPT + tokens, tokens)
     )
@@ -54,7 +54,7 @@ def whole(tokens: int) -> bytes:
     """An answer that is not streamed, for direct requests."""
     body = json.dumps(
         {
-            "id": "chatcmpl-1", "object": "chat.completion", "created": 1700000000, "model": "bench/model",
+            "id": "chatcmpl-1", "object": "chat.completion", "created": 1700000000, "model": "qwen3.5-397b",
             "choices": [
                 {"index": 0, "message": {"role": "assistant", "content": " word" * tokens}, "finish_reason": "length"}
             ],
