@@ -77,7 +77,7 @@ class HoldBook:
         self._clock = clock
         self._timeout_s = timeout_s
         self._top_up_url = top_up_url
-        self._hold_lanes = [Lane(database_url) for _ in range(lanes)]
+        self._hold_lanes = [Lane(database_url, durable=False) for _ in range(lanes)]
         self._control = Lane(database_url)
         self._callers: deque[_Caller] = deque()
         self._patience: deque[_Caller] = deque()
