@@ -1,6 +1,6 @@
 """Billing accounts: the one row per tenant that says what it may spend."""
 
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -10,11 +10,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from core.money import MAX_PICO, pico_to_usd, usd_to_pico
+from tenants.scoping import platform_wide
 
 Mode = Literal["prepaid", "postpaid"]
 
 MAX_AMOUNT = 10**12 * 10**12
 """Picodollars of a single grant, budget or credit limit: a trillion dollars, far below NUMERIC(38,0)."""
+
+
+_SELECT = (
+    "SELECT tenant_id, mode, balance, held, open_holds, owed, credit_limit, budget, penstock_spent(b) AS spent, "
+    "least(penstock_funds(b), budget - penstock_spent(b)) - held AS available FROM billing_accounts b"
+)
 
 
 class AccountView(msgspec.Struct, frozen=True):
@@ -60,17 +67,22 @@ async def get_account(connection: AsyncConnection, tenant_id: UUID, *, lock: boo
     """The account of a tenant. Raises NotFound."""
     row = (
         await connection.execute(
-            text(
-                "SELECT tenant_id, mode, balance, held, open_holds, owed, credit_limit, budget, "
-                "penstock_spent(b) AS spent, "
-                "least(penstock_funds(b), budget - penstock_spent(b)) - held AS available "
-                "FROM billing_accounts b WHERE tenant_id = :tenant" + (" FOR UPDATE" if lock else "")
-            ),
+            text(f"{_SELECT} WHERE tenant_id = :tenant{' FOR UPDATE' if lock else ''}"),
             {"tenant": tenant_id},
         )
     ).one_or_none()
     if row is None:
         raise NotFound(f"there is no billing account of an organisation {tenant_id}")
+    return _view(row)
+
+
+@platform_wide("the console's list of organisations shows what each of them has")
+async def list_accounts(connection: AsyncConnection) -> list[AccountView]:
+    """The accounts that the session may see; for the platform's session those of all organisations."""
+    return [_view(row) for row in await connection.execute(text(_SELECT))]
+
+
+def _view(row: Row[Any]) -> AccountView:
     return AccountView(
         tenant_id=row.tenant_id,
         mode=row.mode,

@@ -142,17 +142,6 @@ async def list_prices(
     return [_view(row) for row in rows]
 
 
-async def models_priced(connection: AsyncConnection) -> set[tuple[str, str]]:
-    """(model, tier) pairs that have a list price now."""
-    rows = await connection.execute(
-        text(
-            "SELECT model, tier FROM price_versions "
-            "WHERE tenant_id IS NULL AND effective @> clock_timestamp()"
-        )
-    )
-    return {(row.model, row.tier) for row in rows}
-
-
 def _rate(value: str, name: str) -> int:
     try:
         rate = per_mtok_to_pico_per_token(value)

@@ -143,11 +143,6 @@ class Spool:
         """Requests with anything in the spool that is not settled yet."""
         return len(self._entries)
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes written, the settled ones included until the next move."""
-        return self._tail
-
     def append(self, record: Record) -> bool:
         """Write a record; False when the file has no room or cannot be written (the record is then not in it).
 
