@@ -97,8 +97,8 @@ async def _verify_chain(connection: AsyncConnection, problems: list[str]) -> int
     """Recompute the hash chain from the transfers; returns how many links hold."""
     rows = await connection.stream(
         text(
-            "SELECT s.seq, s.hash, t.id, t.at, t.tenant_id, t.kind, t.debit_account, t.credit_account, t.amount, "
-            "t.source_id FROM ledger_seals s LEFT JOIN ledger_transfers t ON t.id = s.transfer_id ORDER BY s.seq"
+            "SELECT s.seq, s.hash, t.id, t.at, t.effective_at, t.tenant_id, t.kind, t.debit_account, t.credit_account, "
+            "t.amount, t.source_id FROM ledger_seals s LEFT JOIN ledger_transfers t ON t.id = s.transfer_id ORDER BY s.seq"
         )
     )
     previous, links = b"", 0
@@ -107,7 +107,7 @@ async def _verify_chain(connection: AsyncConnection, problems: list[str]) -> int
             problems.append(f"the chain has a gap at {links + 1}")
             break
         at_us = _microseconds(row.at)
-        fields = (
+        fields: tuple[object, ...] = (
             row.seq,
             row.id,
             at_us,
@@ -118,6 +118,8 @@ async def _verify_chain(connection: AsyncConnection, problems: list[str]) -> int
             int(row.amount),
             row.source_id,
         )
+        if row.effective_at != row.at:
+            fields = (*fields, _microseconds(row.effective_at))
         previous = hashlib.sha256(previous + "|".join(map(str, fields)).encode()).digest()
         if previous != row.hash:
             problems.append(

@@ -26,7 +26,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, TSTZRANGE
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSTZRANGE
 
 from billing.records import Outcome
 from core.db import metadata
@@ -232,10 +232,35 @@ ledger_transfers = Table(
     _count("credit_account"),
     _pico("amount"),
     _id("source_id"),
+    Column("effective_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     UniqueConstraint("source_id", "kind"),
     Index("ix_ledger_transfers_tenant_id_at", "tenant_id", "at"),
+    Index("ix_ledger_transfers_effective_at", "effective_at", postgresql_using="brin"),
 )
 """Double entry, append-only: one transfer debits one account and credits another by the same amount."""
+
+billing_periods = Table(
+    "billing_periods",
+    metadata,
+    Column("month", Date, primary_key=True),
+    Column(
+        "starts_at",
+        DateTime(timezone=True),
+        Computed("(month)::timestamp without time zone AT TIME ZONE 'UTC'", persisted=True),
+        nullable=False,
+    ),
+    Column(
+        "ends_at",
+        DateTime(timezone=True),
+        Computed("(month + '1 mon'::interval) AT TIME ZONE 'UTC'", persisted=True),
+        nullable=False,
+    ),
+    Column("status", Text, nullable=False, server_default="open"),
+    _instant("closed_at", nullable=True),
+    Column("closed_by", Text),
+    Column("checklist", JSONB),
+)
+"""Accounting months; a closed one never changes."""
 
 ledger_unsealed = Table(
     "ledger_unsealed",

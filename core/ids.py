@@ -30,3 +30,14 @@ def uuid7_unix_ms(value: uuid.UUID) -> int:
 def incarnation(role: str) -> str:
     """A name for one run of one process, e.g. `api-4f1c9a2b`; never reused."""
     return f"{role}-{secrets.token_hex(4)}"
+
+
+_DERIVED = uuid.UUID("8a5fb4a6-35a0-5b0c-9c55-6f0e4f1d7b21")
+
+
+def derived_uuid(*parts: object) -> uuid.UUID:
+    """The same UUID (version 5) for the same parts: the source id of a booking that a foreign object asks for.
+
+    `derived_uuid("stripe", "pi_123")` makes applying the same payment twice one booking.
+    """
+    return uuid.uuid5(_DERIVED, "\x1f".join(map(str, parts)))

@@ -13,16 +13,32 @@ from sqlalchemy import MetaData
 
 from core.db import APP_ROLE, SYSTEM_ROLE, metadata
 
-_TABLE_MODULES = ("core.outbox", "tenants.tables", "workers.tables", "billing.tables")
+_TABLE_MODULES = (
+    "core.outbox",
+    "tenants.tables",
+    "workers.tables",
+    "billing.tables",
+    "billing.credit_tables",
+    "billing.invoicing.tables",
+    "billing.payments.tables",
+    "billing.economics.tables",
+    "billing.exports.tables",
+    "billing.statements.tables",
+)
 _TENANT = "nullif(current_setting('penstock.tenant_id', true), '')::uuid"
 
 
 def load_tables() -> MetaData:
     """The metadata with every package's tables on it."""
     for name in _TABLE_MODULES:
-        if find_spec(name) is not None:
+        if _exists(name):
             import_module(name)
     return metadata
+
+
+def _exists(name: str) -> bool:
+    package = name.rpartition(".")[0]
+    return find_spec(package) is not None and find_spec(name) is not None
 
 
 def run(op: Operations, sql: str) -> None:
