@@ -17,6 +17,12 @@ class Settings(BaseSettings):
     """postgresql://user:password@host:port/name of an owner of the schema."""
     redis_url: str = Field(default="", validation_alias="REDIS_URL")
     """redis://:password@host:port/db."""
+    stripe_api_key: SecretStr = Field(default=SecretStr(""), validation_alias="STRIPE_API_KEY")
+    """Secret key of the Stripe account, or of the local stand-in; empty = no payments."""
+    stripe_webhook_secret: SecretStr = Field(default=SecretStr(""), validation_alias="STRIPE_WEBHOOK_SECRET")
+    """Signing secret of our webhook endpoint (whsec_...)."""
+    stripe_base_url: str = ""
+    """Where Stripe's API is; empty = the real one. `penstock up` points it at `penstock stripe-sim`."""
     otlp_endpoint: str = Field(default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
     """Where traces go; empty = nowhere."""
 
