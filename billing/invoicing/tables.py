@@ -1,0 +1,193 @@
+"""Tables of invoicing, mirrored from migration 0008 for SQLAlchemy Core. The migration owns the DDL."""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Date,
+    DateTime,
+    ForeignKey,
+    Index,
+    Integer,
+    Numeric,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from core.db import metadata
+
+
+def _pico(name: str, *, nullable: bool = False, zero: bool = False) -> "Column[object]":
+    return Column(name, Numeric(38, 0), nullable=nullable, server_default=text("0") if zero else None)
+
+
+def _words(name: str, *, default: str | None = None) -> "Column[str]":
+    return Column(name, Text, nullable=False, server_default=default)
+
+
+def _instant(name: str, *, nullable: bool = True) -> "Column[object]":
+    return Column(name, DateTime(timezone=True), nullable=nullable)
+
+
+def _now(name: str) -> "Column[object]":
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
+
+
+invoices = Table(
+    "invoices",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    Column("month", Date, nullable=False),
+    _words("kind"),
+    _words("status"),
+    _words("currency", default="USD"),
+    _pico("exact"),
+    Column("total_cents", BigInteger, nullable=False),
+    Column("number", Text),
+    Column("stripe_invoice_id", Text),
+    _instant("due_at"),
+    _instant("finalized_at"),
+    _instant("paid_at"),
+    _now("created_at"),
+    _pico("carry_exact", zero=True),
+    Column("carry_cents", BigInteger, nullable=False, server_default=text("0")),
+    Column("carried_to", Uuid, ForeignKey("invoices.id")),
+    UniqueConstraint("tenant_id", "month"),
+    UniqueConstraint("number"),
+    UniqueConstraint("stripe_invoice_id"),
+    Index("ix_invoices_month", "month"),
+    Index(
+        "ix_invoices_carry",
+        "tenant_id",
+        postgresql_where=text("carried_to IS NULL AND (carry_exact <> 0 OR carry_cents <> 0)"),
+    ),
+)
+"""One per tenant and month: a postpaid bill, or what a prepaid customer's credit paid for."""
+
+invoice_lines = Table(
+    "invoice_lines",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("invoice_id", Uuid, ForeignKey("invoices.id"), nullable=False),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("position", Integer, nullable=False),
+    _words("kind"),
+    _words("model"),
+    _words("class"),
+    _words("tier"),
+    Column("price_version", BigInteger),
+    _pico("tokens"),
+    _pico("unit_price", nullable=True),
+    _pico("exact"),
+    Column("cents", BigInteger, nullable=False),
+    _words("description"),
+    Column("adjustment_id", Uuid),
+    Column("stripe_item_id", Text),
+    UniqueConstraint("invoice_id", "position"),
+    Index(
+        "ix_invoice_lines_adjustment_id",
+        "adjustment_id",
+        postgresql_where=text("adjustment_id IS NOT NULL"),
+    ),
+)
+"""The only amounts: exact picodollars and the cents they are rounded to, once."""
+
+credit_notes = Table(
+    "credit_notes",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("invoice_id", Uuid, ForeignKey("invoices.id"), nullable=False),
+    Column("tenant_id", Uuid, nullable=False),
+    _words("reason"),
+    _pico("exact"),
+    Column("cents", BigInteger, nullable=False),
+    _words("status", default="issued"),
+    _words("pays"),
+    Column("stripe_credit_note_id", Text),
+    Column("correction_id", Uuid),
+    Column("adjustment_id", Uuid, nullable=False),
+    _now("created_at"),
+    UniqueConstraint("stripe_credit_note_id"),
+    Index("ix_credit_notes_invoice_id", "invoice_id"),
+    Index("ix_credit_notes_adjustment_id", "adjustment_id"),
+)
+"""Credit against a finalised invoice: `pays` invoice (it is open), balance (it was paid) or refund."""
+
+credit_note_lines = Table(
+    "credit_note_lines",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("credit_note_id", Uuid, ForeignKey("credit_notes.id"), nullable=False),
+    Column("tenant_id", Uuid, nullable=False),
+    Column("invoice_line_id", Uuid, ForeignKey("invoice_lines.id"), nullable=False),
+    _pico("exact"),
+    Column("cents", BigInteger, nullable=False),
+    _words("description"),
+    Index("ix_credit_note_lines_credit_note_id", "credit_note_id"),
+)
+"""What is credited of which invoice line."""
+
+invoice_numbers = Table(
+    "invoice_numbers",
+    metadata,
+    Column("month", Date, primary_key=True),
+    Column("last", Integer, nullable=False),
+)
+"""The last invoice number of a month."""
+
+parked_decisions = Table(
+    "parked_decisions",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    _words("reason"),
+    _words("decided_by"),
+    _now("decided_at"),
+)
+"""Records of settle_errors that a person decided not to bill."""
+
+corrections = Table(
+    "corrections",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("month", Date, nullable=False),
+    _instant("until", nullable=False),
+    _words("status", default="requested"),
+    Column("spec", JSONB, nullable=False),
+    _words("reason"),
+    Column("reverses", Uuid, ForeignKey("corrections.id")),
+    Column("approval_id", Uuid, nullable=False),
+    _pico("delta"),
+    _words("requested_by"),
+    Column("requested_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("decided_by", Text),
+    _instant("decided_at"),
+    Index("ix_corrections_month", "month"),
+    Index("uq_corrections_reverses", "reverses", unique=True, postgresql_where=text("status <> 'rejected'")),
+)
+"""A month told again under other prices, or the reversal of one."""
+
+correction_lines = Table(
+    "correction_lines",
+    metadata,
+    Column("correction_id", Uuid, ForeignKey("corrections.id"), primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("tenant_id", Uuid, nullable=False),
+    _words("kind"),
+    _words("model"),
+    _words("class"),
+    _words("tier"),
+    Column("price_version", BigInteger, nullable=False),
+    _pico("tokens"),
+    _pico("old_price", nullable=True),
+    _pico("new_price", nullable=True),
+    _pico("old_exact"),
+    _pico("new_exact"),
+    _pico("delta"),
+    Index("ix_correction_lines_tenant_id", "tenant_id"),
+)
+"""The difference by tenant and line."""
