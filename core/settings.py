@@ -23,6 +23,14 @@ class Settings(BaseSettings):
     """Signing secret of our webhook endpoint (whsec_...)."""
     stripe_base_url: str = ""
     """Where Stripe's API is; empty = the real one. `penstock up` points it at `penstock stripe-sim`."""
+    smtp_url: SecretStr = SecretStr("")
+    """smtp://user:password@host:587 (STARTTLS) or smtps://host:465; empty = mail stays in the console's outbox."""
+    smtp_from: str = ""
+    """Sender of our mail, such as billing@example.com."""
+    webhook_allow_hosts: str = ""
+    """Hosts with commas between that alert webhooks may reach although they are private or plain http."""
+    signing_key: SecretStr = SecretStr("")
+    """Ed25519 private key that signs statements and receipts: 64 hex digits; empty = a file in `data_dir`."""
     otlp_endpoint: str = Field(default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
     """Where traces go; empty = nowhere."""
 
