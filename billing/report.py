@@ -16,7 +16,8 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.gpu_cost import GpuUse, HourUse, host_hours
+from billing.economics.gpu_cost import GpuUse, HourUse, host_hours
+from billing.economics.weights import catalog_weights
 from billing.records import Outcome
 from billing.shares import split
 from core.errors import InvalidRequest
@@ -40,9 +41,10 @@ _SUMS = (
     "cached_input_tokens",
     "output_tokens",
     "reasoning_tokens",
+    "unbilled_input_tokens",
+    "unbilled_output_tokens",
     "cost",
     "list_cost",
-    "busy_us",
 )
 
 
@@ -212,7 +214,7 @@ def _share_gpu(
         return
     hour = hours.get(block[0].hour)
     use = hour.serving.get(block[0].model) if hour else None
-    weights = [int(row.busy_us) for row in block]
+    weights = [_gpu_weight(row) for row in block]
     if hour is None or use is None or sum(weights) == 0:
         return
     shares = zip(block, split(use.cost, weights), split(use.gpu_us, weights), strict=True)
@@ -222,10 +224,18 @@ def _share_gpu(
     del hour.serving[block[0].model]
 
 
+def _gpu_weight(row: Row[Any]) -> int:
+    """Estimated GPU time of a row's tokens; unbilled ones used the GPU too."""
+    uncached = int(row.input_tokens - row.cached_input_tokens + row.unbilled_input_tokens)
+    output = int(row.output_tokens + row.unbilled_output_tokens)
+    return catalog_weights().picoseconds(row.model, uncached, int(row.cached_input_tokens), output)
+
+
 def _add_idle(query: ReportQuery, hours: dict[datetime, HourUse], groups: dict[Key, _Group]) -> None:
     """Host time that no request used: lines without tenant, project and key."""
     for hour, use in hours.items():
-        for model, part in [*use.serving.items(), *use.idle.items()]:
+        unused = [(model, part) for (model, _), part in use.unused.items()]
+        for model, part in [*use.serving.items(), *unused]:
             if part.cost == 0 and part.gpu_us == 0:
                 continue
             values = {"model": model, "day": hour.replace(hour=0)}

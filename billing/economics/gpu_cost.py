@@ -2,8 +2,9 @@
 
 A host's cost of an hour is its seconds times its hourly price, rounded once, half up, to a picodollar. It is split over
 the host's models and states by their seconds. Seconds in which a model served go to the requests on that model that
-ended in that hour, by the time they occupied a replica (`busy_us`: duration less queue). What nobody used (loading,
-warm and idle, asleep, no model at all) stays a line without a tenant. All splits keep their sum (billing/shares.py).
+ended in that hour, by estimated GPU time (weights.py), unbilled tokens included: they used the GPU too. What nobody
+used (loading, warm and idle, asleep, no model at all) are lines of their own. All splits keep their sum
+(billing/shares.py). An hour costs what the price in force at its beginning says.
 """
 
 from collections import defaultdict
@@ -17,6 +18,9 @@ from billing.shares import split
 
 SERVING_STATES = ("serving", "draining")
 """States in which a replica's time belongs to requests."""
+
+LOADING, IDLE, ASLEEP = "loading", "warm_idle", "asleep"
+"""States in which nobody used it. A host's seconds that none of its models account for are idle."""
 
 _SECONDS = text(
     """
@@ -44,19 +48,22 @@ class GpuUse(msgspec.Struct):
     cost: int = 0
     """Picodollars."""
     gpu_us: int = 0
-    """GPU-microseconds."""
+    """GPU-microseconds; 0 on a host without GPUs."""
+    machine_us: int = 0
+    """The same where a host without GPUs counts as one: time that exists on every host."""
 
-    def add(self, cost: int, gpu_us: int) -> None:
-        """Add to both."""
+    def add(self, cost: int, gpu_us: int, machine_us: int = 0) -> None:
+        """Add to all."""
         self.cost += cost
         self.gpu_us += gpu_us
+        self.machine_us += machine_us
 
 
 class HourUse(msgspec.Struct):
-    """What one hour's hosts cost: per model what served, and per model (empty = none) what nobody used."""
+    """What one hour's hosts cost: per model what served; per model (empty = none) and state what nobody used."""
 
     serving: dict[str, GpuUse]
-    idle: dict[str, GpuUse]
+    unused: dict[tuple[str, str], GpuUse]
 
 
 async def host_hours(connection: AsyncConnection, start: datetime, end: datetime) -> dict[datetime, HourUse]:
@@ -70,13 +77,18 @@ async def host_hours(connection: AsyncConnection, start: datetime, end: datetime
         use = hours.setdefault(row.hour, HourUse({}, {}))
         parts = models[row.hour, row.host_id]
         unused = max(int(row.seconds) - sum(seconds for _, _, seconds in parts), 0)
-        parts = [*parts, ("", "idle", unused)]
+        parts = [*parts, ("", IDLE, unused)]
         price = int(row.price or 0)
         cost = (2 * price * int(row.seconds) + 3600) // 7200
         weights = [seconds for _, _, seconds in parts]
         gpu_us = int(row.seconds) * row.gpus * 1_000_000
-        shares = zip(parts, split(cost, weights), split(gpu_us, weights), strict=True)
-        for (model, state, _), part_cost, part_us in shares:
-            side = use.serving if state in SERVING_STATES else use.idle
-            side.setdefault(model, GpuUse()).add(part_cost, part_us)
+        machine_us = int(row.seconds) * max(row.gpus, 1) * 1_000_000
+        shares = zip(
+            parts, split(cost, weights), split(gpu_us, weights), split(machine_us, weights), strict=True
+        )
+        for (model, state, _), *amounts in shares:
+            if state in SERVING_STATES:
+                use.serving.setdefault(model, GpuUse()).add(*amounts)
+            else:
+                use.unused.setdefault((model, state), GpuUse()).add(*amounts)
     return hours
