@@ -83,3 +83,12 @@ class Settings(BaseSettings):
     hold_ttl_s: float = 60.0
     """A hold not renewed for this long is reaped."""
     log_level: str = "INFO"
+
+    export_dir: Path = Path()
+    """Scheduled exports to folders stay below it; the default "." = `exports` in the data directory."""
+    export_s3_endpoint: str = ""
+    """S3-compatible store of scheduled exports, such as https://ams3.digitaloceanspaces.com; empty = AWS."""
+    export_s3_region: str = "us-east-1"
+    export_s3_key_id: SecretStr = SecretStr("")
+    export_s3_secret: SecretStr = SecretStr("")
+    """Credentials of the export store; never in the database."""
