@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from billing.report import this_month
+from billing.report_types import this_month
 from core.errors import InvalidRequest
 
 

@@ -1,14 +1,15 @@
-"""The usage report: what was used, what it costs the customer and what it cost us, by tenant, project, key, model, day.
+"""The usage report: what was used, what it costs the customer and what it cost us, grouped at will.
 
-Hours come from the rollups where they are whole and from the usage rows elsewhere, in one statement and so one
-snapshot: the report always equals the rows. Columns are those of DESIGN §9 whose source exists; `credits_applied_usd`,
-`adjustment_usd`, `period_status` and `invoice_id` come with invoices. Tokens are the billed ones (what an engine
-failure or an empty answer used is in the rows), so tokens times price is the cost. Cached is part of input, reasoning
-part of output. `tier`, `region`, `price_version` and `simulated` are empty where a row mixes several.
+Hours come from the rollups where they are whole and from the usage rows elsewhere (billing/report_usage.py), so the
+report always equals the rows; its totals equal the ledger (`totals`, billing/report_books.py). Tokens are the billed
+ones (what an engine failure or an empty answer used is in the rows), so tokens times price is the cost. Cached is part
+of input, reasoning part of output. `tier`, `region`, `price_version` and `simulated` are empty where a row mixes
+several. `credits_applied_usd` is what prepaid credit paid; `adjustment_usd` what corrections and shortfalls of
+committed spend added (+) or gave back (-), on a line of its own where the grouping asks for what they do not have.
 """
 
-from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -16,112 +17,81 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing import report_books as books
 from billing.economics.gpu_cost import GpuUse, HourUse, host_hours
 from billing.economics.weights import catalog_weights
 from billing.records import Outcome
+from billing.report_types import (
+    DIMENSIONS,
+    MAX_DAYS,
+    Key,
+    ReportQuery,
+    ReportRow,
+    bucket_end,
+    bucket_start,
+    check,
+    iso,
+    months_of,
+    this_month,
+    time_dimension,
+)
+from billing.report_usage import FACETS, OUTCOMES, SUMS, blocks, key_of
 from billing.shares import split
-from core.errors import InvalidRequest
-from core.money import pico_to_usd, ratio_per_mtok
+from core.money import pico_to_usd, ratio_per_mtok, usd_to_pico
 
-DIMENSIONS = ("tenant", "project", "key", "model", "day")
-MAX_DAYS = 400
+__all__ = [
+    "DIMENSIONS",
+    "MAX_DAYS",
+    "ReportQuery",
+    "ReportRow",
+    "Totals",
+    "this_month",
+    "totals",
+    "usage_report",
+]
 
-_COLUMNS = {
-    "tenant": "tenant_id",
-    "project": "project_id",
-    "key": "key_id",
-    "model": "model",
-    "day": "date_trunc('day', hour, 'UTC')",
-}
-_OUTCOMES = [outcome.value for outcome in Outcome]
 _FREE = [i for i, outcome in enumerate(Outcome) if outcome.free]
-_SUMS = (
-    "requests",
-    "input_tokens",
-    "cached_input_tokens",
-    "output_tokens",
-    "reasoning_tokens",
-    "unbilled_input_tokens",
-    "unbilled_output_tokens",
-    "cost",
-    "list_cost",
+_ADDED = ("requests", "requests_unbilled", "input_tokens", "cached_input_tokens", "output_tokens")
+_ADDED_MORE = ("reasoning_tokens", "total_tokens")
+_ADDED_USD = (
+    "list_cost_usd",
+    "discount_usd",
+    "cost_usd",
+    "credits_applied_usd",
+    "adjustment_usd",
+    "gpu_cost_usd",
 )
 
 
-class ReportQuery(msgspec.Struct, frozen=True):
-    """Which usage, and how to group it. `start` and `end` are whole UTC hours, the end excluded."""
+class Totals(msgspec.Struct, frozen=True):
+    """The sum of a report's lines beside the ledger's own sums of the same period."""
 
-    start: datetime
-    end: datetime
-    group_by: tuple[str, ...] = ("tenant",)
-    tenant_id: UUID | None = None
-    with_gpu: bool = True
-    """GPU cost and margin: for the platform only; its session must see all tenants."""
-
-
-class ReportRow(msgspec.Struct):
-    """One line. Amounts are exact decimal dollars, instants ISO 8601 in UTC; None = does not apply."""
-
-    period_start: str
-    period_end: str
-    tenant_id: str | None = None
-    tenant: str | None = None
-    project_id: str | None = None
-    project: str | None = None
-    key_id: str | None = None
-    key_last4: str | None = None
-    model: str | None = None
-    tier: str | None = None
-    region: str | None = None
-    price_version: int | None = None
-    simulated: bool | None = None
-    requests: int = 0
-    requests_unbilled: int = 0
-    input_tokens: int = 0
-    cached_input_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
-    total_tokens: int = 0
-    list_cost_usd: str = "0.00"
-    discount_usd: str = "0.00"
-    cost_usd: str = "0.00"
-    price_per_mtok_usd: str | None = None
-    gpu_seconds: str | None = None
-    gpu_cost_usd: str | None = None
-    gpu_cost_per_mtok_usd: str | None = None
-    margin_usd: str | None = None
-    margin_pct: str | None = None
-    outcomes: dict[str, int] = {}
-    currency: str = "USD"
-
-
-Key = tuple[object, ...]
+    totals: ReportRow
+    ledger: books.LedgerSums
+    equal: bool
+    """Cost plus adjustments is the ledger's revenue, and credit applied is what left the credit accounts."""
 
 
 class _Group:
     """What is known of one line while it is added up; all integers."""
 
     def __init__(self) -> None:
-        self.sums = dict.fromkeys(_SUMS, 0)
-        self.outcomes = [0] * len(_OUTCOMES)
-        self.facets: dict[str, set[Any]] = {
-            name: set() for name in ("tier", "region", "price_version", "simulated")
-        }
+        self.sums = dict.fromkeys(SUMS, 0)
+        self.outcomes = [0] * len(OUTCOMES)
+        self.facets: dict[str, set[Any]] = {name: set() for name in FACETS}
         self.gpu = GpuUse()
+        self.credits = 0
+        self.adjustment = 0
 
-    def add(self, row: Row[Any]) -> None:
-        for name in _SUMS:
+    def add(self, row: Row[Any], *, prepaid: bool) -> None:
+        for name in SUMS:
             self.sums[name] += int(getattr(row, name))
-        for i in range(len(_OUTCOMES)):
+        for i in range(len(OUTCOMES)):
             self.outcomes[i] += int(getattr(row, f"outcome_{i}"))
         for name, values in self.facets.items():
             values.add(getattr(row, name))
-
-
-def this_month(now: datetime) -> tuple[datetime, datetime]:
-    """The UTC month of `now`: the report's default period."""
-    start = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return start, (start + timedelta(days=32)).replace(day=1)
+        if prepaid:
+            self.credits += int(row.cost)
 
 
 async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[ReportRow]:
@@ -129,81 +99,48 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
 
     With a tenant filter there are no idle lines. Raises InvalidRequest for a period or dimension that cannot be.
     """
-    _check(query)
+    check(query)
     groups: dict[Key, _Group] = {}
     hours: dict[datetime, HourUse] = {}
     if query.with_gpu:
         hours = await host_hours(connection, query.start, query.end)
-    async for block in _blocks(connection, query):
+    prepaid = await books.prepaid_tenants(connection)
+    async for block in blocks(connection, query):
         _share_gpu(query, block, hours, groups)
         for row in block:
             if query.tenant_id in (None, row.tenant_id):
-                groups.setdefault(_key(query, row), _Group()).add(row)
+                groups.setdefault(key_of(query, row), _Group()).add(row, prepaid=row.tenant_id in prepaid)
     if query.tenant_id is None:
         _add_idle(query, hours, groups)
     else:
         groups = {key: group for key, group in groups.items() if group.sums["requests"]}
-    return await _lines(connection, query, groups)
+    await _add_books(connection, query, groups)
+    rows = [_line(query, key, group) for key, group in groups.items()]
+    await _put_names(connection, rows)
+    await _put_periods(connection, query, rows)
+    return sorted(rows, key=_order)
 
 
-def _check(query: ReportQuery) -> None:
-    unknown = [name for name in query.group_by if name not in DIMENSIONS]
-    if unknown or not query.group_by or len(set(query.group_by)) != len(query.group_by):
-        raise InvalidRequest(
-            f"group by any of {', '.join(DIMENSIONS)}, each once, not {','.join(query.group_by)[:80]!r}",
-            param="by",
-        )
-    for name, instant in (("from", query.start), ("to", query.end)):
-        if instant.tzinfo is None or (instant.minute, instant.second, instant.microsecond) != (0, 0, 0):
-            raise InvalidRequest(
-                f"{name} must be a date or a whole UTC hour, not {instant.isoformat()}", param=name
-            )
-    if not query.start < query.end:
-        raise InvalidRequest("the period is empty: `from` must be before `to`, which is excluded", param="to")
-    if query.end - query.start > timedelta(days=MAX_DAYS):
-        raise InvalidRequest(f"the period is longer than {MAX_DAYS} days; ask for a part of it", param="to")
-
-
-async def _blocks(connection: AsyncConnection, query: ReportQuery) -> AsyncIterator[list[Row[Any]]]:
-    """Grouped usage, a block per hour and model where GPU cost must be shared, else one row a block."""
-    columns = ["tenant_id", *dict.fromkeys(_COLUMNS[name] for name in query.group_by if name != "tenant")]
+async def totals(connection: AsyncConnection, query: ReportQuery, rows: Sequence[ReportRow]) -> Totals:
+    """The sum of `rows`, the report of `query`, and the ledger's sums of its period, in the caller's snapshot."""
+    total = ReportRow(iso(query.start), iso(query.end))
+    for name in (*_ADDED, *_ADDED_MORE):
+        setattr(total, name, sum(getattr(row, name) for row in rows))
+    for name in _ADDED_USD:
+        amounts = [usd_to_pico(getattr(row, name)) for row in rows if getattr(row, name) is not None]
+        if amounts or name != "gpu_cost_usd":
+            setattr(total, name, pico_to_usd(sum(amounts)))
+    total.price_per_mtok_usd = ratio_per_mtok(usd_to_pico(total.cost_usd), total.total_tokens)
     if query.with_gpu:
-        columns = [*dict.fromkeys(["hour", "model", *columns])]
-    facets = ["tier", "region", "price_version", "simulated"]
-    selected = [f"{column} AS day" if column.startswith("date_trunc") else column for column in columns]
-    sums = [f"sum({name}) AS {name}" for name in _SUMS]
-    outcomes = [f"sum(outcomes[{i + 1}]) AS outcome_{i}" for i in range(len(_OUTCOMES))]
-    # Only names from the tuples above are put into the text; values are bound.
-    statement = f"""
-        WITH touched AS MATERIALIZED (
-            SELECT DISTINCT hour FROM usage_touched WHERE hour >= :start AND hour < :end),
-        counted AS (
-            SELECT h.* FROM usage_hours h WHERE h.hour >= :start AND h.hour < :end
-                AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
-            UNION ALL
-            SELECT t.hour, f.* FROM touched t,
-                LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f)
-        SELECT {", ".join([*selected, *facets, *sums, *outcomes])} FROM counted
-        WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
-        GROUP BY {", ".join([*columns, *facets])} ORDER BY {", ".join([*columns, *facets])}
-    """  # noqa: S608
-    # Shares of GPU cost need everybody's use, so the tenant is filtered later then.
-    tenant = None if query.with_gpu else query.tenant_id
-    result = await connection.stream(
-        text(statement), {"start": query.start, "end": query.end, "tenant": tenant}
-    )
-    block: list[Row[Any]] = []
-    async for row in result:
-        if block and not (query.with_gpu and (row.hour, row.model) == (block[0].hour, block[0].model)):
-            yield block
-            block = []
-        block.append(row)
-    if block:
-        yield block
-
-
-def _key(query: ReportQuery, row: Row[Any]) -> Key:
-    return tuple(getattr(row, "day" if name == "day" else _COLUMNS[name]) for name in query.group_by)
+        spent = sum(_microseconds(row.gpu_seconds) for row in rows)
+        _put_gpu(
+            total, usd_to_pico(total.cost_usd), GpuUse(usd_to_pico(total.gpu_cost_usd or "0"), spent),
+            total.total_tokens,
+        )  # fmt: skip
+    ledger = await books.ledger_sums(connection, query)
+    told = usd_to_pico(total.cost_usd) + usd_to_pico(total.adjustment_usd)
+    equal = told == usd_to_pico(ledger.revenue_usd) and total.credits_applied_usd == ledger.from_credit_usd
+    return Totals(total, ledger, equal)
 
 
 def _share_gpu(
@@ -220,7 +157,7 @@ def _share_gpu(
     shares = zip(block, split(use.cost, weights), split(use.gpu_us, weights), strict=True)
     for row, cost, gpu_us in shares:
         if query.tenant_id in (None, row.tenant_id):
-            groups.setdefault(_key(query, row), _Group()).gpu.add(cost, gpu_us)
+            groups.setdefault(key_of(query, row), _Group()).gpu.add(cost, gpu_us)
     del hour.serving[block[0].model]
 
 
@@ -238,31 +175,38 @@ def _add_idle(query: ReportQuery, hours: dict[datetime, HourUse], groups: dict[K
         for model, part in [*use.serving.items(), *unused]:
             if part.cost == 0 and part.gpu_us == 0:
                 continue
-            values = {"model": model, "day": hour.replace(hour=0)}
-            key = ("idle", *(values.get(name) for name in query.group_by))
+            key = ("idle", *_values(query, hour, {"model": model}))
             groups.setdefault(key, _Group()).gpu.add(part.cost, part.gpu_us)
 
 
-async def _lines(
-    connection: AsyncConnection, query: ReportQuery, groups: dict[Key, _Group]
-) -> list[ReportRow]:
-    rows = []
-    for key, group in groups.items():
-        values = dict(zip(query.group_by, key[-len(query.group_by) :], strict=True))
-        rows.append(_line(query, values, group))
-    await _put_names(connection, rows)
-    return sorted(rows, key=_order)
+async def _add_books(connection: AsyncConnection, query: ReportQuery, groups: dict[Key, _Group]) -> None:
+    """What was not collected lessens what credit paid; adjustments go to their organisation and hour."""
+    for key, amount in await books.uncollected(connection, query):
+        if key in groups:
+            groups[key].credits -= amount
+    apart = any(name != "tenant" and name != time_dimension(query.group_by) for name in query.group_by)
+    for one in await books.booked(connection, query):
+        key = _values(query, one.hour, {"tenant": one.tenant_id})
+        groups.setdefault(("booked", *key) if apart else key, _Group()).adjustment += one.amount
 
 
-def _line(query: ReportQuery, values: dict[str, Any], group: _Group) -> ReportRow:
+def _values(query: ReportQuery, hour: datetime, known: dict[str, object]) -> Key:
+    """A key of what is known of something that is no usage: the rest is empty."""
+    unit = time_dimension(query.group_by)
+    return tuple(bucket_start(hour, name) if name == unit else known.get(name) for name in query.group_by)
+
+
+def _line(query: ReportQuery, key: Key, group: _Group) -> ReportRow:
+    values: dict[str, Any] = dict(zip(query.group_by, key[-len(query.group_by) :], strict=True))
     sums = group.sums
     start, end = query.start, query.end
-    if "day" in values:
-        start, end = max(start, values["day"]), min(end, values["day"] + timedelta(days=1))
+    unit = time_dimension(query.group_by)
+    if unit is not None:
+        start, end = max(start, values[unit]), min(end, bucket_end(values[unit], unit))
     total = sums["input_tokens"] + sums["output_tokens"]
     row = ReportRow(
-        period_start=_instant(start),
-        period_end=_instant(end),
+        period_start=iso(start),
+        period_end=iso(end),
         tenant_id=_text(values.get("tenant")),
         project_id=_text(values.get("project")),
         key_id=_text(values.get("key")),
@@ -277,8 +221,10 @@ def _line(query: ReportQuery, values: dict[str, Any], group: _Group) -> ReportRo
         list_cost_usd=pico_to_usd(sums["list_cost"]),
         discount_usd=pico_to_usd(sums["list_cost"] - sums["cost"]),
         cost_usd=pico_to_usd(sums["cost"]),
+        credits_applied_usd=pico_to_usd(group.credits),
+        adjustment_usd=pico_to_usd(group.adjustment),
         price_per_mtok_usd=ratio_per_mtok(sums["cost"], total),
-        outcomes={name: n for name, n in zip(_OUTCOMES, group.outcomes, strict=True) if n},
+        outcomes={name: n for name, n in zip(OUTCOMES, group.outcomes, strict=True) if n},
     )
     for name, found in group.facets.items():
         if len(found) == 1:
@@ -297,6 +243,10 @@ def _put_gpu(row: ReportRow, cost: int, gpu: GpuUse, total_tokens: int) -> None:
     if cost:
         hundredths = (abs(margin) * 20_000 + cost) // (2 * cost)
         row.margin_pct = f"{'-' if margin < 0 else ''}{hundredths // 100}.{hundredths % 100:02d}"
+
+
+def _microseconds(seconds: str | None) -> int:
+    return int((seconds or "0").replace(".", ""))
 
 
 async def _put_names(connection: AsyncConnection, rows: list[ReportRow]) -> None:
@@ -319,14 +269,40 @@ async def _put_names(connection: AsyncConnection, rows: list[ReportRow]) -> None
             setattr(row, target, labels.get(getattr(row, f"{kind}_id") or ""))
 
 
+async def _put_periods(connection: AsyncConnection, query: ReportQuery, rows: list[ReportRow]) -> None:
+    """Whether each line's months are closed, and the invoice of a line of one organisation and one month."""
+    months = months_of(query.start, query.end)
+    closed = await books.closed_months(connection, months)
+    owners = {UUID(row.tenant_id) for row in rows if row.tenant_id is not None}
+    if query.tenant_id is not None:
+        owners.add(query.tenant_id)
+    invoices = await books.invoice_names(connection, months, owners)
+    for row in rows:
+        touched = months_of(datetime.fromisoformat(row.period_start), datetime.fromisoformat(row.period_end))
+        states = {"closed" if month in closed else "open" for month in touched}
+        row.period_status = states.pop() if len(states) == 1 else "mixed"
+        owner = UUID(row.tenant_id) if row.tenant_id else query.tenant_id
+        if owner is not None and len(touched) == 1:
+            row.invoice_id = invoices.get((owner, touched[0]))
+
+
 def _order(row: ReportRow) -> tuple[object, ...]:
     idle = row.requests == 0
-    return (idle, row.period_start, row.tenant or "", row.project or "", row.key_id or "", row.model or "")
+    return (
+        idle,
+        row.period_start,
+        row.tenant or "",
+        row.tenant_id or "",
+        row.project or "",
+        row.project_id or "",
+        row.key_id or "",
+        row.model or "",
+        row.tier or "",
+        row.region or "",
+        row.price_version or 0,
+        bool(row.simulated),
+    )
 
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _instant(value: datetime) -> str:
-    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -27,7 +27,12 @@ def report(
         str | None, typer.Option("--from", help="Date or whole UTC hour; default: start of this UTC month.")
     ] = None,
     end: Annotated[str | None, typer.Option("--to", help="Excluded; default: end of this UTC month.")] = None,
-    by: Annotated[str, typer.Option(help="Any of tenant,project,key,model,day.")] = "tenant,model",
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Any of tenant,project,key,model,tier,region,price_version,simulated and one of hour,day,month."
+        ),
+    ] = "tenant,model",
     tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
     output_format: Annotated[Literal["csv", "json"], typer.Option("--format", help="csv or json.")] = "csv",
     data_dir: DataDir = None,

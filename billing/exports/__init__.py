@@ -1,0 +1,1 @@
+"""Exports: data sets of finance as files, and where they are kept."""

@@ -1,0 +1,139 @@
+"""What the books add to the usage report: what was not collected, adjustments, period states and invoices."""
+
+from collections.abc import Iterable
+from datetime import date, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.report_types import Key, ReportQuery, bucket_start
+from core.money import pico_to_usd
+
+_UNCOLLECTED = text(
+    """
+    SELECT date_trunc('hour', u.ended_at, 'UTC') AS hour, u.tenant_id, u.project_id, u.key_id, u.model, u.tier,
+        u.region, u.price_version, u.simulated, sum(t.amount) AS amount
+    FROM ledger_transfers t JOIN usage u ON u.request_id = t.source_id
+    WHERE t.kind = 'uncollectible' AND t.effective_at >= :start AND u.ended_at >= :start AND u.ended_at < :end
+        AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+    """
+)
+# Revenue that no request made: corrections and shortfalls of committed spend, what could not be collected included.
+_BOOKED = text(
+    """
+    SELECT t.tenant_id, date_trunc('hour', t.effective_at, 'UTC') AS hour,
+        sum(CASE WHEN c.code = 'revenue' THEN t.amount ELSE -t.amount END) AS amount
+    FROM ledger_transfers t
+    JOIN ledger_accounts c ON c.id = t.credit_account JOIN ledger_accounts d ON d.id = t.debit_account
+    WHERE t.kind IN ('adjustment', 'commit', 'uncollectible') AND t.effective_at >= :start AND t.effective_at < :end
+        AND (c.code = 'revenue' OR d.code = 'revenue')
+        AND (t.kind <> 'uncollectible' OR NOT EXISTS (SELECT 1 FROM usage u WHERE u.request_id = t.source_id))
+        AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
+    GROUP BY 1, 2 ORDER BY 1, 2
+    """
+)
+_LEDGER = text(
+    """
+    SELECT coalesce(sum(t.amount) FILTER (WHERE t.kind = 'usage'), 0) AS collected,
+        coalesce(sum(t.amount) FILTER (WHERE t.kind = 'usage' AND d.code = 'credit'), 0) AS from_credit,
+        coalesce(sum(CASE WHEN c.code = 'revenue' THEN t.amount ELSE -t.amount END), 0) AS revenue
+    FROM ledger_transfers t
+    JOIN ledger_accounts c ON c.id = t.credit_account JOIN ledger_accounts d ON d.id = t.debit_account
+    WHERE t.effective_at >= :start AND t.effective_at < :end AND (c.code = 'revenue' OR d.code = 'revenue')
+        AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
+    """
+)
+_INVOICES = text(
+    "SELECT tenant_id, month, coalesce(number, id::text) AS name FROM invoices "
+    "WHERE month = ANY(:months) AND status <> 'void' AND tenant_id = ANY(:tenants)"
+)
+
+
+class LedgerSums(msgspec.Struct, frozen=True):
+    """What the ledger says of a period: exact dollars. `revenue_usd` must equal the report's cost + adjustments."""
+
+    revenue_usd: str
+    collected_usd: str
+    """Usage that was paid from credit or put on account."""
+    from_credit_usd: str
+    """Usage that prepaid credit paid: the report's credits_applied_usd."""
+
+
+class Booked(msgspec.Struct, frozen=True):
+    """Revenue of an hour that belongs to an organisation and to no request."""
+
+    tenant_id: UUID
+    hour: datetime
+    amount: int
+    """Picodollars; negative = in the customer's favour."""
+
+
+async def prepaid_tenants(connection: AsyncConnection) -> set[UUID]:
+    """Organisations that pay in advance."""
+    found = await connection.execute(text("SELECT tenant_id FROM billing_accounts WHERE mode = 'prepaid'"))
+    return set(found.scalars())
+
+
+async def uncollected(connection: AsyncConnection, query: ReportQuery) -> list[tuple[Key, int]]:
+    """What requests of the period cost and nobody could pay, by the report's dimensions, in picodollars."""
+    rows = await connection.execute(_UNCOLLECTED, _bound(query))
+    return [(_key(query, row), int(row.amount)) for row in rows]
+
+
+async def booked(connection: AsyncConnection, query: ReportQuery) -> list[Booked]:
+    """Adjustments and commitments booked in the period."""
+    rows = await connection.execute(_BOOKED, _bound(query))
+    return [Booked(row.tenant_id, row.hour, int(row.amount)) for row in rows]
+
+
+async def ledger_sums(connection: AsyncConnection, query: ReportQuery) -> LedgerSums:
+    """The ledger's own sums of the period, read from the transfers."""
+    row = (await connection.execute(_LEDGER, _bound(query))).one()
+    return LedgerSums(
+        revenue_usd=pico_to_usd(int(row.revenue)),
+        collected_usd=pico_to_usd(int(row.collected)),
+        from_credit_usd=pico_to_usd(int(row.from_credit)),
+    )
+
+
+async def closed_months(connection: AsyncConnection, months: list[date]) -> set[date]:
+    """Which of `months` are closed."""
+    found = await connection.execute(
+        text("SELECT month FROM billing_periods WHERE status = 'closed' AND month = ANY(:months)"),
+        {"months": months},
+    )
+    return set(found.scalars())
+
+
+async def invoice_names(
+    connection: AsyncConnection, months: list[date], tenants: Iterable[UUID]
+) -> dict[tuple[UUID, date], str]:
+    """The one invoice of an organisation's month: its number, else its id. None where there are several."""
+    exists = await connection.scalar(text("SELECT to_regclass('invoices') IS NOT NULL"))
+    if not exists:
+        return {}
+    found: dict[tuple[UUID, date], str | None] = {}
+    for row in await connection.execute(_INVOICES, {"months": months, "tenants": list(tenants)}):
+        key = (row.tenant_id, row.month)
+        found[key] = None if key in found else row.name
+    return {key: name for key, name in found.items() if name is not None}
+
+
+def _bound(query: ReportQuery) -> dict[str, Any]:
+    return {"start": query.start, "end": query.end, "tenant": query.tenant_id}
+
+
+def _key(query: ReportQuery, row: Row[Any]) -> Key:
+    named = {"tenant": row.tenant_id, "project": row.project_id, "key": row.key_id}
+    return tuple(
+        bucket_start(row.hour, name)
+        if name in ("hour", "day", "month")
+        else named[name]
+        if name in named
+        else getattr(row, name)
+        for name in query.group_by
+    )

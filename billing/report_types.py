@@ -1,0 +1,144 @@
+"""What a usage report is asked for and what its lines hold. The columns are those of DESIGN §9, in their order."""
+
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+
+from core.errors import InvalidRequest
+
+TIME_DIMENSIONS = ("hour", "day", "month")
+DIMENSIONS = (
+    "tenant",
+    "project",
+    "key",
+    "model",
+    "tier",
+    "region",
+    "price_version",
+    "simulated",
+    *TIME_DIMENSIONS,
+)
+MAX_DAYS = 400
+
+Key = tuple[object, ...]
+
+
+class ReportQuery(msgspec.Struct, frozen=True):
+    """Which usage, and how to group it. `start` and `end` are whole UTC hours, the end excluded."""
+
+    start: datetime
+    end: datetime
+    group_by: tuple[str, ...] = ("tenant",)
+    tenant_id: UUID | None = None
+    with_gpu: bool = True
+    """GPU cost and margin: for the platform only; its session must see all tenants."""
+
+
+class ReportRow(msgspec.Struct):
+    """One line. Amounts are exact decimal dollars, instants ISO 8601 in UTC; None = does not apply."""
+
+    period_start: str
+    period_end: str
+    tenant_id: str | None = None
+    tenant: str | None = None
+    project_id: str | None = None
+    project: str | None = None
+    key_id: str | None = None
+    key_last4: str | None = None
+    model: str | None = None
+    tier: str | None = None
+    region: str | None = None
+    price_version: int | None = None
+    simulated: bool | None = None
+    requests: int = 0
+    requests_unbilled: int = 0
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    total_tokens: int = 0
+    list_cost_usd: str = "0.00"
+    discount_usd: str = "0.00"
+    cost_usd: str = "0.00"
+    credits_applied_usd: str = "0.00"
+    adjustment_usd: str = "0.00"
+    price_per_mtok_usd: str | None = None
+    gpu_seconds: str | None = None
+    gpu_cost_usd: str | None = None
+    gpu_cost_per_mtok_usd: str | None = None
+    margin_usd: str | None = None
+    margin_pct: str | None = None
+    outcomes: dict[str, int] = {}
+    currency: str = "USD"
+    period_status: str | None = None
+    invoice_id: str | None = None
+
+
+def this_month(now: datetime) -> tuple[datetime, datetime]:
+    """The UTC month of `now`: the report's default period."""
+    start = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return start, (start + timedelta(days=32)).replace(day=1)
+
+
+def check(query: ReportQuery) -> None:
+    """Raise InvalidRequest for a period or a grouping that cannot be."""
+    unknown = [name for name in query.group_by if name not in DIMENSIONS]
+    if unknown or not query.group_by or len(set(query.group_by)) != len(query.group_by):
+        raise InvalidRequest(
+            f"group by any of {', '.join(DIMENSIONS)}, each once, not {','.join(query.group_by)[:80]!r}",
+            param="by",
+        )
+    if sum(name in TIME_DIMENSIONS for name in query.group_by) > 1:
+        raise InvalidRequest("group by one of hour, day and month, not by several", param="by")
+    check_period(query.start, query.end)
+
+
+def check_period(start: datetime, end: datetime) -> None:
+    """Raise InvalidRequest unless [start, end) are whole UTC hours of at most MAX_DAYS days."""
+    for name, instant in (("from", start), ("to", end)):
+        if instant.tzinfo is None or (instant.minute, instant.second, instant.microsecond) != (0, 0, 0):
+            raise InvalidRequest(
+                f"{name} must be a date or a whole UTC hour, not {instant.isoformat()}", param=name
+            )
+    if not start < end:
+        raise InvalidRequest("the period is empty: `from` must be before `to`, which is excluded", param="to")
+    if end - start > timedelta(days=MAX_DAYS):
+        raise InvalidRequest(f"the period is longer than {MAX_DAYS} days; ask for a part of it", param="to")
+
+
+def time_dimension(group_by: tuple[str, ...]) -> str | None:
+    """The one of hour, day and month that a grouping has, or None."""
+    return next((name for name in group_by if name in TIME_DIMENSIONS), None)
+
+
+def bucket_start(instant: datetime, unit: str) -> datetime:
+    """The start of the UTC hour, day or month that `instant` is in."""
+    whole = instant.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    if unit == "hour":
+        return whole
+    return whole.replace(hour=0) if unit == "day" else whole.replace(hour=0, day=1)
+
+
+def bucket_end(start: datetime, unit: str) -> datetime:
+    """The end, excluded, of the bucket that begins at `start`."""
+    if unit == "hour":
+        return start + timedelta(hours=1)
+    if unit == "day":
+        return start + timedelta(days=1)
+    return (start + timedelta(days=32)).replace(day=1)
+
+
+def months_of(start: datetime, end: datetime) -> list[date]:
+    """The first days of the UTC months that [start, end) touches."""
+    months = []
+    at = bucket_start(start, "month")
+    while at < end:
+        months.append(at.date())
+        at = bucket_end(at, "month")
+    return months
+
+
+def iso(value: datetime) -> str:
+    """An instant as `2026-11-01T00:00:00Z`."""
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,86 @@
+"""Usage of a period, grouped by PostgreSQL: hours from the rollups where they are whole, else from the rows.
+
+One statement and so one snapshot: what it returns always equals the rows.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.records import Outcome
+from billing.report_types import Key, ReportQuery
+
+OUTCOMES = [outcome.value for outcome in Outcome]
+SUMS = (
+    "requests",
+    "input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+    "unbilled_input_tokens",
+    "unbilled_output_tokens",
+    "cost",
+    "list_cost",
+)
+FACETS = ("tier", "region", "price_version", "simulated")
+
+_COLUMNS = {
+    "tenant": "tenant_id",
+    "project": "project_id",
+    "key": "key_id",
+    "hour": "date_trunc('hour', hour, 'UTC')",
+    "day": "date_trunc('day', hour, 'UTC')",
+    "month": "date_trunc('month', hour, 'UTC')",
+}
+
+COUNTED = """
+    touched AS MATERIALIZED (
+        SELECT DISTINCT hour FROM usage_touched WHERE hour >= :start AND hour < :end),
+    counted AS (
+        SELECT h.* FROM usage_hours h WHERE h.hour >= :start AND h.hour < :end
+            AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
+        UNION ALL
+        SELECT t.hour, f.* FROM touched t,
+            LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f)
+"""
+"""The body of a WITH: `counted` has the columns of usage_hours for every hour of [:start, :end)."""
+
+
+async def blocks(connection: AsyncConnection, query: ReportQuery) -> AsyncIterator[list[Row[Any]]]:
+    """Grouped usage, a block per hour and model where GPU cost must be shared, else one row a block."""
+    named = [(f"{_COLUMNS.get(name, name)}", f"by_{name}") for name in query.group_by]
+    columns = ["tenant_id", *(["hour", "model"] if query.with_gpu else []), *FACETS]
+    if not query.with_gpu and "model" in query.group_by:
+        columns.append("model")
+    selected = [*columns, *(f"{column} AS {label}" for column, label in named)]
+    grouped = [*dict.fromkeys([*columns, *(column for column, _ in named)])]
+    ordered = ["hour", "model", *grouped] if query.with_gpu else grouped
+    sums = [f"sum({name}) AS {name}" for name in SUMS]
+    outcomes = [f"sum(outcomes[{i + 1}]) AS outcome_{i}" for i in range(len(OUTCOMES))]
+    # Only names from the tuples above are put into the text; values are bound.
+    statement = f"""
+        WITH {COUNTED}
+        SELECT {", ".join([*selected, *sums, *outcomes])} FROM counted
+        WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
+        GROUP BY {", ".join(grouped)} ORDER BY {", ".join(dict.fromkeys(ordered))}
+    """  # noqa: S608
+    # Shares of GPU cost need everybody's use, so the tenant is filtered later then.
+    tenant = None if query.with_gpu else query.tenant_id
+    result = await connection.stream(
+        text(statement), {"start": query.start, "end": query.end, "tenant": tenant}
+    )
+    block: list[Row[Any]] = []
+    async for row in result:
+        if block and not (query.with_gpu and (row.hour, row.model) == (block[0].hour, block[0].model)):
+            yield block
+            block = []
+        block.append(row)
+    if block:
+        yield block
+
+
+def key_of(query: ReportQuery, row: Row[Any]) -> Key:
+    """The values of a row's dimensions, in their order."""
+    return tuple(getattr(row, f"by_{name}") for name in query.group_by)
