@@ -2,10 +2,12 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
     ForeignKey,
+    Index,
     Integer,
     Numeric,
     PrimaryKeyConstraint,
@@ -79,3 +81,34 @@ host_prices = Table(
     CheckConstraint("usd_pico_per_hour >= 0", name="price"),
 )
 """What a host costs per hour from an instant on, in picodollars."""
+
+engine_counters = Table(
+    "engine_counters",
+    metadata,
+    Column("boot_id", Text, primary_key=True),
+    Column("replica_id", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("engine", Text, nullable=False),
+    Column("simulated", Boolean, nullable=False),
+    Column("first_seen", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("last_seen", DateTime(timezone=True), nullable=False),
+    Column("scraped_at", DateTime(timezone=True), nullable=False),
+    Column("ended_at", DateTime(timezone=True)),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("generation_tokens", BigInteger, nullable=False),
+    Column("cached_prompt_tokens", BigInteger, nullable=False),
+    Column("warmup_prompt_tokens", BigInteger, nullable=False),
+    Column("warmup_generation_tokens", BigInteger, nullable=False),
+    Index("ix_engine_counters_last_seen", "last_seen"),
+)
+"""Cumulative token counters of each engine incarnation, as last scraped; they never go down."""
+
+engine_cuts = Table(
+    "engine_cuts",
+    metadata,
+    Column("boot_id", Text, primary_key=True),
+    Column("cut_at", DateTime(timezone=True), primary_key=True),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("generation_tokens", BigInteger, nullable=False),
+)
+"""Instants at which an engine stood still with nothing placed on it, with its counters."""
