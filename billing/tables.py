@@ -1,6 +1,6 @@
-"""Tables of billing, mirrored from migration 0003 for SQLAlchemy Core. The migration owns the DDL.
+"""Tables of billing, mirrored from the migrations for SQLAlchemy Core. The migrations own the DDL.
 
-Amounts are NUMERIC(38,0) picodollars. `holds` and `usage` are partitioned by month on the UUIDv7 request id.
+Amounts are NUMERIC(38,0) picodollars. `holds` and `usage_rows` are partitioned by month on the UUIDv7 request id.
 """
 
 from sqlalchemy import (
@@ -23,16 +23,21 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    column,
     func,
+    table,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TSTZRANGE
+from sqlalchemy.dialects.postgresql import ARRAY, INT8MULTIRANGE, JSONB, TSTZRANGE
 
 from billing.records import Outcome
 from core.db import metadata
 
 _HOLD_STATE = Enum("open", "settled", "voided", "expired", name="hold_state")
 _OUTCOME = Enum(*(outcome.value for outcome in Outcome), name="usage_outcome")
+_DIMENSIONS = (
+    "tenant_id", "project_id", "key_id", "model", "tier", "region", "price_version", "list_price_version", "simulated",
+)  # fmt: skip
 
 
 def _pico(name: str, *, nullable: bool = False, zero: bool = False) -> "Column[object]":
@@ -79,7 +84,12 @@ price_versions = Table(
         Computed("model || ' ' || tier || ' ' || coalesce(tenant_id::text, 'list')", persisted=True),
         nullable=False,
     ),
+    Column("contract_id", Uuid, ForeignKey("contracts.id")),
+    Column("list_version", BigInteger, ForeignKey("price_versions.id")),
+    _instant("withdrawn_at", nullable=True),
+    Column("ended_by", Text),
     Index("ix_price_versions_model_tier", "model", "tier"),
+    Index("ix_price_versions_contract_id", "contract_id", postgresql_where=text("contract_id IS NOT NULL")),
 )
 """Price books in picodollars a token: list prices (no tenant) and contract prices, never overlapping, never changed."""
 
@@ -127,43 +137,102 @@ holds = Table(
 )
 """Money reserved for a request; mutable, outside the ledger, resolved once."""
 
-usage = Table(
-    "usage",
+usage_dims = Table(
+    "usage_dims",
     metadata,
-    Column("request_id", Uuid, primary_key=True),
+    Column("id", Integer, Identity(always=True), primary_key=True),
     _id("tenant_id"),
     _id("project_id"),
     _id("key_id"),
     _words("model"),
     _words("tier"),
     _words("region"),
+    _count("price_version"),
+    _count("list_price_version"),
+    Column("simulated", Boolean, nullable=False),
+    UniqueConstraint(*_DIMENSIONS, name="uq_usage_dims_facts"),
+)
+"""What usage rows share, said once: who used what at which prices."""
+
+usage_engines = Table(
+    "usage_engines",
+    metadata,
+    Column("id", Integer, Identity(always=True), primary_key=True),
     _words("replica_id"),
     _words("boot_id"),
-    _instant("admitted_at"),
+    UniqueConstraint("replica_id", "boot_id"),
+)
+"""Engine incarnations that answered requests."""
+
+usage_rows = Table(
+    "usage_rows",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
     _instant("ended_at"),
-    _instant("settled_at"),
+    _count("duration_us"),
+    _count("queue_us"),
+    _count("ttft_us"),
+    _count("lag_us"),
+    Column("dim_id", Integer, nullable=False),
+    Column("engine_id", Integer, nullable=False),
+    Column("input_tokens", Integer, nullable=False),
+    Column("cached_input_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False),
+    Column("unbilled_input_tokens", Integer, nullable=False),
+    Column("unbilled_output_tokens", Integer, nullable=False),
     Column("outcome", _OUTCOME, nullable=False),
     Column("attempts", SmallInteger, nullable=False),
     Column("stream", Boolean, nullable=False),
-    Column("simulated", Boolean, nullable=False),
-    _count("price_version"),
-    _count("list_price_version"),
-    _count("input_tokens"),
-    _count("cached_input_tokens"),
-    _count("output_tokens"),
-    _count("reasoning_tokens"),
-    _count("unbilled_input_tokens"),
-    _count("unbilled_output_tokens"),
+    Column("late", Boolean, nullable=False),
     _pico("cost"),
-    _pico("list_cost"),
-    _count("queue_us"),
-    _count("ttft_us"),
-    _count("duration_us"),
-    Index("ix_usage_ended_at", "ended_at"),
-    Index("ix_usage_tenant_id_ended_at", "tenant_id", "ended_at"),
+    _pico("discount"),
+    Index(
+        "ix_usage_rows_ended_at",
+        "ended_at",
+        postgresql_using="brin",
+        postgresql_with={"pages_per_range": 32, "autosummarize": "on"},
+    ),
+    Index("ix_usage_rows_dim_id", "dim_id"),
     postgresql_partition_by="RANGE (request_id)",
 )
-"""One row per admitted request, written once."""
+"""One row per admitted request, written once, under 200 bytes with its indexes. Read it through the view `usage`."""
+
+usage = table(
+    "usage",
+    *(
+        column(name)
+        for name in (
+            "request_id", *_DIMENSIONS, "replica_id", "boot_id", "admitted_at", "ended_at", "settled_at", "outcome",
+            "attempts", "stream", "input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens",
+            "unbilled_input_tokens", "unbilled_output_tokens", "cost", "list_cost", "queue_us", "ttft_us",
+            "duration_us",
+        )
+    ),
+)  # fmt: skip
+"""The view over usage_rows with every column of a usage row."""
+
+usage_late = Table(
+    "usage_late",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    _instant("ended_at"),
+)
+"""The true end of usage that came after its month was closed, or after 48 h, and is dated to its arrival."""
+
+usage_archives = Table(
+    "usage_archives",
+    metadata,
+    Column("month", Date, primary_key=True),
+    _words("file"),
+    _count("rows"),
+    _count("bytes"),
+    _pico("cost"),
+    Column("sha256", LargeBinary, nullable=False),
+    _instant("archived_at", now=True),
+    _instant("dropped_at", nullable=True),
+)
+"""Months of usage that lie in Parquet too (billing/archive.py)."""
 
 settle_errors = Table(
     "settle_errors",
@@ -265,32 +334,21 @@ billing_periods = Table(
 ledger_unsealed = Table(
     "ledger_unsealed",
     metadata,
-    Column("transfer_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("transfers", INT8MULTIRANGE, nullable=False),
 )
-"""Transfers that wait for the sealer; filled by a trigger."""
+"""Transfers that wait for the sealer, a row per statement that booked; filled by a trigger."""
 
 ledger_seals = Table(
     "ledger_seals",
     metadata,
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    _count("transfer_id"),
+    Column("transfer_id", BigInteger),
     Column("hash", LargeBinary, nullable=False),
+    Column("transfers", INT8MULTIRANGE),
     UniqueConstraint("transfer_id"),
 )
-"""The hash chain over the transfers."""
-
-credit_grants = Table(
-    "credit_grants",
-    metadata,
-    Column("id", Uuid, primary_key=True),
-    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
-    _pico("amount"),
-    _words("reason"),
-    _words("created_by"),
-    _instant("created_at", now=True),
-    Index("ix_credit_grants_tenant_id", "tenant_id"),
-)
-"""Credit given to prepaid customers."""
+"""The hash chain over the transfers: a link covers a set of them (the earliest links one each)."""
 
 reaper_state = Table(
     "reaper_state",

@@ -1,0 +1,78 @@
+"""The service-level rule of a contract: what is measured, what was promised, what a miss gives back.
+
+`{"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent": 10}`: when in a month the 95th percentile of
+the time to the first token is above 800 ms, 10 % of the month's charges are credited.
+`{"metric": "availability", "threshold": "99.9", "credit_percent": 10}`: when in a month fewer than 99.9 % of the
+requests that reached an engine were answered. billing/statements/ measures and credits.
+"""
+
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+from core.errors import InvalidRequest
+
+METRICS = ("ttft", "availability")
+PERCENTILES = (50, 75, 90, 95, 99)
+MAX_TTFT_MS = 600_000
+
+
+class Sla(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A checked rule."""
+
+    metric: str
+    """ttft | availability"""
+    threshold: int | str
+    """ttft: milliseconds that may not be exceeded; availability: percent that must be reached, a decimal string."""
+    credit_percent: int
+    """1 to 100: what share of the month's charges a miss gives back."""
+    percentile: int | None = None
+    """Of the times to the first token; None for availability."""
+
+
+def parse_sla(rule: dict[str, Any]) -> Sla:
+    """The rule that somebody wrote. Raises InvalidRequest naming the field that is wrong."""
+    unknown = set(rule) - set(Sla.__struct_fields__)
+    if unknown:
+        raise _wrong(f"has an unknown field {sorted(unknown)[0][:40]!r}")
+    metric = rule.get("metric")
+    if metric not in METRICS:
+        raise _wrong("needs metric: ttft or availability")
+    credit = _whole(rule.get("credit_percent"))
+    if credit is None or not 1 <= credit <= 100:
+        raise _wrong("needs credit_percent: a whole number from 1 to 100")
+    threshold = rule.get("threshold")
+    if metric == "availability":
+        if rule.get("percentile") is not None:
+            raise _wrong("has a percentile, which an availability does not have")
+        return Sla(metric="availability", threshold=_percent(threshold), credit_percent=credit)
+    limit_ms = _whole(threshold)
+    if limit_ms is None or not 1 <= limit_ms <= MAX_TTFT_MS:
+        raise _wrong(f"needs threshold: whole milliseconds from 1 to {MAX_TTFT_MS}")
+    percentile = _whole(rule.get("percentile"))
+    if percentile not in PERCENTILES:
+        raise _wrong(f"needs percentile: one of {', '.join(map(str, PERCENTILES))}")
+    return Sla(metric="ttft", threshold=limit_ms, credit_percent=credit, percentile=percentile)
+
+
+def _percent(value: object) -> str:
+    """A percentage above 0 and at most 100, with at most three decimals, as written."""
+    try:
+        percent = (
+            Decimal(value) if isinstance(value, int | str) and not isinstance(value, bool) else Decimal(-1)
+        )
+    except InvalidOperation:
+        percent = Decimal(-1)
+    if not percent.is_finite() or not 0 < percent <= 100 or percent != percent.quantize(Decimal("0.001")):
+        raise _wrong('needs threshold: a percentage such as "99.9", at most three decimals')
+    return str(value)
+
+
+def _whole(value: object) -> int | None:
+    """The value when it is a whole number."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _wrong(what: str) -> InvalidRequest:
+    return InvalidRequest(f"the sla {what}", param="sla")
