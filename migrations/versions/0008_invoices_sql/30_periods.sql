@@ -6,11 +6,12 @@ CREATE TABLE parked_decisions (
     decided_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT pk_parked_decisions PRIMARY KEY (request_id)
 );
--- Freeze a month. Bookings under way are waited for and later ones see the month closed: no transfer slips in between.
--- Runs as the owner, since only an owner may lock the ledger. Returns false when the month was closed already.
+-- Freeze a month. Settlements (the advisory lock) and other bookings under way are waited for, and later ones see the
+-- month closed: nothing slips in between. Runs as the owner, since only an owner may lock the ledger. Returns false when the month was closed already.
 CREATE FUNCTION penstock_close_month(p_month date, p_by text, p_checklist jsonb) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
+    PERFORM pg_advisory_xact_lock(hashtext('penstock_close'));
     LOCK TABLE ledger_transfers IN SHARE ROW EXCLUSIVE MODE;
     IF EXISTS (SELECT 1 FROM billing_periods WHERE month = p_month AND status = 'closed') THEN
         RETURN false;

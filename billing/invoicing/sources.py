@@ -1,0 +1,194 @@
+"""What the invoices of a month are made of, read from PostgreSQL: usage sums, adjustments, SLA credits, contracts."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import date, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.invoicing.lines import CLASSES, Carry, Movement, UsageGroup
+from billing.invoicing.months import bounds
+from core.ids import derived_uuid
+from tenants.scoping import platform_wide
+
+DEFAULT_PAYMENT_DAYS = 30
+"""Days until an invoice is due without a contract."""
+
+
+class Customer(msgspec.Struct, frozen=True):
+    """A tenant and what it used in the month."""
+
+    tenant_id: UUID
+    mode: str
+    groups: tuple[UsageGroup, ...]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What the contract says about an invoice."""
+
+    payment_days: int = DEFAULT_PAYMENT_DAYS
+    committed: int | None = None
+    commit_source: UUID | None = None
+    """The source of the booking of a shortfall: the same contract and month, the same booking."""
+
+
+# Usage whose true end lies in an earlier month arrived late: it is billed in this month, on lines of its own.
+_GROUPS = """
+    late AS (
+        SELECT u.tenant_id, u.model, u.tier, u.price_version,
+            sum(u.input_tokens - u.cached_input_tokens) AS input, sum(u.cached_input_tokens) AS cached_input,
+            sum(u.output_tokens - u.reasoning_tokens) AS output, sum(u.reasoning_tokens) AS reasoning,
+            sum(u.cost) AS cost
+        FROM usage_late l JOIN usage u ON u.request_id = l.request_id
+        WHERE l.ended_at < :start AND u.ended_at >= :start AND u.ended_at < :until
+            AND u.outcome NOT IN ('engine_failed', 'zero_output')
+            AND (CAST(:tenant AS uuid) IS NULL OR u.tenant_id = :tenant)
+        GROUP BY 1, 2, 3, 4),
+    billed AS (
+        SELECT tenant_id, model, tier, price_version, sum(input_tokens - cached_input_tokens) AS input,
+            sum(cached_input_tokens) AS cached_input, sum(output_tokens - reasoning_tokens) AS output,
+            sum(reasoning_tokens) AS reasoning, sum(cost) AS cost
+        FROM usage_hours WHERE hour >= :start AND hour < :until
+            AND (CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant)
+        GROUP BY 1, 2, 3, 4),
+    parts AS (
+        SELECT 'usage' AS kind, b.tenant_id, b.model, b.tier, b.price_version,
+            b.input - coalesce(l.input, 0) AS input, b.cached_input - coalesce(l.cached_input, 0) AS cached_input,
+            b.output - coalesce(l.output, 0) AS output, b.reasoning - coalesce(l.reasoning, 0) AS reasoning,
+            b.cost - coalesce(l.cost, 0) AS cost
+        FROM billed b LEFT JOIN late l USING (tenant_id, model, tier, price_version)
+        UNION ALL
+        SELECT 'late_usage', tenant_id, model, tier, price_version, input, cached_input, output, reasoning, cost
+        FROM late),
+    groups AS (
+        SELECT g.*, p.input AS input_price, p.cached_input AS cached_input_price, p.output AS output_price,
+            p.reasoning AS reasoning_price
+        FROM parts g JOIN price_versions p ON p.id = g.price_version
+        WHERE g.input + g.cached_input + g.output + g.reasoning <> 0 OR g.cost <> 0)
+"""
+_CUSTOMERS = f"""
+    WITH {_GROUPS}
+    SELECT b.tenant_id AS customer, b.mode, g.* FROM billing_accounts b LEFT JOIN groups g ON g.tenant_id = b.tenant_id
+    ORDER BY b.tenant_id, g.model, g.tier, g.price_version, g.kind DESC
+"""  # noqa: S608 - our own words
+_USAGE = f"WITH {_GROUPS} SELECT g.* FROM groups g ORDER BY tenant_id, model, tier, price_version, kind DESC"  # noqa: S608
+
+
+@platform_wide("the invoice run reads every organisation, one after the other")
+async def customers(connection: AsyncConnection, month: date) -> AsyncIterator[Customer]:
+    """Every tenant in id order with the sums of its month, streamed: memory does not grow with their number."""
+    start, end = bounds(month)
+    rows = await connection.stream(text(_CUSTOMERS), {"start": start, "until": end, "tenant": None})
+    tenant_id: UUID | None = None
+    mode = ""
+    groups: list[UsageGroup] = []
+    async for row in rows:
+        if row.customer != tenant_id:
+            if tenant_id is not None:
+                yield Customer(tenant_id, mode, tuple(groups))
+            tenant_id, mode, groups = row.customer, row.mode, []
+        if row.kind is not None:
+            groups.append(_group(row))
+    if tenant_id is not None:
+        yield Customer(tenant_id, mode, tuple(groups))
+
+
+async def usage_groups(
+    connection: AsyncConnection, month: date, until: datetime, tenant_id: UUID | None = None
+) -> list[UsageGroup]:
+    """The sums of a month's usage that ended before `until`, by tenant, model, tier and price version."""
+    start, _ = bounds(month)
+    rows = await connection.execute(text(_USAGE), {"start": start, "until": until, "tenant": tenant_id})
+    return [_group(row) for row in rows]
+
+
+def _group(row: Row[Any]) -> UsageGroup:
+    return UsageGroup(
+        tenant_id=row.tenant_id,
+        kind=row.kind,
+        model=row.model,
+        tier=row.tier,
+        price_version=row.price_version,
+        tokens={name: int(row._mapping[name]) for name in CLASSES},
+        prices={name: int(row._mapping[f"{name}_price"]) for name in CLASSES},
+        cost=int(row.cost),
+    )
+
+
+# An adjustment belongs to the month in which it was booked. What a credit note took off an earlier invoice already is
+# not taken off this one again.
+_MOVEMENTS = """
+    SELECT a.tenant_id, 'adjustment' AS kind, a.id AS source_id,
+        -a.amount + coalesce((SELECT sum(n.exact) FROM credit_notes n WHERE n.adjustment_id = a.id), 0) AS amount,
+        concat_ws(': ', 'Adjustment' || coalesce(' of ' || to_char(a.corrects, 'YYYY-MM'), ''), a.reason)
+            AS description,
+        (SELECT min(t.effective_at) FROM ledger_transfers t
+            WHERE t.source_id = a.id AND t.kind IN ('adjustment', 'uncollectible')) AS at
+    FROM adjustments a WHERE a.tenant_id = ANY (:tenants)
+    UNION ALL
+    SELECT t.tenant_id, 'sla', t.source_id, -t.amount, 'Service level credit', t.effective_at
+    FROM ledger_transfers t JOIN ledger_accounts c ON c.id = t.credit_account AND c.code = 'receivable'
+    WHERE t.kind = 'sla_credit' AND t.tenant_id = ANY (:tenants) AND t.at >= :start
+"""
+
+
+async def movements(
+    connection: AsyncConnection, month: date, tenants: Sequence[UUID]
+) -> dict[UUID, list[Movement]]:
+    """Adjustments and SLA credits booked in the month, by tenant, in the order of their booking."""
+    start, end = bounds(month)
+    rows = await connection.execute(
+        text(
+            f"SELECT * FROM ({_MOVEMENTS}) m "  # noqa: S608 - our own words
+            "WHERE at >= :start AND at < :end ORDER BY tenant_id, at, source_id"
+        ),
+        {"tenants": list(tenants), "start": start, "end": end},
+    )
+    found: dict[UUID, list[Movement]] = {}
+    for row in rows:
+        movement = Movement(row.kind, row.source_id, int(row.amount), row.description)
+        found.setdefault(row.tenant_id, []).append(movement)
+    return found
+
+
+async def terms(connection: AsyncConnection, month: date, tenants: Sequence[UUID]) -> dict[UUID, Terms]:
+    """Payment days by the contract in force at the end of the month; committed spend where one held all month long."""
+    start, end = bounds(month)
+    rows = await connection.execute(
+        text(
+            "SELECT id, tenant_id, payment_days, commit_monthly, "
+            "effective @> tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)) AS whole FROM contracts "
+            "WHERE tenant_id = ANY (:tenants) AND withdrawn_at IS NULL "
+            "AND effective @> (CAST(:end AS timestamptz) - interval '1 microsecond')"
+        ),
+        {"tenants": list(tenants), "start": start, "end": end},
+    )
+    return {
+        row.tenant_id: Terms(
+            payment_days=row.payment_days,
+            committed=int(row.commit_monthly) if row.whole and row.commit_monthly is not None else None,
+            commit_source=derived_uuid("commit", row.id, month),
+        )
+        for row in rows
+    }
+
+
+async def carries(
+    connection: AsyncConnection, month: date, tenants: Sequence[UUID]
+) -> dict[UUID, list[Carry]]:
+    """What invoices of earlier months leave to the next one."""
+    rows = await connection.execute(
+        text(
+            "SELECT id, tenant_id, number, carry_exact, carry_cents FROM invoices WHERE tenant_id = ANY (:tenants) "
+            "AND carried_to IS NULL AND (carry_exact <> 0 OR carry_cents <> 0) AND month < :month ORDER BY month"
+        ),
+        {"tenants": list(tenants), "month": month},
+    )
+    found: dict[UUID, list[Carry]] = {}
+    for row in rows:
+        carry = Carry(row.id, row.number or "", int(row.carry_exact), row.carry_cents)
+        found.setdefault(row.tenant_id, []).append(carry)
+    return found
