@@ -1,7 +1,7 @@
 """Money: prices, credit, budgets, the account, and the usage report."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
@@ -9,13 +9,14 @@ import msgspec
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing import accounts, prices
+from billing import accounts, credits, prices
 from billing.accounts import AccountView, GrantView
-from billing.prices import PriceView, Rates
+from billing.credits import Lot, LotKind
+from billing.prices import PriceView, Rates, Unpriced
 from billing.report import ReportQuery, ReportRow
 from billing.report import usage_report as billing_report
 from core.db import Database
-from core.errors import NotFound
+from core.errors import InvalidRequest, NotFound
 from tenants import organisations
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES, READERS, TENANT_RUNNERS
@@ -33,6 +34,7 @@ async def set_price(
     output: str,
     reasoning: str | None = None,
     effective_from: datetime | None = None,
+    currency: str = prices.CURRENCY,
     reason: str | None = None,
 ) -> PriceView:
     """Set a list price, or a contract price of `tenant_id`, in dollars per million tokens.
@@ -41,6 +43,7 @@ async def set_price(
     now) until the next scheduled price. Raises InvalidRequest, Conflict, NotFound.
     """
     require(actor, *PLATFORM_ROLES)
+    prices.check_currency(currency)
     rates = Rates(
         input=input,
         cached_input=input if cached_input is None else cached_input,
@@ -76,6 +79,67 @@ async def set_price(
             after=price,
         )
     return price
+
+
+async def end_price(
+    database: Database,
+    actor: Actor,
+    *,
+    model: str,
+    tier: str = "standard",
+    tenant_id: UUID | None = None,
+    at: datetime | None = None,
+    reason: str,
+) -> list[PriceView]:
+    """End a price book at `at` (None = now): afterwards a customer pays the list or discounted price, and without a
+    list price the model is refused. Returns the versions that changed. Raises InvalidRequest, NotFound.
+    """
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        ended = await prices.end_price(
+            connection, model=model, tier=tier, tenant_id=tenant_id, at=at, ended_by=actor.label
+        )
+        await record(
+            connection,
+            actor,
+            "price.end",
+            tenant_id=tenant_id,
+            object_kind="price_book",
+            object_id=f"{model} {tier}",
+            reason=reason,
+            after={"prices": msgspec.to_builtins(ended)},
+        )
+    return ended
+
+
+async def withdraw_price(database: Database, actor: Actor, *, version: int, reason: str) -> PriceView:
+    """Take back a scheduled price before it begins. Raises NotFound, Conflict."""
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        price = await prices.withdraw_price(connection, version, withdrawn_by=actor.label)
+        await record(
+            connection,
+            actor,
+            "price.withdraw",
+            tenant_id=price.tenant_id,
+            object_kind="price_version",
+            object_id=str(version),
+            reason=reason,
+            after=price,
+        )
+    return price
+
+
+async def unpriced(
+    database: Database, actor: Actor, *, start: datetime | None = None, end: datetime | None = None
+) -> list[Unpriced]:
+    """Traffic without a price, normally none: requests refused in [start, end) and models that are offered."""
+    require(actor, *PLATFORM_ROLES)
+    first, last = start or datetime.min.replace(tzinfo=UTC), end or datetime.max.replace(tzinfo=UTC)
+    async with read(database, actor) as connection:
+        return await prices.unpriced(connection, first, last)
 
 
 async def ensure_list_prices(database: Database, actor: Actor, rates: Mapping[str, Rates]) -> list[PriceView]:
@@ -120,13 +184,35 @@ async def grant_credit(
     amount_usd: str,
     reason: str,
     grant_id: UUID | None = None,
+    kind: LotKind = "promotional",
+    expires_at: datetime | None = None,
+    priority: int | None = None,
+    currency: str = prices.CURRENCY,
 ) -> AccountView:
-    """Give prepaid credit. The same `grant_id` again changes nothing. Raises InvalidRequest, Conflict, NotFound."""
+    """Give prepaid credit: `promotional`, or `purchased` for money that came outside of Stripe. Lots with a lower
+    `priority` are used first. The same `grant_id` again changes nothing. Raises InvalidRequest, Conflict, NotFound.
+    """
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
+    prices.check_currency(currency)
+    if kind not in ("promotional", "purchased"):
+        raise InvalidRequest(
+            f"kind must be promotional or purchased, not {kind[:40]!r}; corrections are adjustments",
+            param="kind",
+        )
     async with write_system(database) as connection:
         before = await accounts.get_account(connection, tenant_id, lock=True)
-        after = await accounts.grant_credit(connection, tenant_id, amount_usd, reason, actor.label, grant_id)
+        after = await accounts.grant_credit(
+            connection,
+            tenant_id,
+            amount_usd,
+            reason,
+            actor.label,
+            grant_id,
+            kind=kind,
+            expires_at=expires_at,
+            priority=priority,
+        )
         await record(
             connection,
             actor,
@@ -136,9 +222,21 @@ async def grant_credit(
             object_id=tenant_id,
             reason=reason,
             before={"balance_usd": before.balance_usd},
-            after={"balance_usd": after.balance_usd, "amount_usd": amount_usd},
+            after={
+                "balance_usd": after.balance_usd,
+                "amount_usd": amount_usd,
+                "kind": kind,
+                "expires_at": None if expires_at is None else expires_at.isoformat(),
+            },
         )
     return after
+
+
+async def list_lots(database: Database, actor: Actor, *, tenant_id: UUID, spent: bool = False) -> list[Lot]:
+    """Credit by lot, in the order in which it is used; `spent` adds lots with nothing left."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    async with read(database, actor) as connection:
+        return await credits.list_lots(connection, tenant_id, spent=spent)
 
 
 async def list_grants(

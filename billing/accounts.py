@@ -1,5 +1,6 @@
 """Billing accounts: the one row per tenant that says what it may spend."""
 
+from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -7,6 +8,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.credits import LotKind, add_lot
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from core.money import MAX_PICO, pico_to_usd, usd_to_pico
@@ -104,10 +106,15 @@ async def grant_credit(
     reason: str,
     created_by: str,
     grant_id: UUID | None = None,
+    *,
+    kind: LotKind = "promotional",
+    expires_at: datetime | None = None,
+    priority: int | None = None,
 ) -> AccountView:
-    """Add prepaid credit: one grant, one ledger transfer, in the caller's transaction; idempotent by `grant_id`.
+    """Add prepaid credit: one lot, one ledger transfer, in the caller's transaction; idempotent by `grant_id`.
 
-    Raises InvalidRequest for an amount that is not positive or not exact, Conflict for a postpaid account, NotFound.
+    Raises InvalidRequest for an amount that is not positive or not exact, a wrong kind, priority or expiry; Conflict
+    for a postpaid account or another credit of the same id, NotFound.
     """
     amount = parse_usd(amount_usd, "amount_usd")
     if amount == 0:
@@ -115,15 +122,16 @@ async def grant_credit(
     account = await get_account(connection, tenant_id, lock=True)
     if account.mode != "prepaid":
         raise Conflict("a postpaid account takes no prepaid credit")
-    await connection.execute(
-        text("SELECT penstock_grant(:id, :tenant, :amount, :reason, :by)"),
-        {
-            "id": grant_id or uuid7(),
-            "tenant": tenant_id,
-            "amount": amount,
-            "reason": reason,
-            "by": created_by,
-        },
+    await add_lot(
+        connection,
+        lot_id=grant_id or uuid7(),
+        tenant_id=tenant_id,
+        amount=amount,
+        kind=kind,
+        reason=reason,
+        created_by=created_by,
+        expires_at=expires_at,
+        priority=priority,
     )
     return await get_account(connection, tenant_id)
 

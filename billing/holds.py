@@ -18,6 +18,7 @@ import msgspec
 from billing.lane import RETRYABLE_ERRORS, Backoff, Lane, LaneDown
 from billing.records import HoldGranted, HoldRequest, PriceVersion
 from billing.refusals import money_refusal, not_recorded
+from billing.unpriced import UnpricedCounts
 from core.clock import Clock
 from core.errors import PenstockError
 
@@ -85,6 +86,7 @@ class HoldBook:
         self._patience_timer: asyncio.TimerHandle | None = None
         self._extensions: deque[_Extension] = deque()
         self._voids: set[UUID] = set()
+        self._unpriced = UnpricedCounts()
         self._open: set[UUID] = set()
         self._work = asyncio.Event()
         self._control_work = asyncio.Event()
@@ -200,6 +202,8 @@ class HoldBook:
             self.void(caller.request.request_id)
 
     def _refusal(self, request: HoldRequest, row: asyncpg.Record) -> PenstockError:
+        if row["verdict"] == "unpriced":
+            self._unpriced.add(request.model, request.tier, request.tenant_id)
         return money_refusal(
             row["verdict"],
             model=request.model,
@@ -285,7 +289,7 @@ class HoldBook:
 
     async def _serve_control(self) -> None:
         backoff = Backoff()
-        while not (self._closing and not self._voids):
+        while not (self._closing and not self._voids and not self._unpriced):
             wait_s = max(self._renew_at - self._clock.monotonic(), 0.0)
             if not self._closing:
                 with contextlib.suppress(TimeoutError):
@@ -295,9 +299,12 @@ class HoldBook:
             try:
                 await self._extend_all()
                 await self._void_all()
-                if self._clock.monotonic() >= self._renew_at:
+                due = self._clock.monotonic() >= self._renew_at
+                if due:
                     await self._renew_all()
                     self._renew_at = self._clock.monotonic() + self._ttl_s / 3
+                if due or self._closing:
+                    await self._unpriced.write(self._control)
             except (LaneDown, *RETRYABLE_ERRORS):
                 self._answer_extensions(True)  # PostgreSQL is away: what runs may go on
                 if self._closing:
