@@ -1,7 +1,7 @@
 """What every admin route needs: the backing services, the bearer token turned into an Actor, and lists in pages."""
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Generic, Protocol, TypeVar
 from uuid import UUID
@@ -19,6 +19,7 @@ from admin.logins import authenticate_token
 from api.errors import body_too_large
 from core.db import Database
 from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, Unavailable
+from core.settings import Settings
 from scheduler.client import SchedulerClient
 from tenants.changes import announce
 from tenants.keys import DATABASE_AWAY
@@ -160,6 +161,7 @@ class AdminDeps:
     redis: "Redis | None"
     pepper: bytes
     scheduler: SchedulerClient | None = None
+    settings: Settings = field(default_factory=Settings.model_construct)
 
     def __post_init__(self) -> None:
         if self.redis is not None:

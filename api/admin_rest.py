@@ -2,10 +2,28 @@
 
 from fastapi import APIRouter, Depends
 
-from api import admin_audit, admin_billing, admin_keys, admin_models, admin_pools, admin_tenants, admin_users
+from api import (
+    admin_alerts,
+    admin_audit,
+    admin_billing,
+    admin_keys,
+    admin_models,
+    admin_pools,
+    admin_tenants,
+    admin_users,
+)
 from api.admin_deps import AdminDeps
 
-_PARTS = (admin_tenants, admin_keys, admin_users, admin_models, admin_pools, admin_billing, admin_audit)
+_PARTS = (
+    admin_tenants,
+    admin_keys,
+    admin_users,
+    admin_models,
+    admin_pools,
+    admin_billing,
+    admin_audit,
+    admin_alerts,
+)
 
 
 def admin_routers(deps: AdminDeps) -> list[APIRouter]:

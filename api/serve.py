@@ -111,5 +111,6 @@ def _admin_routers(deps: Deps) -> list[APIRouter]:
         redis=deps.redis,
         scheduler=deps.scheduler,
         pepper=deps.settings.key_pepper.get_secret_value().encode(),
+        settings=deps.settings,
     )
     return admin_routers(admin)

@@ -23,7 +23,7 @@ _COMMANDS = (
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
-    "audit",
+    "audit", "alerts",
 )  # fmt: skip
 
 

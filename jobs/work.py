@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from billing import ledger, reaper, rollups
+from billing import alerts, ledger, notice_delivery, reaper, rollups
 from core.db import Database
 from core.settings import Settings
 from jobs import outbox
@@ -57,6 +57,17 @@ async def prune(database: Database, settings: Settings) -> int:
         return await changes.prune_changes(connection) + await logins.prune(connection)
 
 
+async def check_alerts(database: Database, settings: Settings) -> int:
+    """Tell who has reached a threshold of a budget or whose credit runs low."""
+    return await alerts.evaluate(database)
+
+
+async def deliver_notices(database: Database, settings: Settings) -> int:
+    """Send notices by webhook and e-mail."""
+    senders = notice_delivery.Senders.from_settings(settings)
+    return await notice_delivery.deliver(database, senders)
+
+
 async def dispatch_outbox(database: Database, settings: Settings) -> int:
     """Run what other transactions have asked for."""
     return await outbox.dispatch(database, {"billing.roll_up": lambda _: rollups.roll_up(database)})
@@ -69,6 +80,8 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),
+        Job("penstock.check_alerts", 60.0, check_alerts),
+        Job("penstock.deliver_notices", 5.0, deliver_notices),
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
         Job("penstock.prune", 24 * 3600.0, prune),
     )

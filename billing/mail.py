@@ -1,0 +1,86 @@
+"""E-mail through SMTP: the address as a URL, TLS wherever a password travels, one message at a time."""
+
+from email.message import EmailMessage
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
+
+import aiosmtplib
+import msgspec
+
+from core.errors import InvalidRequest
+
+TIMEOUT_S = 10.0
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Smtp(msgspec.Struct, frozen=True):
+    """Where mail is handed in."""
+
+    host: str
+    port: int
+    sender: str
+    username: str | None = None
+    password: str | None = None
+    tls: bool = False
+    """From the first byte (smtps://); else STARTTLS where the server offers it."""
+
+
+def parse_smtp(url: str, sender: str) -> Smtp | None:
+    """The server of `smtp://user:password@host:587` or `smtps://host:465`; None when `url` is empty.
+
+    Raises InvalidRequest; never repeats the password.
+    """
+    if not url:
+        return None
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("smtp", "smtps") or not parts.hostname:
+        raise InvalidRequest("PENSTOCK_SMTP_URL must look like smtp://user:password@mail.example.com:587")
+    if "@" not in sender:
+        raise InvalidRequest("PENSTOCK_SMTP_FROM must be the address that our mail comes from")
+    tls = parts.scheme == "smtps"
+    return Smtp(
+        host=parts.hostname,
+        port=port or (465 if tls else 587),
+        sender=sender,
+        username=None if parts.username is None else unquote(parts.username),
+        password=None if parts.password is None else unquote(parts.password),
+        tls=tls,
+    )
+
+
+def compose(smtp: Smtp, to: str, subject: str, body: str, message_id: UUID) -> EmailMessage:
+    """A plain message. Its Message-ID is that of the delivery, so a mailbox can tell a repetition."""
+    message = EmailMessage()
+    message["From"] = smtp.sender
+    message["To"] = to
+    message["Subject"] = subject
+    message["Message-ID"] = f"<{message_id}@{smtp.sender.rpartition('@')[2]}>"
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(body)
+    return message
+
+
+async def send(smtp: Smtp, message: EmailMessage) -> str | None:
+    """Hand the message in; None = taken, else what went wrong in a few words.
+
+    A password travels through TLS only (this machine's own server excepted): without STARTTLS the mail stays here.
+    """
+    secret = smtp.username is not None and smtp.host not in _LOOPBACK
+    try:
+        await aiosmtplib.send(
+            message,
+            hostname=smtp.host,
+            port=smtp.port,
+            username=smtp.username,
+            password=smtp.password,
+            use_tls=smtp.tls,
+            start_tls=None if smtp.tls or not secret else True,
+            timeout=TIMEOUT_S,
+        )
+    except (aiosmtplib.SMTPException, OSError, ValueError) as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return None

@@ -1,0 +1,141 @@
+"""Webhooks to addresses that customers name: signed, small, and never into a private network.
+
+Penstock fetches nothing that a request names; notices by webhook are the one thing it sends to an address that a
+customer has set. So: https only, every address that the name resolves to is checked in the moment of the connection
+(a name that changes its mind between check and connection gains nothing), no redirect is followed, no proxy is used,
+nothing of the answer is read but its status. `allow_hosts` is the operator's list of exceptions.
+"""
+
+import errno
+import hashlib
+import hmac
+import socket
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import aiohttp
+
+from core.errors import InvalidRequest
+
+MAX_URL = 500
+TIMEOUT_S = 5.0
+_PRIVATE_SUFFIXES = frozenset(
+    {"local", "localhost", "localdomain", "internal", "lan", "home", "corp", "arpa"}
+)
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+class AddressRefused(OSError):
+    """A connection to an address that is not public."""
+
+
+def endpoint_secret(pepper: bytes, endpoint_id: UUID, version: int) -> str:
+    """The signing secret of an endpoint: derived, so that the database holds nothing to steal."""
+    text = f"penstock webhook|{endpoint_id}|{version}".encode()
+    return "whsec_" + hmac.new(pepper, text, hashlib.sha256).hexdigest()
+
+
+def signature(secret: str, unix_s: int, body: bytes) -> str:
+    """The value of the header Penstock-Signature: `t=<unix seconds>,v1=<hex HMAC-SHA256 of "t.body">`."""
+    digest = hmac.new(secret.encode(), f"{unix_s}.".encode() + body, hashlib.sha256).hexdigest()
+    return f"t={unix_s},v1={digest}"
+
+
+def parse_hosts(text: str) -> frozenset[str]:
+    """The operator's allow-list: host names or addresses with commas between."""
+    return frozenset(host.strip().lower() for host in text.split(",") if host.strip())
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is of the public internet: no loopback, private, link-local, multicast, or a wrapped one."""
+    try:
+        found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, IPv6Address):
+        if found.sixtofour is not None or found.teredo is not None:
+            return False
+        if found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        elif found in _NAT64:
+            found = IPv4Address(int(found) & 0xFFFFFFFF)
+    return found.is_global and not found.is_multicast and not found.is_reserved
+
+
+def check_url(url: str, allow_hosts: frozenset[str]) -> str:
+    """`url`, when notices may be sent there. Raises InvalidRequest; what the name resolves to is checked on sending."""
+    problem = _problem(url, allow_hosts)
+    if problem:
+        raise InvalidRequest(f"the webhook address {problem}", param="target")
+    return url
+
+
+def _problem(url: str, allow_hosts: frozenset[str]) -> str | None:
+    if len(url) > MAX_URL or not url.isascii() or any(c <= " " or c in "\\\x7f" for c in url):
+        return f"must be at most {MAX_URL} ASCII characters without blanks or backslashes"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "cannot be understood; it looks like https://hooks.example.com/penstock"
+    host = (parts.hostname or "").rstrip(".")
+    if not host or port == 0:
+        return "names no host; it looks like https://hooks.example.com/penstock"
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        return "must not carry a user, a password or a fragment"
+    if host in allow_hosts and parts.scheme in ("https", "http"):
+        return None
+    if parts.scheme != "https":
+        return "must begin with https://"
+    if _is_literal(host):
+        return None if is_public(host) else f"{host} is not on the public internet"
+    last = host.rpartition(".")[2]
+    if "." not in host or last in _PRIVATE_SUFFIXES or not (last.isalpha() or last.startswith("xn--")):
+        return f"{host} is not a name of the public internet"
+    return None
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _guarded_socket(info: Any) -> socket.socket:
+    """The socket of a connection, refused in the last moment when its address is not public."""
+    family, kind, protocol, _, address = info
+    if not is_public(str(address[0])):
+        raise AddressRefused(errno.EACCES, f"{address[0]} is not on the public internet")
+    return socket.socket(family=family, type=kind, proto=protocol)
+
+
+async def post(url: str, body: bytes, headers: dict[str, str], allow_hosts: frozenset[str]) -> str | None:
+    """Send `body`; None = the other side said 2xx, else what went wrong. Never raises for the network."""
+    problem = _problem(url, allow_hosts)
+    if problem:
+        return f"the address {problem}"
+    allowed = (urlsplit(url).hostname or "").rstrip(".") in allow_hosts
+    connector = aiohttp.TCPConnector(
+        limit=1,
+        force_close=True,
+        use_dns_cache=False,
+        socket_factory=None if allowed else _guarded_socket,
+    )
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session,
+            session.post(url, data=body, headers=headers, allow_redirects=False) as answer,
+        ):
+            status = answer.status
+    except TimeoutError:
+        return f"no answer within {TIMEOUT_S:g} s"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    if 200 <= status < 300:
+        return None
+    return f"answered {status}" + ("; redirects are not followed" if 300 <= status < 400 else "")
