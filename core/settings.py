@@ -1,5 +1,6 @@
 """Settings: read once from the environment at an entry point, then passed down; never a global."""
 
+from decimal import Decimal
 from pathlib import Path
 
 from pydantic import Field, SecretStr
@@ -82,6 +83,8 @@ class Settings(BaseSettings):
     """How long a request may wait for a replica."""
     hold_ttl_s: float = 60.0
     """A hold not renewed for this long is reaped."""
+    approval_limit_usd: Decimal = Field(default=Decimal(100), ge=0)
+    """Manual adjustments above it, either way, need a second person."""
     log_level: str = "INFO"
 
     export_dir: Path = Path()

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from billing import alerts, ledger, notice_delivery, reaper, rollups
+from billing import alerts, credits, ledger, notice_delivery, reaper, rollups
 from core.db import Database
 from core.settings import Settings
 from jobs import outbox
@@ -45,6 +45,16 @@ async def roll_up(database: Database, settings: Settings) -> int:
     return await rollups.roll_up(database)
 
 
+async def expire_credits(database: Database, settings: Settings) -> int:
+    """End credit lots whose time is over."""
+    return await credits.expire_all(database)
+
+
+async def allocate_credits(database: Database, settings: Settings) -> int:
+    """Say which credit lots the use so far came from."""
+    return await credits.allocate_all(database)
+
+
 async def make_partitions(database: Database, settings: Settings) -> int:
     """Partitions of holds and usage for the next months."""
     async with database.system() as connection:
@@ -82,6 +92,8 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.roll_up", 60.0, roll_up),
         Job("penstock.check_alerts", 60.0, check_alerts),
         Job("penstock.deliver_notices", 5.0, deliver_notices),
+        Job("penstock.expire_credits", 60.0, expire_credits),
+        Job("penstock.allocate_credits", 3600.0, allocate_credits),
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
         Job("penstock.prune", 24 * 3600.0, prune),
     )
