@@ -8,16 +8,18 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import Row, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.errors import Conflict
 
-SEAL_BATCH = 5000
+SEAL_BATCH = 20_000
+"""Transfers that one link of the chain covers, at most about."""
 
 
 class Books(msgspec.Struct):
@@ -109,7 +111,7 @@ async def verify(connection: AsyncConnection) -> Books:
 
 _TOTALS = """
     SELECT (SELECT count(*) FROM ledger_transfers) AS transfers,
-        (SELECT count(*) FROM ledger_unsealed) AS unsealed,
+        (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM ledger_unsealed, unnest(transfers) r) AS unsealed,
         (SELECT coalesce(sum(cost), 0) FROM usage) AS usage_cost,
         (SELECT coalesce(sum(t.amount), 0) FROM ledger_transfers t
             JOIN ledger_accounts a ON a.id = t.credit_account WHERE a.code = 'revenue') AS revenue
@@ -143,50 +145,124 @@ _CHECKS = {
         WHERE b.held <> coalesce(h.amount, 0) OR b.open_holds <> coalesce(h.holds, 0)""",
     "a settled request's hold is still open": """
         SELECT h.request_id FROM holds h JOIN usage u ON u.request_id = h.request_id WHERE h.state = 'open'""",
+    "transfers are sealed or waiting more than once": """
+        WITH c AS (SELECT transfers FROM ledger_seals WHERE transfers IS NOT NULL
+            UNION ALL SELECT int8multirange(int8range(transfer_id, transfer_id, '[]')) FROM ledger_seals
+                WHERE transfer_id IS NOT NULL
+            UNION ALL SELECT transfers FROM ledger_unsealed),
+        n AS (SELECT (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM c, unnest(c.transfers) r) AS entries,
+            (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest((SELECT range_agg(transfers) FROM c)) r)
+                AS transfers)
+        SELECT entries, transfers FROM n WHERE entries <> transfers""",
     "a transfer is neither sealed nor waiting": """
-        SELECT t.id FROM ledger_transfers t
-        WHERE NOT EXISTS (SELECT 1 FROM ledger_seals s WHERE s.transfer_id = t.id)
-            AND NOT EXISTS (SELECT 1 FROM ledger_unsealed w WHERE w.transfer_id = t.id)""",
+        WITH covered AS MATERIALIZED (SELECT coalesce(range_agg(c.transfers), '{}') AS ids FROM (
+            SELECT transfers FROM ledger_seals WHERE transfers IS NOT NULL
+            UNION ALL SELECT int8multirange(int8range(transfer_id, transfer_id, '[]')) FROM ledger_seals
+                WHERE transfer_id IS NOT NULL
+            UNION ALL SELECT transfers FROM ledger_unsealed) c)
+        SELECT t.id FROM ledger_transfers t, covered c WHERE NOT c.ids @> t.id""",
 }
 """What must never return a row, by what it means when it does."""
 
 
 async def _verify_chain(connection: AsyncConnection, problems: list[str]) -> int:
-    """Recompute the hash chain from the transfers; returns how many links hold."""
-    rows = await connection.stream(
-        text(
-            "SELECT s.seq, s.hash, t.id, t.at, t.effective_at, t.tenant_id, t.kind, t.debit_account, t.credit_account, "
-            "t.amount, t.source_id FROM ledger_seals s LEFT JOIN ledger_transfers t ON t.id = s.transfer_id ORDER BY s.seq"
-        )
-    )
-    previous, links = b"", 0
+    """Recompute the hash chain from the transfers; returns how many transfers its sound links cover."""
+    rows = await connection.stream(text(_CHAIN))
+    chain = _Chain(problems)
     async for row in rows:
-        if row.seq != links + 1 or row.id is None:
-            problems.append(f"the chain has a gap at {links + 1}")
+        if not chain.take(row):
             break
-        at_us = _microseconds(row.at)
-        fields: tuple[object, ...] = (
-            row.seq,
-            row.id,
-            at_us,
-            row.tenant_id,
-            row.kind,
-            row.debit_account,
-            row.credit_account,
-            int(row.amount),
-            row.source_id,
-        )
-        if row.effective_at != row.at:
-            fields = (*fields, _microseconds(row.effective_at))
-        previous = hashlib.sha256(previous + "|".join(map(str, fields)).encode()).digest()
-        if previous != row.hash:
-            problems.append(
-                f"the seal of transfer {row.id} does not verify: it or an earlier one was changed"
-            )
-            break
-        links += 1
+    else:
+        chain.end_link()
     await rows.close()
-    return links
+    return chain.sealed
+
+
+_CHAIN = """
+    WITH covered AS (
+        SELECT seq, hash, transfer_id AS first, transfer_id AS last, true AS single, 1 AS size
+        FROM ledger_seals WHERE transfer_id IS NOT NULL
+        UNION ALL
+        SELECT s.seq, s.hash, lower(r), upper(r) - 1, false, sum(upper(r) - lower(r)) OVER (PARTITION BY s.seq)
+        FROM ledger_seals s, unnest(s.transfers) r WHERE s.transfers IS NOT NULL)
+    SELECT c.seq, c.hash, c.single, c.size, t.id, t.at, t.effective_at, t.tenant_id, t.kind, t.debit_account,
+        t.credit_account, t.amount, t.source_id
+    FROM covered c LEFT JOIN ledger_transfers t ON t.id BETWEEN c.first AND c.last ORDER BY c.seq, t.id
+"""
+
+
+class _Chain:
+    """The hash chain while its transfers pass by in order; memory does not grow with them."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.sealed = 0
+        self._problems = problems
+        self._previous = b""
+        self._seq = 0
+        self._link: Row[Any] | None = None
+        self._digest = hashlib.sha256()
+        self._count = 0
+
+    def take(self, row: "Row[Any]") -> bool:
+        """The next transfer; False when the chain is broken."""
+        if self._link is not None and row.seq != self._link.seq and not self.end_link():
+            return False
+        if self._link is None:
+            if row.seq != self._seq + 1:
+                self._problems.append(f"the chain has a gap at {self._seq + 1}")
+                return False
+            self._link, self._digest, self._count = row, hashlib.sha256(), 0
+        if row.id is not None:
+            line = _old_text(row) if row.single else _text(row)
+            self._digest.update(line if self._count == 0 else b"\n" + line)
+            self._count += 1
+            if row.single:
+                self._digest = hashlib.sha256(self._previous + line)
+        return True
+
+    def end_link(self) -> bool:
+        """All transfers of the open link have passed; False when its hash is not what they give."""
+        link, self._link = self._link, None
+        if link is None:
+            return True
+        found = self._digest.digest()
+        if not link.single:
+            found = hashlib.sha256(self._previous + f"{link.seq}|{self._count}|".encode() + found).digest()
+        if self._count != link.size or found != link.hash:
+            which = f"transfer {link.id}" if link.single else f"{link.size} transfers from {link.id}"
+            self._problems.append(
+                f"the seal of {which} does not verify (link {link.seq}): one of them or an earlier one was changed, "
+                f"added or removed"
+            )
+            return False
+        self._previous, self._seq = found, link.seq
+        self.sealed += self._count
+        return True
+
+
+def _text(row: "Row[Any]") -> bytes:
+    """What a seal covers of one transfer; `penstock_sealed_text` builds the same."""
+    return (
+        f"{row.id}|{_microseconds(row.at)}|{_microseconds(row.effective_at)}|{row.tenant_id}|{row.kind}|"
+        f"{row.debit_account}|{row.credit_account}|{int(row.amount)}|{row.source_id}"
+    ).encode()
+
+
+def _old_text(row: "Row[Any]") -> bytes:
+    """The same in links that cover one transfer, written before links covered many."""
+    fields = [
+        row.seq,
+        row.id,
+        _microseconds(row.at),
+        row.tenant_id,
+        row.kind,
+        row.debit_account,
+        row.credit_account,
+    ]
+    fields += [int(row.amount), row.source_id]
+    if row.effective_at != row.at:
+        fields.append(_microseconds(row.effective_at))
+    return "|".join(map(str, fields)).encode()
 
 
 def _microseconds(at: datetime) -> int:

@@ -172,9 +172,9 @@ usage_rows = Table(
     _count("duration_us"),
     _count("queue_us"),
     _count("ttft_us"),
-    _count("lag_us"),
     Column("dim_id", Integer, nullable=False),
     Column("engine_id", Integer, nullable=False),
+    Column("lag_us", Integer, nullable=False),
     Column("input_tokens", Integer, nullable=False),
     Column("cached_input_tokens", Integer, nullable=False),
     Column("output_tokens", Integer, nullable=False),
@@ -219,6 +219,15 @@ usage_late = Table(
     _instant("ended_at"),
 )
 """The true end of usage that came after its month was closed, or after 48 h, and is dated to its arrival."""
+
+usage_far = Table(
+    "usage_far",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    _instant("claimed_at"),
+    _instant("settled_at"),
+)
+"""Instants of rows that were settled more than 35 minutes from their end."""
 
 usage_archives = Table(
     "usage_archives",

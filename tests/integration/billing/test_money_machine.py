@@ -299,7 +299,7 @@ async def test_a_changed_transfer_breaks_the_chain(database: Database, pg_url: s
         await owner.close()
     async with database.system() as connection:
         problems = (await verify(connection)).problems
-    assert any("transfer 2 does not verify" in problem for problem in problems)
+    assert any("3 transfers from 1 does not verify" in problem for problem in problems)
     assert any("balance differs" in problem for problem in problems)
 
 
@@ -317,4 +317,5 @@ async def test_two_sealers_make_one_chain(database: Database) -> None:
         books = await verify(connection)
         assert (books.sealed, books.unsealed, books.problems) == (5, 0, [])
         sequence = await connection.execute(text("SELECT array_agg(seq ORDER BY seq) FROM ledger_seals"))
-        assert sequence.scalar_one() == [1, 2, 3, 4, 5]
+        links = sequence.scalar_one()
+        assert links == list(range(1, len(links) + 1))

@@ -339,7 +339,10 @@ async def test_neither_role_can_change_the_ledger(database: Database, book: Hold
         "DELETE FROM ledger_transfers",
         "UPDATE ledger_seals SET hash = ''",
         "UPDATE price_versions SET output = 0",
-        "DELETE FROM usage",
+        "DELETE FROM usage_rows",
+        "UPDATE usage_rows SET cost = 0",
+        "UPDATE usage_dims SET tenant_id = project_id",
+        "DELETE FROM usage_late",
     ):
         for session in (database.system(), database.tenant(customer.tenant_id)):
             with pytest.raises(Exception, match="permission denied"):
