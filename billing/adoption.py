@@ -9,13 +9,15 @@ from pathlib import Path
 from uuid import UUID
 
 from billing.frames import Frame, decode_at, parse
-from billing.records import Checkpoint, OpenRecord, Outcome, UsageRecord
+from billing.records import TAIL_TOKENS_PER_S, Checkpoint, OpenRecord, Outcome, Unbilled, UsageRecord
 from billing.spool import FRESH_SUFFIX, SUFFIX
 from core.tokens import NO_TOKENS
 
 log = logging.getLogger(__name__)
 
 _UNFINISHED_S = 60.0
+TAIL_S = 6
+"""After its last checkpoint a request may have gone on for a second or two, and its engine for two more."""
 
 
 class _Story:
@@ -60,12 +62,21 @@ class AdoptedSpool:
         last = self._record(story.checkpoint)
         usage = last.usage if isinstance(last, Checkpoint) else NO_TOKENS
         nothing_delivered = usage.output == 0
+        tail = Unbilled(
+            "cancelled_tail",
+            opened.replica_id,
+            opened.boot_id,
+            input=usage.input if nothing_delivered else 0,
+            tail_input=max(opened.max_input_tokens - usage.input, 0),
+            tail_output=TAIL_S * TAIL_TOKENS_PER_S,
+        )
         return UsageRecord(
             open=opened,
             outcome=Outcome.INTERRUPTED,
             usage=NO_TOKENS if nothing_delivered else usage,
             extra_unbilled=usage if nothing_delivered else NO_TOKENS,
             duration_us=max(story.last_ms - story.first_ms, 0) * 1000,
+            unbilled=(tail,),
         )
 
     def set_aside(self) -> None:

@@ -8,6 +8,9 @@ import msgspec
 
 from core.tokens import NO_TOKENS, TokenUsage
 
+TAIL_TOKENS_PER_S = 512
+"""More than engines generate for one sequence: bounds what they may have counted after the last token we saw."""
+
 
 class Outcome(StrEnum):
     """How an admitted request ended; every usage row has exactly one (DESIGN §4)."""
@@ -93,6 +96,8 @@ class OpenRecord(msgspec.Struct, tag="open"):
     """The engine incarnation whose counters cover the request."""
     simulated: bool
     stream: bool
+    max_input_tokens: int = 0
+    """An upper bound of what engines may count of its prompt, over all choices; 0 = not known (an older record)."""
 
 
 class Checkpoint(msgspec.Struct, tag="checkpoint"):
@@ -100,6 +105,26 @@ class Checkpoint(msgspec.Struct, tag="checkpoint"):
 
     request_id: UUID
     usage: TokenUsage
+
+
+class Unbilled(msgspec.Struct, frozen=True):
+    """Tokens of one attempt that an engine counted and nobody pays for, where the usage row does not tell.
+
+    For reconciliation with the engines' counters (billing/economics/). Where an attempt was cut off, the engine may
+    have counted more than was seen: `tail_input` and `tail_output` bound that.
+    """
+
+    cause: str
+    """retried: an attempt that failed before the last; choices: a prompt that the engine counts once per choice;
+    cancelled_tail: cut by us or the client; engine_failed: what came after the last token seen."""
+    replica_id: str
+    boot_id: str
+    input: int = 0
+    output: int = 0
+    tail_input: int = 0
+    tail_output: int = 0
+    again_us: int = 0
+    """For an attempt that was followed by another: microseconds from receipt to the placement of the next."""
 
 
 class UsageRecord(msgspec.Struct, tag="usage"):
@@ -115,6 +140,8 @@ class UsageRecord(msgspec.Struct, tag="usage"):
     duration_us: int = 0
     extra_unbilled: TokenUsage = NO_TOKENS
     """Tokens of failed earlier attempts: recorded for reconciliation, never charged."""
+    unbilled: tuple[Unbilled, ...] = ()
+    """By attempt and cause; most requests have none."""
 
     @property
     def cost(self) -> int:

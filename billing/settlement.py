@@ -1,6 +1,7 @@
 """Settlement: ended requests go to PostgreSQL in small batches, idempotently, for as long as it takes (DESIGN §4, §5).
 
-At most 50 rows or 100 ms a batch. PostgreSQL away: the batch is tried again for ever; the backlog is a list of request
+At most 50 rows or 100 ms a batch, so that holds never wait long for an account; a backlog goes in batches of up to 500.
+PostgreSQL away: the batch is tried again for ever; the backlog is a list of request
 ids, their records stay in the spool. A record that PostgreSQL refuses for what it says is parked in `settle_errors`
 and the others go on.
 """
@@ -23,6 +24,8 @@ from billing.records import UsageRecord
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 50
+BACKLOG_ROWS = 500
+"""Rows of a batch while more than this many wait: fewer commits, and nobody's answer is fresh by then anyway."""
 WINDOW_S = 0.1
 KEEP_RECORDS = 1000
 """Records held in memory; beyond it they are read back from the spool when their turn comes."""
@@ -90,6 +93,25 @@ def flat(record: UsageRecord) -> dict[str, Any]:
         "ttft_us": record.ttft_us,
         "duration_us": record.duration_us,
     }
+
+
+def notes(record: UsageRecord) -> list[dict[str, Any]]:
+    """The rows that `penstock_note_unbilled` reads."""
+    return [
+        {
+            "request_id": record.open.request_id,
+            "part": part,
+            "replica_id": one.replica_id,
+            "boot_id": one.boot_id,
+            "cause": one.cause,
+            "input_tokens": one.input,
+            "output_tokens": one.output,
+            "tail_input": one.tail_input,
+            "tail_output": one.tail_output,
+            "again_us": one.again_us,
+        }
+        for part, one in enumerate(record.unbilled)
+    ]
 
 
 class Settlement:
@@ -168,7 +190,8 @@ class Settlement:
 
     async def _settle_some(self) -> None:
         """Settle the oldest items; returns when PostgreSQL has them or has parked them."""
-        batch = [self._queue[i] for i in range(min(len(self._queue), self._batch_rows))]
+        rows = BACKLOG_ROWS if len(self._queue) > BACKLOG_ROWS else self._batch_rows
+        batch = [self._queue[i] for i in range(min(len(self._queue), rows))]
         loaded = [(item, item.record or item.load(item.request_id)) for item in batch]
         records = [record for _, record in loaded if record is not None]
         for item, record in loaded:
@@ -203,6 +226,11 @@ class Settlement:
             await backoff.wait()
 
     async def _settle(self, records: list[UsageRecord]) -> None:
+        if unbilled := [note for record in records for note in notes(record)]:
+            # Before the rows, so that a row is never there without its notes; noted twice is noted once.
+            await self._lane.fetch(
+                "SELECT penstock_note_unbilled($1)", msgspec.json.encode(unbilled).decode()
+            )
         rows = await self._lane.fetch(
             "SELECT request_id, result FROM penstock_settle($1)",
             msgspec.json.encode([flat(record) for record in records]).decode(),

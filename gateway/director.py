@@ -129,6 +129,7 @@ class Director(Generic[GrantT]):
     async def place_again(self, run: Run[GrantT]) -> None:
         """Another replica after a failed attempt; money and rates stay as they are. Raises Refused."""
         run.placement = await self._placer.place(self._place_request(run))
+        run.placed_again(self._now())
         run.open_record = self._open_record(run)
 
     def _unplace(self, placement: Placement) -> None:
@@ -219,6 +220,7 @@ class Director(Generic[GrantT]):
             boot_id=placement.boot_id,
             simulated=placement.simulated,
             stream=run.prepared.stream,
+            max_input_tokens=run.prepared.max_input_tokens * run.prepared.choices,
         )
 
 

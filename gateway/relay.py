@@ -94,7 +94,7 @@ class Relay:
             stream.abort()
             raise
         finally:
-            run.touched_at = 0.0
+            run.heard_at, run.touched_at = run.touched_at, 0.0
             run.stream = None
         if codec.done and not codec.cut_at_limit:
             stream.close()
@@ -195,10 +195,9 @@ class Relay:
             return False
         usage = run.usage
         self._placer.release(released(failed, usage, failed=True))
+        run.attempt_failed(failed, self._now())
         run.placement = None
         run.excluded.append(failed.replica_id)
-        run.failed_usage += usage
-        run.codec = None
         try:
             await self._replace(run)
         except Refused as refusal:

@@ -107,6 +107,13 @@ class UsageTracker:
         return self._output if self.counted else self.events
 
     @property
+    def started(self) -> int:
+        """Choices that have yielded a token."""
+        if self._choices == 1:
+            return 1 if self._output else 0
+        return sum(1 for _, output in self._parts.values() if output)
+
+    @property
     def usage(self) -> TokenUsage:
         """The counts so far, parts never above their whole."""
         if not self.counted and not self.events:

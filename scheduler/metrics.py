@@ -32,6 +32,9 @@ REJECTED_CONNECTIONS = Counter("penstock_scheduler_rejected_connections", "Conne
 HOST_HOURS_FAILURES = Counter(
     "penstock_scheduler_host_hours_failures", "Rounds in which host seconds could not be stored"
 )
+ENGINE_COUNTERS_FAILURES = Counter(
+    "penstock_scheduler_engine_counters_failures", "Rounds in which engine counters could not be stored"
+)
 
 
 def show_queues(queues: Sequence[QueueView]) -> None:

@@ -11,8 +11,10 @@ from core.db import Database
 from core.errors import Unavailable
 from core.settings import Settings
 from core.telemetry import MetricsServer
+from scheduler.engine_counters import CounterStore
 from scheduler.host_hours import HostHours
 from scheduler.service import SchedulerService
+from workers.engine_counters import record_counters
 from workers.host_hours import record_heartbeat
 
 
@@ -30,18 +32,22 @@ async def _serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     database = Database(settings.database_url, pool_size=1)
+    clock = SystemClock()
     host_hours = HostHours(database, record_heartbeat)
+    counters = CounterStore(database, record_counters, clock.monotonic)
     service = SchedulerService(
         settings.scheduler_host,
         settings.scheduler_port,
         settings.internal_token.get_secret_value(),
-        clock=SystemClock(),
+        clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         host_hours=host_hours,
+        counters=counters,
     )
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     try:
         await host_hours.start()
+        await counters.start()
         await _listen(service, settings)
         await metrics.start()
         await _until(stop, service)
@@ -49,6 +55,7 @@ async def _serve(settings: Settings) -> int:
         await metrics.close()
         await service.close()
         await host_hours.close()
+        await counters.close()
         await database.close()
     return 0
 

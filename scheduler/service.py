@@ -15,6 +15,7 @@ from core.ids import incarnation
 from scheduler import metrics
 from scheduler.commands import ACTIONS, CommandDesk
 from scheduler.core.board import Board, Decision, Placed
+from scheduler.engine_counters import CounterStore
 from scheduler.host_hours import HostHours
 from scheduler.link import encoded
 from scheduler.messages import (
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerService:
-    """One incarnation of the scheduler. `host_hours` is None where nothing is to be stored."""
+    """One incarnation of the scheduler. `host_hours` and `counters` are None where nothing is to be stored."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class SchedulerService:
         clock: Clock,
         rng: random.Random,
         host_hours: HostHours | None = None,
+        counters: CounterStore | None = None,
         grace_s: float = 3.0,
     ) -> None:
         self.epoch = incarnation("scheduler")
@@ -62,6 +64,7 @@ class SchedulerService:
         self._token = TokenCheck(token)
         self._clock, self._rng = clock, rng
         self._host_hours = host_hours
+        self._counters = counters
         self.board = Board(self.epoch, clock.monotonic(), grace_s=grace_s)
         self._hosts = HostBook()
         self._commands = CommandDesk()
@@ -157,6 +160,8 @@ class SchedulerService:
                 self._hosts.heard(message, now)
                 if self._host_hours is not None:
                     self._host_hours.heard(message)
+                if self._counters is not None:
+                    self._counters.heard(message, self.board.placements_on)
             case CommandResult():
                 self._commands.answer(message)
 

@@ -49,6 +49,7 @@ class ReplicaView:
         self.warmup = EngineCounters()
         self.pid = 0
         self._moved = False
+        self._scrapes = 0
 
     @property
     def busy(self) -> bool:
@@ -62,6 +63,7 @@ class ReplicaView:
             now.generation_tokens > before.generation_tokens or now.prompt_tokens > before.prompt_tokens
         )
         self.metrics = metrics
+        self._scrapes += 1
 
     def status(self) -> ReplicaStatus:
         """For the heartbeat."""
@@ -84,6 +86,7 @@ class ReplicaView:
             kv_blocks=metrics.kv_blocks,
             counters=metrics.counters,
             warmup_counters=self.warmup,
+            scrape=self._scrapes,
             restarts=self.restarts,
             simulated=self.plan.engine == "sim" or metrics.simulated,
             metrics_url=f"{self.url}/metrics",

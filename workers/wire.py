@@ -77,6 +77,8 @@ class ReplicaStatus(msgspec.Struct):
     counters: EngineCounters = EngineCounters()
     warmup_counters: EngineCounters = EngineCounters()
     """Counters at the end of warm-up: the baseline of reconciliation."""
+    scrape: int = 0
+    """Number of the scrape that `running`, `waiting` and `counters` are from."""
     restarts: int = 0
     simulated: bool = False
     metrics_url: str = ""

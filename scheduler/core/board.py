@@ -118,6 +118,11 @@ class Board:
             self._forget(replica_id)
         return bool(gone)
 
+    def placements_on(self, replica_id: str) -> int:
+        """Open placements on a replica."""
+        load = self._loads.get(replica_id)
+        return load.running if load is not None else 0
+
     def expect(self, replica_id: str, state: ReplicaState) -> None:
         """Believe that a replica is in `state` until its next heartbeat: a command has just been sent."""
         if replica := self.replicas.get(replica_id):

@@ -50,7 +50,7 @@ class Sequence:
     speaker: Speaker
     salt: str = ""
     counts_prompt: bool = True
-    """False for the second and further choices of a request: their prompt is counted once."""
+    """False for the second and further choices of a request: its usage has the prompt once."""
     computed: int = 0
     """Tokens whose KV entries are in blocks."""
     generated: int = 0
@@ -273,7 +273,7 @@ class EngineModel:
 
     def _produce(self, sequence: Sequence, tokens: int) -> bytes:
         """Generate up to `tokens` tokens; finishes the sequence at its end."""
-        if sequence.generated == 0 and sequence.counts_prompt:
+        if sequence.generated == 0:  # of every choice, as vLLM does
             self.counters.prompt_tokens += sequence.prompt_tokens
             self.counters.cached_prompt_tokens += sequence.cached_tokens or 0
         room = sequence.max_tokens

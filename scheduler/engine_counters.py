@@ -1,0 +1,210 @@
+"""Follows engines' token counters and stores them in PostgreSQL every few seconds, apart from placement.
+
+Besides the counters it finds **cuts**: instants at which an engine stood still. Every request placed before a cut has
+ended by then and none placed after it has begun, so what the engine counted up to a cut is exactly what those requests
+used. An engine stands still while nothing is placed on it, nothing runs or waits in it, and two scrapes begun after
+that show the same counters.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.db import Database
+from scheduler import metrics
+from workers.engine_counters import CounterReport, Cut
+from workers.wire import EngineCounters, Heartbeat, ReplicaState, ReplicaStatus
+
+STORE_EVERY_S = 3.0
+STORE_TIMEOUT_S = 10.0
+CLOSE_S = 5.0
+TOUCH_EVERY_S = 30.0
+"""An engine whose counters stand still is written this often, to show that it lives."""
+CUT_EVERY_S = 10.0
+QUIET_SCRAPES = 2
+"""Scrapes after an engine was seen idle before it is believed: the first may have begun before."""
+CUT_AFTER_S = 0.5
+"""A cut lies this long after the engine was first seen idle: beyond clocks' errors and before those scrapes."""
+FORGET_S = 300.0
+MAX_BOOTS = 10_000
+
+log = logging.getLogger(__name__)
+Record = Callable[[AsyncConnection, CounterReport], Awaitable[None]]
+OpenPlacements = Callable[[str], int]
+"""Placements on a replica that are not released."""
+
+
+class _Boot:
+    """One engine incarnation as far as it was heard of."""
+
+    def __init__(self, status: ReplicaStatus, now: float) -> None:
+        self.status = status
+        self.heard_at = self.scraped_at = now
+        self.ended = False
+        self.changed = True
+        self.stored_at = 0.0
+        self.idle_since: float | None = None
+        self.idle_scrape = 0
+        self.cut_at = now - CUT_EVERY_S
+        self.cut_counters: EngineCounters | None = None
+        self.cuts: list[tuple[float, EngineCounters]] = []
+
+    def hear(self, status: ReplicaStatus, open_placements: int, now: float) -> None:
+        """Take a heartbeat's view of it."""
+        before = self.status
+        self.changed |= (before.counters, before.warmup_counters) != (status.counters, status.warmup_counters)
+        if status.scrape != before.scrape:
+            self.scraped_at = now
+        self.status, self.heard_at = status, now
+        if status.state in (ReplicaState.FAILED, ReplicaState.STOPPED):
+            self.end()
+        self._look_for_a_cut(before.counters == status.counters, open_placements, now)
+
+    def end(self) -> None:
+        """The process is gone: its counters are final."""
+        self.changed |= not self.ended
+        self.ended = True
+
+    def _look_for_a_cut(self, unchanged: bool, open_placements: int, now: float) -> None:
+        status = self.status
+        busy = open_placements + status.running + status.waiting > 0 or not unchanged
+        if busy or self.ended or status.state is ReplicaState.LOADING:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since, self.idle_scrape = now, status.scrape
+        elif (
+            status.scrape >= self.idle_scrape + QUIET_SCRAPES
+            and now >= self.idle_since + CUT_AFTER_S
+            and now - self.cut_at >= CUT_EVERY_S
+            and status.counters != self.cut_counters
+        ):
+            self.cuts.append((self.idle_since + CUT_AFTER_S, status.counters))
+            self.cut_at, self.cut_counters, self.changed = now, status.counters, True
+
+    def untouched(self, now: float) -> bool:
+        """Whether it lives and has not been written for a while."""
+        return not self.ended and now - self.stored_at >= TOUCH_EVERY_S and self.heard_at > self.stored_at
+
+    def report(self, now: float) -> CounterReport:
+        """What to store."""
+        status = self.status
+        return CounterReport(
+            boot_id=status.boot_id,
+            replica_id=status.replica_id,
+            model=status.model,
+            engine=status.engine,
+            simulated=status.simulated,
+            counters=status.counters,
+            warmup=status.warmup_counters,
+            scrape_age_s=now - self.scraped_at,
+            seen_age_s=now - self.heard_at,
+            ended=self.ended,
+            cuts=tuple(
+                Cut(now - at, counters.prompt_tokens, counters.generation_tokens)
+                for at, counters in self.cuts
+            ),
+        )
+
+
+class CounterBook:
+    """All engine incarnations heard of. Pure: the caller says what time it is."""
+
+    def __init__(self) -> None:
+        self._boots: dict[str, _Boot] = {}
+        self._of_replica: dict[str, str] = {}
+
+    def heard(self, beat: Heartbeat, open_placements: OpenPlacements, now: float) -> None:
+        """Take a heartbeat. Engines that somebody else runs serve others too: their counters prove nothing."""
+        for status in beat.replicas:
+            if not status.boot_id or status.engine == "external":
+                continue
+            boot = self._boots.get(status.boot_id)
+            if boot is None:
+                if len(self._boots) >= MAX_BOOTS:
+                    continue
+                if previous := self._boots.get(self._of_replica.get(status.replica_id, "")):
+                    previous.end()
+                boot = self._boots[status.boot_id] = _Boot(status, now)
+                self._of_replica[status.replica_id] = status.boot_id
+            boot.hear(status, open_placements(status.replica_id), now)
+
+    def due(self, now: float) -> list[_Boot]:
+        """What has changed, or has not been written for a while."""
+        return [boot for boot in self._boots.values() if boot.changed or boot.untouched(now)]
+
+    def stored(self, boots: list[_Boot], reports: list[CounterReport], now: float) -> None:
+        """These reports are in PostgreSQL; what came in the meantime stays due."""
+        for boot, report in zip(boots, reports, strict=True):
+            del boot.cuts[: len(report.cuts)]
+            fresh = (boot.status.counters, boot.status.warmup_counters, boot.ended)
+            boot.changed = bool(boot.cuts) or fresh != (report.counters, report.warmup, report.ended)
+            boot.stored_at = now
+        gone = [
+            name for name, boot in self._boots.items() if not boot.changed and now - boot.heard_at > FORGET_S
+        ]
+        for name in gone:
+            boot = self._boots.pop(name)
+            if self._of_replica.get(boot.status.replica_id) == name:
+                del self._of_replica[boot.status.replica_id]
+
+
+class CounterStore:
+    """Stores what a CounterBook has; PostgreSQL away holds up nothing, the counters are cumulative."""
+
+    def __init__(
+        self, database: Database, record: Record, now: Callable[[], float], *, every_s: float = STORE_EVERY_S
+    ) -> None:
+        """`record` is workers.engine_counters.record_counters, `now` a monotonic clock."""
+        self.book = CounterBook()
+        self._database, self._record, self._now, self._every_s = database, record, now, every_s
+        self._task: asyncio.Task[None] | None = None
+        self._failing = False
+
+    def heard(self, beat: Heartbeat, open_placements: OpenPlacements) -> None:
+        """Note a heartbeat; never waits."""
+        self.book.heard(beat, open_placements, self._now())
+
+    async def start(self) -> None:
+        """Begin to store."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Store what is left, if PostgreSQL answers; a frozen one does not hold up the shutdown."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=CLOSE_S)
+            if not self._task.done():
+                return
+        await asyncio.wait({asyncio.create_task(self.store())}, timeout=CLOSE_S)
+
+    async def store(self) -> None:
+        """Store what is due in one transaction; on failure it stays due."""
+        boots = self.book.due(self._now())
+        if not boots:
+            return
+        reports: list[CounterReport] = []
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S), self._database.system() as connection:
+                for boot in sorted(boots, key=lambda boot: boot.status.boot_id):
+                    report = boot.report(self._now())
+                    reports.append(report)
+                    await self._record(connection, report)
+        except Exception as error:  # noqa: BLE001 - whatever PostgreSQL does, placement goes on; the next round retries
+            metrics.ENGINE_COUNTERS_FAILURES.inc()
+            if not self._failing:
+                log.warning(
+                    "engine counters cannot be stored, trying again every %s s: %s", self._every_s, error
+                )
+            self._failing = True
+            return
+        if self._failing:
+            log.info("engine counters are stored again")
+        self._failing = False
+        self.book.stored(sorted(boots, key=lambda boot: boot.status.boot_id), reports, self._now())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.store()
