@@ -46,8 +46,11 @@ class InvoiceRun(msgspec.Struct, frozen=True):
 async def make_invoices(database: Database, month: date, *, progress: Progress | None = None) -> InvoiceRun:
     """Make the missing invoices of `month`. Raises Conflict while usage can still reach it.
 
-    In a closed month there is nothing to make and nothing is made.
+    A month whose run has come to its end, or that is closed, has all its invoices: nothing is looked at again.
     """
+    async with database.read() as connection:
+        if await finished_at(connection, month) is not None:
+            return InvoiceRun(month_name(month), 0, 0, 0, 0)
     await rollups.roll_up(database)
     made = lines = cents = done = 0
     async with database.read() as reader:
@@ -64,7 +67,21 @@ async def make_invoices(database: Database, month: date, *, progress: Progress |
             done += len(chunk)
             if progress is not None:
                 progress(done, total)
+    async with database.system() as connection:
+        await connection.execute(
+            text("INSERT INTO invoice_runs (month) VALUES (:month) ON CONFLICT DO NOTHING"), {"month": month}
+        )
     return InvoiceRun(month_name(month), done, made, lines, cents)
+
+
+async def finished_at(connection: AsyncConnection, month: date) -> datetime | None:
+    """When the invoice run of the month came to its end; None = it did not yet."""
+    at: datetime | None = (
+        await connection.execute(
+            text("SELECT finished_at FROM invoice_runs WHERE month = :month"), {"month": month}
+        )
+    ).scalar_one_or_none()
+    return at
 
 
 async def _ready(connection: AsyncConnection, month: date) -> bool:

@@ -140,6 +140,14 @@ invoice_numbers = Table(
 )
 """The last invoice number of a month."""
 
+invoice_runs = Table(
+    "invoice_runs",
+    metadata,
+    Column("month", Date, primary_key=True),
+    Column("finished_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+)
+"""Months whose invoice run came to its end."""
+
 parked_decisions = Table(
     "parked_decisions",
     metadata,

@@ -20,6 +20,7 @@ from billing.invoicing.sources import Terms
 from billing.notices import notify
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd
+from tenants.scoping import platform_wide
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -41,6 +42,7 @@ class Draft(msgspec.Struct, frozen=True):
         return "open" if self.postpaid and self.totals.cents > 0 else "settled"
 
 
+@platform_wide("the invoice run writes for many organisations at once; every row names its own")
 async def write_invoices(connection: AsyncConnection, month: date, drafts: Sequence[Draft]) -> None:
     """Write all of `drafts`; the caller holds the lock of the invoice run."""
     if not drafts:

@@ -22,6 +22,7 @@ _TENANT_TABLES = {
 }
 _SYSTEM_TABLES = {
     "invoice_numbers": "SELECT, INSERT, UPDATE",
+    "invoice_runs": "SELECT, INSERT",
     "parked_decisions": "SELECT, INSERT",
     "corrections": "SELECT, INSERT, UPDATE (status, decided_by, decided_at)",
     "correction_lines": "SELECT, INSERT",

@@ -103,3 +103,9 @@ CREATE TABLE invoice_numbers (
     last integer NOT NULL,
     CONSTRAINT pk_invoice_numbers PRIMARY KEY (month)
 );
+-- Months whose invoice run came to its end: nothing is left to make.
+CREATE TABLE invoice_runs (
+    month date NOT NULL,
+    finished_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT pk_invoice_runs PRIMARY KEY (month)
+);
