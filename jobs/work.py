@@ -25,9 +25,14 @@ class Job(msgspec.Struct, frozen=True):
 
 
 async def seal(database: Database, settings: Settings) -> int:
-    """Put new ledger transfers into the hash chain."""
-    async with database.system() as connection:
-        return await ledger.seal(connection)
+    """Put new ledger transfers into the hash chain, a transaction per link, until none waits for long."""
+    total = 0
+    while True:
+        async with database.system() as connection:
+            sealed = await ledger.seal(connection)
+        total += sealed
+        if sealed < ledger.SEAL_BATCH:
+            return total
 
 
 async def reap(database: Database, settings: Settings) -> int:
