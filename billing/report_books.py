@@ -49,7 +49,8 @@ _LEDGER = text(
 )
 _INVOICES = text(
     "SELECT tenant_id, month, coalesce(number, id::text) AS name FROM invoices "
-    "WHERE month = ANY(:months) AND status <> 'void' AND tenant_id = ANY(:tenants)"
+    "WHERE month = ANY(:months) AND status <> 'void' "
+    "AND (CAST(:tenants AS uuid[]) IS NULL OR tenant_id = ANY(:tenants))"
 )
 
 
@@ -110,17 +111,12 @@ async def closed_months(connection: AsyncConnection, months: list[date]) -> set[
 
 
 async def invoice_names(
-    connection: AsyncConnection, months: list[date], tenants: Iterable[UUID]
+    connection: AsyncConnection, months: list[date], tenants: Iterable[UUID] | None = None
 ) -> dict[tuple[UUID, date], str]:
-    """The one invoice of an organisation's month: its number, else its id. None where there are several."""
-    exists = await connection.scalar(text("SELECT to_regclass('invoices') IS NOT NULL"))
-    if not exists:
-        return {}
-    found: dict[tuple[UUID, date], str | None] = {}
-    for row in await connection.execute(_INVOICES, {"months": months, "tenants": list(tenants)}):
-        key = (row.tenant_id, row.month)
-        found[key] = None if key in found else row.name
-    return {key: name for key, name in found.items() if name is not None}
+    """The invoice of an organisation's month: its number, or its id before it has one. `tenants` None = all."""
+    bound = {"months": months, "tenants": None if tenants is None else list(tenants)}
+    rows = await connection.execute(_INVOICES, bound)
+    return {(row.tenant_id, row.month): row.name for row in rows}
 
 
 def _bound(query: ReportQuery) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import csv
 import io
 import random
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -14,72 +14,15 @@ from sqlalchemy import text
 from admin import billing as admin_billing
 from admin.actor import Actor, system_actor
 from billing.ledger import verify
-from billing.records import OpenRecord, Outcome, PriceVersion, UsageRecord
 from billing.report import ReportQuery, ReportRow, usage_report
 from billing.report_files import COLUMNS, GPU_COLUMNS, to_csv, to_json
 from billing.rollups import roll_up
 from billing.seed import tokens_today
-from billing.settlement import flat
 from core.db import Database
 from core.errors import InvalidRequest, PermissionDenied
-from core.ids import uuid7
 from core.money import pico_to_usd, usd_to_pico
-from core.tokens import TokenUsage
-from tests.integration.billing.support import Customer, make_customer, price
-
-MODELS = ("river-7b", "lake-70b")
-
-
-async def now_hour(database: Database) -> datetime:
-    async with database.system() as connection:
-        found = await connection.execute(text("SELECT date_trunc('hour', clock_timestamp(), 'UTC')"))
-        hour: datetime = found.scalar_one()
-    return hour
-
-
-async def settle_some(
-    database: Database, rng: random.Random, customers: list[Customer], versions: dict[str, int], count: int
-) -> None:
-    """Settle `count` random requests that ended in the last 40 hours."""
-    hour = await now_hour(database)
-    records = []
-    for _ in range(count):
-        customer, model = rng.choice(customers), rng.choice(MODELS)
-        version = PriceVersion(versions[model], 0, 0, 0, 0)
-        input_tokens, output_tokens = rng.randrange(1000), rng.randrange(1000)
-        opened = OpenRecord(
-            request_id=uuid7(),
-            tenant_id=customer.tenant_id,
-            project_id=customer.project_id,
-            key_id=customer.key_id,
-            model=model,
-            tier="standard",
-            region="test",
-            price=version,
-            list_price=version,
-            admitted_at=hour - timedelta(minutes=rng.randrange(-50, 40 * 60)),
-            replica_id="h/0",
-            boot_id="b",
-            simulated=rng.random() < 0.1,
-            stream=True,
-        )
-        usage = TokenUsage(
-            input=input_tokens,
-            cached_input=rng.randrange(input_tokens + 1),
-            output=output_tokens,
-            reasoning=rng.randrange(output_tokens + 1),
-        )
-        records.append(
-            UsageRecord(
-                opened, rng.choice(list(Outcome)), usage, duration_us=rng.randrange(60_000_000), queue_us=500
-            )
-        )
-    async with database.system() as connection:
-        body = msgspec.json.encode([flat(record) for record in records]).decode()
-        found = await connection.execute(
-            text("SELECT result FROM penstock_settle(CAST(:body AS jsonb))"), {"body": body}
-        )
-        assert set(found.scalars()) == {"settled"}
+from tests.integration.billing.report_support import MODELS, add_hosts, now_hour, settle_some
+from tests.integration.billing.support import make_customer, price
 
 
 async def raw(database: Database, query: ReportQuery) -> dict[tuple[Any, ...], tuple[int, ...]]:
@@ -183,40 +126,6 @@ async def test_rollups_cover_closed_hours_only_and_repeat_harmlessly(database: D
             text("SELECT max(hour) < date_trunc('hour', now(), 'UTC') FROM usage_hours")
         )
         assert hours.scalar_one() is True
-
-
-HOST_PRICE = 12_345_678_901_234
-
-
-async def add_hosts(database: Database, hour: datetime) -> int:
-    """Two hosts in two hours; returns their whole cost in picodollars."""
-    cost = 0
-    async with database.system() as connection:
-        await connection.execute(
-            text("INSERT INTO host_prices VALUES ('box', :price, '2026-01-01Z', 'test')"),
-            {"price": HOST_PRICE},
-        )
-        for host, back, serving, idle in (("h1", 1, 3000, 600), ("h2", 1, 1111, 77), ("h1", 2, 13, 3587)):
-            await connection.execute(
-                text(
-                    "INSERT INTO hosts (host_id, host_kind, region, gpus) VALUES (:h, 'box', 'test', 8) "
-                    "ON CONFLICT DO NOTHING"
-                ),
-                {"h": host},
-            )
-            at = hour - timedelta(hours=back)
-            for state, seconds in (("serving", serving), ("warm_idle", idle)):
-                bound = {"h": host, "at": at, "state": state, "s": seconds}
-                await connection.execute(
-                    text("INSERT INTO host_seconds VALUES (:h, 'b', :at, :state, :s)"), bound
-                )
-                await connection.execute(
-                    text("INSERT INTO model_seconds VALUES (:h, 'b', :at, 'river-7b', :state, :s)"),
-                    {**bound, "s": seconds - 5},
-                )
-            seconds = serving + idle
-            cost += (2 * HOST_PRICE * seconds + 3600) // 7200
-    return cost
 
 
 @pytest.mark.parametrize("group_by", GROUPINGS)

@@ -1,0 +1,52 @@
+"""Columns of a data set: what kind of values they hold, the same for every file format."""
+
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+
+import msgspec
+
+Value = str | int | bool | Decimal | datetime | None
+Record = tuple[Value, ...]
+
+
+class Kind(Enum):
+    """What a column holds."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    BOOLEAN = "boolean"
+    AMOUNT = "amount"
+    """Exact dollars; added up in manifests."""
+    DECIMAL = "decimal"
+    """Any other exact number: a quantity, a unit price, a percentage."""
+    INSTANT = "instant"
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column: its name and what it holds."""
+
+    name: str
+    kind: Kind = Kind.TEXT
+
+    @property
+    def is_decimal(self) -> bool:
+        """Whether its values are exact decimals."""
+        return self.kind in (Kind.AMOUNT, Kind.DECIMAL)
+
+
+def columns(**kinds: Kind) -> tuple[Column, ...]:
+    """Columns from keyword arguments, in their order."""
+    return tuple(Column(name, kind) for name, kind in kinds.items())
+
+
+def decimal_text(value: Decimal) -> str:
+    """A decimal as digits with a point and no exponent: readers take `1000.0` for a decimal, `1000` for an integer."""
+    digits = format(value, "f")
+    return digits if "." in digits else f"{digits}.0"
+
+
+def instant_text(value: datetime) -> str:
+    """ISO 8601 in UTC, to the second, or to the microsecond where there are any."""
+    shown = value.strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{shown}.{value.microsecond:06d}Z" if value.microsecond else f"{shown}Z"

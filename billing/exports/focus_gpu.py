@@ -1,0 +1,124 @@
+"""FOCUS 1.2, our own side: what GPU hosts cost us, by UTC day, organisation and model, idle time as rows of its own.
+
+The sum of BilledCost is the cost of all host seconds at their dated prices. A share of a host-hour has no published
+unit price, so there are no unit prices. For the platform only.
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from decimal import Decimal
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.economics.gpu_cost import GpuUse, host_hours
+from billing.exports.columns import Record, Value
+from billing.exports.datasets import Dataset, DatasetQuery, usd
+from billing.exports.focus_columns import GPU, VERSION
+from billing.report import ReportQuery, ReportRow, usage_report
+from billing.report_types import bucket_end, bucket_start, check_period
+from core.money import usd_to_pico
+
+ISSUER = "GPU hosts"
+_ACCOUNT = "penstock"
+_UNIT = "GPU-Hours"
+_MICRO_PER_HOUR = 3_600_000_000
+
+
+def focus_gpu(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
+    """GPU cost of `query`; its session must see all organisations. Raises InvalidRequest."""
+    check_period(query.start, query.end)
+    return Dataset("focus_gpu", VERSION, GPU, _blocks(connection, query))
+
+
+async def _blocks(connection: AsyncConnection, query: DatasetQuery) -> AsyncIterator[Sequence[Record]]:
+    start = query.start
+    while start < query.end:
+        end = min(query.end, bucket_end(bucket_start(start, "day"), "day"))
+        asked = ReportQuery(start, end, ("tenant", "model"), query.tenant_id)
+        rows = await usage_report(connection, asked)
+        unused = await _unused(connection, start, end) if query.tenant_id is None else {}
+        block: list[Record] = []
+        for row in rows:
+            if row.tenant_id is None:
+                block += _idle(row, unused.get(row.model or "", {}), start, end)
+            elif _use(row).gpu_us or _use(row).cost:
+                block.append(_row(row, _use(row), "serving", start, end))
+        yield block
+        start = end
+
+
+async def _unused(
+    connection: AsyncConnection, start: datetime, end: datetime
+) -> dict[str, dict[str, GpuUse]]:
+    """Model (empty = none) -> state -> what nobody used."""
+    found: dict[str, dict[str, GpuUse]] = defaultdict(lambda: defaultdict(GpuUse))
+    for use in (await host_hours(connection, start, end)).values():
+        for (model, state), part in use.unused.items():
+            found[model][state].add(part.cost, part.gpu_us)
+    return found
+
+
+def _idle(row: ReportRow, states: dict[str, GpuUse], start: datetime, end: datetime) -> list[Record]:
+    """An idle line by state; what is left of it was ready to serve in an hour without requests."""
+    rest = _use(row)
+    found = []
+    for state, part in sorted(states.items()):
+        rest.add(-part.cost, -part.gpu_us)
+        if part.cost or part.gpu_us:
+            found.append(_row(row, part, state, start, end))
+    if rest.cost or rest.gpu_us:
+        found.append(_row(row, rest, "serving without requests", start, end))
+    return found
+
+
+def _use(row: ReportRow) -> GpuUse:
+    return GpuUse(usd_to_pico(row.gpu_cost_usd or "0"), int((row.gpu_seconds or "0").replace(".", "")))
+
+
+def _row(row: ReportRow, use: GpuUse, state: str, start: datetime, end: datetime) -> Record:
+    month = bucket_start(start, "month")
+    cost = usd(use.cost)
+    hours = _hours(use.gpu_us)
+    idle = row.tenant_id is None
+    model = row.model or "no model"
+    values: dict[str, Value] = {
+        "BilledCost": cost,
+        "EffectiveCost": cost,
+        "ContractedCost": cost,
+        "ListCost": cost,
+        "BillingAccountId": _ACCOUNT,
+        "BillingAccountName": "Penstock",
+        "BillingAccountType": "Platform",
+        "BillingCurrency": "USD",
+        "BillingPeriodStart": month,
+        "BillingPeriodEnd": bucket_end(month, "month"),
+        "ChargePeriodStart": start,
+        "ChargePeriodEnd": end,
+        "ChargeCategory": "Usage",
+        "ChargeDescription": f"GPU time of {model}: {'used by nobody, ' if idle else ''}{state}",
+        "ChargeFrequency": "Usage-Based",
+        "ConsumedQuantity": hours,
+        "ConsumedUnit": _UNIT,
+        "PricingCategory": "Standard",
+        "PricingQuantity": hours,
+        "PricingUnit": _UNIT,
+        "InvoiceIssuerName": ISSUER,
+        "ProviderName": ISSUER,
+        "PublisherName": ISSUER,
+        "ServiceCategory": "Compute",
+        "ServiceName": "GPU Compute",
+        "ServiceSubcategory": "Virtual Machines",
+        "SubAccountId": row.tenant_id,
+        "SubAccountName": None if idle else row.tenant or row.tenant_id,
+        "SubAccountType": None if idle else "Organization",
+        "x_Model": row.model or None,
+        "x_State": state,
+    }
+    return tuple(values.get(column.name) for column in GPU)
+
+
+def _hours(gpu_us: int) -> Decimal:
+    """GPU-hours to 12 decimals, rounded half up."""
+    scaled = (2 * gpu_us * 10**12 + _MICRO_PER_HOUR) // (2 * _MICRO_PER_HOUR)
+    return Decimal(f"{scaled // 10**12}.{scaled % 10**12:012d}")

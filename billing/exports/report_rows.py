@@ -1,0 +1,73 @@
+"""The usage report as a data set, one bucket of time after the other, so that memory does not grow with the period."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from decimal import Decimal
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.exports.columns import Column, Kind, Record, Value
+from billing.exports.datasets import BLOCK, Dataset, DatasetQuery
+from billing.report import ReportQuery, ReportRow, usage_report
+from billing.report_files import columns as report_names
+from billing.report_types import bucket_end, bucket_start, check, time_dimension
+
+VERSION = "report/1"
+_INTEGERS = ("price_version", "requests", "requests_unbilled")
+_DECIMALS = ("price_per_mtok_usd", "gpu_seconds", "gpu_cost_per_mtok_usd", "margin_pct")
+
+
+def report_dataset(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
+    """The report of `query`. Raises InvalidRequest for a period or grouping that cannot be."""
+    asked = ReportQuery(query.start, query.end, query.group_by, query.tenant_id, with_gpu=query.with_gpu)
+    check(asked)
+    columns = report_columns(query.with_gpu)
+    return Dataset("report", VERSION, columns, _blocks(connection, asked, columns))
+
+
+def report_columns(with_gpu: bool) -> tuple[Column, ...]:
+    """The report's columns with their kinds."""
+    return tuple(Column(name, _kind(name)) for name in report_names(with_gpu))
+
+
+def _kind(name: str) -> Kind:
+    if name in _INTEGERS or name.endswith("_tokens"):
+        return Kind.INTEGER
+    if name in _DECIMALS:
+        return Kind.DECIMAL
+    if name.endswith("_usd"):
+        return Kind.AMOUNT
+    if name.startswith("period_") and name != "period_status":
+        return Kind.INSTANT
+    return Kind.BOOLEAN if name == "simulated" else Kind.TEXT
+
+
+async def _blocks(
+    connection: AsyncConnection, query: ReportQuery, columns: Sequence[Column]
+) -> AsyncIterator[Sequence[Record]]:
+    unit = time_dimension(query.group_by)
+    start = query.start
+    while start < query.end:
+        end = query.end if unit is None else min(query.end, bucket_end(bucket_start(start, unit), unit))
+        rows = await usage_report(connection, msgspec.structs.replace(query, start=start, end=end))
+        for at in range(0, len(rows), BLOCK):
+            yield [record(row, columns) for row in rows[at : at + BLOCK]]
+        start = end
+
+
+def record(row: ReportRow, columns: Sequence[Column]) -> Record:
+    """One line of the report as a record."""
+    return tuple(_value(getattr(row, column.name), column) for column in columns)
+
+
+def _value(value: object, column: Column) -> Value:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, dict):
+        return " ".join(f"{name}={count}" for name, count in value.items())
+    if column.is_decimal:
+        return Decimal(str(value))
+    if column.kind is Kind.INSTANT:
+        return datetime.fromisoformat(str(value))
+    return str(value)
