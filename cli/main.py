@@ -20,10 +20,11 @@ _COMMANDS = (
     ("agent", "roles"),
     ("jobs", "roles"),
     ("console", "roles"),
+    ("stripe-sim", "stripe_sim"),
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
-    "audit", "alerts",
+    "audit", "contracts", "adjustments", "ledger", "alerts",
 )  # fmt: skip
 
 

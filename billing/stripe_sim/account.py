@@ -1,0 +1,36 @@
+"""The whole account put together: every subject's operations and timers on one state."""
+
+from pathlib import Path
+from types import ModuleType
+
+from billing.stripe_sim import (
+    catalog,
+    charges,
+    checkout,
+    collecting,
+    customers,
+    events,
+    invoices,
+    items,
+    methods,
+    payments,
+)
+from billing.stripe_sim.routes import Route
+from billing.stripe_sim.sim import Options, Sim
+from billing.stripe_sim.views import render
+from core.clock import Clock
+
+_SUBJECTS: tuple[ModuleType, ...] = (
+    catalog, charges, checkout, collecting, customers, events, invoices, items, methods, payments,
+)  # fmt: skip
+
+ROUTES: list[Route] = [each for subject in _SUBJECTS for each in subject.ROUTES]
+
+
+def open_account(clock: Clock, options: Options | None = None, path: Path | None = None) -> Sim:
+    """An account; with `path` its state is kept there and found again."""
+    sim = Sim(clock, options, path)
+    sim.shown = lambda value: render(sim, value)
+    for subject in _SUBJECTS:
+        sim.actions |= getattr(subject, "ACTIONS", {})
+    return sim

@@ -1,0 +1,122 @@
+"""All state: objects by kind, counters, timers; in memory, and in a journal file when there is one."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from billing.stripe_sim.errors import Obj
+
+
+class Store:
+    """Objects in the order of their making. Every change is one `put` or `drop`, which the journal repeats.
+
+    The journal is JSON lines `[kind, id, object or null]`, appended at each `flush`; a torn last line is left out when
+    it is read, and at each start the file is written anew without what was replaced.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._kinds: dict[str, dict[str, Obj]] = {}
+        self._touched: dict[tuple[str, str], None] = {}
+        self._path = path
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            self._load(path)
+
+    def put(self, kind: str, id: str, value: Obj) -> Obj:
+        """Keep `value` (a new one, or one of ours that was changed)."""
+        self._kinds.setdefault(kind, {})[id] = value
+        self._touched[kind, id] = None
+        return value
+
+    def drop(self, kind: str, id: str) -> None:
+        """Forget an object."""
+        if self._kinds.get(kind, {}).pop(id, None) is not None:
+            self._touched[kind, id] = None
+
+    def get(self, kind: str, id: str) -> Obj | None:
+        """The object itself, not a copy; None when there is none."""
+        return self._kinds.get(kind, {}).get(id)
+
+    def all(self, kind: str) -> list[Obj]:
+        """Every object of a kind, the oldest first."""
+        return list(self._kinds.get(kind, {}).values())
+
+    def kind(self, kind: str) -> Mapping[str, Obj]:
+        """Every object of a kind by its id, the oldest first."""
+        return self._kinds.get(kind, {})
+
+    def newest(self, kind: str) -> Iterator[Obj]:
+        """Every object of a kind, the newest first."""
+        return reversed(self._kinds.get(kind, {}).values())
+
+    def count(self, name: str) -> int:
+        """The next number of a counter, from 1."""
+        row = self.get("counter", name) or {"value": 0}
+        row["value"] += 1
+        self.put("counter", name, row)
+        return int(row["value"])
+
+    def counts(self) -> dict[str, int]:
+        """How many objects there are, by kind."""
+        return {kind: len(objects) for kind, objects in sorted(self._kinds.items()) if objects}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for kind, objects in self._kinds.items():
+            self._touched |= {(kind, id): None for id in objects}
+        self._kinds.clear()
+
+    def dump(self) -> dict[str, dict[str, Obj]]:
+        """Everything, for comparisons."""
+        return {kind: dict(objects) for kind, objects in self._kinds.items() if objects}
+
+    # The journal
+
+    def flush(self) -> None:
+        """Append what has changed since the last flush."""
+        touched, self._touched = self._touched, {}
+        if self._file is None or not touched:
+            return
+        lines = [msgspec.json.encode([kind, id, self.get(kind, id)]) for kind, id in touched]
+        self._file.write(b"\n".join(lines) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and let go of the file."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _load(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            for line in path.read_bytes().splitlines():
+                try:
+                    kind, id, value = msgspec.json.decode(line)
+                except (msgspec.MsgspecError, ValueError, TypeError):
+                    break
+                self._replay(kind, id, value)
+        self._rewrite(path)
+
+    def _replay(self, kind: str, id: str, value: Any) -> None:
+        if value is None:
+            self._kinds.get(kind, {}).pop(id, None)
+        else:
+            self._kinds.setdefault(kind, {})[id] = value
+
+    def _rewrite(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(path.name + ".new")
+        opener = os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        with os.fdopen(opener, "wb") as file:
+            for kind, objects in self._kinds.items():
+                for id, value in objects.items():
+                    file.write(msgspec.json.encode([kind, id, value]) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        self._file = path.open("ab")
