@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import BaseModel, Field
 
 from admin import billing as admin_billing
@@ -32,6 +32,10 @@ class PriceOut(Out):
     effective_from: datetime
     effective_to: datetime | None
     created_by: str
+    status: Literal["ended", "current", "scheduled", "withdrawn"]
+    contract_id: UUID | None = Field(description="The contract whose discount made it.")
+    ended_by: str | None = Field(description="Who ended the book there; null when the next price follows.")
+    currency: str
 
 
 class PriceList(BaseModel):
@@ -51,7 +55,41 @@ class PriceSet(Body):
     output: PerMtok
     reasoning: PerMtok | None = Field(default=None, description="Default: the output price.")
     effective_from: datetime | None = Field(default=None, description="Default: now.")
+    currency: str = Field(default="USD", max_length=20, description="USD, before tax; no other is supported.")
     reason: Reason | None = None
+
+
+class PriceEnd(Body):
+    """A price book to end: afterwards the list or discounted price holds, or the model is refused."""
+
+    model: str = Field(min_length=1, max_length=200)
+    tier: Literal["priority", "standard", "batch"] = "standard"
+    tenant_id: UUID | None = None
+    at: datetime | None = Field(default=None, description="Default: now.")
+    reason: Reason
+
+
+class Why(Body):
+    """The reason of an act; it stands in the audit log."""
+
+    reason: Reason
+
+
+class UnpricedOut(Out):
+    """Traffic without a price."""
+
+    model: str
+    tier: str
+    tenant_id: UUID | None = Field(description="null: the model is offered and has no list price.")
+    requests: int
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+class UnpricedList(BaseModel):
+    """Normally empty."""
+
+    data: list[UnpricedOut]
 
 
 class AccountOut(Out):
@@ -92,6 +130,33 @@ class CreditGrant(Body):
     amount_usd: Usd
     reason: Reason
     grant_id: UUID | None = None
+    kind: Literal["promotional", "purchased"] = "promotional"
+    expires_at: datetime | None = Field(default=None, description="Default: never.")
+    priority: int | None = Field(default=None, description="Lower is used first; default by kind.")
+    currency: str = Field(default="USD", max_length=20)
+
+
+class LotOut(Out):
+    """One credit and what is left of it."""
+
+    id: UUID
+    kind: Literal["purchased", "promotional", "sla", "adjustment"]
+    priority: int
+    amount_usd: str
+    remaining_usd: str
+    used_usd: str
+    expired_usd: str
+    returned_usd: str
+    expires_at: datetime | None
+    created_at: datetime
+    reason: str
+    created_by: str
+
+
+class LotList(BaseModel):
+    """Lots in the order in which they are used."""
+
+    data: list[LotOut]
 
 
 class BudgetSet(Body):
@@ -136,6 +201,23 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
         price = await admin_billing.set_price(deps.database, actor, **body.model_dump())
         return PriceOut.model_validate(price)
 
+    @routes.post("/prices/end", summary="End a price book")
+    async def end_price(actor: Annotated[Actor, who], body: PriceEnd) -> PriceList:
+        rows = await admin_billing.end_price(deps.database, actor, **body.model_dump())
+        return PriceList(data=[PriceOut.model_validate(row) for row in rows])
+
+    @routes.post("/prices/{version}/withdraw", summary="Take back a scheduled price")
+    async def withdraw_price(
+        actor: Annotated[Actor, who], version: Annotated[int, Path(ge=1, lt=2**63)], body: Why
+    ) -> PriceOut:
+        price = await admin_billing.withdraw_price(deps.database, actor, version=version, reason=body.reason)
+        return PriceOut.model_validate(price)
+
+    @routes.get("/prices/unpriced", summary="Traffic without a price; normally none")
+    async def unpriced(actor: Annotated[Actor, who]) -> UnpricedList:
+        rows = await admin_billing.unpriced(deps.database, actor)
+        return UnpricedList(data=[UnpricedOut.model_validate(row) for row in rows])
+
 
 def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
     who = Depends(deps.actor)
@@ -157,6 +239,15 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
             deps.database, actor, tenant_id=tenant_id, **body.model_dump()
         )
         return AccountOut.model_validate(account)
+
+    @routes.get("/tenants/{tenant_id}/credits/lots", summary="Credit by lot, expiry and priority")
+    async def list_lots(
+        actor: Annotated[Actor, who],
+        tenant_id: UUID,
+        spent: Annotated[bool, Query(description="Lots with nothing left too.")] = False,
+    ) -> LotList:
+        rows = await admin_billing.list_lots(deps.database, actor, tenant_id=tenant_id, spent=spent)
+        return LotList(data=[LotOut.model_validate(row) for row in rows])
 
     @routes.put("/tenants/{tenant_id}/budget", summary="Set or lift the monthly budget")
     async def set_budget(actor: Annotated[Actor, who], tenant_id: UUID, body: BudgetSet) -> AccountOut:

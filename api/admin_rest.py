@@ -6,7 +6,9 @@ from api import (
     admin_alerts,
     admin_audit,
     admin_billing,
+    admin_contracts,
     admin_keys,
+    admin_ledger,
     admin_models,
     admin_pools,
     admin_tenants,
@@ -21,6 +23,8 @@ _PARTS = (
     admin_models,
     admin_pools,
     admin_billing,
+    admin_contracts,
+    admin_ledger,
     admin_audit,
     admin_alerts,
 )

@@ -1,10 +1,12 @@
 """`penstock credits`: prepaid credit, budgets and balances of organisations."""
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from admin import billing as admin_billing
+from billing.credits import LotKind
+from billing.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, TenantRef, tenant_id_of
 
@@ -38,9 +40,24 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
     run(act)
 
 
-@app.command(epilog='Example: penstock credits grant acme-robotics 25 --reason "welcome"')
+@app.command(
+    epilog='Example: penstock credits grant acme-robotics 25 --expires 2027-01-01 --reason "welcome"'
+)
 def grant(
-    tenant: TenantRef, usd: Usd, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False
+    tenant: TenantRef,
+    usd: Usd,
+    reason: Reason,
+    expires: Annotated[
+        str | None, typer.Option(help="Date or instant in UTC after which it is void; default: never.")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="promotional, or purchased for money that came outside of Stripe.")
+    ] = "promotional",
+    priority: Annotated[
+        int | None, typer.Option(help="Lower is used first; default: 10 promotional, 40 purchased.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Give prepaid credit."""
 
@@ -48,9 +65,34 @@ def grant(
         async with open_db(data_dir) as database:
             tenant_id = await tenant_id_of(database, actor(), tenant)
             account = await admin_billing.grant_credit(
-                database, actor(), tenant_id=tenant_id, amount_usd=usd, reason=reason
+                database,
+                actor(),
+                tenant_id=tenant_id,
+                amount_usd=usd,
+                reason=reason,
+                kind=cast(LotKind, kind),
+                expires_at=None if expires is None else parse_instant(expires, "--expires"),
+                priority=priority,
             )
             emit(account, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock credits lots acme-robotics --spent --json")
+def lots(
+    tenant: TenantRef,
+    spent: Annotated[bool, typer.Option("--spent", help="Lots with nothing left too.")] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List credit by lot in the order of use: kind, priority, expiry, what remains."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = await tenant_id_of(database, actor(), tenant)
+            rows = await admin_billing.list_lots(database, actor(), tenant_id=tenant_id, spent=spent)
+            emit(rows, as_json)
 
     run(act)
 

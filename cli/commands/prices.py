@@ -7,7 +7,7 @@ import typer
 from admin import billing as admin_billing
 from billing.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
-from cli.tenancy import MaybeReason, tenant_id_of
+from cli.tenancy import MaybeReason, Reason, tenant_id_of
 
 app = typer.Typer(
     no_args_is_help=True, help="Prices per million tokens: list them, set or schedule a new one."
@@ -55,6 +55,7 @@ def set_(
     effective_from: Annotated[
         str | None, typer.Option("--from", help="Date or instant in UTC from which it holds; default: now.")
     ] = None,
+    currency: Annotated[str, typer.Option(help="USD; no other is supported.")] = "USD",
     reason: MaybeReason = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -75,8 +76,87 @@ def set_(
                 output=output,
                 reasoning=reasoning,
                 effective_from=None if effective_from is None else parse_instant(effective_from, "--from"),
+                currency=currency,
                 reason=reason,
             )
             emit(price, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock prices history llama-3.3-70b --tenant acme-robotics")
+def history(
+    model: Model, tenant: ForTenant = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Show every price a model had, has and will have: ended, current, scheduled, withdrawn."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            rows = await admin_billing.list_prices(
+                database, actor(), model=model, tenant_id=tenant_id, history=True
+            )
+            emit(rows, as_json)
+
+    run(act)
+
+
+@app.command(
+    epilog='Example: penstock prices end llama-3.3-70b --tenant acme-robotics --reason "contract ended"'
+)
+def end(
+    model: Model,
+    reason: Reason,
+    tier: Annotated[str, typer.Option(help="priority, standard or batch.")] = "standard",
+    tenant: ForTenant = None,
+    at: Annotated[str | None, typer.Option(help="Date or instant in UTC; default: now.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a price book: the list price holds afterwards, and a model without a list price is refused."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            rows = await admin_billing.end_price(
+                database,
+                actor(),
+                model=model,
+                tier=tier,
+                tenant_id=tenant_id,
+                at=None if at is None else parse_instant(at, "--at"),
+                reason=reason,
+            )
+            emit(rows, as_json)
+
+    run(act)
+
+
+@app.command(epilog='Example: penstock prices withdraw 12 --reason "typing error"')
+def withdraw(
+    version: Annotated[
+        int, typer.Argument(help="Id of a scheduled price, as `prices list` shows it.", min=1)
+    ],
+    reason: Reason,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take back a scheduled price before it begins."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            price = await admin_billing.withdraw_price(database, actor(), version=version, reason=reason)
+            emit(price, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock prices unpriced --json")
+def unpriced(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List traffic that was refused for want of a price, and offered models without one; normally nothing."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            emit(await admin_billing.unpriced(database, actor()), as_json)
 
     run(act)

@@ -1,0 +1,214 @@
+"""Manual adjustments of what a customer owes; above a limit a second person must agree."""
+
+from datetime import date
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write_system
+from billing import accounts, adjustments, approvals
+from billing.adjustments import Adjustment
+from billing.approvals import Approval
+from core.db import Database
+from core.errors import Conflict, InvalidRequest
+from core.ids import uuid7
+from core.money import pico_to_usd, usd_to_pico
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ROLES, READERS
+
+KIND = "adjustment"
+
+
+class AdjustmentRequest(msgspec.Struct, frozen=True):
+    """What became of an adjustment that somebody asked for."""
+
+    id: UUID
+    """Of the adjustment; of the approval while it waits for one."""
+    tenant_id: UUID
+    amount_usd: str
+    """Above 0: in the customer's favour."""
+    reason: str
+    corrects: str | None
+    requested_by: str
+    status: str
+    """booked | waiting | rejected"""
+    decided_by: str | None
+
+
+async def request_adjustment(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID,
+    amount_usd: str,
+    reason: str,
+    corrects: str | None = None,
+    limit_usd: Decimal,
+    adjustment_id: UUID | None = None,
+) -> AdjustmentRequest:
+    """Correct what a customer owes by `amount_usd` (above 0: in the customer's favour; "-5" charges five dollars).
+
+    Up to `limit_usd` (Settings.approval_limit_usd) it is booked at once, above it waits for another person.
+    `corrects` is the month that was wrong, YYYY-MM. Raises InvalidRequest, NotFound.
+    """
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    amount = _signed(amount_usd)
+    month = parse_month(corrects, "corrects")
+    adjustment_id = adjustment_id or uuid7()
+    facts = {
+        "adjustment_id": str(adjustment_id),
+        "amount_usd": pico_to_usd(amount),
+        "reason": reason,
+        "corrects": None if month is None else f"{month:%Y-%m}",
+    }
+    waits = abs(amount) > usd_to_pico(limit_usd)
+    async with write_system(database) as connection:
+        await accounts.get_account(connection, tenant_id)
+        if waits:
+            shown_id = await approvals.request(
+                connection, kind=KIND, facts=facts, by=actor.label, tenant_id=tenant_id
+            )
+        else:
+            shown_id = adjustment_id
+            await adjustments.adjust(
+                connection,
+                adjustment_id=adjustment_id,
+                tenant_id=tenant_id,
+                amount=amount,
+                reason=reason,
+                created_by=actor.label,
+                corrects=month,
+            )
+        await record(
+            connection,
+            actor,
+            "adjustment.request" if waits else "adjustment.book",
+            tenant_id=tenant_id,
+            object_kind="approval" if waits else "adjustment",
+            object_id=shown_id,
+            reason=reason,
+            after=facts,
+        )
+    return _shown(shown_id, tenant_id, facts, actor.label, "waiting" if waits else "booked", None)
+
+
+async def decide_adjustment(
+    database: Database, actor: Actor, *, approval_id: UUID, approve: bool, reason: str | None = None
+) -> AdjustmentRequest:
+    """Agree to an adjustment, which books it, or refuse it. Nobody approves what he asked for himself.
+
+    Raises NotFound, Conflict when it is decided already or the actor's own.
+    """
+    require(actor, *PLATFORM_ROLES)
+    async with write_system(database) as connection:
+        approval = await approvals.decide(connection, approval_id, by=actor.label, approve=approve)
+        if approval.kind != KIND or approval.tenant_id is None:
+            raise Conflict(f"this is a request for a {approval.kind}, not for an adjustment")
+        facts = approval.facts
+        if approve:
+            await adjustments.adjust(
+                connection,
+                adjustment_id=UUID(facts["adjustment_id"]),
+                tenant_id=approval.tenant_id,
+                amount=usd_to_pico(facts["amount_usd"]),
+                reason=facts["reason"],
+                created_by=approval.requested_by,
+                corrects=parse_month(facts["corrects"], "corrects"),
+                approved_by=actor.label,
+            )
+        await record(
+            connection,
+            actor,
+            "adjustment.approve" if approve else "adjustment.reject",
+            tenant_id=approval.tenant_id,
+            object_kind="approval",
+            object_id=approval_id,
+            reason=None if reason is None else clean_reason(reason),
+            after=facts,
+        )
+    shown_id = UUID(facts["adjustment_id"]) if approve else approval_id
+    status = "booked" if approve else "rejected"
+    return _shown(shown_id, approval.tenant_id, facts, approval.requested_by, status, actor.label)
+
+
+async def list_requests(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None
+) -> list[AdjustmentRequest]:
+    """Adjustments that wait for a second person, the oldest first."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        waiting = await approvals.list_open(connection, kind=KIND, tenant_id=tenant_id)
+    return [_waiting(approval) for approval in waiting]
+
+
+async def list_approvals(database: Database, actor: Actor, *, kind: str | None = None) -> list[Approval]:
+    """Everything that waits for a second person, of every kind."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await approvals.list_open(connection, kind=kind)
+
+
+async def list_adjustments(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID | None = None,
+    month: str | None = None,
+    limit: int = 100,
+) -> list[Adjustment]:
+    """Booked adjustments, the newest first; `month` (YYYY-MM) is when they were booked. A tenant role sees its own."""
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    async with read(database, actor) as connection:
+        return await adjustments.list_adjustments(
+            connection, tenant_id=scope, month=parse_month(month, "month"), limit=page_size(limit)
+        )
+
+
+def parse_month(text: str | None, param: str) -> date | None:
+    """The first day of a month written YYYY-MM. Raises InvalidRequest."""
+    if text is None:
+        return None
+    try:
+        if len(text) != len("2026-11"):
+            raise ValueError(text)
+        return date.fromisoformat(f"{text}-01")
+    except ValueError:
+        raise InvalidRequest(
+            f"{param} must be a month such as 2026-11, not {text[:40]!r}", param=param
+        ) from None
+
+
+def _signed(amount_usd: str) -> int:
+    """Picodollars of an amount that may be below 0. Raises InvalidRequest."""
+    negative = amount_usd.startswith("-")
+    amount = accounts.parse_usd(amount_usd[1:] if negative else amount_usd, "amount_usd")
+    if amount == 0:
+        raise InvalidRequest("an adjustment of 0 changes nothing", param="amount_usd")
+    return -amount if negative else amount
+
+
+def _waiting(approval: Approval) -> AdjustmentRequest:
+    tenant_id = approval.tenant_id
+    assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
+    return _shown(approval.id, tenant_id, approval.facts, approval.requested_by, "waiting", None)
+
+
+def _shown(
+    shown_id: UUID, tenant_id: UUID, facts: dict[str, Any], by: str, status: str, decided_by: str | None
+) -> AdjustmentRequest:
+    return AdjustmentRequest(
+        id=shown_id,
+        tenant_id=tenant_id,
+        amount_usd=facts["amount_usd"],
+        reason=facts["reason"],
+        corrects=facts["corrects"],
+        requested_by=by,
+        status=status,
+        decided_by=decided_by,
+    )
