@@ -87,6 +87,8 @@ class Settings(BaseSettings):
     """Manual adjustments above it, either way, need a second person."""
     log_level: str = "INFO"
 
+    archive_dir: Path = Path()
+    """Closed months of usage in Parquet; the default "." = `archive` in the data directory."""
     export_dir: Path = Path()
     """Scheduled exports to folders stay below it; the default "." = `exports` in the data directory."""
     export_s3_endpoint: str = ""
