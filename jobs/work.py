@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from billing import alerts, credits, ledger, notice_delivery, reaper, rollups
+from billing.economics import reconcile as reconciliation
 from core.db import Database
 from core.settings import Settings
 from jobs import outbox
@@ -66,6 +67,11 @@ async def make_partitions(database: Database, settings: Settings) -> int:
         return await rollups.make_partitions(connection)
 
 
+async def reconcile(database: Database, settings: Settings) -> int:
+    """Compare engines' counters with usage rows."""
+    return (await reconciliation.run(database)).compared
+
+
 async def prune(database: Database, settings: Settings) -> int:
     """Forget tenancy changes that every process has seen, and sign-in failures whose window is over."""
     async with database.system() as connection:
@@ -95,6 +101,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),
+        Job("penstock.reconcile", 60.0, reconcile),
         Job("penstock.check_alerts", 60.0, check_alerts),
         Job("penstock.deliver_notices", 5.0, deliver_notices),
         Job("penstock.expire_credits", 60.0, expire_credits),
