@@ -10,6 +10,7 @@ import uvicorn
 import uvloop
 from fastapi import APIRouter
 
+from api import organization
 from api.admin_deps import AdminDeps
 from api.admin_rest import admin_routers
 from api.app import create_app
@@ -105,7 +106,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _admin_routers(deps: Deps) -> list[APIRouter]:
-    """The admin REST."""
+    """The admin REST, and what an organisation's own people ask with their tokens."""
     admin = AdminDeps(
         database=deps.database,
         redis=deps.redis,
@@ -113,4 +114,4 @@ def _admin_routers(deps: Deps) -> list[APIRouter]:
         pepper=deps.settings.key_pepper.get_secret_value().encode(),
         settings=deps.settings,
     )
-    return admin_routers(admin)
+    return [*admin_routers(admin), organization.router(admin)]
