@@ -167,7 +167,7 @@ async def ledger_sound(connection: AsyncConnection, month: date) -> CheckResult:
         return CheckResult(
             "ledger_sound",
             False,
-            f"{len(books.problems)} problems: {'; '.join(books.problems[:SHOWN])}. Find the cause; change nothing by hand",
+            f"{len(books.problems)} problems: {'; '.join(books.problems[:SHOWN])}. Find the cause first",
         )
     return CheckResult(
         "ledger_sound", True, f"{books.transfers} transfers verify, {books.sealed} of them sealed"

@@ -131,9 +131,7 @@ async def _insert(connection: AsyncConnection, table: str, rows: Sequence[dict[s
     await connection.execute(
         text(
             f"INSERT INTO {table} ({columns}) "  # noqa: S608 - names of our own
-            f"SELECT {columns} FROM jsonb_populate_recordset(NULL::{table}, CAST(:rows AS jsonb))".replace(
-                "NULL::", "NULL\\:\\:"
-            )
+            f"SELECT {columns} FROM jsonb_populate_recordset(CAST(NULL AS {table}), CAST(:rows AS jsonb))"
         ),
         {"rows": msgspec.json.encode(rows).decode()},
     )

@@ -119,7 +119,11 @@ async def test_the_present_month_is_not_over(platform: Platform) -> None:
     assert "month_over" in await red(platform, platform.month)
     with pytest.raises(Conflict, match="month_over") as refused:
         await close_month(platform.database, platform.month, by="fin")
-    assert [one["name"] for one in refused.value.details["checks"]] == ["month_over", "rollups_current"]
+    assert [one["name"] for one in refused.value.details["checks"]] == [
+        "month_over",
+        "rollups_current",
+        "drift",
+    ]
     assert await platform.rows("SELECT 1 FROM billing_periods") == []
 
 

@@ -1,0 +1,374 @@
+"""Corrections: a month told again under other prices, agreed to by two people, booked in the present.
+
+A dry run says what would change by tenant and line. A request stores that difference; another person's yes books it
+(billing/invoicing/applying.py). A reversal is a correction of its own that mirrors the first one, once. Nothing that
+was booked, invoiced or reported is rewritten.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import approvals
+from billing.invoicing.applying import apply
+from billing.invoicing.months import bounds, month_name
+from billing.invoicing.repricing import new_prices
+from billing.invoicing.rerate import (
+    Difference,
+    DifferenceView,
+    Key,
+    Spec,
+    mirrored,
+    rerate,
+    view,
+)
+from billing.invoicing.sources import usage_groups
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import uuid7
+from core.money import pico_to_usd
+from tenants.scoping import platform_wide
+
+APPROVAL_KIND = "correction"
+MAX_LIST = 1000
+
+
+class TenantDelta(msgspec.Struct, frozen=True):
+    """What a correction changes for one organisation; below 0 is in its favour."""
+
+    tenant_id: UUID
+    lines: int
+    delta_usd: str
+
+
+class DryRun(msgspec.Struct, frozen=True):
+    """What a correction would change; nothing is stored."""
+
+    month: str
+    until: str
+    """Usage that ended before it is told again: the end of the month, in the present month the last full hour."""
+    delta_usd: str
+    tenants: tuple[TenantDelta, ...]
+    lines: tuple[DifferenceView, ...]
+
+
+class Correction(msgspec.Struct, frozen=True):
+    """A stored correction."""
+
+    id: UUID
+    month: str
+    status: str
+    """requested | approved | rejected"""
+    spec: dict[str, Any]
+    reason: str
+    reverses: UUID | None
+    reversed_by: UUID | None
+    """The correction that reverses this one, when there is one that is not rejected."""
+    approval_id: UUID
+    delta_usd: str
+    tenants: tuple[TenantDelta, ...]
+    requested_by: str
+    requested_at: str
+    decided_by: str | None
+    decided_at: str | None
+
+
+async def dry_run(connection: AsyncConnection, month: date, spec: Spec) -> DryRun:
+    """What `spec` would change in `month`. Raises InvalidRequest, Conflict while its hours are not rolled up."""
+    until = await _until(connection, month)
+    lines = await _differences(connection, month, until, spec)
+    return DryRun(
+        month=month_name(month),
+        until=until.isoformat(),
+        delta_usd=pico_to_usd(sum(line.delta for line in lines)),
+        tenants=_by_tenant(lines),
+        lines=tuple(map(view, lines)),
+    )
+
+
+@platform_wide("a correction may reach every organisation")
+async def request_correction(
+    connection: AsyncConnection, month: date, spec: Spec, *, reason: str, by: str
+) -> Correction:
+    """Store the difference that `spec` makes and ask for a second person's yes.
+
+    Raises InvalidRequest when it changes nothing, Conflict as `dry_run`.
+    """
+    until = await _until(connection, month)
+    lines = await _differences(connection, month, until, spec)
+    if not lines:
+        raise InvalidRequest(
+            f"no usage of {month_name(month)} changes its price by this: look at model, tier and tenant, "
+            "or try `penstock corrections dry-run`",
+            param="spec",
+        )
+    stored = msgspec.to_builtins(spec)
+    return await _store(connection, month, until, lines, spec=stored, reason=reason, by=by, reverses=None)
+
+
+async def request_reversal(
+    connection: AsyncConnection, correction_id: UUID, *, reason: str, by: str
+) -> Correction:
+    """Ask to undo an approved correction. Raises NotFound, Conflict: not approved, itself a reversal, or undone."""
+    await _lock(connection)
+    original = await get_correction(connection, correction_id)
+    if original.status != "approved":
+        raise Conflict(f"the correction is {original.status}: only an approved one can be reversed")
+    if original.reverses is not None:
+        raise Conflict("a reversal cannot be reversed: request the correction again")
+    if original.reversed_by is not None:
+        raise Conflict(f"it is reversed already, by {original.reversed_by}")
+    lines = mirrored(await read_lines(connection, correction_id))
+    row = await _row(connection, correction_id)
+    return await _store(
+        connection,
+        row.month,
+        row.until,
+        lines,
+        spec=original.spec,
+        reason=reason,
+        by=by,
+        reverses=correction_id,
+    )
+
+
+async def decide_correction(
+    connection: AsyncConnection, correction_id: UUID, *, by: str, approve: bool
+) -> Correction:
+    """A second person's yes or no, in one transaction with all that follows from it.
+
+    Raises NotFound; Conflict: decided already, the same person, or the figures have changed since the request.
+    """
+    await _lock(connection)
+    row = await _row(connection, correction_id)
+    if row.status != "requested":
+        raise Conflict(f"the correction was {row.status} by {row.decided_by} already")
+    await approvals.decide(connection, row.approval_id, by=by, approve=approve)
+    if approve:
+        lines = await read_lines(connection, correction_id)
+        spec = msgspec.convert(row.spec, Spec)
+        if row.reverses is None and lines != await _differences(connection, row.month, row.until, spec):
+            raise Conflict(
+                "usage or earlier corrections have changed these figures since the request: reject it and ask again"
+            )
+        await apply(connection, correction_id, row.month, lines, spec=spec, reverses=row.reverses,
+            reason=row.reason, requested_by=row.requested_by, approved_by=by)  # fmt: skip
+    await connection.execute(
+        text(
+            "UPDATE corrections SET status = :status, decided_by = :by, decided_at = clock_timestamp() WHERE id = :id"
+        ),
+        {"status": "approved" if approve else "rejected", "by": by, "id": correction_id},
+    )
+    return await get_correction(connection, correction_id)
+
+
+async def get_correction(connection: AsyncConnection, correction_id: UUID) -> Correction:
+    """One correction. Raises NotFound."""
+    row = await _row(connection, correction_id)
+    lines = await read_lines(connection, correction_id)
+    return _view(row, _by_tenant(lines))
+
+
+@platform_wide("finance lists the corrections of all organisations")
+async def list_corrections(
+    connection: AsyncConnection, *, month: date | None = None, limit: int = 100
+) -> list[Correction]:
+    """The newest first."""
+    rows = await connection.execute(
+        text(
+            f"{_SELECT} WHERE CAST(:month AS date) IS NULL OR c.month = :month "
+            "ORDER BY c.requested_at DESC, c.id LIMIT :limit"
+        ),
+        {"month": month, "limit": min(limit, MAX_LIST)},
+    )
+    found = []
+    for row in rows.all():
+        sums = await connection.execute(
+            text(
+                "SELECT tenant_id, count(*) AS lines, sum(delta) AS delta FROM correction_lines "
+                "WHERE correction_id = :id GROUP BY 1 ORDER BY 1"
+            ),
+            {"id": row.id},
+        )
+        tenants = tuple(TenantDelta(one.tenant_id, one.lines, pico_to_usd(int(one.delta))) for one in sums)
+        found.append(_view(row, tenants))
+    return found
+
+
+@platform_wide("the lines of a correction may be of every organisation")
+async def read_lines(connection: AsyncConnection, correction_id: UUID) -> list[Difference]:
+    """The stored difference, in its order."""
+    rows = await connection.execute(
+        text("SELECT * FROM correction_lines WHERE correction_id = :id ORDER BY position"),
+        {"id": correction_id},
+    )
+    return [
+        Difference(
+            tenant_id=row.tenant_id,
+            kind=row.kind,
+            model=row.model,
+            token_class=row._mapping["class"],
+            tier=row.tier,
+            price_version=row.price_version,
+            tokens=int(row.tokens),
+            old_price=None if row.old_price is None else int(row.old_price),
+            new_price=None if row.new_price is None else int(row.new_price),
+            old_exact=int(row.old_exact),
+            new_exact=int(row.new_exact),
+            delta=int(row.delta),
+        )
+        for row in rows
+    ]
+
+
+async def _lock(connection: AsyncConnection) -> None:
+    """One correction at a time, and no invoice run beside it: both decide what is on which invoice."""
+    await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_invoices'))"))
+
+
+async def _until(connection: AsyncConnection, month: date) -> datetime:
+    """The end of the usage that can be told again now. Raises InvalidRequest, Conflict."""
+    start, end = bounds(month)
+    row = (
+        await connection.execute(
+            text(
+                "SELECT least(CAST(:end AS timestamptz), date_trunc('hour', clock_timestamp(), 'UTC')) AS until, "
+                "(SELECT count(*) FROM usage_touched WHERE hour >= :start AND hour < least(CAST(:end AS timestamptz), "
+                "date_trunc('hour', clock_timestamp(), 'UTC'))) AS marks"
+            ),
+            {"start": start, "end": end},
+        )
+    ).one()
+    until: datetime = row.until
+    if until <= start:
+        raise InvalidRequest(f"{month_name(month)} has no full hour of usage yet", param="month")
+    if row.marks:
+        raise Conflict(
+            f"hours of {month_name(month)} are not rolled up yet; try again in a minute", param="month"
+        )
+    return until
+
+
+async def _differences(
+    connection: AsyncConnection, month: date, until: datetime, spec: Spec
+) -> list[Difference]:
+    groups = [
+        group
+        for group in await usage_groups(connection, month, until, spec.tenant_id)
+        if spec.model is None or group.model == spec.model
+    ]
+    prices = await new_prices(connection, spec, groups)
+    return rerate(groups, await _prior(connection, month), prices)
+
+
+@platform_wide("earlier corrections of a month may be of every organisation")
+async def _prior(connection: AsyncConnection, month: date) -> dict[Key, int]:
+    """What approved corrections have added to each line of the month so far."""
+    rows = await connection.execute(
+        text(
+            "SELECT l.tenant_id, l.kind, l.model, l.class AS token_class, l.tier, l.price_version, "
+            "sum(l.delta) AS delta FROM correction_lines l JOIN corrections c ON c.id = l.correction_id "
+            "WHERE c.month = :month AND c.status = 'approved' GROUP BY 1, 2, 3, 4, 5, 6"
+        ),
+        {"month": month},
+    )
+    return {
+        Key(row.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version): int(row.delta)
+        for row in rows
+    }
+
+
+@platform_wide("a correction may reach every organisation")
+async def _store(
+    connection: AsyncConnection,
+    month: date,
+    until: datetime,
+    lines: Sequence[Difference],
+    *,
+    spec: dict[str, Any],
+    reason: str,
+    by: str,
+    reverses: UUID | None,
+) -> Correction:
+    correction_id = uuid7()
+    delta = sum(line.delta for line in lines)
+    facts = {"correction_id": str(correction_id), "month": month_name(month), "delta_usd": pico_to_usd(delta)}
+    approval_id = await approvals.request(connection, kind=APPROVAL_KIND, facts=facts, by=by)
+    await connection.execute(
+        text(
+            "INSERT INTO corrections (id, month, until, spec, reason, reverses, approval_id, delta, requested_by, "
+            "requested_at) VALUES (:id, :month, :until, CAST(:spec AS jsonb), :reason, :reverses, :approval, :delta, "
+            ":by, clock_timestamp())"
+        ),
+        {
+            "id": correction_id,
+            "month": month,
+            "until": until,
+            "spec": msgspec.json.encode(spec).decode(),
+            "reason": reason,
+            "reverses": reverses,
+            "approval": approval_id,
+            "delta": delta,
+            "by": by,
+        },
+    )
+    await connection.execute(
+        text(
+            "INSERT INTO correction_lines (correction_id, position, tenant_id, kind, model, class, tier, "
+            "price_version, tokens, old_price, new_price, old_exact, new_exact, delta) VALUES (:correction, "
+            ":position, :tenant_id, :kind, :model, :token_class, :tier, :price_version, :tokens, :old_price, "
+            ":new_price, :old_exact, :new_exact, :delta)"
+        ),
+        [
+            {**msgspec.structs.asdict(line), "correction": correction_id, "position": position}
+            for position, line in enumerate(lines, 1)
+        ],
+    )
+    return await get_correction(connection, correction_id)
+
+
+_SELECT = (
+    "SELECT c.*, (SELECT r.id FROM corrections r WHERE r.reverses = c.id AND r.status <> 'rejected') AS reversed_by "
+    "FROM corrections c"
+)
+
+
+async def _row(connection: AsyncConnection, correction_id: UUID) -> Row[Any]:
+    row = (await connection.execute(text(f"{_SELECT} WHERE c.id = :id"), {"id": correction_id})).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no correction with the id {correction_id}")
+    return row
+
+
+def _by_tenant(lines: Sequence[Difference]) -> tuple[TenantDelta, ...]:
+    deltas: dict[UUID, list[int]] = defaultdict(list)
+    for line in lines:
+        deltas[line.tenant_id].append(line.delta)
+    return tuple(
+        TenantDelta(tenant_id, len(found), pico_to_usd(sum(found)))
+        for tenant_id, found in sorted(deltas.items())
+    )
+
+
+def _view(row: Row[Any], tenants: tuple[TenantDelta, ...]) -> Correction:
+    return Correction(
+        id=row.id,
+        month=month_name(row.month),
+        status=row.status,
+        spec=row.spec,
+        reason=row.reason,
+        reverses=row.reverses,
+        reversed_by=row.reversed_by,
+        approval_id=row.approval_id,
+        delta_usd=pico_to_usd(int(row.delta)),
+        tenants=tenants,
+        requested_by=row.requested_by,
+        requested_at=row.requested_at.isoformat(),
+        decided_by=row.decided_by,
+        decided_at=None if row.decided_at is None else row.decided_at.isoformat(),
+    )

@@ -1,0 +1,304 @@
+"""Corrections: told as a dry run, agreed to by two people, booked in the present, undone exactly once."""
+
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+
+from billing.invoicing.corrections import (
+    Correction,
+    decide_correction,
+    dry_run,
+    list_corrections,
+    request_correction,
+    request_reversal,
+)
+from billing.invoicing.months import next_month
+from billing.invoicing.periods import close_month
+from billing.invoicing.rerate import parse_spec
+from billing.invoicing.run import make_invoices
+from billing.rollups import roll_up
+from core.errors import Conflict, InvalidRequest
+from core.money import PICO_PER_CENT, PICO_PER_USD
+from tests.integration.billing.invoicing.support import Platform
+from tests.integration.billing.support import MODEL, Customer, account, make_customer, price
+
+HALF = {"rates": [{"model": MODEL, "input": "0.5", "cached_input": "0.05", "output": "5", "reasoning": "10"}]}
+DOUBLE = {"rates": [{"model": MODEL, "input": "2", "cached_input": "0.2", "output": "20", "reasoning": "40"}]}
+
+
+async def request(platform: Platform, month: date, spec: dict[str, Any], by: str = "ann") -> Correction:
+    await roll_up(platform.database)
+    async with platform.database.system() as connection:
+        return await request_correction(connection, month, parse_spec(spec), reason="a wrong price", by=by)
+
+
+async def decide(platform: Platform, one: Correction, *, by: str = "bob", approve: bool = True) -> Correction:
+    async with platform.database.system() as connection:
+        return await decide_correction(connection, one.id, by=by, approve=approve)
+
+
+async def reverse(platform: Platform, one: Correction, by: str = "ann") -> Correction:
+    async with platform.database.system() as connection:
+        return await request_reversal(connection, one.id, reason="it was right after all", by=by)
+
+
+async def billed(platform: Platform, tokens: int = 1_000_000) -> tuple[Customer, date]:
+    """A postpaid customer with a closed month and its open invoice."""
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    await platform.use(acme, input=tokens)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    return acme, month
+
+
+async def journal(platform: Platform) -> list[Any]:
+    return await platform.rows("SELECT id, kind, amount, effective_at FROM ledger_transfers ORDER BY id")
+
+
+async def test_a_dry_run_tells_the_difference_and_changes_nothing(platform: Platform) -> None:
+    acme, month = await billed(platform)
+    await platform.use(acme, input=77)
+    await roll_up(platform.database)
+    before = await journal(platform)
+    async with platform.database.read() as connection:
+        told = await dry_run(connection, month, parse_spec(HALF))
+    (line,) = told.lines
+    assert (line.tenant_id, line.token_class, line.tokens) == (acme.tenant_id, "input", 1_000_000)
+    assert (line.old_price_per_mtok_usd, line.new_price_per_mtok_usd) == ("1.00", "0.50")
+    assert (line.old_usd, line.new_usd, line.delta_usd, told.delta_usd) == ("1.00", "0.50", "-0.50", "-0.50")
+    assert await journal(platform) == before
+    assert await platform.rows("SELECT 1 FROM corrections") == []
+
+
+async def test_an_open_invoice_is_credited_and_stays_as_it_was(platform: Platform) -> None:
+    acme, month = await billed(platform, 1_234_567)
+    invoice, before = await platform.invoice(acme, month), await journal(platform)
+    lines = await platform.lines(acme, month)
+    done = await decide(platform, await request(platform, month, HALF))
+    assert (done.status, done.decided_by, done.delta_usd) == ("approved", "bob", "-0.6172835")
+    assert await platform.invoice(acme, month) == invoice
+    assert await platform.lines(acme, month) == lines
+    assert (await journal(platform))[: len(before)] == before
+    (note,) = await platform.rows("SELECT * FROM credit_notes")
+    # 1.234567 was billed as 1.23; at half the price 0.6172835 would have been 0.62.
+    assert (note.cents, int(note.exact), note.pays, note.status) == (61, 617_283_500_000, "invoice", "issued")
+    (line,) = await platform.rows("SELECT * FROM credit_note_lines")
+    assert (line.invoice_line_id, line.cents) == (lines[0].id, 61)
+    assert await platform.balance(acme, "invoiced") == 62 * PICO_PER_CENT
+    assert await platform.balance(acme, "receivable") == 0
+    assert await platform.one(
+        "SELECT payload->>'credit_note_id' FROM outbox WHERE topic = 'stripe.push_credit_note'"
+    ) == str(note.id)
+    (notice,) = await platform.rows("SELECT * FROM notices WHERE kind = 'correction.applied'")
+    assert (notice.tenant_id, notice.facts["delta_usd"]) == (acme.tenant_id, "-0.6172835")
+    # The next invoice has nothing of it.
+    await platform.use(acme, input=1_000_000)
+    second = await platform.end_month()
+    await close_month(platform.database, second, by="fin")
+    assert [(one.kind, one.cents) for one in await platform.lines(acme, second)] == [("usage", 100)]
+    await platform.is_sound()
+
+
+async def test_a_paid_invoice_leaves_the_credit_with_the_customer_or_pays_it_back(platform: Platform) -> None:
+    acme, month = await billed(platform)
+    async with platform.database.system() as connection:
+        from billing.ledger import book
+        from core.ids import uuid7
+
+        await book(connection, "payment", acme.tenant_id, "cash", "invoiced", PICO_PER_USD, uuid7())
+    await platform.rows("UPDATE invoices SET status = 'paid', paid_at = clock_timestamp() RETURNING id")
+    await decide(platform, await request(platform, month, HALF))
+    assert [row.pays for row in await platform.rows("SELECT pays FROM credit_notes")] == ["balance"]
+    assert await platform.balance(acme, "invoiced") == -50 * PICO_PER_CENT
+    quarter = {"rates": [{"model": MODEL, "input": "0.25", "output": "1"}], "refund": True}
+    await decide(platform, await request(platform, month, quarter))
+    pays = await platform.rows("SELECT pays, cents FROM credit_notes ORDER BY created_at")
+    assert [(row.pays, row.cents) for row in pays] == [("balance", 50), ("refund", 25)]
+    assert await platform.balance(acme, "invoiced") == -50 * PICO_PER_CENT
+    assert await platform.balance(acme, "cash") == 75 * PICO_PER_CENT
+    await platform.is_sound()
+
+
+async def test_charging_more_is_a_line_of_the_next_invoice(platform: Platform) -> None:
+    acme, month = await billed(platform)
+    done = await decide(platform, await request(platform, month, DOUBLE))
+    assert done.delta_usd == "1.00"
+    assert await platform.rows("SELECT 1 FROM credit_notes") == []
+    second = await platform.end_month()
+    await make_invoices(platform.database, second)
+    (line,) = await platform.lines(acme, second)
+    assert (line.kind, line.cents) == ("adjustment", 100)
+    assert line.description == f"Adjustment of {month:%Y-%m}: a wrong price"
+    await platform.is_sound()
+
+
+async def test_what_goes_up_and_what_goes_down_are_told_apart(platform: Platform) -> None:
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    await platform.use(acme, input=1_000_000, output=100_000)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    mixed = {"rates": [{"model": MODEL, "input": "0.4", "output": "12"}]}
+    await decide(platform, await request(platform, month, mixed))
+    (note,) = await platform.rows("SELECT cents FROM credit_notes")
+    assert note.cents == 60
+    second = await platform.end_month()
+    await make_invoices(platform.database, second)
+    assert [(one.kind, one.cents) for one in await platform.lines(acme, second)] == [("adjustment", 20)]
+    await platform.is_sound()
+
+
+async def test_prepaid_customers_get_and_give_credit(platform: Platform) -> None:
+    await price(platform.database)
+    rich = await make_customer(platform.database, "5", name="Rich")
+    poor = await make_customer(platform.database, "1", name="Poor")
+    for customer in (rich, poor):
+        await platform.use(customer, input=1_000_000)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    half = await decide(platform, await request(platform, month, HALF))
+    assert (await account(platform.database, rich)).balance == 4.5 * PICO_PER_USD
+    lots = await platform.rows("SELECT kind, amount FROM credit_grants WHERE kind = 'adjustment'")
+    assert [int(lot.amount) for lot in lots] == [PICO_PER_USD // 2] * 2
+    await decide(platform, await reverse(platform, half))
+    assert (await account(platform.database, rich)).balance == 4 * PICO_PER_USD
+    assert (await account(platform.database, poor)).balance == 0
+    # Twice the price: who has no credit left owes nothing, what is missing is uncollectible.
+    await decide(platform, await request(platform, month, DOUBLE))
+    assert (await account(platform.database, rich)).balance == 3 * PICO_PER_USD
+    assert await platform.balance(poor, "uncollectible") == PICO_PER_USD
+    await platform.is_sound()
+
+
+async def test_a_reversal_mirrors_the_revenue_exactly_and_once(platform: Platform) -> None:
+    acme, month = await billed(platform, 1_234_567)
+    revenue = await platform.balance(acme, "revenue")
+    done = await decide(platform, await request(platform, month, HALF))
+    undo = await reverse(platform, done)
+    with pytest.raises(Conflict, match="reversed already"):
+        await reverse(platform, done)
+    undone = await decide(platform, undo)
+    assert (undone.delta_usd, undone.reverses) == ("0.6172835", done.id)
+    assert await platform.balance(acme, "revenue") == revenue
+    amounts = [
+        int(row.amount) for row in await platform.rows("SELECT amount FROM adjustments ORDER BY created_at")
+    ]
+    assert amounts == [617_283_500_000, -617_283_500_000]
+    with pytest.raises(Conflict, match="reversed already"):
+        await reverse(platform, done)
+    with pytest.raises(Conflict, match="cannot be reversed"):
+        await reverse(platform, undone)
+    # The credit note stands; the opposite is charged with the next invoice.
+    second = await platform.end_month()
+    await make_invoices(platform.database, second)
+    assert [(one.kind, one.cents) for one in await platform.lines(acme, second)] == [("adjustment", 62)]
+    await platform.is_sound()
+
+
+async def test_a_rejected_reversal_can_be_asked_for_again(platform: Platform) -> None:
+    _, month = await billed(platform)
+    done = await decide(platform, await request(platform, month, HALF))
+    await decide(platform, await reverse(platform, done), approve=False)
+    await decide(platform, await reverse(platform, done))
+
+
+async def test_one_person_is_not_enough_and_once_is_once(platform: Platform) -> None:
+    _, month = await billed(platform)
+    asked = await request(platform, month, HALF)
+    before = await journal(platform)
+    with pytest.raises(Conflict, match="another person"):
+        await decide(platform, asked, by="ann")
+    assert await journal(platform) == before
+    rejected = await decide(platform, asked, approve=False)
+    assert rejected.status == "rejected"
+    with pytest.raises(Conflict, match="rejected by bob"):
+        await decide(platform, asked)
+    assert await journal(platform) == before
+    approved = await decide(platform, await request(platform, month, HALF))
+    with pytest.raises(Conflict, match="approved by bob"):
+        await decide(platform, approved)
+    with pytest.raises(Conflict, match="only an approved one"):
+        await reverse(platform, rejected)
+
+
+async def test_a_second_correction_begins_where_the_first_ended(platform: Platform) -> None:
+    acme, month = await billed(platform, 1_234_567)
+    first = await request(platform, month, HALF)
+    stale = await request(platform, month, DOUBLE)
+    await decide(platform, first)
+    with pytest.raises(Conflict, match="have changed"):
+        await decide(platform, stale)
+    with pytest.raises(InvalidRequest, match="changes its price"):
+        await request(platform, month, HALF)
+    third = {"rates": [{"model": MODEL, "input": "0.1", "output": "1"}]}
+    await decide(platform, await request(platform, month, third))
+    # 1.23 billed, 0.12 would have been right.
+    assert await platform.one("SELECT sum(cents) FROM credit_notes") == 111
+    assert await platform.balance(acme, "invoiced") == 12 * PICO_PER_CENT
+    assert await platform.balance(acme, "revenue") == -123_456_700_000
+    await platform.is_sound()
+
+
+async def test_an_invoice_credited_whole_is_settled(platform: Platform) -> None:
+    acme, month = await billed(platform)
+    await decide(
+        platform, await request(platform, month, {"rates": [{"model": MODEL, "input": "0", "output": "0"}]})
+    )
+    assert (await platform.invoice(acme, month)).status == "paid"
+    assert await platform.balance(acme, "invoiced") == 0
+
+
+async def test_a_credit_larger_than_the_invoice_is_carried_by_the_next(platform: Platform) -> None:
+    acme, month = await billed(platform)
+    done = await decide(platform, await request(platform, month, HALF))
+    await decide(platform, await reverse(platform, done))
+    free = {"rates": [{"model": MODEL, "input": "0", "output": "0"}]}
+    await decide(platform, await request(platform, month, free))
+    assert await platform.one("SELECT sum(cents) FROM credit_notes") == 50
+    second = await platform.end_month()
+    await make_invoices(platform.database, second)
+    kinds = [(one.kind, one.cents) for one in await platform.lines(acme, second)]
+    assert sorted(kinds) == [("adjustment", -100), ("adjustment", 50), ("carried", 50)]
+    assert await platform.balance(acme, "revenue") == 0
+    await platform.is_sound()
+
+
+async def test_the_price_book_as_of_an_instant(platform: Platform) -> None:
+    await price(platform.database, input="1")
+    before = await platform.clock.now()
+    await price(platform.database, input="3")
+    acme = await make_customer(platform.database, mode="postpaid")
+    other = await make_customer(platform.database, name="Other", mode="postpaid")
+    for customer in (acme, other):
+        await platform.use(customer, input=1_000_000)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    spec = {"as_of": before.isoformat(), "tenant_id": str(acme.tenant_id)}
+    done = await decide(platform, await request(platform, month, spec))
+    assert [(one.tenant_id, one.delta_usd) for one in done.tenants] == [(acme.tenant_id, "-2.00")]
+    early = {"as_of": (before - timedelta(days=3000)).isoformat()}
+    with pytest.raises(InvalidRequest, match="had no price"):
+        await request(platform, month, early)
+
+
+async def test_the_present_month_can_be_corrected_up_to_its_last_full_hour(platform: Platform) -> None:
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    await platform.use(acme, input=1_000_000)
+    await platform.clock.set(await platform.clock.now() + timedelta(hours=2))
+    await platform.use(acme, input=1_000_000)
+    await decide(platform, await request(platform, platform.month, HALF))
+    month = await platform.end_month()
+    await make_invoices(platform.database, month)
+    assert [(one.kind, one.cents) for one in await platform.lines(acme, month)] == [
+        ("usage", 200),
+        ("adjustment", -50),
+    ]
+    assert (await platform.invoice(acme, month)).total_cents == 150
+    with pytest.raises(InvalidRequest, match="no full hour"):
+        await request(platform, next_month(next_month(month)), HALF)
+    async with platform.database.read() as connection:
+        assert [one.status for one in await list_corrections(connection, month=month)] == ["approved"]
+    await platform.is_sound()
