@@ -16,6 +16,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.book_checks import BOOK_CHECKS
 from core.errors import Conflict
 
 SEAL_BATCH = 20_000
@@ -94,7 +95,7 @@ async def seal(connection: AsyncConnection) -> int:
 async def verify(connection: AsyncConnection) -> Books:
     """Check every invariant in the caller's transaction (best REPEATABLE READ on a busy system)."""
     problems: list[str] = []
-    for check, statement in _CHECKS.items():
+    for check, statement in (_CHECKS | BOOK_CHECKS).items():
         for row in await connection.execute(text(statement)):
             problems.append(f"{check}: {', '.join(f'{k}={v}' for k, v in row._mapping.items())}")
     sealed = await _verify_chain(connection, problems)
@@ -113,8 +114,7 @@ _TOTALS = """
     SELECT (SELECT count(*) FROM ledger_transfers) AS transfers,
         (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM ledger_unsealed, unnest(transfers) r) AS unsealed,
         (SELECT coalesce(sum(cost), 0) FROM usage) AS usage_cost,
-        (SELECT coalesce(sum(t.amount), 0) FROM ledger_transfers t
-            JOIN ledger_accounts a ON a.id = t.credit_account WHERE a.code = 'revenue') AS revenue
+        (SELECT coalesce(sum(credit - debit), 0) FROM ledger_balances WHERE code = 'revenue') AS revenue
 """
 
 _CHECKS = {
@@ -136,8 +136,20 @@ _CHECKS = {
         SELECT coalesce(u.request_id, t.source_id) AS request_id, u.cost, t.amount
         FROM usage u FULL JOIN (
             SELECT source_id, sum(amount) AS amount FROM ledger_transfers
-            WHERE kind IN ('usage', 'uncollectible') GROUP BY source_id) t ON t.source_id = u.request_id
-        WHERE coalesce(u.cost, 0) <> coalesce(t.amount, 0)""",
+            WHERE kind IN ('usage', 'uncollectible') AND NOT EXISTS (
+                SELECT 1 FROM adjustments a WHERE a.id = ledger_transfers.source_id)
+            GROUP BY source_id) t ON t.source_id = u.request_id
+        WHERE coalesce(u.cost, 0) <> coalesce(t.amount, 0) AND NOT (u.request_id IS NULL AND EXISTS (
+            SELECT 1 FROM usage_archives a, ledger_transfers l WHERE a.dropped_at IS NOT NULL
+                AND l.source_id = t.source_id AND l.kind IN ('usage', 'uncollectible')
+                AND l.effective_at >= a.month::timestamp AT TIME ZONE 'UTC'
+                AND l.effective_at < (a.month + interval '1 month') AT TIME ZONE 'UTC'))""",
+    "an archived month and its transfers differ": """
+        SELECT a.month, a.cost, sum(t.amount) AS amount FROM usage_archives a
+        LEFT JOIN ledger_transfers t ON t.kind IN ('usage', 'uncollectible')
+            AND t.effective_at >= a.month::timestamp AT TIME ZONE 'UTC'
+            AND t.effective_at < (a.month + interval '1 month') AT TIME ZONE 'UTC'
+        WHERE a.dropped_at IS NOT NULL GROUP BY a.month, a.cost HAVING a.cost <> coalesce(sum(t.amount), 0)""",
     "held money differs from the open holds": """
         SELECT b.tenant_id, b.held, b.open_holds, h.amount, h.holds FROM billing_accounts b
         LEFT JOIN (SELECT tenant_id, sum(amount) AS amount, count(*) AS holds FROM holds
