@@ -161,11 +161,9 @@ class StripeGateway:
         rows = await self._all(self._client().v1.customers.list_async, created={"gte": created_at})
         return [customer(row) for row in rows]
 
-    async def update_customer(self, customer_id: str, params: Params, key: str) -> Customer:
-        """Change a customer's fields."""
-        return customer(
-            await self._one(self._client().v1.customers.update_async, customer_id, params, key=key)
-        )
+    async def update_customer(self, customer_id: str, params: Params) -> Customer:
+        """Change a customer's fields; doing it again does no harm."""
+        return customer(await self._one(self._client().v1.customers.update_async, customer_id, params))
 
     async def add_tax_id(self, customer_id: str, kind: str, value: str, key: str) -> str:
         """Add a tax id such as ("eu_vat", "DE123456789"); returns its Stripe id."""

@@ -1,0 +1,145 @@
+"""When credit is bought automatically: the rule of an organisation, and what failures do to it."""
+
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import notices
+from core.errors import Conflict, InvalidRequest
+from core.money import PICO_PER_CENT, pico_to_usd
+
+MAX_FAILURES = 3
+"""After so many failures in a row a person has to look."""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """Buy `amount_usd` whenever less than `threshold_usd` is available, at most `monthly_cap_usd` in a UTC month."""
+
+    tenant_id: UUID
+    enabled: bool
+    threshold_usd: str
+    amount_usd: str
+    monthly_cap_usd: str
+    bought_this_month_usd: str
+    failures: int
+    disabled_reason: str | None
+
+
+async def set_rule(
+    connection: AsyncConnection,
+    *,
+    tenant_id: UUID,
+    enabled: bool,
+    threshold: int,
+    cents: int,
+    monthly_cap_cents: int,
+    by: str,
+) -> Rule:
+    """Set the rule; failures are forgotten. Amounts: threshold in picodollars, the others in cents.
+
+    Raises InvalidRequest: a cap below the amount. Conflict: a postpaid account, or no saved card to charge.
+    """
+    if monthly_cap_cents < cents:
+        raise InvalidRequest(
+            "the monthly cap must be at least one purchase's amount", param="monthly_cap_usd"
+        )
+    found = await connection.execute(
+        text(
+            "SELECT a.mode, c.default_payment_method FROM billing_accounts a "
+            "LEFT JOIN stripe_customers c ON c.tenant_id = a.tenant_id WHERE a.tenant_id = :tenant"
+        ),
+        {"tenant": tenant_id},
+    )
+    row = found.one_or_none()
+    if row is None or row.mode != "prepaid":
+        raise Conflict("only a prepaid account buys credit")
+    if enabled and row.default_payment_method is None:
+        raise Conflict("no card is saved yet: buy credit once, the card is then kept for later")
+    await connection.execute(
+        text(
+            "INSERT INTO stripe_auto_topups (tenant_id, enabled, threshold, cents, monthly_cap_cents, updated_by) "
+            "VALUES (:tenant, :enabled, :threshold, :cents, :cap, :by) ON CONFLICT (tenant_id) DO UPDATE SET "
+            "enabled = excluded.enabled, threshold = excluded.threshold, cents = excluded.cents, "
+            "monthly_cap_cents = excluded.monthly_cap_cents, failures = 0, disabled_reason = NULL, retry_at = NULL, "
+            "updated_by = excluded.updated_by, updated_at = clock_timestamp()"
+        ),
+        {
+            "tenant": tenant_id,
+            "enabled": enabled,
+            "threshold": threshold,
+            "cents": cents,
+            "cap": monthly_cap_cents,
+            "by": by,
+        },
+    )
+    rule = await get_rule(connection, tenant_id)
+    assert rule is not None  # noqa: S101 - written above
+    return rule
+
+
+async def get_rule(connection: AsyncConnection, tenant_id: UUID) -> Rule | None:
+    """The organisation's rule; None when it never had one."""
+    found = await connection.execute(
+        text(
+            "SELECT enabled, threshold, cents, monthly_cap_cents, failures, disabled_reason, "
+            "(SELECT coalesce(sum(p.cents), 0) FROM stripe_topups p WHERE p.tenant_id = t.tenant_id "
+            "AND p.kind = 'auto' AND p.status IN ('pending', 'succeeded') "
+            "AND p.created_at >= date_trunc('month', now(), 'UTC')) AS bought "
+            "FROM stripe_auto_topups t WHERE tenant_id = :tenant"
+        ),
+        {"tenant": tenant_id},
+    )
+    row = found.one_or_none()
+    if row is None:
+        return None
+    return Rule(
+        tenant_id=tenant_id,
+        enabled=row.enabled,
+        threshold_usd=pico_to_usd(int(row.threshold)),
+        amount_usd=pico_to_usd(row.cents * PICO_PER_CENT),
+        monthly_cap_usd=pico_to_usd(row.monthly_cap_cents * PICO_PER_CENT),
+        bought_this_month_usd=pico_to_usd(int(row.bought) * PICO_PER_CENT),
+        failures=row.failures,
+        disabled_reason=row.disabled_reason,
+    )
+
+
+async def succeeded(connection: AsyncConnection, tenant_id: UUID) -> None:
+    """An automatic purchase went well."""
+    await connection.execute(
+        text("UPDATE stripe_auto_topups SET failures = 0, retry_at = NULL WHERE tenant_id = :tenant"),
+        {"tenant": tenant_id},
+    )
+
+
+async def failed(connection: AsyncConnection, tenant_id: UUID, error: str) -> None:
+    """One went wrong: wait longer each time, and stop after MAX_FAILURES with a notice to the customer."""
+    found = await connection.execute(
+        text(
+            "UPDATE stripe_auto_topups SET failures = failures + 1, "
+            "retry_at = clock_timestamp() + make_interval(hours => 1 << least(failures, 8)), "
+            "enabled = enabled AND failures + 1 < :most, "
+            "disabled_reason = CASE WHEN failures + 1 >= :most THEN :error ELSE disabled_reason END "
+            "WHERE tenant_id = :tenant RETURNING failures, enabled"
+        ),
+        {"most": MAX_FAILURES, "error": error[:500], "tenant": tenant_id},
+    )
+    row = found.one_or_none()
+    if row is None:
+        return
+    stopped = row.failures >= MAX_FAILURES
+    await notices.notify(
+        connection,
+        tenant_id=tenant_id,
+        kind="topup.disabled" if stopped else "topup.failed",
+        subject="Automatic top-up is switched off" if stopped else "An automatic top-up failed",
+        body=f"The saved card could not be charged: {error[:500]}. "
+        + (
+            "After several failures automatic top-up is off; check the card and switch it on again."
+            if stopped
+            else "We will try again later."
+        ),
+        facts={"failures": row.failures, "error": error[:500]},
+    )

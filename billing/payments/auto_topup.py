@@ -1,0 +1,150 @@
+"""Automatic purchases of credit: one at a time per organisation, within its monthly cap, found again after a crash."""
+
+from typing import Any
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import notices
+from billing.payments import auto_rules
+from billing.payments.customers import TENANT_KEY
+from billing.payments.effects import apply_now
+from billing.payments.payments import TOPUP_KEY, prepare_payment
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound, PaymentRequired
+from core.ids import uuid7
+from core.money import PICO_PER_CENT, pico_to_usd
+from tenants.scoping import platform_wide
+
+BATCH = 50
+_DUE = """
+    SELECT t.tenant_id, t.cents, t.monthly_cap_cents,
+        (SELECT coalesce(sum(p.cents), 0) FROM stripe_topups p WHERE p.tenant_id = t.tenant_id AND p.kind = 'auto'
+            AND p.status IN ('pending', 'succeeded')
+            AND p.created_at >= date_trunc('month', now(), 'UTC')) AS bought
+    FROM stripe_auto_topups t
+    JOIN billing_accounts a ON a.tenant_id = t.tenant_id AND a.mode = 'prepaid'
+    JOIN stripe_customers c ON c.tenant_id = t.tenant_id
+    WHERE t.enabled AND (t.retry_at IS NULL OR t.retry_at <= now()) AND a.balance - a.held < t.threshold
+        AND c.customer_id IS NOT NULL AND c.default_payment_method IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM stripe_topups p WHERE p.tenant_id = t.tenant_id AND p.kind = 'auto'
+            AND p.status = 'pending')
+    ORDER BY t.tenant_id LIMIT :limit FOR UPDATE OF t SKIP LOCKED
+"""
+
+
+async def run(database: Database, gateway: StripeGateway) -> int:
+    """Begin what is due and finish what was begun; returns how many purchases were charged."""
+    await begin(database)
+    async with database.read() as connection:
+        open_ones = await _open(connection)
+    charged = 0
+    for row in open_ones:
+        charged += await _charge(database, gateway, row)
+    return charged
+
+
+@platform_wide("a job looks after every organisation's rule")
+async def begin(database: Database) -> int:
+    """Write down the purchases that are due; the unique index allows one open one per organisation."""
+    begun = 0
+    async with database.system() as connection:
+        for due in (await connection.execute(text(_DUE), {"limit": BATCH})).all():
+            if due.bought + due.cents > due.monthly_cap_cents:
+                await _tell_cap(connection, due)
+                continue
+            made = await connection.execute(
+                text(
+                    "INSERT INTO stripe_topups (id, tenant_id, kind, cents, created_by) "
+                    "VALUES (:id, :tenant, 'auto', :cents, 'auto top-up') ON CONFLICT DO NOTHING RETURNING id"
+                ),
+                {"id": uuid7(), "tenant": due.tenant_id, "cents": due.cents},
+            )
+            begun += made.one_or_none() is not None
+    return begun
+
+
+async def _tell_cap(connection: AsyncConnection, due: Row[Any]) -> None:
+    month = (
+        await connection.execute(text("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM')"))
+    ).scalar_one()
+    cap = pico_to_usd(due.monthly_cap_cents * PICO_PER_CENT)
+    await notices.notify(
+        connection,
+        tenant_id=due.tenant_id,
+        kind="topup.cap",
+        subject="The monthly cap of automatic top-up is reached",
+        body=f"Credit is low, and buying more would exceed the cap of ${cap} in {month}. Buy credit by hand, or "
+        "raise the cap.",
+        facts={"month": month, "monthly_cap_usd": cap},
+        key=f"topup-cap-{due.tenant_id}-{month}",
+    )
+
+
+@platform_wide("a job finishes every organisation's purchase")
+async def _open(connection: AsyncConnection) -> list[Row[Any]]:
+    """Purchases to charge: new ones, and those whose end nobody has heard of for an hour."""
+    rows = await connection.execute(
+        text(
+            "SELECT p.id, p.tenant_id, p.cents, p.attempts, p.payment_intent, c.customer_id, "
+            "c.default_payment_method AS method, extract(epoch FROM p.created_at)::bigint AS created "
+            "FROM stripe_topups p JOIN stripe_customers c ON c.tenant_id = p.tenant_id "
+            "WHERE p.kind = 'auto' AND p.status = 'pending' "
+            "AND (p.payment_intent IS NULL OR p.created_at < now() - interval '1 hour') ORDER BY p.id LIMIT :limit"
+        ),
+        {"limit": BATCH},
+    )
+    return list(rows.all())
+
+
+async def _charge(database: Database, gateway: StripeGateway, row: Row[Any]) -> bool:
+    """Charge one; returns whether money came. After an attempt whose end is unknown, look before asking again."""
+    async with database.system() as connection:
+        await connection.execute(
+            text(
+                "UPDATE stripe_topups SET attempts = attempts + 1, payment_method = coalesce(payment_method, :method) "
+                "WHERE id = :id AND tenant_id = :tenant"
+            ),
+            {"method": row.method, "id": row.id, "tenant": row.tenant_id},
+        )
+    intent = row.payment_intent or (await _find(gateway, row) if row.attempts else None)
+    try:
+        if intent is None:
+            metadata = {TENANT_KEY: str(row.tenant_id), TOPUP_KEY: str(row.id)}
+            key = f"penstock-auto-{row.id}-{row.method}"
+            intent = (await gateway.charge_saved(row.customer_id, row.method, row.cents, metadata, key)).id
+    except PaymentRequired as error:
+        intent = error.details.get("payment_intent")
+        if intent is None:
+            await _give_up(database, row, error.message)
+            return False
+    except (Conflict, InvalidRequest, NotFound) as error:
+        await _give_up(database, row, error.message)
+        return False
+    payment = await gateway.payment(intent)
+    if payment.status.startswith("requires_"):
+        await gateway.cancel_payment(intent, f"penstock-cancel-{intent}")
+    await apply_now(database, await prepare_payment(gateway, intent))
+    return payment.status == "succeeded"
+
+
+async def _find(gateway: StripeGateway, row: Row[Any]) -> str | None:
+    for payment in await gateway.payments_since(row.customer_id, row.created - 300):
+        if payment.metadata.get(TOPUP_KEY) == str(row.id):
+            return payment.id
+    return None
+
+
+async def _give_up(database: Database, row: Row[Any], error: str) -> None:
+    """Stripe made no payment at all."""
+    async with database.system() as connection:
+        done = await connection.execute(
+            text(
+                "UPDATE stripe_topups SET status = 'failed', error = :error, ended_at = clock_timestamp() "
+                "WHERE id = :id AND tenant_id = :tenant AND status = 'pending' RETURNING id"
+            ),
+            {"error": error[:500], "id": row.id, "tenant": row.tenant_id},
+        )
+        if done.one_or_none() is not None:
+            await auto_rules.failed(connection, row.tenant_id, error)

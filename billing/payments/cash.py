@@ -1,0 +1,47 @@
+"""Stripe's balance in our ledger: each of its movements is booked once and remembered by its id."""
+
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import ledger
+from billing.payments.objects import Money
+from core.ids import derived_uuid
+from core.money import PICO_PER_CENT
+
+
+def source(object_id: str, *more: str) -> UUID:
+    """The ledger's source id of a Stripe object."""
+    return derived_uuid("stripe", object_id, *more)
+
+
+async def record(
+    connection: AsyncConnection, tenant_id: UUID, kind: str, object_id: str, money: Money | None
+) -> None:
+    """Remember a movement that is booked, and book its fee. None = Stripe has not told it yet: another event will."""
+    if money is None:
+        return
+    new = await connection.execute(
+        text(
+            "INSERT INTO stripe_cash (txn_id, tenant_id, kind, object_id, cents, fee_cents, at) "
+            "VALUES (:id, :tenant, :kind, :object, :cents, :fee, to_timestamp(:at)) ON CONFLICT DO NOTHING "
+            "RETURNING txn_id"
+        ),
+        {
+            "id": money.id,
+            "tenant": tenant_id,
+            "kind": kind,
+            "object": object_id,
+            "cents": money.cents,
+            "fee": money.fee_cents,
+            "at": money.created_at,
+        },
+    )
+    if new.one_or_none() is None or not money.fee_cents:
+        return
+    name = "dispute_fee" if kind == "dispute" else "fee"
+    debit, credit = ("fees", "cash") if money.fee_cents > 0 else ("cash", "fees")
+    await ledger.book(
+        connection, name, tenant_id, debit, credit, abs(money.fee_cents) * PICO_PER_CENT, source(money.id)
+    )

@@ -1,0 +1,101 @@
+"""Credit notes, sent to Stripe: on an open invoice, to the customer's balance, or paid back."""
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.payments.customers import TENANT_KEY
+from billing.payments.invoices import alarm, mark_push
+from billing.payments.objects import CreditNote
+from billing.payments.push import FINAL
+from billing.payments.refunds import apply_refund
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.errors import NotFound, Unavailable
+from tenants.scoping import platform_wide
+
+NOTE_KEY = "penstock_credit_note_id"
+"""Our metadata on credit notes."""
+MAX_LINES = 100
+"""Beyond this many lines the credit note carries only its amount."""
+
+
+async def push_credit_note(database: Database, gateway: StripeGateway, note_id: UUID) -> bool:
+    """Make Stripe's credit note for ours; returns whether it is there now. May run twice and be cut off anywhere.
+
+    Raises Unavailable while the invoice itself is not in Stripe yet.
+    """
+    async with database.read() as connection:
+        ours, lines = await _read(connection, note_id)
+    if ours is None:
+        raise NotFound(f"there is no credit note {note_id}")
+    if ours.status == "void":
+        return False
+    if ours.stripe_invoice_id is None:
+        raise Unavailable(f"credit note {note_id} waits for its invoice to be sent")
+    try:
+        made = await _make(gateway, ours, lines)
+    except FINAL as error:
+        async with database.system() as connection:
+            await alarm(connection, "credit_note", note_id, ours.tenant_id, str(error))
+        return False
+    refunds = [await gateway.refund(refund_id) for refund_id in made.refunds]
+    async with database.system() as connection:
+        await connection.execute(
+            text(
+                "UPDATE credit_notes SET status = 'pushed', stripe_credit_note_id = :stripe "
+                "WHERE id = :id AND tenant_id = :tenant"
+            ),
+            {"stripe": made.id, "id": note_id, "tenant": ours.tenant_id},
+        )
+        await mark_push(connection, "credit_note", note_id, ours.tenant_id, "done", None)
+        for refund in refunds:
+            await apply_refund(connection, refund, credit_note_id=note_id)
+    return True
+
+
+@platform_wide("a credit note names its organisation")
+async def _read(connection: AsyncConnection, note_id: UUID) -> tuple[Row[Any] | None, list[Row[Any]]]:
+    ours = await connection.execute(
+        text(
+            "SELECT n.id, n.tenant_id, n.cents, n.reason, n.status, n.pays, n.stripe_credit_note_id, "
+            "i.stripe_invoice_id FROM credit_notes n JOIN invoices i ON i.id = n.invoice_id WHERE n.id = :id"
+        ),
+        {"id": note_id},
+    )
+    lines = await connection.execute(
+        text(
+            "SELECT l.cents, i.stripe_item_id FROM credit_note_lines l "
+            "JOIN invoice_lines i ON i.id = l.invoice_line_id WHERE l.credit_note_id = :id ORDER BY l.id"
+        ),
+        {"id": note_id},
+    )
+    return ours.one_or_none(), list(lines.all())
+
+
+async def _make(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]]) -> CreditNote:
+    if ours.stripe_credit_note_id is not None:
+        return await gateway.credit_note(ours.stripe_credit_note_id)
+    for found in await gateway.credit_notes(ours.stripe_invoice_id):
+        if found.metadata.get(NOTE_KEY) == str(ours.id):
+            return found
+    params: dict[str, Any] = {
+        "invoice": ours.stripe_invoice_id,
+        "memo": ours.reason[:500],
+        "metadata": {NOTE_KEY: str(ours.id), TENANT_KEY: str(ours.tenant_id)},
+    }
+    whole = sum(line.cents for line in lines) == ours.cents and all(line.cents > 0 for line in lines)
+    if whole and 0 < len(lines) <= MAX_LINES and all(line.stripe_item_id for line in lines):
+        params["lines"] = [
+            {"type": "invoice_line_item", "invoice_line_item": line.stripe_item_id, "amount": line.cents}
+            for line in lines
+        ]
+    else:
+        params["amount"] = ours.cents
+    if ours.pays == "balance":
+        params["credit_amount"] = ours.cents
+    elif ours.pays == "refund":
+        params["refund_amount"] = ours.cents
+    return await gateway.create_credit_note(params, f"penstock-note-{ours.id}")

@@ -1,0 +1,256 @@
+"""Stripe's events: recorded once, applied once, in any order; what no webhook brought is found by listing.
+
+The row is the queue. A webhook only verifies and records; a job refetches the object, and applies its effect and the
+mark in one transaction.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import notices
+from billing.payments.credit_notes import NOTE_KEY
+from billing.payments.customers import refresh_cards
+from billing.payments.disputes import prepare_dispute
+from billing.payments.effects import Effect, Outcome, apply_now, foreign, nothing
+from billing.payments.invoices import prepare_invoice
+from billing.payments.objects import Event
+from billing.payments.payments import prepare_payment
+from billing.payments.refunds import prepare_refund
+from billing.payments.topups import prepare_session
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.errors import NotFound, PenstockError, Unavailable
+
+OVERLAP_S = 3600
+REACH_S = 30 * 86_400 - 3600
+"""How far back Stripe lists events."""
+BATCH = 100
+ALARM_AFTER = 5
+"""Failures of one event after which people are told."""
+
+Prepare = Callable[[Database, StripeGateway, str], Awaitable[Effect]]
+
+
+async def _payment(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+    return await prepare_payment(gateway, object_id)
+
+
+async def _charge(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+    intent = await gateway.payment_of_charge(object_id)
+    return foreign if intent is None else await prepare_payment(gateway, intent)
+
+
+async def _refund(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+    return await prepare_refund(gateway, object_id)
+
+
+async def _dispute(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+    return await prepare_dispute(gateway, object_id)
+
+
+async def _invoice(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+    return await prepare_invoice(gateway, object_id)
+
+
+async def _customer(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+    await refresh_cards(database, gateway, object_id)
+    return nothing
+
+
+async def _credit_note(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+    """A credit note that is not ours on an invoice that is: the books do not know it."""
+    note = await gateway.credit_note(object_id)
+    if NOTE_KEY in note.metadata:
+        return nothing
+
+    async def effect(connection: AsyncConnection) -> Outcome:
+        known = await connection.execute(
+            text("SELECT tenant_id FROM invoices WHERE stripe_invoice_id = :id"), {"id": note.invoice}
+        )
+        tenant_id = known.scalar_one_or_none()
+        if tenant_id is None:
+            return "foreign"
+        await _tell(
+            connection, tenant_id, "A credit note was made in Stripe",
+            f"{note.id} on {note.invoice} is not in our books: void it and correct the month here.", note.id,
+        )  # fmt: skip
+        return "applied"
+
+    return effect
+
+
+async def _meter(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+    """Stripe could not take some meter events; the reconciliation says which customers differ."""
+
+    async def effect(connection: AsyncConnection) -> Outcome:
+        await _tell(
+            connection, None, "Stripe's meter refused events",
+            f"The meter {object_id} reports errors; `penstock payments reconcile` names the customers.", object_id,
+        )  # fmt: skip
+        return "applied"
+
+    return effect
+
+
+HANDLERS: dict[str, Prepare] = {
+    "payment_intent": _payment,
+    "charge": _charge,
+    "refund": _refund,
+    "dispute": _dispute,
+    "invoice": _invoice,
+    "checkout.session": prepare_session,
+    "customer": _customer,
+    "credit_note": _credit_note,
+    "billing.meter": _meter,
+}
+"""What is done, by the kind of object; every other event is recorded and ignored."""
+_IGNORED = frozenset({"billing.meter.created", "billing.meter.updated"})
+
+
+async def record(connection: AsyncConnection, event: Event, found_by: str) -> bool:
+    """Write an event down; returns whether it is new. Unknown kinds are recorded and need nothing more."""
+    wanted = event.object_kind in HANDLERS and bool(event.object_id) and event.type not in _IGNORED
+    made = await connection.execute(
+        text(
+            "INSERT INTO stripe_events (id, type, object_kind, object_id, created_at, found_by, outcome, applied_at) "
+            "VALUES (:id, :type, :kind, :object, to_timestamp(:at), :by, "
+            "CASE WHEN NOT :wanted THEN 'ignored' END, CASE WHEN NOT :wanted THEN clock_timestamp() END) "
+            "ON CONFLICT (id) DO NOTHING RETURNING id"
+        ),
+        {
+            "id": event.id,
+            "type": event.type,
+            "kind": event.object_kind,
+            "object": event.object_id,
+            "at": event.created_at,
+            "by": found_by,
+            "wanted": wanted,
+        },
+    )
+    return made.one_or_none() is not None
+
+
+async def waiting(connection: AsyncConnection) -> int:
+    """How many events are due."""
+    found = await connection.execute(
+        text("SELECT count(*) FROM stripe_events WHERE applied_at IS NULL AND next_at <= clock_timestamp()")
+    )
+    return int(found.scalar_one())
+
+
+async def apply_waiting(database: Database, gateway: StripeGateway, *, budget_s: float = 20.0) -> int:
+    """Apply what is due, the oldest first, for about `budget_s`; returns how many. Stripe away ends the run."""
+    async with database.read() as connection:
+        rows = (
+            await connection.execute(
+                text(
+                    "SELECT id, type, object_kind, object_id FROM stripe_events WHERE applied_at IS NULL "
+                    "AND next_at <= clock_timestamp() ORDER BY created_at, received_at, id LIMIT :limit"
+                ),
+                {"limit": BATCH},
+            )
+        ).all()
+    ends_s = time.monotonic() + budget_s
+    applied = 0
+    for row in rows:
+        try:
+            applied += await _apply(database, gateway, row)
+        except Unavailable as error:
+            await _put_off(database, row, error)
+            break
+        except PenstockError as error:
+            await _put_off(database, row, error)
+        if time.monotonic() > ends_s:
+            break
+    return applied
+
+
+async def _apply(database: Database, gateway: StripeGateway, row: Row[Any]) -> bool:
+    try:
+        effect = await HANDLERS[row.object_kind](database, gateway, row.object_id)
+    except NotFound:
+        effect = nothing  # deleted meanwhile: there is nothing to follow
+    return await apply_now(database, _marked(row.id, effect)) != "ignored"
+
+
+def _marked(event_id: str, effect: Effect) -> Effect:
+    """The effect together with the event's mark, unless somebody was faster."""
+
+    async def both(connection: AsyncConnection) -> Outcome:
+        found = await connection.execute(
+            text("SELECT applied_at FROM stripe_events WHERE id = :id FOR UPDATE"), {"id": event_id}
+        )
+        if found.scalar_one() is not None:
+            return "ignored"
+        outcome = await effect(connection)
+        await connection.execute(
+            text(
+                "UPDATE stripe_events SET outcome = :outcome, applied_at = clock_timestamp(), error = NULL "
+                "WHERE id = :id"
+            ),
+            {"outcome": outcome, "id": event_id},
+        )
+        return outcome
+
+    return both
+
+
+async def _put_off(database: Database, row: Row[Any], error: PenstockError) -> None:
+    """Try again later: after 2 s, 4 s, ... an hour. People are told once."""
+    async with database.system() as connection:
+        found = await connection.execute(
+            text(
+                "UPDATE stripe_events SET attempts = attempts + 1, error = :error, next_at = clock_timestamp() "
+                "+ make_interval(secs => least(3600, 1 << least(attempts + 1, 12))) WHERE id = :id RETURNING attempts"
+            ),
+            {"error": error.message[:500], "id": row.id},
+        )
+        if found.scalar_one() >= ALARM_AFTER:
+            await _tell(
+                connection, None, f"Stripe's event {row.type} cannot be applied",
+                f"{row.id} on {row.object_id}: {error.message[:500]}", row.id,
+            )  # fmt: skip
+
+
+async def _tell(
+    connection: AsyncConnection, tenant_id: UUID | None, subject: str, body: str, object_id: str
+) -> None:
+    await notices.notify(
+        connection,
+        tenant_id=None,
+        kind="stripe.event",
+        subject=subject,
+        body=body,
+        facts={"object": object_id, "tenant_id": None if tenant_id is None else str(tenant_id)},
+        key=f"stripe-event-{object_id}",
+    )
+
+
+async def find_missed(database: Database, gateway: StripeGateway) -> int:
+    """Record the events that no webhook brought: everything since the last look, with an overlap. Returns how many."""
+    async with database.read() as connection:
+        since = (
+            await connection.execute(
+                text(
+                    "SELECT greatest(extract(epoch FROM events_seen_at) - :overlap, "
+                    "extract(epoch FROM clock_timestamp()) - :reach)::bigint FROM stripe_state"
+                ),
+                {"overlap": OVERLAP_S, "reach": REACH_S},
+            )
+        ).scalar_one()
+    listed = await gateway.events(int(since))
+    found = 0
+    async with database.system() as connection:
+        for event in listed:
+            found += await record(connection, event, "list")
+        if listed:
+            await connection.execute(
+                text("UPDATE stripe_state SET events_seen_at = greatest(events_seen_at, to_timestamp(:at))"),
+                {"at": listed[-1].created_at},
+            )
+    return found

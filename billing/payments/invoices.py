@@ -1,0 +1,196 @@
+"""What Stripe says of invoices: payments, failures, the end. Booked from the invoice as it is now."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import ledger, notices
+from billing.payments import cash
+from billing.payments.customers import usd_only
+from billing.payments.effects import Effect, Outcome
+from billing.payments.objects import Invoice, InvoicePayment, Payment
+from billing.stripe_gateway import StripeGateway
+from core.ids import derived_uuid
+from core.money import PICO_PER_CENT, pico_to_usd
+from tenants.scoping import platform_wide
+
+INVOICE_KEY = "penstock_invoice_id"
+"""Our metadata on invoices."""
+
+Paid = tuple[InvoicePayment, Payment | None]
+"""A payment of an invoice; None = it was paid outside of Stripe."""
+
+
+async def prepare_invoice(gateway: StripeGateway, stripe_id: str) -> Effect:
+    """What an invoice's state does to ours."""
+    invoice = await gateway.invoice(stripe_id)
+    paid: list[Paid] = []
+    for _, one in await gateway.invoice_payments(invoice_id=stripe_id):
+        if one.status == "paid":
+            intent = one.payment_intent
+            paid.append((one, None if intent is None else await gateway.payment(intent)))
+
+    async def effect(connection: AsyncConnection) -> Outcome:
+        return await apply_invoice(connection, invoice, paid)
+
+    return effect
+
+
+@platform_wide("an invoice names its organisation")
+async def apply_invoice(connection: AsyncConnection, invoice: Invoice, paid: list[Paid]) -> Outcome:
+    """Book payments and fees that are not booked yet, and let our invoice follow. Raises Conflict: not in USD."""
+    ours = await _ours(connection, invoice)
+    if ours is None:
+        return "foreign"
+    usd_only(invoice.currency, f"invoice {invoice.id}")
+    for one, payment in paid:
+        await _book_payment(connection, ours, one, payment)
+    if invoice.status == "paid" and ours.status in ("open", "uncollectible"):
+        await _paid(connection, ours, invoice)
+    elif invoice.status == "uncollectible" and ours.status == "open":
+        await _uncollectible(connection, ours, invoice)
+    elif (
+        invoice.status == "open"
+        and ours.status == "open"
+        and invoice.attempts
+        and invoice.remaining_cents > 0
+    ):
+        await _tell(
+            connection, ours, "invoice.payment_failed", f"Invoice {ours.number} could not be paid",
+            f"Attempt {invoice.attempts} to collect invoice {ours.number} failed. Please check the payment method.",
+            f"stripe-failed-{ours.id}-{invoice.attempts}",
+        )  # fmt: skip
+    return "applied"
+
+
+async def _ours(connection: AsyncConnection, invoice: Invoice) -> Row[Any] | None:
+    """Our invoice, locked; by Stripe's id, or by our metadata while a crash kept us from storing that."""
+    return (
+        await connection.execute(
+            text(
+                "SELECT i.id, i.tenant_id, i.status, i.number, i.total_cents FROM invoices i "
+                "JOIN stripe_customers c ON c.tenant_id = i.tenant_id AND c.customer_id = :customer "
+                "WHERE i.stripe_invoice_id = :stripe_id "
+                "OR (i.stripe_invoice_id IS NULL AND i.id::text = :ours) FOR UPDATE OF i"
+            ),
+            {
+                "customer": invoice.customer,
+                "stripe_id": invoice.id,
+                "ours": invoice.metadata.get(INVOICE_KEY, ""),
+            },
+        )
+    ).one_or_none()
+
+
+async def _book_payment(
+    connection: AsyncConnection, ours: Row[Any], one: InvoicePayment, payment: Payment | None
+) -> None:
+    """Cash against what is invoiced. Money that went past Stripe is known by the invoice payment's own id."""
+    intent = one.id if payment is None else payment.id
+    if one.paid_cents <= 0:
+        return
+    await connection.execute(
+        text(
+            "INSERT INTO stripe_payments (payment_intent, tenant_id, purpose, invoice_id, cents, charge_id) "
+            "VALUES (:pi, :tenant, 'invoice', :invoice, :cents, :charge) ON CONFLICT DO NOTHING"
+        ),
+        {
+            "pi": intent,
+            "tenant": ours.tenant_id,
+            "invoice": ours.id,
+            "cents": one.paid_cents,
+            "charge": None if payment is None else payment.charge_id,
+        },
+    )
+    amount = one.paid_cents * PICO_PER_CENT
+    await ledger.book(connection, "payment", ours.tenant_id, "cash", "invoiced", amount, cash.source(intent))
+    if payment is not None:
+        await cash.record(connection, ours.tenant_id, "payment", payment.id, payment.money)
+
+
+async def _paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
+    """Ours is paid; one that was written off is a recovery: what was expensed comes back."""
+    at = datetime.now(UTC) if invoice.paid_at is None else datetime.fromtimestamp(invoice.paid_at, UTC)
+    await connection.execute(
+        text("UPDATE invoices SET status = 'paid', paid_at = :at WHERE id = :id AND tenant_id = :tenant"),
+        {"at": at, "id": ours.id, "tenant": ours.tenant_id},
+    )
+    if ours.status == "uncollectible":
+        written = await connection.execute(
+            text(
+                "SELECT amount FROM ledger_transfers WHERE source_id = :id AND kind = 'write_off' "
+                "AND tenant_id = :tenant"
+            ),
+            {"id": ours.id, "tenant": ours.tenant_id},
+        )
+        amount = written.scalar_one_or_none()
+        if amount is not None:
+            back = derived_uuid(ours.id, "recovered")
+            await ledger.book(
+                connection, "write_off", ours.tenant_id, "invoiced", "uncollectible", int(amount), back
+            )
+
+
+async def _uncollectible(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
+    """Stripe's retries are over, or a person gave the invoice up: what is open on it becomes an expense."""
+    await connection.execute(
+        text("UPDATE invoices SET status = 'uncollectible' WHERE id = :id AND tenant_id = :tenant"),
+        {"id": ours.id, "tenant": ours.tenant_id},
+    )
+    if invoice.remaining_cents > 0:
+        amount = invoice.remaining_cents * PICO_PER_CENT
+        await ledger.book(
+            connection, "write_off", ours.tenant_id, "uncollectible", "invoiced", amount, ours.id
+        )
+    await _tell(
+        connection, ours, "invoice.uncollectible", f"Invoice {ours.number} is uncollectible",
+        f"${pico_to_usd(invoice.remaining_cents * PICO_PER_CENT)} of invoice {ours.number} was not paid.",
+        f"stripe-uncollectible-{ours.id}",
+    )  # fmt: skip
+
+
+async def _tell(
+    connection: AsyncConnection, ours: Row[Any], kind: str, subject: str, body: str, key: str
+) -> None:
+    await notices.notify(
+        connection,
+        tenant_id=ours.tenant_id,
+        kind=kind,
+        subject=subject,
+        body=body,
+        facts={"invoice_id": str(ours.id), "number": ours.number},
+        key=key,
+    )
+
+
+async def alarm(
+    connection: AsyncConnection, kind: str, object_id: UUID, tenant_id: UUID, problem: str
+) -> None:
+    """Stop a push that only a person can put right: it is marked blocked, and the platform's people are told."""
+    await mark_push(connection, kind, object_id, tenant_id, "blocked", problem)
+    await notices.notify(
+        connection,
+        tenant_id=None,
+        kind="stripe.blocked",
+        subject=f"A {kind.replace('_', ' ')} was not sent to Stripe",
+        body=f"{kind} {object_id}: {problem}\nNothing was sent to the customer. See `penstock payments events`.",
+        facts={"kind": kind, "id": str(object_id), "tenant_id": str(tenant_id), "problem": problem},
+        key=f"stripe-blocked-{kind}-{object_id}",
+    )
+
+
+async def mark_push(
+    connection: AsyncConnection, kind: str, object_id: UUID, tenant_id: UUID, status: str, problem: str | None
+) -> None:
+    """Remember how a push went."""
+    await connection.execute(
+        text(
+            "INSERT INTO stripe_pushes (kind, object_id, tenant_id, status, error) "
+            "VALUES (:kind, :id, :tenant, :status, :error) ON CONFLICT (kind, object_id) DO UPDATE SET "
+            "status = excluded.status, error = excluded.error, updated_at = clock_timestamp()"
+        ),
+        {"kind": kind, "id": object_id, "tenant": tenant_id, "status": status, "error": problem},
+    )

@@ -1,0 +1,122 @@
+"""Payments that arrive: for credit (a lot) or for an invoice. Each payment intent is booked once."""
+
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import credits
+from billing.payments import auto_rules, cash, invoices
+from billing.payments.customers import tenant_of, usd_only
+from billing.payments.effects import Effect, Outcome, foreign
+from billing.payments.objects import Payment
+from billing.stripe_gateway import StripeGateway
+from core.errors import Conflict
+from core.money import PICO_PER_CENT
+from tenants.scoping import platform_wide
+
+TOPUP_KEY = "penstock_topup_id"
+"""Our metadata on the payments and Checkout sessions of purchases."""
+
+
+async def prepare_payment(gateway: StripeGateway, payment_intent: str) -> Effect:
+    """What a payment does: credit, or the payment of an invoice."""
+    payment = await gateway.payment(payment_intent)
+    if TOPUP_KEY not in payment.metadata:
+        paid = await gateway.invoice_payments(payment_intent=payment_intent)
+        return await invoices.prepare_invoice(gateway, paid[0][0]) if paid else foreign
+
+    async def effect(connection: AsyncConnection) -> Outcome:
+        return await apply_topup(connection, payment)
+
+    return effect
+
+
+@platform_wide("a payment names its customer")
+async def apply_topup(connection: AsyncConnection, payment: Payment) -> Outcome:
+    """Book the payment of a purchase as a credit lot and its fee; or note that it failed.
+
+    Raises Conflict: it is not in USD, or it is not what was asked for.
+    """
+    tenant_id = await tenant_of(connection, payment.customer)
+    if tenant_id is None:
+        return "foreign"
+    topup_id = payment.metadata[TOPUP_KEY]
+    row = (
+        await connection.execute(
+            text(
+                "SELECT id, cents, kind, status FROM stripe_topups "
+                "WHERE tenant_id = :tenant AND id::text = :id FOR UPDATE"
+            ),
+            {"tenant": tenant_id, "id": topup_id},
+        )
+    ).one_or_none()
+    if row is None:
+        raise Conflict(
+            f"payment {payment.id} names the purchase {topup_id[:60]!r}, which is none of its customer's"
+        )
+    if payment.status == "succeeded":
+        usd_only(payment.currency, f"payment {payment.id}")
+        await _credit(connection, tenant_id, row.id, payment)
+        await _end(connection, row.id, "succeeded", payment, None)
+        if row.kind == "auto" and row.status == "pending":
+            await auto_rules.succeeded(connection, tenant_id)
+    elif payment.status == "canceled" and row.status == "pending":
+        error = payment.error or "the payment was cancelled"
+        await _end(connection, row.id, "failed", payment, error)
+        if row.kind == "auto":
+            await auto_rules.failed(connection, tenant_id, error)
+    else:
+        await connection.execute(
+            text(
+                "UPDATE stripe_topups SET payment_intent = :pi, error = :error WHERE id = :id AND status = 'pending'"
+            ),
+            {"pi": payment.id, "error": payment.error, "id": row.id},
+        )
+    return "applied"
+
+
+async def _credit(connection: AsyncConnection, tenant_id: UUID, topup_id: UUID, payment: Payment) -> None:
+    """The lot, its row, and what the payment moved."""
+    await connection.execute(
+        text(
+            "INSERT INTO stripe_payments (payment_intent, tenant_id, purpose, topup_id, cents, charge_id) "
+            "VALUES (:pi, :tenant, 'topup', :topup, :cents, :charge) ON CONFLICT DO NOTHING"
+        ),
+        {
+            "pi": payment.id,
+            "tenant": tenant_id,
+            "topup": topup_id,
+            "cents": payment.received_cents,
+            "charge": payment.charge_id,
+        },
+    )
+    await credits.add_lot(
+        connection,
+        lot_id=cash.source(payment.id),
+        tenant_id=tenant_id,
+        amount=payment.received_cents * PICO_PER_CENT,
+        kind="purchased",
+        reason="Bought credit",
+        created_by="stripe",
+    )
+    await cash.record(connection, tenant_id, "payment", payment.id, payment.money)
+
+
+@platform_wide("by the purchase's own id")
+async def _end(
+    connection: AsyncConnection, topup_id: UUID, status: str, payment: Payment, error: str | None
+) -> None:
+    await connection.execute(
+        text(
+            "UPDATE stripe_topups SET status = :status, payment_intent = :pi, payment_method = :method, "
+            "error = :error, ended_at = coalesce(ended_at, clock_timestamp()) WHERE id = :id"
+        ),
+        {
+            "status": status,
+            "pi": payment.id,
+            "method": payment.payment_method,
+            "error": error,
+            "id": topup_id,
+        },
+    )

@@ -1,0 +1,203 @@
+"""Our invoices, sent to Stripe: a draft, one item per line, compared to the cent, and only then opened."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer
+from billing.payments.invoices import INVOICE_KEY, alarm, mark_push
+from billing.payments.objects import Invoice, InvoiceLine
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import derived_uuid
+from core.money import PICO_PER_CENT, pico_to_usd
+from tenants.scoping import platform_wide
+
+LINE_KEY = "penstock_line_id"
+"""Our metadata on the items of an invoice."""
+PAGE = 250
+"""Lines that one call may add (Stripe's limit)."""
+FINAL = (Conflict, InvalidRequest, NotFound)
+"""Stripe's answers that no repetition changes."""
+
+
+class Mismatch(Exception):
+    """Stripe's draft is not our invoice."""
+
+
+async def push_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
+    """Make Stripe's invoice equal to ours and open it; returns whether it is open now.
+
+    May run twice and be cut off anywhere: what is there already is found by idempotency keys and metadata. When the
+    totals differ, or Stripe refuses something, the draft is left alone, an alarm is raised and nothing is sent.
+    """
+    async with database.read() as connection:
+        ours, lines = await _read(connection, invoice_id)
+    if ours is None:
+        raise NotFound(f"there is no invoice {invoice_id}")
+    if ours.kind != "postpaid" or ours.status != "open" or ours.total_cents <= 0:
+        return False
+    try:
+        customer_id = await ensure_customer(database, gateway, ours.tenant_id)
+        draft = await _draft(gateway, ours, customer_id)
+        sent = await _add_lines(gateway, draft, ours, lines)
+        opened = await _open(gateway, draft.id, ours, lines, sent)
+    except (*FINAL, Mismatch) as error:
+        async with database.system() as connection:
+            await alarm(connection, "invoice", invoice_id, ours.tenant_id, str(error))
+        return False
+    async with database.system() as connection:
+        await _store(connection, ours, opened, sent)
+    return True
+
+
+@platform_wide("an invoice names its organisation")
+async def _read(connection: AsyncConnection, invoice_id: UUID) -> tuple[Row[Any] | None, Sequence[Row[Any]]]:
+    ours = await connection.execute(
+        text(
+            "SELECT i.id, i.tenant_id, i.month, i.kind, i.status, i.total_cents, i.number, i.stripe_invoice_id, "
+            "extract(epoch FROM i.created_at)::bigint AS created, extract(epoch FROM i.due_at)::bigint AS due, "
+            "greatest(0, ceil(extract(epoch FROM i.due_at - now()) / 86400))::int AS days_left, "
+            "now() - i.created_at > make_interval(secs => :old) AS old, c.default_payment_method "
+            "FROM invoices i LEFT JOIN stripe_customers c ON c.tenant_id = i.tenant_id WHERE i.id = :id"
+        ),
+        {"id": invoice_id, "old": SEARCH_AFTER_S},
+    )
+    lines = await connection.execute(
+        text("SELECT id, cents, description FROM invoice_lines WHERE invoice_id = :id ORDER BY position"),
+        {"id": invoice_id},
+    )
+    return ours.one_or_none(), lines.all()
+
+
+async def _draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> Invoice:
+    """Stripe's invoice for ours, made when there is none."""
+    if ours.stripe_invoice_id is not None:
+        return await gateway.invoice(ours.stripe_invoice_id)
+    if ours.old:
+        for found in await gateway.invoices(customer_id, ours.created - 300):
+            if found.metadata.get(INVOICE_KEY) == str(ours.id) and found.status != "void":
+                return found
+    how: dict[str, Any] = {"collection_method": "charge_automatically"}
+    if ours.default_payment_method is None:
+        how = {"collection_method": "send_invoice", "days_until_due": ours.days_left}
+    params = {
+        "customer": customer_id,
+        "currency": "usd",
+        "auto_advance": False,
+        "pending_invoice_items_behavior": "exclude",
+        "number": ours.number,
+        "description": f"Inference in {ours.month:%B %Y}",
+        "metadata": {
+            INVOICE_KEY: str(ours.id),
+            TENANT_KEY: str(ours.tenant_id),
+            "month": f"{ours.month:%Y-%m}",
+        },
+        **how,
+    }
+    try:
+        return await gateway.create_invoice(params, f"penstock-invoice-{ours.id}")
+    except Conflict:
+        # The key was used with other facts: a card was saved, or a day passed, between two attempts.
+        for found in await gateway.invoices(customer_id, ours.created - 300):
+            if found.metadata.get(INVOICE_KEY) == str(ours.id) and found.status != "void":
+                return found
+        raise
+
+
+async def _add_lines(
+    gateway: StripeGateway, draft: Invoice, ours: Row[Any], lines: Sequence[Row[Any]]
+) -> list[InvoiceLine]:
+    """The draft's lines after the missing ones were added."""
+    sent = await gateway.invoice_lines(draft.id)
+    if draft.status != "draft":
+        return sent
+    there = {line.metadata.get(LINE_KEY) for line in sent}
+    missing = [line for line in lines if str(line.id) not in there]
+    if not missing:
+        return sent
+    start = datetime(ours.month.year, ours.month.month, 1, tzinfo=UTC)
+    end = (start + timedelta(days=32)).replace(day=1)
+    period = {"start": int(start.timestamp()), "end": int(end.timestamp())}
+    for page in _pages(missing):
+        items = [
+            {
+                "amount": line.cents,
+                "description": line.description[:500],
+                "metadata": {LINE_KEY: str(line.id)},
+                "period": period,
+            }
+            for line in page
+        ]
+        key = derived_uuid(draft.id, *(line.id for line in page))
+        await gateway.add_lines(draft.id, items, f"penstock-lines-{key}")
+    return await gateway.invoice_lines(draft.id)
+
+
+def _pages(lines: Sequence[Row[Any]]) -> list[Sequence[Row[Any]]]:
+    return [lines[at : at + PAGE] for at in range(0, len(lines), PAGE)]
+
+
+async def _open(
+    gateway: StripeGateway, draft_id: str, ours: Row[Any], lines: Sequence[Row[Any]], sent: list[InvoiceLine]
+) -> Invoice:
+    """Compare and open. Raises Mismatch."""
+    found = await gateway.invoice(draft_id)
+    want = {str(line.id): int(line.cents) for line in lines}
+    have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
+    if len(sent) != len(lines) or want != have:
+        wrong = sorted(key for key in want.keys() | have.keys() if want.get(key) != have.get(key))
+        raise Mismatch(
+            f"Stripe's invoice {draft_id} has {len(sent)} lines, ours {len(lines)}; not equal: {', '.join(wrong[:5])}"
+        )
+    if found.total_cents != ours.total_cents:
+        raise Mismatch(
+            f"Stripe's total of {draft_id} is ${pico_to_usd(found.total_cents * PICO_PER_CENT)}, ours is "
+            f"${pico_to_usd(ours.total_cents * PICO_PER_CENT)}"
+        )
+    if found.status == "draft":
+        found = await gateway.finalize_invoice(draft_id, f"penstock-open-{draft_id}")
+        if ours.default_payment_method is None:
+            found = await gateway.send_invoice(draft_id, f"penstock-send-{draft_id}")
+    return found
+
+
+async def _store(
+    connection: AsyncConnection, ours: Row[Any], opened: Invoice, sent: list[InvoiceLine]
+) -> None:
+    """Stripe's ids on our rows."""
+    await connection.execute(
+        text("UPDATE invoices SET stripe_invoice_id = :stripe WHERE id = :id AND tenant_id = :tenant"),
+        {"stripe": opened.id, "id": ours.id, "tenant": ours.tenant_id},
+    )
+    await connection.execute(
+        text(
+            "UPDATE invoice_lines l SET stripe_item_id = s.item "
+            "FROM unnest(CAST(:ids AS text[]), CAST(:items AS text[])) AS s (id, item) "
+            "WHERE l.id = s.id::uuid AND l.invoice_id = :invoice AND l.tenant_id = :tenant"
+        ),
+        {
+            "ids": [line.metadata[LINE_KEY] for line in sent],
+            "items": [line.id for line in sent],
+            "invoice": ours.id,
+            "tenant": ours.tenant_id,
+        },
+    )
+    await mark_push(connection, "invoice", ours.id, ours.tenant_id, "done", None)
+
+
+async def void_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
+    """Make Stripe's invoice void after ours was; returns whether there was one."""
+    async with database.read() as connection:
+        ours, _ = await _read(connection, invoice_id)
+    if ours is None or ours.status != "void" or ours.stripe_invoice_id is None:
+        return False
+    found = await gateway.invoice(ours.stripe_invoice_id)
+    if found.status in ("open", "uncollectible"):
+        await gateway.void_invoice(found.id, f"penstock-void-{found.id}")
+    return True

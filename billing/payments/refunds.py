@@ -1,0 +1,336 @@
+"""Refunds: bought credit that is paid back, refunds of credit notes, and those made in Stripe's dashboard.
+
+Ours are booked when they are asked for (the credit is gone at once), sent by a job, and mirrored back when Stripe says
+that they failed.
+"""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import credits, ledger, notices
+from billing.payments import cash
+from billing.payments.effects import Effect, Outcome, apply_now
+from billing.payments.objects import Refund
+from billing.payments.payments import prepare_payment
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import derived_uuid
+from core.money import PICO_PER_CENT, pico_to_usd
+from core.outbox import enqueue
+from tenants.scoping import platform_wide
+
+REFUND_KEY = "penstock_refund_id"
+"""Our metadata on refunds."""
+TOPIC = "stripe.refund"
+
+
+class Requested(msgspec.Struct, frozen=True):
+    """A refund that is booked and will be sent."""
+
+    id: UUID
+    tenant_id: UUID
+    amount_usd: str
+    payment_intent: str
+
+
+async def request_refund(
+    connection: AsyncConnection,
+    *,
+    refund_id: UUID,
+    tenant_id: UUID,
+    payment_intent: str,
+    cents: int | None,
+    reason: str,
+    by: str,
+) -> Requested:
+    """Take bought credit back and ask for its refund, in the caller's transaction; None = all that is left, in whole
+    cents. Idempotent by `refund_id`. Raises NotFound, InvalidRequest, Conflict: less is left, or it is disputed.
+    """
+    done = await _known(connection, tenant_id, refund_id)
+    if done is not None:
+        return _requested(done)
+    lot_id = await _lot(connection, tenant_id, payment_intent)
+    left = await _left_cents(connection, tenant_id, lot_id)
+    cents = left if cents is None else cents
+    if cents <= 0 and left > 0:
+        raise InvalidRequest("the amount of a refund must be above 0", param="amount_usd")
+    if cents > left or left == 0:
+        raise Conflict(
+            f"${pico_to_usd(left * PICO_PER_CENT)} of this purchase is left; no more can be refunded"
+        )
+    taken = await credits.take_back(
+        connection, lot_id=lot_id, amount=cents * PICO_PER_CENT, kind="refund", source_id=refund_id
+    )
+    if taken != cents * PICO_PER_CENT:
+        raise Conflict(f"only ${pico_to_usd(taken)} is not held by requests that run now; try again shortly")
+    made = await connection.execute(
+        text(
+            "INSERT INTO stripe_refunds (id, tenant_id, payment_intent, lot_id, cents, status, reason, created_by) "
+            "VALUES (:id, :tenant, :pi, :lot, :cents, 'requested', :reason, :by) "
+            "RETURNING id, tenant_id, cents, payment_intent"
+        ),
+        {
+            "id": refund_id,
+            "tenant": tenant_id,
+            "pi": payment_intent,
+            "lot": lot_id,
+            "cents": cents,
+            "reason": reason,
+            "by": by,
+        },
+    )
+    await enqueue(connection, TOPIC, {"refund_id": str(refund_id)})
+    return _requested(made.one())
+
+
+def _requested(row: Row[Any]) -> Requested:
+    return Requested(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        amount_usd=pico_to_usd(row.cents * PICO_PER_CENT),
+        payment_intent=row.payment_intent,
+    )
+
+
+async def _known(connection: AsyncConnection, tenant_id: UUID, refund_id: UUID) -> Row[Any] | None:
+    found = await connection.execute(
+        text(
+            "SELECT id, tenant_id, cents, payment_intent FROM stripe_refunds "
+            "WHERE id = :id AND tenant_id = :tenant"
+        ),
+        {"id": refund_id, "tenant": tenant_id},
+    )
+    return found.one_or_none()
+
+
+async def _lot(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> UUID:
+    """The lot that a purchase became. Raises NotFound, Conflict while the bank disputes it."""
+    found = await connection.execute(
+        text(
+            "SELECT (SELECT count(*) FROM stripe_disputes d WHERE d.payment_intent = p.payment_intent "
+            "AND d.status NOT IN ('won', 'warning_closed')) AS disputes FROM stripe_payments p "
+            "WHERE p.payment_intent = :pi AND p.tenant_id = :tenant AND p.purpose = 'topup'"
+        ),
+        {"pi": payment_intent, "tenant": tenant_id},
+    )
+    disputes = found.scalar_one_or_none()
+    if disputes is None:
+        raise NotFound(f"this organisation bought no credit with the payment {payment_intent[:80]}")
+    if disputes:
+        raise Conflict("this payment is disputed: a refund would be paid twice")
+    return cash.source(payment_intent)
+
+
+async def _left_cents(connection: AsyncConnection, tenant_id: UUID, lot_id: UUID) -> int:
+    """Whole cents that are left of a lot. The account stays locked."""
+    await credits.allocate(connection, tenant_id)
+    found = await connection.execute(
+        text("SELECT remaining FROM credit_grants WHERE id = :lot AND tenant_id = :tenant"),
+        {"lot": lot_id, "tenant": tenant_id},
+    )
+    return int(found.scalar_one()) // PICO_PER_CENT
+
+
+async def send_refund(database: Database, gateway: StripeGateway, refund_id: UUID) -> bool:
+    """Make Stripe's refund for one that was asked for; returns whether there was something to do."""
+    async with database.read() as connection:
+        row = await _open_refund(connection, refund_id)
+    if row is None:
+        return False
+    metadata = {REFUND_KEY: str(refund_id)}
+    made = next(
+        (
+            each
+            for each in await gateway.refunds_of(row.payment_intent)
+            if each.metadata.get(REFUND_KEY) == str(refund_id)
+        ),
+        None,
+    )
+    if made is None:
+        try:
+            made = await gateway.create_refund(
+                row.payment_intent, row.cents, metadata, f"penstock-refund-{refund_id}"
+            )
+        except (Conflict, InvalidRequest, NotFound) as error:
+            async with database.system() as connection:
+                await _failed(connection, row, error.message, None)
+            return True
+    await apply_now(database, await prepare_refund(gateway, made.id))
+    return True
+
+
+@platform_wide("by the refund's own id")
+async def _open_refund(connection: AsyncConnection, refund_id: UUID) -> Row[Any] | None:
+    found = await connection.execute(
+        text(
+            "SELECT id, tenant_id, payment_intent, lot_id, credit_note_id, cents, status FROM stripe_refunds "
+            "WHERE id = :id AND status = 'requested'"
+        ),
+        {"id": refund_id},
+    )
+    return found.one_or_none()
+
+
+async def prepare_refund(gateway: StripeGateway, stripe_id: str) -> Effect:
+    """What a refund's state does: its payment must be booked before it."""
+    refund = await gateway.refund(stripe_id)
+    before = None if refund.payment_intent is None else await prepare_payment(gateway, refund.payment_intent)
+
+    async def effect(connection: AsyncConnection) -> Outcome:
+        if before is not None:
+            await before(connection)
+        return await apply_refund(connection, refund)
+
+    return effect
+
+
+@platform_wide("a refund names its payment, and that its organisation")
+async def apply_refund(
+    connection: AsyncConnection, refund: Refund, credit_note_id: UUID | None = None
+) -> Outcome:
+    """Follow a refund: note its success, mirror its failure back, book one that was made in Stripe."""
+    payment = (
+        await connection.execute(
+            text("SELECT tenant_id, purpose FROM stripe_payments WHERE payment_intent = :pi FOR UPDATE"),
+            {"pi": refund.payment_intent},
+        )
+    ).one_or_none()
+    if payment is None:
+        return "foreign"
+    row = await _row_of(connection, payment.tenant_id, refund)
+    if row is None:
+        row = await _book_foreign(connection, payment, refund, credit_note_id)
+    await cash.record(connection, row.tenant_id, "refund", refund.id, refund.money)
+    if refund.status in ("failed", "canceled"):
+        await _failed(connection, row, refund.error or f"the refund is {refund.status}", refund)
+        return "applied"
+    status = "succeeded" if refund.status == "succeeded" else "pending"
+    await connection.execute(
+        text(
+            "UPDATE stripe_refunds SET status = :status, refund_id = :refund, "
+            "ended_at = CASE WHEN :status = 'succeeded' THEN coalesce(ended_at, clock_timestamp()) END "
+            "WHERE id = :id AND tenant_id = :tenant AND status <> 'failed'"
+        ),
+        {"status": status, "refund": refund.id, "id": row.id, "tenant": row.tenant_id},
+    )
+    return "applied"
+
+
+async def _row_of(connection: AsyncConnection, tenant_id: UUID, refund: Refund) -> Row[Any] | None:
+    found = await connection.execute(
+        text(
+            "SELECT id, tenant_id, payment_intent, lot_id, credit_note_id, cents, status FROM stripe_refunds "
+            "WHERE tenant_id = :tenant AND (refund_id = :refund OR (refund_id IS NULL AND id::text = :ours)) FOR UPDATE"
+        ),
+        {"tenant": tenant_id, "refund": refund.id, "ours": refund.metadata.get(REFUND_KEY, "")},
+    )
+    return found.one_or_none()
+
+
+async def _book_foreign(
+    connection: AsyncConnection, payment: Row[Any], refund: Refund, credit_note_id: UUID | None
+) -> Row[Any]:
+    """A refund that was not asked for here: of a credit note, or made by a person in Stripe.
+
+    Of bought credit it takes what is left; what was used already is an expense. Of an invoice it is paid out of what
+    is invoiced, where the credit note has put it.
+    """
+    refund_id = derived_uuid("stripe", refund.id)
+    amount = refund.cents * PICO_PER_CENT
+    lot_id = None
+    if payment.purpose == "topup":
+        lot_id = cash.source(refund.payment_intent or "")
+        taken = await credits.take_back(
+            connection, lot_id=lot_id, amount=amount, kind="refund", source_id=refund_id
+        )
+        if taken < amount:
+            await ledger.book(
+                connection, "write_off", payment.tenant_id, "uncollectible", "cash", amount - taken, refund_id
+            )
+    else:
+        await ledger.book(
+            connection, "credit_note_refund", payment.tenant_id, "invoiced", "cash", amount,
+            credit_note_id or refund_id,
+        )  # fmt: skip
+    made = await connection.execute(
+        text(
+            "INSERT INTO stripe_refunds (id, tenant_id, payment_intent, lot_id, credit_note_id, cents, status, "
+            "refund_id, reason, created_by) VALUES (:id, :tenant, :pi, :lot, :note, :cents, 'pending', :refund, "
+            ":reason, 'stripe') RETURNING id, tenant_id, payment_intent, lot_id, credit_note_id, cents, status"
+        ),
+        {
+            "id": refund_id,
+            "tenant": payment.tenant_id,
+            "pi": refund.payment_intent,
+            "lot": lot_id,
+            "note": credit_note_id,
+            "cents": refund.cents,
+            "refund": refund.id,
+            "reason": "credit note" if credit_note_id else "made in Stripe",
+        },
+    )
+    return made.one()
+
+
+async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund: Refund | None) -> None:
+    """Mirror a failed refund back: the customer has the credit again, or is owed it again. Once."""
+    found = await connection.execute(
+        text(
+            "UPDATE stripe_refunds SET status = 'failed', error = :error, refund_id = coalesce(refund_id, :refund), "
+            "ended_at = clock_timestamp() WHERE id = :id AND tenant_id = :tenant AND status <> 'failed' RETURNING id"
+        ),
+        {
+            "error": error[:500],
+            "refund": None if refund is None else refund.id,
+            "id": row.id,
+            "tenant": row.tenant_id,
+        },
+    )
+    if refund is not None:
+        await cash.record(connection, row.tenant_id, "refund_failure", refund.id, refund.failure_money)
+    if found.one_or_none() is None:
+        return
+    mirror, amount = derived_uuid(row.id, "failed"), row.cents * PICO_PER_CENT
+    if row.lot_id is None:
+        await ledger.book(connection, "payment", row.tenant_id, "cash", "invoiced", amount, mirror)
+    else:
+        amount -= await _expensed(connection, row)
+        if amount:
+            await credits.add_lot(
+                connection,
+                lot_id=mirror,
+                tenant_id=row.tenant_id,
+                amount=amount,
+                kind="purchased",
+                reason="A refund failed: the credit is back",
+                created_by="stripe",
+            )
+    await notices.notify(
+        connection,
+        tenant_id=None,
+        kind="stripe.refund_failed",
+        subject=f"A refund of ${pico_to_usd(row.cents * PICO_PER_CENT)} failed",
+        body=f"Refund {row.id} of payment {row.payment_intent}: {error[:500]}. The credit was given back.",
+        facts={"refund_id": str(row.id), "tenant_id": str(row.tenant_id)},
+        key=f"stripe-refund-failed-{row.id}",
+    )
+
+
+async def _expensed(connection: AsyncConnection, row: Row[Any]) -> int:
+    """What of a refund made in Stripe was an expense, turned round now."""
+    found = await connection.execute(
+        text(
+            "SELECT amount FROM ledger_transfers WHERE source_id = :id AND kind = 'write_off' AND tenant_id = :tenant"
+        ),
+        {"id": row.id, "tenant": row.tenant_id},
+    )
+    amount = int(found.scalar_one_or_none() or 0)
+    if amount:
+        back = derived_uuid(row.id, "failed")
+        await ledger.book(connection, "write_off", row.tenant_id, "cash", "uncollectible", amount, back)
+    return amount

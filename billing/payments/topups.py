@@ -1,0 +1,161 @@
+"""Credit that a person buys: a Checkout session, then a payment that becomes a lot (payments.py)."""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer, refresh_cards, tenant_of
+from billing.payments.effects import Effect, Outcome, foreign, nothing
+from billing.payments.objects import Session
+from billing.payments.payments import TOPUP_KEY, prepare_payment
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.errors import Conflict, InvalidRequest
+from core.ids import uuid7
+from core.money import PICO_PER_CENT, pico_to_usd
+from tenants.scoping import platform_wide
+
+MIN_CENTS = 500
+MAX_CENTS = 10_000_000
+"""What one purchase may be: $5 to $100,000."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A purchase that waits for its buyer."""
+
+    id: UUID
+    amount_usd: str
+    url: str
+    """Stripe's page; it can be used for 24 h."""
+
+
+def to_cents(amount: int, param: str = "amount_usd") -> int:
+    """Whole cents of a purchase in picodollars. Raises InvalidRequest: a fraction of a cent, too little, too much."""
+    cents, rest = divmod(amount, PICO_PER_CENT)
+    if rest or not MIN_CENTS <= cents <= MAX_CENTS:
+        raise InvalidRequest(
+            f"{param} must be whole cents from ${MIN_CENTS // 100} to ${MAX_CENTS // 100:,}, "
+            f"not {pico_to_usd(amount)}",
+            param=param,
+        )
+    return cents
+
+
+async def start_topup(
+    database: Database,
+    gateway: StripeGateway,
+    *,
+    tenant_id: UUID,
+    cents: int,
+    return_url: str,
+    by: str,
+    topup_id: UUID | None = None,
+) -> Started:
+    """Begin a purchase of credit; the same `topup_id` again gives the same page. The card is saved for later.
+
+    Raises Conflict: a postpaid account, or another purchase of this id. NotFound: no such organisation.
+    """
+    topup_id = topup_id or uuid7()
+    customer_id = await ensure_customer(database, gateway, tenant_id)
+    async with database.system() as connection:
+        row = await _begin(connection, topup_id, tenant_id, cents, by)
+    if row.url is not None:
+        return _started(topup_id, cents, row.url)
+    session = None
+    if row.old:
+        session = await _find(gateway, customer_id, topup_id, int(row.created))
+    if session is None:
+        metadata = {TENANT_KEY: str(tenant_id), TOPUP_KEY: str(topup_id)}
+        params = _session(customer_id, cents, metadata, return_url)
+        session = await gateway.create_session(params, f"penstock-topup-{topup_id}")
+    async with database.system() as connection:
+        await connection.execute(
+            text(
+                "UPDATE stripe_topups SET session_id = :session, url = :url WHERE id = :id AND tenant_id = :tenant"
+            ),
+            {"session": session.id, "url": session.url, "id": topup_id, "tenant": tenant_id},
+        )
+    return _started(topup_id, cents, session.url or "")
+
+
+def _started(topup_id: UUID, cents: int, url: str) -> Started:
+    return Started(id=topup_id, amount_usd=pico_to_usd(cents * PICO_PER_CENT), url=url)
+
+
+async def _begin(connection: AsyncConnection, topup_id: UUID, tenant_id: UUID, cents: int, by: str) -> Any:
+    mode = await connection.execute(
+        text("SELECT mode FROM billing_accounts WHERE tenant_id = :tenant"), {"tenant": tenant_id}
+    )
+    if mode.scalar_one_or_none() != "prepaid":
+        raise Conflict("only a prepaid account buys credit; a postpaid one gets invoices")
+    await connection.execute(
+        text(
+            "INSERT INTO stripe_topups (id, tenant_id, kind, cents, created_by) "
+            "VALUES (:id, :tenant, 'checkout', :cents, :by) ON CONFLICT (id) DO NOTHING"
+        ),
+        {"id": topup_id, "tenant": tenant_id, "cents": cents, "by": by},
+    )
+    found = await connection.execute(
+        text(
+            "SELECT url, extract(epoch FROM created_at)::bigint AS created, "
+            "clock_timestamp() - created_at > make_interval(secs => :old) AS old FROM stripe_topups "
+            "WHERE id = :id AND tenant_id = :tenant AND cents = :cents AND kind = 'checkout'"
+        ),
+        {"id": topup_id, "tenant": tenant_id, "cents": cents, "old": SEARCH_AFTER_S},
+    )
+    row = found.one_or_none()
+    if row is None:
+        raise Conflict(f"the purchase {topup_id} exists already with other facts")
+    return row
+
+
+async def _find(gateway: StripeGateway, customer_id: str, topup_id: UUID, created_at: int) -> Session | None:
+    for session in await gateway.sessions_since(customer_id, created_at - 300):
+        if session.metadata.get(TOPUP_KEY) == str(topup_id):
+            return session
+    return None
+
+
+def _session(customer_id: str, cents: int, metadata: dict[str, str], return_url: str) -> dict[str, Any]:
+    product = {"currency": "usd", "unit_amount": cents, "product_data": {"name": "Inference credit"}}
+    return {
+        "mode": "payment",
+        "customer": customer_id,
+        "line_items": [{"price_data": product, "quantity": 1}],
+        "metadata": metadata,
+        "payment_intent_data": {"metadata": metadata, "setup_future_usage": "off_session"},
+        "success_url": return_url,
+        "cancel_url": return_url,
+    }
+
+
+async def prepare_session(database: Database, gateway: StripeGateway, session_id: str) -> Effect:
+    """What a Checkout session does: its payment's effect, a saved card, or the end of a purchase that nobody paid."""
+    session = await gateway.session(session_id)
+    async with database.read() as connection:
+        tenant_id = await tenant_of(connection, session.customer)
+    if tenant_id is None or session.customer is None:
+        return foreign
+    if session.status == "complete":
+        await refresh_cards(database, gateway, session.customer)
+    if session.payment_intent is not None:
+        return await prepare_payment(gateway, session.payment_intent)
+    topup_id = session.metadata.get(TOPUP_KEY)
+    if session.status != "expired" or topup_id is None:
+        return nothing
+
+    @platform_wide("by the purchase's own id")
+    async def effect(connection: AsyncConnection) -> Outcome:
+        await connection.execute(
+            text(
+                "UPDATE stripe_topups SET status = 'expired', ended_at = clock_timestamp() "
+                "WHERE id::text = :id AND tenant_id = :tenant AND status = 'pending'"
+            ),
+            {"id": topup_id, "tenant": tenant_id},
+        )
+        return "applied"
+
+    return effect
