@@ -1,9 +1,8 @@
 """Settlement: ended requests go to PostgreSQL in small batches, idempotently, for as long as it takes (DESIGN §4, §5).
 
 At most 50 rows or 100 ms a batch, so that holds never wait long for an account; a backlog goes in batches of up to 500.
-PostgreSQL away: the batch is tried again for ever; the backlog is a list of request
-ids, their records stay in the spool. A record that PostgreSQL refuses for what it says is parked in `settle_errors`
-and the others go on.
+PostgreSQL away: the batch is tried again for ever; the backlog is a list of request ids, their records stay in the
+spool. A record that PostgreSQL refuses for what it says is parked in `settle_errors` and the others go on.
 """
 
 import asyncio

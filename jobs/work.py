@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from billing import alerts, credits, ledger, notice_delivery, reaper, rollups
+from billing import alerts, archive, credits, ledger, notice_delivery, reaper, rollups
 from billing.economics import reconcile as reconciliation
+from billing.statements import issue, signing, sla
 from core.db import Database
 from core.settings import Settings
 from jobs import outbox
@@ -72,6 +73,11 @@ async def reconcile(database: Database, settings: Settings) -> int:
     return (await reconciliation.run(database)).compared
 
 
+async def archive_usage(database: Database, settings: Settings) -> int:
+    """Write closed months of usage to Parquet."""
+    return await archive.archive_closed(database, archive.archive_dir(settings))
+
+
 async def prune(database: Database, settings: Settings) -> int:
     """Forget tenancy changes that every process has seen, and sign-in failures whose window is over."""
     async with database.system() as connection:
@@ -89,6 +95,16 @@ async def deliver_notices(database: Database, settings: Settings) -> int:
     return await notice_delivery.deliver(database, senders)
 
 
+async def credit_missed_levels(database: Database, settings: Settings) -> int:
+    """Measure last month's service levels once no usage can reach it any more, and credit what was missed."""
+    return await sla.run_last_month(database)
+
+
+async def issue_statements(database: Database, settings: Settings) -> int:
+    """Sign the statements that closed months still lack."""
+    return await issue.issue_closed(database, lambda: signing.load_signer(settings))
+
+
 async def dispatch_outbox(database: Database, settings: Settings) -> int:
     """Run what other transactions have asked for."""
     return await outbox.dispatch(database, {"billing.roll_up": lambda _: rollups.roll_up(database)})
@@ -103,10 +119,13 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.roll_up", 60.0, roll_up),
         Job("penstock.reconcile", 60.0, reconcile),
         Job("penstock.check_alerts", 60.0, check_alerts),
+        Job("penstock.credit_missed_levels", 3600.0, credit_missed_levels),
+        Job("penstock.issue_statements", 10.0, issue_statements),
         Job("penstock.deliver_notices", 5.0, deliver_notices),
         Job("penstock.expire_credits", 60.0, expire_credits),
         Job("penstock.allocate_credits", 3600.0, allocate_credits),
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
+        Job("penstock.archive_usage", 3600.0, archive_usage),
         Job("penstock.prune", 24 * 3600.0, prune),
     )
 

@@ -1,15 +1,20 @@
-"""`penstock usage`: the usage report."""
+"""`penstock usage`: the usage report, and closed months in Parquet."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from admin import archive as admin_archive
 from admin import billing as admin_billing
+from billing.archive import archive_dir
+from billing.invoicing.months import parse_month
 from billing.period import parse_group_by, parse_period
 from billing.report_files import to_csv, to_json
-from cli.context import AsJson, DataDir, actor, open_db, run
+from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import tenant_id_of
+from core.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Usage and cost.")
 
@@ -58,3 +63,74 @@ def report(
             sys.stdout.buffer.write(to_csv(rows).encode())
 
     run(act)
+
+
+@app.command(epilog="Example: penstock usage archive --month 2026-10 --json")
+def archive(
+    month: Annotated[str, typer.Option(help="A closed month, such as 2026-10.")],
+    drop_partition: Annotated[
+        bool,
+        typer.Option(
+            "--drop-partition",
+            help="Then drop the month's rows from PostgreSQL; refused unless archive, rollups and ledger agree.",
+        ),
+    ] = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a closed month's usage to Parquet with a manifest; running it again writes the same bytes."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            manifest = await admin_archive.archive_month(
+                database, actor(), _archive(data_dir), month=parse_month(month), drop_partition=drop_partition
+            )
+            emit(manifest, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock usage months --from 2026-09 --to 2026-11 --by month,model --json")
+def months(
+    start: Annotated[str, typer.Option("--from", help="First month, such as 2026-09.")],
+    end: Annotated[str, typer.Option("--to", help="Last month, included.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Any of tenant_id,project_id,key_id,model,tier,region,price_version,simulated,day,month."
+        ),
+    ] = "month,tenant_id,model",
+    tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sum up whole months: archived ones from Parquet, the others from the database."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            report = await admin_archive.months(
+                database,
+                actor(),
+                _archive(data_dir),
+                first=parse_month(start, "from"),
+                last=parse_month(end, "to"),
+                group_by=parse_group_by(by),
+                tenant_id=tenant_id,
+            )
+            lines = [{**line.by, **{k: getattr(line, k) for k in _LINE}} for line in report.lines]
+            emit(report if as_json else lines, as_json)
+
+    run(act)
+
+
+_LINE = (
+    "requests", "input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "cost_usd",
+    "list_cost_usd",
+)  # fmt: skip
+
+
+def _archive(data_dir: Path | None) -> Path:
+    """The archive's folder: PENSTOCK_ARCHIVE_DIR, else below the data directory."""
+    settings = Settings()
+    return archive_dir(settings if data_dir is None else settings.model_copy(update={"data_dir": data_dir}))
