@@ -8,12 +8,17 @@ from billing.stripe_sim import (
     charges,
     checkout,
     collecting,
+    credit_notes,
     customers,
+    disputes,
     events,
     invoices,
     items,
+    meter_events,
+    meters,
     methods,
     payments,
+    refunds,
 )
 from billing.stripe_sim.routes import Route
 from billing.stripe_sim.sim import Options, Sim
@@ -21,7 +26,8 @@ from billing.stripe_sim.views import render
 from core.clock import Clock
 
 _SUBJECTS: tuple[ModuleType, ...] = (
-    catalog, charges, checkout, collecting, customers, events, invoices, items, methods, payments,
+    catalog, charges, checkout, collecting, credit_notes, customers, disputes, events, invoices, items, meter_events,
+    meters, methods, payments, refunds,
 )  # fmt: skip
 
 ROUTES: list[Route] = [each for subject in _SUBJECTS for each in subject.ROUTES]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs
 
-from billing.stripe_sim import checkout, faults, forms, webhooks
+from billing.stripe_sim import charges, checkout, disputes, faults, forms, refunds, webhooks
 from billing.stripe_sim.errors import Obj, StripeError, invalid
 from billing.stripe_sim.sim import Sim
 from billing.stripe_sim.webhooks import Courier
@@ -31,6 +31,10 @@ class Control:
             ("POST", "/_sim/webhooks/flush", self._flush),
             ("POST", "/_sim/events/([^/]+)/resend", self._resend),
             ("POST", "/_sim/checkout/([^/]+)/complete", self._complete),
+            ("POST", "/_sim/charges/([^/]+)/dispute", self._dispute),
+            ("POST", "/_sim/disputes/([^/]+)/settle", self._settle),
+            ("POST", "/_sim/refunds/([^/]+)/fail", self._fail_refund),
+            ("POST", "/_sim/balance", self._set_balance),
             ("POST", "/_sim/reset", self._reset),
             ("GET", "/_sim/counts", self._counts),
         ]
@@ -104,6 +108,29 @@ class Control:
         checkout.complete(self._sim, id, str(given.get("card") or "pm_card_visa"))
         self._sim.run_due()
         return self._sim.shown(self._sim.find("checkout.session", id))
+
+    def _dispute(self, given: Obj, id: str) -> Obj:
+        amount = number(given, "amount", 0) or None
+        made = disputes.open_dispute(
+            self._sim, id, amount=amount, reason=str(given.get("reason") or "fraudulent"),
+            inquiry=bool(given.get("inquiry")),
+        )  # fmt: skip
+        return self._sim.shown(made)
+
+    def _settle(self, given: Obj, id: str) -> Obj:
+        if given.get("outcome") not in ("won", "lost"):
+            raise invalid("Invalid outcome: must be one of won, lost", param="outcome")
+        return self._sim.shown(disputes.settle(self._sim, id, won=given["outcome"] == "won"))
+
+    def _fail_refund(self, given: Obj, id: str) -> Obj:
+        del given
+        return self._sim.shown(refunds.fail(self._sim, id))
+
+    def _set_balance(self, given: Obj) -> Obj:
+        difference = number(given, "cents", 0) - charges.total(self._sim)
+        if difference:
+            charges.book(self._sim, "adjustment", difference, "penstock_sim", at_once=True)
+        return {"cents": charges.total(self._sim)}
 
     def _reset(self, given: Obj) -> Obj:
         del given

@@ -198,7 +198,11 @@ class StripeSim:
             answer = route.call(self.sim, params, ids)
         finally:
             self.sim.request = Request()
-        call.answer = show(self.sim, answer, params.get("expand") or ())
+        try:
+            call.answer = show(self.sim, answer, params.get("expand") or ())
+        except StripeError as error:
+            error.kept = True  # the effect is there
+            raise
         if kind == "500_after":
             raise faults.broken()
 
