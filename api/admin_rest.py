@@ -11,6 +11,7 @@ from api import (
     admin_ledger,
     admin_models,
     admin_pools,
+    admin_statements,
     admin_tenants,
     admin_users,
 )
@@ -27,6 +28,7 @@ _PARTS = (
     admin_ledger,
     admin_audit,
     admin_alerts,
+    admin_statements,
 )
 
 

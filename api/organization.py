@@ -26,7 +26,7 @@ from tenants.keys import DATABASE_AWAY
 MAX_SECONDS = 253_402_300_799
 """The last second of the year 9999."""
 
-_bearer = HTTPBearer(
+member_bearer = HTTPBearer(
     auto_error=False,
     scheme_name="Organisation's admin token",
     description="`Authorization: Bearer pen_admin_...`: a token of a person of the organisation.",
@@ -67,9 +67,9 @@ def router(deps: AdminDeps) -> APIRouter:
     )
 
     async def actor(
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
     ) -> Actor:
-        return await _actor(deps, credentials)
+        return await member_actor(deps, credentials)
 
     @routes.get(
         "/usage/completions",
@@ -119,7 +119,8 @@ def router(deps: AdminDeps) -> APIRouter:
     return routes
 
 
-async def _actor(deps: AdminDeps, credentials: HTTPAuthorizationCredentials | None) -> Actor:
+async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredentials | None) -> Actor:
+    """Whoever an organisation's or the platform's admin token belongs to. Raises AuthenticationFailed and the like."""
     if credentials is None:
         raise AuthenticationFailed(
             "This needs an admin token: send `Authorization: Bearer pen_admin_...`.",
@@ -127,7 +128,7 @@ async def _actor(deps: AdminDeps, credentials: HTTPAuthorizationCredentials | No
         )
     if secret_kind(credentials.credentials) in ("live", "test"):
         raise PermissionDenied(
-            "An API key cannot read the organisation's usage; it takes an admin token (pen_admin_...), which members "
+            "This takes an admin token of the organisation (pen_admin_...), not an API key; members "
             "make in the console."
         )
     try:

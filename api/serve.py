@@ -10,7 +10,7 @@ import uvicorn
 import uvloop
 from fastapi import APIRouter
 
-from api import organization
+from api import organization, statements
 from api.admin_deps import AdminDeps
 from api.admin_rest import admin_routers
 from api.app import create_app
@@ -114,4 +114,4 @@ def _admin_routers(deps: Deps) -> list[APIRouter]:
         pepper=deps.settings.key_pepper.get_secret_value().encode(),
         settings=deps.settings,
     )
-    return [*admin_routers(admin), organization.router(admin)]
+    return [*admin_routers(admin), organization.router(admin), *statements.routers(admin, deps.keys)]

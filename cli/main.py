@@ -20,11 +20,12 @@ _COMMANDS = (
     ("agent", "roles"),
     ("jobs", "roles"),
     ("console", "roles"),
+    ("verify", "verify"),
     ("stripe-sim", "stripe_sim"),
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
-    "audit", "contracts", "adjustments", "ledger", "alerts",
+    "audit", "contracts", "adjustments", "ledger", "alerts", "statements", "sla",
 )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """Tables of notices, alerts, statements and SLA credits, mirrored from migration 0012. The migration owns the DDL."""
 
 from sqlalchemy import (
-    Boolean,
     Column,
     Date,
     DateTime,
@@ -144,7 +143,6 @@ statements = Table(
     _tenant(),
     Column("month", Date, nullable=False),
     Column("revision", Integer, nullable=False),
-    Column("final", Boolean, nullable=False),
     Column("body_sha256", LargeBinary, nullable=False),
     _words("document"),
     Column("pdf", LargeBinary, nullable=False),

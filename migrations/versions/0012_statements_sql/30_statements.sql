@@ -13,7 +13,6 @@ CREATE TABLE statements (
     tenant_id uuid NOT NULL,
     month date NOT NULL,
     revision integer NOT NULL,
-    final boolean NOT NULL,
     body_sha256 bytea NOT NULL,
     document text NOT NULL,
     pdf bytea NOT NULL,

@@ -1,0 +1,156 @@
+"""Signed statements and receipts, the keys they verify with, and SLA credits."""
+
+import secrets
+from datetime import date
+from uuid import UUID
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import read, write_system
+from billing.statements import signing, sla
+from billing.statements.issue import Statement, StatementView
+from billing.statements.issue import get_statement as issue_statement
+from billing.statements.issue import list_statements as kept_statements
+from billing.statements.receipts import TYPE as RECEIPT
+from billing.statements.receipts import receipt_body
+from billing.statements.signing import FILE, PublicKey, Signer
+from billing.statements.sla import SlaResult
+from core.db import Database
+from core.errors import Conflict
+from core.settings import Settings
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES, READERS
+
+
+async def list_statements(database: Database, actor: Actor, *, tenant_id: UUID) -> list[StatementView]:
+    """The final statements of an organisation, the newest first. Tenant roles see their own."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    async with read(database, actor) as connection:
+        return await kept_statements(connection, tenant_id)
+
+
+async def get_statement(
+    database: Database, actor: Actor, *, settings: Settings, tenant_id: UUID, month: date, again: bool = False
+) -> Statement:
+    """The signed statement of a month (its first day) as JSON and PDF: a draft while the month is open.
+
+    `again` (platform roles) issues a new revision of a closed month when what it says has changed. Raises NotFound,
+    and Conflict when usage and ledger differ.
+    """
+    require(actor, *(PLATFORM_ROLES if again else READERS), tenant_id=tenant_id)
+    signer = signing.load_signer(settings)
+    made = await issue_statement(database, signer, tenant_id, month, by=actor.label, again=again)
+    if again:
+        async with write_system(database) as connection:
+            await record(
+                connection,
+                actor,
+                "statement.issue",
+                tenant_id=tenant_id,
+                object_kind="statement",
+                object_id=made.month,
+                after={"revision": made.revision, "final": made.final},
+            )
+    return made
+
+
+async def signed_receipt(
+    database: Database, *, settings: Settings, tenant_id: UUID, request_id: UUID
+) -> bytes:
+    """The signed receipt of an organisation's own request. The caller has authenticated the organisation.
+
+    Raises NotFound for a request of anybody else.
+    """
+    signer = signing.load_signer(settings)
+    async with database.read() as connection:
+        body = await receipt_body(connection, tenant_id, request_id)
+    async with database.system() as connection:
+        await signing.register(connection, signer)
+    return signing.document(body, signer.sign(RECEIPT, body))
+
+
+async def get_receipt(
+    database: Database, actor: Actor, *, settings: Settings, tenant_id: UUID, request_id: UUID
+) -> bytes:
+    """A receipt for people: platform roles anybody's, tenant roles their own organisation's. Raises NotFound."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    return await signed_receipt(database, settings=settings, tenant_id=tenant_id, request_id=request_id)
+
+
+async def public_keys(database: Database) -> list[PublicKey]:
+    """Every key that statements and receipts verify with; no secret."""
+    async with database.read() as connection:
+        return await signing.list_keys(connection)
+
+
+async def rotate_key(database: Database, actor: Actor, *, settings: Settings, reason: str) -> list[PublicKey]:
+    """Make a new signing key in the data directory and retire the one before; what that has signed still verifies.
+
+    Raises Conflict when the key comes from the settings: then change PENSTOCK_SIGNING_KEY, and `retire_key` the old.
+    """
+    require(actor, PLATFORM_ADMIN)
+    reason = clean_reason(reason)
+    if settings.signing_key.get_secret_value():
+        raise Conflict(
+            "the key comes from PENSTOCK_SIGNING_KEY: set a new one there, then retire the old key"
+        )
+    before = signing.load_signer(settings)
+    seed = secrets.token_bytes(32)
+    after = Signer(seed)
+    async with write_system(database) as connection:
+        await signing.register(connection, after)
+        await signing.retire(connection, before.key_id)
+        await record(
+            connection,
+            actor,
+            "signing_key.rotate",
+            tenant_id=None,
+            object_kind="signing_key",
+            object_id=after.key_id,
+            reason=reason,
+            before={"key_id": before.key_id},
+            after={"key_id": after.key_id},
+        )
+        signing.write_key(settings.data_dir / FILE, seed, replace=True)
+    return await public_keys(database)
+
+
+async def retire_key(database: Database, actor: Actor, *, key_id: str, reason: str) -> list[PublicKey]:
+    """Let a key sign nothing more; what it has signed still verifies."""
+    require(actor, PLATFORM_ADMIN)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        await signing.retire(connection, key_id)
+        await record(
+            connection,
+            actor,
+            "signing_key.retire",
+            tenant_id=None,
+            object_kind="signing_key",
+            object_id=key_id[:64],
+            reason=reason,
+        )
+    return await public_keys(database)
+
+
+async def run_sla(database: Database, actor: Actor, *, month: date, dry_run: bool = True) -> list[SlaResult]:
+    """Measure every contract's service level for a month that is over, and credit what was missed unless `dry_run`.
+
+    Once per contract and month; a second run credits nothing more. Raises Conflict when the month can still change.
+    """
+    require(actor, *PLATFORM_ROLES)
+    if dry_run:
+        async with read(database, actor) as connection:
+            return await sla.measure_month(connection, month)
+    results = await sla.run_month(database, month)
+    async with write_system(database) as connection:
+        await record(
+            connection,
+            actor,
+            "sla.run",
+            tenant_id=None,
+            object_kind="month",
+            object_id=f"{month:%Y-%m}",
+            after={"credited": sum(result.booked for result in results)},
+        )
+    return results

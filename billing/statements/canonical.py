@@ -1,0 +1,53 @@
+"""Canonical JSON (RFC 8785): one sequence of bytes for one value, so that what is signed can be checked anywhere.
+
+Numbers are integers within +-(2^53 - 1) only: amounts are decimal strings, so the RFC's rules for floats never apply.
+"""
+
+import json
+from typing import Any
+
+MAX_INTEGER = 2**53 - 1
+MAX_DEPTH = 32
+
+
+def canonical(value: Any) -> bytes:
+    """UTF-8 of `value` with keys in the order of their UTF-16 code units, no blanks, no float.
+
+    Raises ValueError for a float, an integer too large, a lone surrogate, a key that is no text, or too deep a value.
+    """
+    ordered = _ordered(value, 0)
+    return json.dumps(ordered, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
+
+
+def _ordered(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"deeper than {MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        if abs(value) > MAX_INTEGER:
+            raise ValueError(f"{value} is beyond what every JSON reader keeps exactly; write it as text")
+        return value
+    if isinstance(value, list | tuple):
+        return [_ordered(one, depth + 1) for one in value]
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("a key is no text")
+        keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
+        return {key: _ordered(value[key], depth + 1) for key in keys}
+    raise ValueError(f"{type(value).__name__} has no place in canonical JSON; write it as text")
+
+
+def parse(text: bytes) -> Any:
+    """The value of JSON text that is exactly canonical. Raises ValueError for anything else."""
+    try:
+        value = json.loads(text.decode("utf-8"), parse_float=_no_float, parse_constant=_no_float)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    if canonical(value) != text:
+        raise ValueError("it is not in canonical form: somebody reformatted or changed it")
+    return value
+
+
+def _no_float(text: str) -> Any:
+    raise ValueError(f"a number that is no integer: {text[:40]}")

@@ -1,0 +1,212 @@
+"""Issuing statements: drafts when asked for, final ones once a month is closed, kept as they were signed."""
+
+import logging
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.invoicing.months import month_name
+from billing.notices import notify
+from billing.statements import pdf, signing
+from billing.statements.body import TYPE, statement_body
+from billing.statements.canonical import canonical
+from billing.statements.signing import Signer
+from billing.statements.verify import with_trailer
+from core.db import Database
+from core.errors import Conflict
+from core.ids import uuid7
+from tenants.scoping import platform_wide
+
+log = logging.getLogger(__name__)
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """A signed statement as files."""
+
+    month: str
+    final: bool
+    revision: int
+    document: bytes
+    """JSON with its signature."""
+    pdf: bytes
+    """PDF with its signature after the end."""
+
+
+class StatementView(msgspec.Struct, frozen=True):
+    """A final statement in a list."""
+
+    id: UUID
+    tenant_id: UUID
+    month: str
+    revision: int
+    body_sha256: str
+    key_id: str
+    created_by: str
+    created_at: str
+
+
+async def list_statements(connection: AsyncConnection, tenant_id: UUID) -> list[StatementView]:
+    """The final statements of an organisation, the newest month first."""
+    rows = await connection.execute(
+        text(
+            "SELECT id, tenant_id, month, revision, body_sha256, key_id, created_by, created_at FROM statements "
+            "WHERE tenant_id = :tenant ORDER BY month DESC, revision DESC"
+        ),
+        {"tenant": tenant_id},
+    )
+    return [
+        StatementView(
+            id=row.id,
+            tenant_id=row.tenant_id,
+            month=month_name(row.month),
+            revision=row.revision,
+            body_sha256=bytes(row.body_sha256).hex(),
+            key_id=row.key_id,
+            created_by=row.created_by,
+            created_at=signing.instant(row.created_at),
+        )
+        for row in rows
+    ]
+
+
+async def get_statement(
+    database: Database, signer: Signer, tenant_id: UUID, month: date, *, by: str, again: bool = False
+) -> Statement:
+    """The statement of a month: the kept one when there is one, a draft while the month is open.
+
+    `again` issues a new revision of a closed month when what it says has changed. Raises NotFound, Conflict.
+    """
+    kept = await _latest(database, tenant_id, month)
+    if kept is not None and not again:
+        return _statement(kept)
+    body = await _body(database, tenant_id, month, 1 if kept is None else kept.revision + 1)
+    if kept is not None and _same(body, kept):
+        return _statement(kept)
+    shown = pdf.render(body)
+    async with database.system() as connection:
+        await signing.register(connection, signer)
+        signature = signer.sign(TYPE, body, shown)
+        made = Statement(
+            month=body["month"],
+            final=body["final"],
+            revision=body["revision"],
+            document=signing.document(body, signature),
+            pdf=with_trailer(shown, signature),
+        )
+        if made.final and not await _keep(connection, tenant_id, month, made, signature, by):
+            raise Conflict("somebody else issues this statement at this moment; ask again")
+    return made
+
+
+async def _body(database: Database, tenant_id: UUID, month: date, revision: int) -> dict[str, Any]:
+    """Read in one snapshot."""
+    async with database.read() as connection:
+        await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+        return await statement_body(connection, tenant_id, month, revision=revision)
+
+
+async def _latest(database: Database, tenant_id: UUID, month: date) -> Row[Any] | None:
+    async with database.read() as connection:
+        found = await connection.execute(
+            text(
+                "SELECT month, revision, document, pdf FROM statements WHERE tenant_id = :tenant "
+                "AND month = :month ORDER BY revision DESC LIMIT 1"
+            ),
+            {"tenant": tenant_id, "month": month},
+        )
+        return found.one_or_none()
+
+
+def _statement(row: Row[Any]) -> Statement:
+    return Statement(
+        month=month_name(row.month),
+        final=True,
+        revision=row.revision,
+        document=row.document.encode(),
+        pdf=bytes(row.pdf),
+    )
+
+
+def _same(body: dict[str, Any], kept: Row[Any]) -> bool:
+    """Whether a new revision would say what the kept one says."""
+    before = msgspec.json.decode(kept.document)["body"]
+    passing = ("issued_at", "revision", "lots")
+    return canonical({k: v for k, v in body.items() if k not in passing}) == canonical(
+        {k: v for k, v in before.items() if k not in passing}
+    )
+
+
+async def _keep(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    month: date,
+    made: Statement,
+    signature: dict[str, str],
+    by: str,
+) -> bool:
+    """Store a final statement and tell the customer; False when another process was first."""
+    kept = await connection.execute(
+        text(
+            "INSERT INTO statements (id, tenant_id, month, revision, body_sha256, document, pdf, key_id, created_by) "
+            "VALUES (:id, :tenant, :month, :revision, :sha, :document, :pdf, :key, :by) "
+            "ON CONFLICT (tenant_id, month, revision) DO NOTHING"
+        ),
+        {
+            "id": uuid7(),
+            "tenant": tenant_id,
+            "month": month,
+            "revision": made.revision,
+            "sha": bytes.fromhex(signature["body_sha256"]),
+            "document": made.document.decode(),
+            "pdf": made.pdf,
+            "key": signature["key_id"],
+            "by": by,
+        },
+    )
+    if kept.rowcount == 0:
+        return False
+    await notify(
+        connection,
+        tenant_id=tenant_id,
+        kind="statement.issued",
+        subject=f"Your statement of {made.month} is ready",
+        body=f"The statement of {made.month} is final. It lies in the console under Billing, signed.\n",
+        facts={"month": made.month, "revision": made.revision, "body_sha256": signature["body_sha256"]},
+        key=f"statement|{tenant_id}|{made.month}|{made.revision}",
+    )
+    return True
+
+
+@platform_wide("the job issues everybody's statements")
+async def issue_closed(database: Database, load: Callable[[], Signer], *, limit: int = 10) -> int:
+    """Issue final statements that closed months still lack, a batch at a time; returns how many.
+
+    `load` gives the key; it is asked only when there is something to sign.
+    """
+    async with database.read() as connection:
+        rows = list(
+            await connection.execute(
+                text(
+                    "SELECT p.month, b.tenant_id FROM billing_periods p JOIN billing_accounts b "
+                    "ON b.created_at < p.ends_at WHERE p.status = 'closed' AND NOT EXISTS (SELECT 1 FROM statements s "
+                    "WHERE s.tenant_id = b.tenant_id AND s.month = p.month) "
+                    "ORDER BY p.month, b.tenant_id LIMIT :limit"
+                ),
+                {"limit": limit},
+            )
+        )
+    if not rows:
+        return 0
+    signer, issued = load(), 0
+    for row in rows:
+        try:
+            await get_statement(database, signer, row.tenant_id, row.month, by="penstock.statements")
+            issued += 1
+        except Conflict as error:
+            log.error("no statement of %s for %s: %s", month_name(row.month), row.tenant_id, error.message)
+    return issued

@@ -1,0 +1,137 @@
+"""A receipt of one request: what was used, at which prices, what it cost and why, and where the ledger has it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.statements.signing import instant
+from core.errors import NotFound
+from core.ids import uuid7_unix_ms
+from core.money import pico_per_token_to_per_mtok, pico_to_usd
+
+TYPE = "penstock.receipt"
+CLASSES = ("input", "cached_input", "output", "reasoning")
+_WHY = {
+    "completed": "It ran to its end: every token at the price of its class, as pinned at admission.",
+    "length": "It ended at the length that was asked for: every token at the price of its class.",
+    "budget_stopped": "It was ended because the budget or credit was used up; what was delivered is charged.",
+    "client_cancelled": "The client went away; what the engine had done until then is charged.",
+    "interrupted": "Our process died; what was counted up to its last checkpoint is charged.",
+    "engine_failed": "The engine failed, so it costs nothing; the tokens are recorded.",
+    "zero_output": "Nothing was answered, so it costs nothing; the tokens are recorded.",
+}
+
+_USAGE = text(
+    "SELECT u.*, u.outcome::text AS ended_as, p.name AS project, k.last4, "
+    "v.input AS input_price, v.cached_input AS cached_input_price, v.output AS output_price, "
+    "v.reasoning AS reasoning_price FROM usage u JOIN price_versions v ON v.id = u.price_version "
+    "LEFT JOIN projects p ON p.id = u.project_id LEFT JOIN api_keys k ON k.id = u.key_id "
+    "WHERE u.request_id = :request AND u.tenant_id = :tenant"
+)
+_BOOKED = text(
+    "SELECT t.id, t.kind, t.amount, t.effective_at, d.code AS debit, c.code AS credit, coalesce("
+    "(SELECT s.seq FROM ledger_seals s WHERE s.transfer_id = t.id), "
+    "(SELECT min(s.seq) FROM ledger_seals s WHERE s.transfers @> t.id)) AS seal "
+    "FROM ledger_transfers t JOIN ledger_accounts d ON d.id = t.debit_account "
+    "JOIN ledger_accounts c ON c.id = t.credit_account "
+    "WHERE t.source_id = :request AND t.tenant_id = :tenant ORDER BY t.id"
+)
+
+
+async def receipt_body(connection: AsyncConnection, tenant_id: UUID, request_id: UUID) -> dict[str, Any]:
+    """The receipt of an organisation's request. Raises NotFound: no such request of this organisation, or not settled.
+
+    A request that ended a moment ago may not be settled yet; its id tells when it began.
+    """
+    bound = {"request": request_id, "tenant": tenant_id}
+    row = (await connection.execute(_USAGE, bound)).one_or_none()
+    if row is None:
+        hint = " It began a moment ago and may still run: ask again shortly." if _fresh(request_id) else ""
+        raise NotFound(f"There is no settled request with the id {request_id}.{hint}", param="id")
+    free = row.ended_as in ("engine_failed", "zero_output")
+    return {
+        "type": TYPE,
+        "version": 1,
+        "currency": "USD",
+        "request_id": str(request_id),
+        "tenant_id": str(tenant_id),
+        "project": {"id": str(row.project_id), "name": row.project or ""},
+        "key_last4": row.last4 or "",
+        "model": row.model,
+        "tier": row.tier,
+        "region": row.region,
+        "simulated": row.simulated,
+        "admitted_at": instant(row.admitted_at),
+        "ended_at": instant(row.ended_at),
+        "settled_at": instant(row.settled_at),
+        "queue_us": str(row.queue_us),
+        "ttft_us": str(row.ttft_us),
+        "duration_us": str(row.duration_us),
+        "outcome": row.ended_as,
+        "price_version": row.price_version,
+        "list_price_version": row.list_price_version,
+        "classes": [_line(row, name, tokens, free) for name, tokens in _tokens(row).items() if tokens],
+        "cost_usd": pico_to_usd(int(row.cost)),
+        "list_cost_usd": pico_to_usd(int(row.list_cost)),
+        "why": _why(row),
+        "ledger": [_booking(one) for one in await connection.execute(_BOOKED, bound)],
+    }
+
+
+def _fresh(request_id: UUID) -> bool:
+    """Whether the id is one of ours from the last ten minutes."""
+    if request_id.version != 7:
+        return False
+    age = datetime.now(UTC).timestamp() * 1000 - uuid7_unix_ms(request_id)
+    return 0 <= age <= timedelta(minutes=10).total_seconds() * 1000
+
+
+def _tokens(row: Row[Any]) -> dict[str, int]:
+    """Tokens by class: cached is a part of input and reasoning of output, each counted once."""
+    return {
+        "input": row.input_tokens - row.cached_input_tokens,
+        "cached_input": row.cached_input_tokens,
+        "output": row.output_tokens - row.reasoning_tokens,
+        "reasoning": row.reasoning_tokens,
+    }
+
+
+def _line(row: Row[Any], name: str, tokens: int, free: bool) -> dict[str, str]:
+    price = int(row._mapping[f"{name}_price"])
+    return {
+        "class": name,
+        "tokens": str(tokens),
+        "price_per_mtok_usd": pico_per_token_to_per_mtok(price),
+        "cost_usd": pico_to_usd(0 if free else tokens * price),
+    }
+
+
+def _booking(row: Row[Any]) -> dict[str, Any]:
+    """A transfer of the ledger, with the link of the hash chain that covers it (null = not sealed yet)."""
+    return {
+        "transfer": str(row.id),
+        "kind": row.kind,
+        "debit": row.debit,
+        "credit": row.credit,
+        "amount_usd": pico_to_usd(int(row.amount)),
+        "at": instant(row.effective_at),
+        "seal": None if row.seal is None else str(row.seal),
+    }
+
+
+def _why(row: Row[Any]) -> str:
+    """One sentence on the cost, and one on what moved it."""
+    words = [_WHY[row.ended_as]]
+    saved = int(row.list_cost) - int(row.cost)
+    if saved > 0:
+        words.append(f"Your contract saves ${pico_to_usd(saved)} against the list.")
+    if row.cached_input_tokens and row.cost:
+        words.append(
+            f"{row.cached_input_tokens} of {row.input_tokens} input tokens were cached, at the lower price."
+        )
+    if row.unbilled_input_tokens or row.unbilled_output_tokens:
+        words.append("Tokens of failed earlier attempts are not charged.")
+    return " ".join(words)

@@ -1,0 +1,171 @@
+"""Ed25519 signatures of statements and receipts: the keys, what is signed, and the form of a signed document.
+
+Signed is the canonical JSON of {type, key_id, body_sha256, pdf_sha256}; the document carries the body and that. The
+private key comes from PENSTOCK_SIGNING_KEY, else from a file in the data directory that is made at the first use.
+Public keys are rows that are never removed: a retired key signs nothing more, what it has signed still verifies.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.statements.canonical import canonical
+from core.errors import Conflict, InvalidRequest, Unavailable
+from core.settings import Settings
+
+FILE = "signing.key"
+ALGORITHM = "Ed25519"
+_HEX_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class Signer:
+    """A private key that signs."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._private = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public_key = self._private.public_key().public_bytes_raw()
+        self.key_id = key_id_of(self.public_key)
+
+    def sign(self, kind: str, body: dict[str, Any], pdf: bytes | None = None) -> dict[str, str]:
+        """The signature of a document of type `kind`, and of the PDF that shows it."""
+        claims = {
+            "alg": ALGORITHM,
+            "body_sha256": sha256(canonical(body)),
+            "key_id": self.key_id,
+            "pdf_sha256": "" if pdf is None else sha256(pdf),
+            "type": kind,
+        }
+        return {**claims, "value": self._private.sign(canonical(claims)).hex()}
+
+
+def key_id_of(public_key: bytes) -> str:
+    """How a key is called: the beginning of its SHA-256."""
+    return hashlib.sha256(public_key).hexdigest()[:16]
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def document(body: dict[str, Any], signature: dict[str, str]) -> bytes:
+    """The file that a customer gets: canonical JSON of body and signature, and a line end."""
+    return canonical({"body": body, "signature": signature}) + b"\n"
+
+
+def check_signature(signature: dict[str, str], public_key: bytes) -> bool:
+    """Whether `signature` was made by the private half of `public_key`."""
+    claims = {name: value for name, value in signature.items() if name != "value"}
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(
+            bytes.fromhex(signature["value"]), canonical(claims)
+        )
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def load_signer(settings: Settings) -> Signer:
+    """The key of the settings, else of the data directory (made there with mode 0600 when there is none).
+
+    Raises InvalidRequest for a key that is none, Unavailable when the file cannot be read or written.
+    """
+    given = settings.signing_key.get_secret_value().strip()
+    if given:
+        return Signer(_seed(given, "PENSTOCK_SIGNING_KEY"))
+    path = settings.data_dir / FILE
+    try:
+        if not path.exists():
+            write_key(path, secrets.token_bytes(32), replace=False)
+        return Signer(_seed(path.read_text().strip(), str(path)))
+    except OSError as error:
+        raise Unavailable(
+            f"the signing key {path} cannot be used ({error.strerror}); set PENSTOCK_SIGNING_KEY or --data-dir"
+        ) from error
+
+
+def _seed(hex_digits: str, source: str) -> bytes:
+    if _HEX_KEY.fullmatch(hex_digits) is None:
+        raise InvalidRequest(f"{source} must be 64 lower-case hex digits: `openssl rand -hex 32` makes one")
+    return bytes.fromhex(hex_digits)
+
+
+def write_key(path: Path, seed: bytes, *, replace: bool) -> None:
+    """Put a private key into `path`, whole or not at all; without `replace` the first of several writers wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(seed.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            fresh.replace(path)
+        else:
+            try:
+                path.hardlink_to(fresh)
+            except FileExistsError:
+                return
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+class PublicKey(msgspec.Struct, frozen=True):
+    """A key that documents verify with."""
+
+    key_id: str
+    alg: str
+    public_key: str
+    """32 bytes in hex."""
+    created_at: str
+    retired_at: str | None
+
+
+async def register(connection: AsyncConnection, signer: Signer) -> None:
+    """Publish the public half before anything is signed with it. Raises Conflict when the key is retired."""
+    await connection.execute(
+        text("INSERT INTO signing_keys (id, public_key) VALUES (:id, :key) ON CONFLICT DO NOTHING"),
+        {"id": signer.key_id, "key": signer.public_key},
+    )
+    retired = text("SELECT retired_at FROM signing_keys WHERE id = :id")
+    if await connection.scalar(retired, {"id": signer.key_id}) is not None:
+        raise Conflict(f"the signing key {signer.key_id} is retired; set a new PENSTOCK_SIGNING_KEY")
+
+
+async def retire(connection: AsyncConnection, key_id: str) -> None:
+    """Let a key sign nothing more; what it has signed still verifies."""
+    await connection.execute(
+        text("UPDATE signing_keys SET retired_at = clock_timestamp() WHERE id = :id AND retired_at IS NULL"),
+        {"id": key_id},
+    )
+
+
+async def list_keys(connection: AsyncConnection) -> list[PublicKey]:
+    """Every key that ever signed, the oldest first."""
+    rows = await connection.execute(text("SELECT * FROM signing_keys ORDER BY created_at, id"))
+    return [
+        PublicKey(
+            key_id=row.id,
+            alg=ALGORITHM,
+            public_key=bytes(row.public_key).hex(),
+            created_at=instant(row.created_at),
+            retired_at=None if row.retired_at is None else instant(row.retired_at),
+        )
+        for row in rows
+    ]
+
+
+def instant(at: datetime) -> str:
+    """An instant in UTC with microseconds, as our documents write it."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
