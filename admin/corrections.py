@@ -1,0 +1,117 @@
+"""Corrections of past months: try, ask, agree, undo. Whoever asks never agrees."""
+
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+from uuid import UUID
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write_system
+from billing import rollups
+from billing.invoicing import corrections, rerate
+from billing.invoicing.corrections import Correction, DryRun
+from billing.invoicing.rerate import DifferenceView
+from core.db import Database
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ROLES
+
+
+async def dry_run(database: Database, actor: Actor, *, month: date, spec: Mapping[str, Any]) -> DryRun:
+    """What a month would cost under other prices, by tenant and line; nothing is stored.
+
+    `spec` is `{"rates": [...]}` or `{"as_of": instant}` (billing/invoicing/rerate.py). Raises InvalidRequest, Conflict.
+    """
+    require(actor, *PLATFORM_ROLES)
+    parsed = rerate.parse_spec(spec)
+    await rollups.roll_up(database)
+    async with read(database, actor) as connection:
+        return await corrections.dry_run(connection, month, parsed)
+
+
+async def request_correction(
+    database: Database, actor: Actor, *, month: date, spec: Mapping[str, Any], reason: str
+) -> Correction:
+    """Ask for a correction: its difference is stored, a second person must agree. Raises InvalidRequest, Conflict."""
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    parsed = rerate.parse_spec(spec)
+    await rollups.roll_up(database)
+    async with write_system(database) as connection:
+        asked = await corrections.request_correction(connection, month, parsed, reason=reason, by=actor.label)
+        await record(
+            connection,
+            actor,
+            "correction.request",
+            tenant_id=None,
+            object_kind="correction",
+            object_id=asked.id,
+            reason=reason,
+            after=asked,
+        )
+    return asked
+
+
+async def request_reversal(
+    database: Database, actor: Actor, *, correction_id: UUID, reason: str
+) -> Correction:
+    """Ask to undo an approved correction; a second person must agree. Raises NotFound, Conflict."""
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        asked = await corrections.request_reversal(connection, correction_id, reason=reason, by=actor.label)
+        await record(
+            connection,
+            actor,
+            "correction.reverse",
+            tenant_id=None,
+            object_kind="correction",
+            object_id=correction_id,
+            reason=reason,
+            after=asked,
+        )
+    return asked
+
+
+async def decide_correction(
+    database: Database, actor: Actor, *, correction_id: UUID, approve: bool, reason: str | None = None
+) -> Correction:
+    """Say yes (it is booked at once) or no to what another person asked for. Raises NotFound, Conflict."""
+    require(actor, *PLATFORM_ROLES)
+    cleaned = None if reason is None else clean_reason(reason)
+    async with write_system(database) as connection:
+        decided = await corrections.decide_correction(
+            connection, correction_id, by=actor.label, approve=approve
+        )
+        await record(
+            connection,
+            actor,
+            "correction.approve" if approve else "correction.reject",
+            tenant_id=None,
+            object_kind="correction",
+            object_id=correction_id,
+            reason=cleaned,
+            before={"status": "requested"},
+            after=decided,
+        )
+    return decided
+
+
+async def list_corrections(
+    database: Database, actor: Actor, *, month: date | None = None, limit: int = 100
+) -> list[Correction]:
+    """The newest first."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await corrections.list_corrections(connection, month=month, limit=page_size(limit))
+
+
+async def show_correction(
+    database: Database, actor: Actor, *, correction_id: UUID
+) -> tuple[Correction, list[DifferenceView]]:
+    """A correction and its lines. Raises NotFound."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        found = await corrections.get_correction(connection, correction_id)
+        lines = await corrections.read_lines(connection, correction_id)
+    return found, [rerate.view(line) for line in lines]

@@ -1,0 +1,115 @@
+"""Invoices: make a month's, read them, follow a line to its requests, void one, write one off."""
+
+from collections.abc import Callable
+from datetime import date
+from uuid import UUID
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write_system
+from billing.invoicing import acts, views
+from billing.invoicing.months import month_name
+from billing.invoicing.run import InvoiceRun
+from billing.invoicing.run import make_invoices as make
+from billing.invoicing.views import InvoiceDetail, InvoiceView, TracePage
+from core.db import Database
+from core.errors import InvalidRequest
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ROLES, READERS
+
+STATUSES = ("draft", "open", "paid", "void", "uncollectible", "settled")
+
+
+async def make_invoices(
+    database: Database, actor: Actor, *, month: date, progress: Callable[[int, int], None] | None = None
+) -> InvoiceRun:
+    """Make the missing invoices of a month; again makes nothing more. `progress` is told (done, all) tenants.
+
+    Raises Conflict while usage can still reach the month.
+    """
+    require(actor, *PLATFORM_ROLES)
+    done = await make(database, month, progress=progress)
+    async with write_system(database) as connection:
+        await record(
+            connection,
+            actor,
+            "invoices.make",
+            tenant_id=None,
+            object_kind="period",
+            object_id=month_name(month),
+            after=done,
+        )
+    return done
+
+
+async def list_invoices(
+    database: Database,
+    actor: Actor,
+    *,
+    month: date | None = None,
+    tenant_id: UUID | None = None,
+    status: str | None = None,
+    limit: int = 100,
+    after: UUID | None = None,
+) -> list[InvoiceView]:
+    """The newest month first; `after` is the id of the last one seen. A tenant role sees its own organisation's."""
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    if status is not None and status not in STATUSES:
+        raise InvalidRequest(
+            f"status must be one of {', '.join(STATUSES)}, not {status[:40]!r}", param="status"
+        )
+    async with read(database, actor) as connection:
+        return await views.list_invoices(
+            connection, month=month, tenant_id=scope, status=status, limit=page_size(limit), after=after
+        )
+
+
+async def show_invoice(database: Database, actor: Actor, *, ref: str) -> InvoiceDetail:
+    """An invoice by its id or number, with lines and credit notes. Raises NotFound, also for another's."""
+    require(actor, *READERS, tenant_id=actor.tenant_id)
+    async with read(database, actor) as connection:
+        return await views.find_invoice(connection, ref)
+
+
+async def trace_line(
+    database: Database, actor: Actor, *, line_id: UUID, limit: int = 100, after: UUID | None = None
+) -> TracePage:
+    """The requests behind a usage line. Raises NotFound, InvalidRequest for a line without requests."""
+    require(actor, *READERS, tenant_id=actor.tenant_id)
+    async with read(database, actor) as connection:
+        return await views.trace_line(connection, line_id, limit=page_size(limit), after=after)
+
+
+async def void_invoice(database: Database, actor: Actor, *, ref: str, reason: str) -> InvoiceView:
+    """Take an open invoice back; its amount comes with the next one. Raises NotFound, Conflict."""
+    return await _act(database, actor, ref, reason, write_off=False)
+
+
+async def write_off_invoice(database: Database, actor: Actor, *, ref: str, reason: str) -> InvoiceView:
+    """Give up what is open of an invoice. Raises NotFound, Conflict."""
+    return await _act(database, actor, ref, reason, write_off=True)
+
+
+async def _act(database: Database, actor: Actor, ref: str, reason: str, *, write_off: bool) -> InvoiceView:
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        before = (await views.find_invoice(connection, ref)).invoice
+        if write_off:
+            await acts.write_off_invoice(connection, before.id)
+        else:
+            await acts.void_invoice(connection, before.id)
+        after = (await views.find_invoice(connection, str(before.id))).invoice
+        await record(
+            connection,
+            actor,
+            "invoice.write_off" if write_off else "invoice.void",
+            tenant_id=before.tenant_id,
+            object_kind="invoice",
+            object_id=before.id,
+            reason=reason,
+            before={"number": before.number, "status": before.status, "total_usd": before.total_usd},
+            after={"status": after.status, "carried_usd": after.carried_usd},
+        )
+    return after

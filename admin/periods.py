@@ -1,0 +1,75 @@
+"""Accounting months: which are open, what keeps one from being closed, and the close."""
+
+from collections.abc import Callable
+from datetime import date
+from uuid import UUID
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import read, write_system
+from billing.invoicing import periods
+from billing.invoicing.months import month_name
+from billing.invoicing.periods import Checklist, Period
+from core.db import Database
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ROLES
+
+
+async def list_periods(database: Database, actor: Actor) -> list[Period]:
+    """Every month since the first booking, the newest first."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await periods.list_periods(connection)
+
+
+async def check_period(database: Database, actor: Actor, *, month: date) -> Checklist:
+    """The close checklist as it stands now; of a closed month, as it stood then."""
+    require(actor, *PLATFORM_ROLES)
+    return await periods.checklist(database, month)
+
+
+async def close_period(
+    database: Database,
+    actor: Actor,
+    *,
+    month: date,
+    reason: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Checklist:
+    """Make the month's invoices and freeze it. Raises Conflict naming every check that is red."""
+    require(actor, *PLATFORM_ROLES)
+    cleaned = None if reason is None else clean_reason(reason)
+    async with read(database, actor) as connection:
+        before = await periods.get_period(connection, month)
+    closed = await periods.close_month(database, month, by=actor.label, progress=progress)
+    if before.status != "closed":
+        async with write_system(database) as connection:
+            await record(
+                connection,
+                actor,
+                "period.close",
+                tenant_id=None,
+                object_kind="period",
+                object_id=month_name(month),
+                reason=cleaned,
+                before=before,
+                after=closed,
+            )
+    return closed
+
+
+async def write_off_parked(database: Database, actor: Actor, *, request_id: UUID, reason: str) -> None:
+    """Decide that a record that could not be billed never will be. Raises NotFound, Conflict."""
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        await periods.write_off_parked(connection, request_id, reason=reason, by=actor.label)
+        await record(
+            connection,
+            actor,
+            "parked_record.write_off",
+            tenant_id=None,
+            object_kind="request",
+            object_id=request_id,
+            reason=reason,
+        )
