@@ -118,9 +118,11 @@ async def test_a_closed_month_lies_in_parquet_exactly(
         for one in stored.to_pylist()
     ]
     assert order == sorted(order)
-    read = duckdb.sql(
-        f"SELECT count(DISTINCT request_id), sum(cost) FROM '{parquet_path(tmp_path, LAST)}'"
-    ).fetchone()
+    with duckdb.connect() as session:
+        read = session.execute(
+            "SELECT count(DISTINCT request_id), sum(cost) FROM read_parquet(?)",
+            [str(parquet_path(tmp_path, LAST))],
+        ).fetchall()[0]
     assert read == (ROWS, Decimal(manifest.sums["cost"]))
     assert verify_archive(tmp_path, LAST) == manifest == read_manifest(tmp_path, LAST)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
