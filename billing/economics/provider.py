@@ -1,0 +1,342 @@
+"""Invoices of the providers of GPUs, entered by a person or fetched, against what we have accounted for.
+
+An invoice is kept as it came and never changed; a mistaken one is voided and entered again. The variance is a line per
+kind of host: what was invoiced less what our host-hours cost at the dated prices.
+"""
+
+from collections import defaultdict
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import insert, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.economics.tables import provider_invoice_lines, provider_invoices
+from billing.invoicing.checks import CheckResult
+from billing.invoicing.months import bounds, month_name
+from billing.shares import split
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import uuid7
+from core.money import pico_to_usd, usd_to_pico
+
+MAX_LINES = 1000
+MAX_TEXT = 200
+SECONDS_PER_HOUR = 3600
+
+
+class InvoiceLineIn(msgspec.Struct, forbid_unknown_fields=True):
+    """One line as it is entered."""
+
+    amount_usd: str
+    host_kind: str = ""
+    description: str = ""
+    hours: str | None = None
+
+
+class InvoiceIn(msgspec.Struct, forbid_unknown_fields=True):
+    """A provider's invoice as it is entered; the lines must add up to the total."""
+
+    provider: str
+    number: str
+    month: str
+    """As 2026-11."""
+    total_usd: str
+    lines: list[InvoiceLineIn]
+    currency: str = "USD"
+
+
+class InvoiceView(msgspec.Struct, frozen=True):
+    """An invoice that was entered."""
+
+    id: UUID
+    provider: str
+    number: str
+    month: date
+    total_usd: str
+    lines: int
+    source: str
+    entered_at: datetime
+    entered_by: str
+    voided_at: datetime | None
+
+
+class VarianceRow(msgspec.Struct, frozen=True):
+    """Accounted against invoiced, for one kind of host; the last row, without a kind, is the total."""
+
+    host_kind: str | None
+    accounted_hours: str
+    accounted_usd: str
+    invoiced_hours: str | None
+    invoiced_usd: str
+    variance_usd: str
+    """Invoiced less accounted."""
+
+
+async def enter_invoice(
+    connection: AsyncConnection, invoice: InvoiceIn, month: date, *, source: str, entered_by: str
+) -> InvoiceView:
+    """Keep an invoice. Raises InvalidRequest, and Conflict when the provider's number is there already."""
+    total = _usd(invoice.total_usd, "total_usd")
+    for name in ("provider", "number"):
+        value = getattr(invoice, name)
+        if not 1 <= len(value.strip()) <= MAX_TEXT:
+            raise InvalidRequest(f"{name} must have 1 to {MAX_TEXT} characters", param=name)
+    if invoice.currency != "USD":
+        raise InvalidRequest(f"invoices are kept in USD, not {invoice.currency[:20]!r}", param="currency")
+    if not 1 <= len(invoice.lines) <= MAX_LINES:
+        raise InvalidRequest(
+            f"an invoice has 1 to {MAX_LINES} lines, not {len(invoice.lines)}", param="lines"
+        )
+    rows = [_line(number, line) for number, line in enumerate(invoice.lines)]
+    summed = sum(int(row["amount"]) for row in rows)
+    if summed != total:
+        raise InvalidRequest(
+            f"the lines add up to ${pico_to_usd(summed)}, the total says ${pico_to_usd(total)}",
+            param="total_usd",
+        )
+    invoice_id = uuid7()
+    try:
+        await connection.execute(
+            insert(provider_invoices).values(
+                id=invoice_id,
+                provider=invoice.provider.strip(),
+                number=invoice.number.strip(),
+                month=month,
+                currency="USD",
+                total=total,
+                source=source,
+                entered_by=entered_by,
+            )
+        )
+    except IntegrityError as error:
+        raise Conflict(
+            f"invoice {invoice.number} of {invoice.provider} is entered already; void it to enter it again"
+        ) from error
+    await connection.execute(
+        insert(provider_invoice_lines), [{"invoice_id": invoice_id, **row} for row in rows]
+    )
+    return await get_invoice(connection, invoice_id)
+
+
+def _line(number: int, line: InvoiceLineIn) -> dict[str, Any]:
+    if len(line.host_kind) > MAX_TEXT or len(line.description) > MAX_TEXT:
+        raise InvalidRequest(f"line {number + 1}: a text is longer than {MAX_TEXT} characters", param="lines")
+    return {
+        "line": number,
+        "host_kind": line.host_kind.strip(),
+        "description": line.description.strip(),
+        "hours": None if line.hours is None else _hours(line.hours),
+        "amount": _usd(line.amount_usd, f"lines[{number}].amount_usd"),
+    }
+
+
+def _usd(value: str, param: str) -> int:
+    try:
+        return usd_to_pico(value)
+    except ValueError as error:
+        raise InvalidRequest(f"{param}: {error}", param=param) from None
+
+
+def _hours(value: str) -> Decimal:
+    try:
+        hours = Decimal(value)
+    except InvalidOperation:
+        hours = Decimal(-1)
+    if not hours.is_finite() or not 0 <= hours <= 10**9:
+        raise InvalidRequest(f"hours must be a number of hours, not {value[:40]!r}", param="lines")
+    return hours
+
+
+async def void_invoice(connection: AsyncConnection, invoice_id: UUID, by: str) -> InvoiceView:
+    """Take a mistaken invoice out of account; it stays readable. Raises NotFound, Conflict."""
+    view = await get_invoice(connection, invoice_id)
+    if view.voided_at is not None:
+        raise Conflict(f"invoice {view.number} was voided on {view.voided_at:%Y-%m-%d}")
+    await connection.execute(
+        text("UPDATE provider_invoices SET voided_at = clock_timestamp(), voided_by = :by WHERE id = :id"),
+        {"id": invoice_id, "by": by},
+    )
+    return await get_invoice(connection, invoice_id)
+
+
+_INVOICES = """
+    SELECT i.*, (SELECT count(*) FROM provider_invoice_lines l WHERE l.invoice_id = i.id) AS lines
+    FROM provider_invoices i
+"""
+
+
+async def get_invoice(connection: AsyncConnection, invoice_id: UUID) -> InvoiceView:
+    """One invoice. Raises NotFound."""
+    found = (
+        await connection.execute(text(f"{_INVOICES} WHERE i.id = :id"), {"id": invoice_id})
+    ).one_or_none()
+    if found is None:
+        raise NotFound(f"there is no provider's invoice with the id {invoice_id}")
+    return _view(found)
+
+
+async def list_invoices(connection: AsyncConnection, month: date | None = None) -> list[InvoiceView]:
+    """Invoices of a month or of all, voided ones included, the newest month first."""
+    rows = await connection.execute(
+        text(
+            f"{_INVOICES} WHERE CAST(:month AS date) IS NULL OR i.month = :month "
+            "ORDER BY i.month DESC, i.entered_at LIMIT 1000"
+        ),
+        {"month": month},
+    )
+    return [_view(row) for row in rows]
+
+
+def _view(row: Any) -> InvoiceView:
+    return InvoiceView(
+        id=row.id,
+        provider=row.provider,
+        number=row.number,
+        month=row.month,
+        total_usd=pico_to_usd(int(row.total)),
+        lines=int(row.lines),
+        source=row.source,
+        entered_at=row.entered_at,
+        entered_by=row.entered_by,
+        voided_at=row.voided_at,
+    )
+
+
+_ACCOUNTED = text(
+    """
+    SELECT h.host_kind, s.hour, s.host_id, sum(s.seconds) AS seconds,
+        (SELECT p.usd_pico_per_hour FROM host_prices p
+            WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour
+            ORDER BY p.effective_from DESC LIMIT 1) AS price
+    FROM host_seconds s JOIN hosts h ON h.host_id = s.host_id
+    WHERE s.hour >= :start AND s.hour < :end AND (h.gpus > 0 OR NOT :gpus_only)
+    GROUP BY h.host_kind, s.hour, s.host_id
+    """
+)
+_INVOICED = text(
+    """
+    SELECT l.host_kind, sum(l.hours) AS hours, sum(l.amount) AS amount FROM provider_invoice_lines l
+    JOIN provider_invoices i ON i.id = l.invoice_id WHERE i.month = :month AND i.voided_at IS NULL
+    GROUP BY l.host_kind
+    """
+)
+
+
+async def variance(connection: AsyncConnection, month: date) -> list[VarianceRow]:
+    """What was invoiced for a month against what our host-hours cost, by kind of host, and in total."""
+    seconds, costs = await _accounted(connection, month)
+    invoiced: dict[str, tuple[Decimal | None, int]] = {
+        row.host_kind: (row.hours, int(row.amount))
+        for row in await connection.execute(_INVOICED, {"month": month})
+    }
+    rows = [
+        _variance_row(kind, seconds.get(kind, 0), costs.get(kind, 0), *invoiced.get(kind, (None, 0)))
+        for kind in sorted({*costs, *invoiced})
+    ]
+    hours = [found for found, _ in invoiced.values() if found is not None]
+    amount = sum(amount for _, amount in invoiced.values())
+    whole = _variance_row(
+        None, sum(seconds.values()), sum(costs.values()), sum(hours) if hours else None, amount
+    )
+    return [*rows, whole]
+
+
+async def _accounted(
+    connection: AsyncConnection, month: date, *, gpus_only: bool = False
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Seconds and picodollars by kind of host; a host-hour is rounded as in gpu_cost.py."""
+    start, end = bounds(month)
+    seconds: dict[str, int] = defaultdict(int)
+    costs: dict[str, int] = defaultdict(int)
+    for row in await connection.execute(_ACCOUNTED, {"start": start, "end": end, "gpus_only": gpus_only}):
+        seconds[row.host_kind] += int(row.seconds)
+        costs[row.host_kind] += host_hour_cost(int(row.price or 0), int(row.seconds))
+    return dict(seconds), dict(costs)
+
+
+def host_hour_cost(price: int, seconds: int) -> int:
+    """Picodollars of `seconds` of a host at `price` an hour, rounded half up."""
+    return (2 * price * seconds + SECONDS_PER_HOUR) // (2 * SECONDS_PER_HOUR)
+
+
+def _variance_row(kind: str | None, seconds: int, cost: int, hours: Any, amount: int) -> VarianceRow:
+    return VarianceRow(
+        host_kind=kind,
+        accounted_hours=_shown_hours(seconds),
+        accounted_usd=pico_to_usd(cost),
+        invoiced_hours=None if hours is None else f"{Decimal(hours):f}",
+        invoiced_usd=pico_to_usd(amount),
+        variance_usd=pico_to_usd(amount - cost),
+    )
+
+
+def _shown_hours(seconds: int) -> str:
+    thousandths = (2 * seconds * 1000 + SECONDS_PER_HOUR) // (2 * SECONDS_PER_HOUR)
+    return f"{thousandths // 1000}.{thousandths % 1000:03d}"
+
+
+class StateRow(msgspec.Struct, frozen=True):
+    """Host-hours of one kind in one state."""
+
+    host_kind: str
+    state: str
+    hours: str
+    cost_usd: str
+
+
+_STATES = text(
+    """
+    SELECT h.host_kind, s.hour, s.host_id, s.state, sum(s.seconds) AS seconds,
+        (SELECT p.usd_pico_per_hour FROM host_prices p
+            WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour
+            ORDER BY p.effective_from DESC LIMIT 1) AS price
+    FROM host_seconds s JOIN hosts h ON h.host_id = s.host_id WHERE s.hour >= :start AND s.hour < :end
+    GROUP BY h.host_kind, s.hour, s.host_id, s.state ORDER BY s.hour, s.host_id, s.state
+    """
+)
+
+
+async def host_states(connection: AsyncConnection, start: datetime, end: datetime) -> list[StateRow]:
+    """Hours and cost by kind and state (loading, serving, warm_idle, asleep, draining); the cost adds up to all."""
+    grouped: dict[tuple[str, datetime, str], list[tuple[str, int, int]]] = defaultdict(list)
+    for row in await connection.execute(_STATES, {"start": start, "end": end}):
+        grouped[row.host_kind, row.hour, row.host_id].append(
+            (row.state, int(row.seconds), int(row.price or 0))
+        )
+    seconds: dict[tuple[str, str], int] = defaultdict(int)
+    costs: dict[tuple[str, str], int] = defaultdict(int)
+    for (kind, _, _), parts in grouped.items():
+        times = [part[1] for part in parts]
+        for part, cost in zip(parts, split(host_hour_cost(parts[0][2], sum(times)), times), strict=True):
+            seconds[kind, part[0]] += part[1]
+            costs[kind, part[0]] += cost
+    return [
+        StateRow(kind, state, _shown_hours(seconds[kind, state]), pico_to_usd(costs[kind, state]))
+        for kind, state in sorted(seconds)
+    ]
+
+
+async def gpu_invoice_entered(connection: AsyncConnection, month: date) -> CheckResult:
+    """A month in which hosts with GPUs ran has a provider's invoice."""
+    seconds, costs = await _accounted(connection, month, gpus_only=True)
+    invoices = [one for one in await list_invoices(connection, month) if one.voided_at is None]
+    accounted = sum(costs.values())
+    if not seconds:
+        return CheckResult("gpu_invoice", True, "no host with GPUs ran")
+    if not invoices:
+        return CheckResult(
+            "gpu_invoice",
+            False,
+            f"hosts with GPUs cost ${pico_to_usd(accounted)} by our account and no invoice is entered: "
+            f"`penstock economics provider-invoice enter FILE` for {month_name(month)}",
+        )
+    rows = await variance(connection, month)
+    return CheckResult(
+        "gpu_invoice",
+        True,
+        f"{len(invoices)} invoices over ${rows[-1].invoiced_usd}, ${rows[-1].variance_usd} more than accounted",
+    )
