@@ -25,7 +25,7 @@ _COMMANDS = (
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
-    "audit", "contracts", "adjustments", "ledger", "alerts", "statements", "sla",
+    "audit", "contracts", "adjustments", "ledger", "alerts", "statements", "sla", "exports",
 )  # fmt: skip
 
 
