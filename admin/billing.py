@@ -13,8 +13,10 @@ from billing import accounts, credits, prices
 from billing.accounts import AccountView, GrantView
 from billing.credits import Lot, LotKind
 from billing.prices import PriceView, Rates, Unpriced
-from billing.report import ReportQuery, ReportRow
+from billing.report import ReportQuery, ReportRow, Totals
+from billing.report import totals as report_totals
 from billing.report import usage_report as billing_report
+from billing.report_compare import ComparedRow, compare
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from tenants import organisations
@@ -300,6 +302,38 @@ async def set_credit_limit(
 def sees_gpu_cost(actor: Actor) -> bool:
     """Whether the report shows GPU cost and margin to this actor: customers never see them."""
     return actor.is_platform
+
+
+async def compare_usage(
+    database: Database,
+    actor: Actor,
+    *,
+    start: datetime,
+    end: datetime,
+    before: tuple[datetime, datetime],
+    group_by: tuple[str, ...],
+    tenant_id: UUID | None = None,
+) -> list[ComparedRow]:
+    """The usage report of two periods side by side (billing/report_compare.py), with the rights of `usage_report`.
+
+    Raises InvalidRequest, PermissionDenied.
+    """
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    query = ReportQuery(start, end, group_by, scope, with_gpu=sees_gpu_cost(actor))
+    async with database.snapshot(actor.tenant_id) as connection:
+        return await compare(connection, query, before)
+
+
+async def usage_totals(
+    database: Database, actor: Actor, *, start: datetime, end: datetime, tenant_id: UUID | None = None
+) -> Totals:
+    """The report's totals of a period beside the ledger's own sums. Raises InvalidRequest, PermissionDenied."""
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    query = ReportQuery(start, end, ("tenant",), scope, with_gpu=sees_gpu_cost(actor))
+    async with database.snapshot(actor.tenant_id) as connection:
+        return await report_totals(connection, query, await billing_report(connection, query))
 
 
 async def usage_report(

@@ -59,3 +59,20 @@ def _cell(name: str, value: Any) -> str:
         return str(value)
     content = str(value)
     return f"'{content}" if content.startswith(_FORMULA_STARTS) else content
+
+
+def compared_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Compared lines (billing/report_compare.py `flat`) as CSV, guarded as above."""
+    output = io.StringIO()
+    writer = csv.writer(output)
+    names = list(rows[0]) if rows else []
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([row[name] if _is_figure(name) else _cell(name, row[name]) for name in names])
+    content = output.getvalue()
+    return content if content.isascii() else "\ufeff" + content
+
+
+def _is_figure(name: str) -> bool:
+    """Whether a column of a comparison holds numbers, which may begin with a minus sign."""
+    return name.endswith(("_usd", "_before", "_difference", "_percent", "_pct", "_seconds"))

@@ -86,6 +86,18 @@ class Database:
             await connection.execute(text("SET TRANSACTION READ ONLY"))
             yield connection
 
+    @asynccontextmanager
+    async def snapshot(self, tenant_id: UUID | None = None) -> AsyncIterator[AsyncConnection]:
+        """Like `read`, and every statement sees the same state: for what is read in many statements."""
+        async with self.engine.begin() as connection:
+            await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+            await connection.execute(text(f"SET LOCAL ROLE {SYSTEM_ROLE if tenant_id is None else APP_ROLE}"))
+            if tenant_id is not None:
+                await connection.execute(
+                    text("SELECT set_config('penstock.tenant_id', :tenant, true)"), {"tenant": str(tenant_id)}
+                )
+            yield connection
+
 
 async def connect_system(database_url: str, **options: Any) -> "asyncpg.Connection[asyncpg.Record]":
     """A raw connection as `penstock_system` for the hot path; its owner must never cancel a running command.

@@ -7,6 +7,7 @@ import msgspec
 
 from billing import alerts, archive, credits, ledger, notice_delivery, reaper, rollups
 from billing.economics import reconcile as reconciliation
+from billing.exports import schedule as exports_schedule
 from billing.statements import issue, signing, sla
 from core.db import Database
 from core.settings import Settings
@@ -78,6 +79,11 @@ async def archive_usage(database: Database, settings: Settings) -> int:
     return await archive.archive_closed(database, archive.archive_dir(settings))
 
 
+async def export(database: Database, settings: Settings) -> int:
+    """Write the scheduled exports that are due."""
+    return await exports_schedule.run_due(database, settings)
+
+
 async def prune(database: Database, settings: Settings) -> int:
     """Forget tenancy changes that every process has seen, and sign-in failures whose window is over."""
     async with database.system() as connection:
@@ -126,6 +132,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.allocate_credits", 3600.0, allocate_credits),
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
         Job("penstock.archive_usage", 3600.0, archive_usage),
+        Job("penstock.export", 300.0, export),
         Job("penstock.prune", 24 * 3600.0, prune),
     )
 

@@ -1,0 +1,191 @@
+"""Exports: downloads for whoever may read, scheduled exports for the platform's people."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, write_system
+from billing.exports import schedule
+from billing.exports.datasets import PLATFORM_ONLY, DatasetName, DatasetQuery
+from billing.exports.open import chunks, spool, write_query
+from billing.exports.periods import parse_label
+from billing.exports.schedule import Definition, Run
+from billing.exports.verify import Verdict
+from billing.exports.verify import verify as verify_files
+from billing.exports.writers import MEDIA_TYPES, Format
+from billing.report import this_month
+from core.db import Database
+from core.errors import Conflict, PermissionDenied
+from core.settings import Settings
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ROLES, READERS
+
+
+class Download(msgspec.Struct):
+    """A file that is ready to be sent; read `chunks` to its end or close it."""
+
+    name: str
+    media_type: str
+    rows: int
+    sums: dict[str, str]
+    """Exact dollars by column of amounts."""
+    chunks: Iterator[bytes]
+
+
+async def download(
+    database: Database,
+    actor: Actor,
+    *,
+    dataset: DatasetName,
+    format: Format,
+    start: datetime,
+    end: datetime,
+    group_by: tuple[str, ...] = ("tenant", "model"),
+    tenant_id: UUID | None = None,
+) -> Download:
+    """A data set as a file, read in one snapshot, with flat memory. A tenant role gets its own organisation's, without
+    GPU cost, and never the platform's data sets.
+
+    Raises InvalidRequest, PermissionDenied.
+    """
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    if not actor.is_platform and dataset in PLATFORM_ONLY:
+        raise PermissionDenied(f"the data set {dataset} is for the platform's own people")
+    query = DatasetQuery(dataset, start, end, group_by, scope, with_gpu=actor.is_platform)
+    stack = ExitStack()
+    file = stack.enter_context(spool())
+    try:
+        async with database.snapshot(actor.tenant_id) as connection:
+            tally = await write_query(connection, query, format, file)
+    except BaseException:
+        stack.close()
+        raise
+    name = f"{dataset.replace('_', '-')}-{start:%Y%m%d}-{end:%Y%m%d}.{format}"
+
+    def content() -> Iterator[bytes]:
+        try:
+            yield from chunks(file)
+        finally:
+            stack.close()
+
+    return Download(name, MEDIA_TYPES[format], tally.rows, tally.sums, content())
+
+
+async def create_export(
+    database: Database,
+    actor: Actor,
+    *,
+    name: str,
+    dataset: str,
+    format: str = "parquet",
+    cadence: str = "daily",
+    destination: str,
+    group_by: str = "",
+    tenant_id: UUID | None = None,
+    starts_at: datetime | None = None,
+    reason: str | None = None,
+) -> Definition:
+    """Schedule an export, from this UTC month on unless `starts_at` says otherwise. Raises InvalidRequest, Conflict."""
+    require(actor, *PLATFORM_ROLES)
+    async with write_system(database) as connection:
+        made = await schedule.create(
+            connection,
+            name=name,
+            dataset=dataset,
+            format=format,
+            cadence=cadence,
+            destination=destination,
+            group_by=group_by,
+            tenant_id=tenant_id,
+            starts_at=starts_at or this_month(datetime.now(UTC))[0],
+            created_by=actor.label,
+        )
+        await record(
+            connection,
+            actor,
+            "export.create",
+            tenant_id=tenant_id,
+            object_kind="export",
+            object_id=made.id,
+            reason=None if reason is None else clean_reason(reason),
+            after=made,
+        )
+    return made
+
+
+async def enable_export(
+    database: Database, actor: Actor, *, name: str, enabled: bool, reason: str | None = None
+) -> Definition:
+    """Stop or resume a scheduled export; what it wrote stays. Raises NotFound."""
+    require(actor, *PLATFORM_ROLES)
+    async with write_system(database) as connection:
+        before = await schedule.find(connection, name)
+        await schedule.set_enabled(connection, before.id, enabled)
+        after = msgspec.structs.replace(before, enabled=enabled)
+        await record(
+            connection,
+            actor,
+            "export.enable" if enabled else "export.disable",
+            tenant_id=before.tenant_id,
+            object_kind="export",
+            object_id=before.id,
+            reason=None if reason is None else clean_reason(reason),
+            before=before,
+            after=after,
+        )
+    return after
+
+
+async def list_exports(database: Database, actor: Actor) -> list[Definition]:
+    """Scheduled exports by name."""
+    require(actor, *PLATFORM_ROLES)
+    async with database.read() as connection:
+        return await schedule.list_definitions(connection)
+
+
+async def list_runs(
+    database: Database, actor: Actor, *, name: str | None = None, limit: int = 100
+) -> list[Run]:
+    """What was written, the newest period first. Raises NotFound."""
+    require(actor, *PLATFORM_ROLES)
+    async with database.read() as connection:
+        definition = None if name is None else await schedule.find(connection, name)
+        of = None if definition is None else definition.id
+        return await schedule.list_runs(connection, of, page_size(limit))
+
+
+async def run_export(database: Database, actor: Actor, settings: Settings, *, name: str, period: str) -> Run:
+    """Export one period now, such as `2026-11`. Nothing new is written when nothing changed.
+
+    Raises NotFound, InvalidRequest, Conflict while another process is at it, Unavailable.
+    """
+    require(actor, *PLATFORM_ROLES)
+    async with database.read() as connection:
+        definition = await schedule.find(connection, name)
+    made = await schedule.run_period(database, settings, definition, parse_label(definition.cadence, period))
+    if made is None:
+        raise Conflict(f"{definition.name} is being exported right now; try again when that has ended")
+    if made.is_new:
+        async with write_system(database) as connection:
+            await record(
+                connection,
+                actor,
+                "export.run",
+                tenant_id=definition.tenant_id,
+                object_kind="export",
+                object_id=definition.id,
+                after={"period": period, "revision": made.revision, "sha256": made.sha256},
+            )
+    return made
+
+
+def verify(path: Path) -> list[Verdict]:
+    """Check the files at or below a path of this machine against their manifests. Raises InvalidRequest."""
+    return verify_files(path)

@@ -1,0 +1,219 @@
+"""Where scheduled exports are kept: a folder below Settings.export_dir, or a bucket of an S3-compatible store.
+
+Both only ever add: `put_new` never replaces what is there. Destinations are written by platform people, as
+`folder/below` or `s3://bucket/prefix`; the store's address and credentials come from the settings alone, so nobody
+directs us to fetch from or write to another host.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Protocol
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from core.errors import InvalidRequest, Unavailable
+from core.settings import Settings
+
+CHUNK = 1024 * 1024
+MAX_LENGTH = 500
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
+_TAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict")
+_MISSING = ("NoSuchKey", "404", "NotFound")
+
+
+class Store(Protocol):
+    """A place for files that never change."""
+
+    def put_new(self, path: str, file: IO[bytes]) -> bool:
+        """Keep the whole of `file` at `path`, all of it or nothing; False when something is there already."""
+
+    def read(self, path: str) -> bytes | None:
+        """What is at `path`, or None."""
+
+    def digest(self, path: str) -> str | None:
+        """SHA-256 of what is at `path`, or None."""
+
+    def location(self, path: str) -> str:
+        """The whole address of `path`, for people."""
+
+
+def parts_of(text: str, what: str = "destination") -> tuple[str, ...]:
+    """The parts of a relative path; refuses whatever could lead elsewhere. Raises InvalidRequest."""
+    parts = PurePosixPath(text).parts if text else ()
+    if text.startswith("/") or any(_PART.fullmatch(part) is None for part in parts):
+        raise InvalidRequest(
+            f"{what} must be parts of letters, digits, '.', '_', '=' and '-' between slashes, not {text[:60]!r}",
+            param=what,
+        )
+    return parts
+
+
+def check_destination(destination: str) -> None:
+    """Raise InvalidRequest unless `destination` is `folder/below` or `s3://bucket/prefix`."""
+    if not destination or len(destination) > MAX_LENGTH:
+        raise InvalidRequest("destination must be a folder or s3://bucket/prefix", param="destination")
+    if destination.startswith("s3://"):
+        bucket, _, prefix = destination.removeprefix("s3://").partition("/")
+        if _BUCKET.fullmatch(bucket) is None:
+            raise InvalidRequest(f"{bucket[:70]!r} is no name of a bucket", param="destination")
+        parts_of(prefix.strip("/"))
+        return
+    if not parts_of(destination):
+        raise InvalidRequest("destination must be a folder or s3://bucket/prefix", param="destination")
+
+
+def open_store(destination: str, settings: Settings) -> Store:
+    """The store of a destination. Raises InvalidRequest."""
+    check_destination(destination)
+    if destination.startswith("s3://"):
+        bucket, _, prefix = destination.removeprefix("s3://").partition("/")
+        return S3Store(bucket, prefix.strip("/"), settings)
+    return FolderStore(export_dir(settings), parts_of(destination))
+
+
+def export_dir(settings: Settings) -> Path:
+    """The folder that exports stay below."""
+    own = settings.export_dir
+    return settings.data_dir / "exports" if own == Path() else own
+
+
+class FolderStore:
+    """Files below a folder; a new one appears whole, by a hard link that fails where something is."""
+
+    def __init__(self, root: Path, parts: tuple[str, ...] = ()) -> None:
+        self._root = root.absolute()
+        self._base = self._root.joinpath(*parts)
+
+    def _path(self, path: str) -> Path:
+        """Raises InvalidRequest when a link leads out of the root."""
+        found = self._base.joinpath(*parts_of(path, "path"))
+        if not found.resolve().is_relative_to(self._root.resolve()):
+            raise InvalidRequest(f"{self.location(path)} leads out of the export folder", param="destination")
+        return found
+
+    def put_new(self, path: str, file: IO[bytes]) -> bool:
+        """See Store."""
+        target = self._path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".part-") as part:
+            file.seek(0)
+            shutil.copyfileobj(file, part, CHUNK)
+            part.flush()
+            os.fchmod(part.fileno(), 0o640)
+            os.fsync(part.fileno())
+            try:
+                os.link(part.name, target)
+            except FileExistsError:
+                return False
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return True
+
+    def read(self, path: str) -> bytes | None:
+        """See Store."""
+        target = self._path(path)
+        return target.read_bytes() if target.is_file() else None
+
+    def digest(self, path: str) -> str | None:
+        """See Store."""
+        target = self._path(path)
+        if not target.is_file():
+            return None
+        with target.open("rb") as file:
+            return sha256_of(file)
+
+    def location(self, path: str) -> str:
+        """See Store."""
+        return str(self._base.joinpath(path))
+
+
+class S3Store:
+    """Objects below a prefix; a conditional put refuses to replace one."""
+
+    def __init__(self, bucket: str, prefix: str, settings: Settings) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._client: Any = boto3.session.Session().client(
+            "s3",
+            endpoint_url=settings.export_s3_endpoint or None,
+            region_name=settings.export_s3_region,
+            aws_access_key_id=settings.export_s3_key_id.get_secret_value() or None,
+            aws_secret_access_key=settings.export_s3_secret.get_secret_value() or None,
+            config=Config(
+                connect_timeout=10,
+                read_timeout=120,
+                retries={"max_attempts": 4, "mode": "standard"},
+                request_checksum_calculation="when_required",
+            ),
+        )
+
+    def _key(self, path: str) -> str:
+        return "/".join(part for part in (self._prefix, *parts_of(path, "path")) if part)
+
+    def put_new(self, path: str, file: IO[bytes]) -> bool:
+        """See Store. Raises Unavailable when the store does not take it."""
+        file.seek(0)
+        try:
+            self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=file, IfNoneMatch="*")
+        except ClientError as error:
+            if _code(error) in _TAKEN:
+                return False
+            raise _away(error) from error
+        except BotoCoreError as error:
+            raise _away(error) from error
+        return True
+
+    def _body(self, path: str) -> Any:
+        try:
+            return self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"]
+        except ClientError as error:
+            if _code(error) in _MISSING:
+                return None
+            raise _away(error) from error
+        except BotoCoreError as error:
+            raise _away(error) from error
+
+    def read(self, path: str) -> bytes | None:
+        """See Store."""
+        body = self._body(path)
+        if body is None:
+            return None
+        content: bytes = body.read()
+        return content
+
+    def digest(self, path: str) -> str | None:
+        """See Store."""
+        body = self._body(path)
+        return None if body is None else sha256_of(body)
+
+    def location(self, path: str) -> str:
+        """See Store."""
+        return f"s3://{self._bucket}/{self._key(path)}"
+
+
+def sha256_of(file: Any) -> str:
+    """SHA-256 of what is left to read of `file`."""
+    found = hashlib.sha256()
+    while piece := file.read(CHUNK):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _away(error: Exception) -> Unavailable:
+    """Says what the store answered; botocore's texts carry no credentials, and only the code is repeated."""
+    what = _code(error) if isinstance(error, ClientError) else type(error).__name__
+    return Unavailable(f"the export store does not take the file: {what}", code="export_store_unavailable")

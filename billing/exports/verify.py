@@ -1,0 +1,108 @@
+"""Checks exported files against their manifests: size, checksum, and rows and sums counted again from the file itself.
+
+Rows and sums of a workbook are not counted again (its numbers are floats); its checksum is.
+"""
+
+import csv
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+
+from billing.exports import manifest as manifests
+from billing.exports.datasets import usd_text
+from billing.exports.manifest import Manifest
+from billing.exports.stores import sha256_of
+from core.errors import InvalidRequest
+
+BATCH = 8192
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What was found of one manifest; `problems` empty = all is as it says."""
+
+    manifest: str
+    dataset: str
+    period_start: str
+    revision: int
+    rows: int
+    sha256: str
+    problems: list[str]
+
+
+def verify(path: Path) -> list[Verdict]:
+    """Every manifest at or below `path`, in the order of their names. Raises InvalidRequest when there is none."""
+    found = [path] if path.is_file() else sorted(path.rglob(manifests.FILE_NAME))
+    if not found:
+        raise InvalidRequest(f"there is no {manifests.FILE_NAME} at or below {path}")
+    return [_verify(one) for one in found]
+
+
+def _verify(place: Path) -> Verdict:
+    try:
+        manifest = manifests.decode(place.read_bytes())
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        return Verdict(str(place), "", "", 0, 0, "", [f"it is no manifest: {error}"])
+    data = place.parent / Path(manifest.file).name
+    problems = list(_problems(manifest, data)) if data.is_file() else [f"{data.name} is missing"]
+    return Verdict(
+        str(place),
+        manifest.dataset,
+        manifest.period_start.isoformat(),
+        manifest.revision,
+        manifest.rows,
+        manifest.sha256,
+        problems,
+    )
+
+
+def _problems(manifest: Manifest, data: Path) -> Iterator[str]:
+    if manifest.schema != manifests.SCHEMA:
+        yield f"the schema is {manifest.schema}, not {manifests.SCHEMA}"
+    if data.stat().st_size != manifest.bytes:
+        yield f"{data.name} has {data.stat().st_size:,} bytes, not {manifest.bytes:,}"
+    with data.open("rb") as file:
+        digest = sha256_of(file)
+    if digest != manifest.sha256:
+        yield f"the checksum of {data.name} is {digest}, not {manifest.sha256}"
+        return
+    if manifest.format == "xlsx":
+        return
+    names = list(manifest.sums)
+    rows, sums = _count(_records(manifest.format, data, names), names)
+    if rows != manifest.rows:
+        yield f"{data.name} has {rows:,} rows, not {manifest.rows:,}"
+    for name in names:
+        if sums[name] != manifest.sums[name]:
+            yield f"{name} adds up to {sums[name]}, not {manifest.sums[name]}"
+
+
+def _records(format: str, data: Path, names: list[str]) -> Iterator[dict[str, Any]]:
+    if format == "parquet":
+        with pq.ParquetFile(data) as file:
+            for batch in file.iter_batches(BATCH, columns=names or None):
+                yield from batch.to_pylist()
+    elif format == "csv":
+        with data.open(encoding="utf-8", newline="") as lines:
+            yield from csv.DictReader(lines)
+    else:
+        with data.open("rb") as objects:
+            for line in objects:
+                if line.startswith(b"{"):
+                    yield msgspec.json.decode(line.rstrip(b",\n"))
+
+
+def _count(records: Iterator[dict[str, Any]], names: list[str]) -> tuple[int, dict[str, str]]:
+    rows = 0
+    sums = dict.fromkeys(names, Decimal(0))
+    with localcontext() as context:
+        context.prec = 60
+        for record in records:
+            rows += 1
+            for name in names:
+                if record[name] not in (None, ""):
+                    sums[name] += Decimal(record[name])
+    return rows, {name: usd_text(total) for name, total in sums.items()}
