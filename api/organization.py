@@ -129,7 +129,7 @@ async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredential
     if secret_kind(credentials.credentials) in ("live", "test"):
         raise PermissionDenied(
             "This takes an admin token of the organisation (pen_admin_...), not an API key; members "
-            "make in the console."
+            "make one in the console."
         )
     try:
         return await authenticate_token(deps.database, credentials.credentials, pepper=deps.pepper)

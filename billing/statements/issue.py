@@ -183,7 +183,7 @@ async def _keep(
 
 
 @platform_wide("the job issues everybody's statements")
-async def issue_closed(database: Database, load: Callable[[], Signer], *, limit: int = 10) -> int:
+async def issue_closed(database: Database, load: Callable[[], Signer], *, limit: int = 50) -> int:
     """Issue final statements that closed months still lack, a batch at a time; returns how many.
 
     `load` gives the key; it is asked only when there is something to sign.

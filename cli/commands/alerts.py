@@ -14,7 +14,11 @@ from core.db import Database
 from core.errors import InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, help="Budgets and alerts, and where they are sent.")
-endpoints = typer.Typer(no_args_is_help=True, help="Webhook addresses and mailboxes of notices.")
+endpoints = typer.Typer(
+    no_args_is_help=True,
+    help="Webhook addresses and mailboxes of notices.",
+    epilog="Example: penstock alerts endpoints list --tenant acme-robotics",
+)
 app.add_typer(endpoints, name="endpoints")
 
 ForTenant = Annotated[

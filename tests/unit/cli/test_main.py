@@ -37,7 +37,7 @@ def test_every_command_has_help_with_an_example(path: list[str]) -> None:
 
 
 def test_the_roles_are_there() -> None:
-    assert {name for name, _ in _COMMANDS} == {
+    assert {name for name, module in _COMMANDS if module in ("up", "roles")} == {
         "up", "migrate", "api", "scheduler", "agent", "jobs", "console"
     }  # fmt: skip
 
