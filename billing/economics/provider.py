@@ -16,8 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.tables import provider_invoice_lines, provider_invoices
-from billing.invoicing.checks import CheckResult
-from billing.invoicing.months import bounds, month_name
+from billing.invoicing.months import bounds
 from billing.shares import split
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
@@ -228,7 +227,7 @@ _INVOICED = text(
 
 async def variance(connection: AsyncConnection, month: date) -> list[VarianceRow]:
     """What was invoiced for a month against what our host-hours cost, by kind of host, and in total."""
-    seconds, costs = await _accounted(connection, month)
+    seconds, costs = await accounted(connection, month)
     invoiced: dict[str, tuple[Decimal | None, int]] = {
         row.host_kind: (row.hours, int(row.amount))
         for row in await connection.execute(_INVOICED, {"month": month})
@@ -245,7 +244,7 @@ async def variance(connection: AsyncConnection, month: date) -> list[VarianceRow
     return [*rows, whole]
 
 
-async def _accounted(
+async def accounted(
     connection: AsyncConnection, month: date, *, gpus_only: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Seconds and picodollars by kind of host; a host-hour is rounded as in gpu_cost.py."""
@@ -318,25 +317,3 @@ async def host_states(connection: AsyncConnection, start: datetime, end: datetim
         StateRow(kind, state, _shown_hours(seconds[kind, state]), pico_to_usd(costs[kind, state]))
         for kind, state in sorted(seconds)
     ]
-
-
-async def gpu_invoice_entered(connection: AsyncConnection, month: date) -> CheckResult:
-    """A month in which hosts with GPUs ran has a provider's invoice."""
-    seconds, costs = await _accounted(connection, month, gpus_only=True)
-    invoices = [one for one in await list_invoices(connection, month) if one.voided_at is None]
-    accounted = sum(costs.values())
-    if not seconds:
-        return CheckResult("gpu_invoice", True, "no host with GPUs ran")
-    if not invoices:
-        return CheckResult(
-            "gpu_invoice",
-            False,
-            f"hosts with GPUs cost ${pico_to_usd(accounted)} by our account and no invoice is entered: "
-            f"`penstock economics provider-invoice enter FILE` for {month_name(month)}",
-        )
-    rows = await variance(connection, month)
-    return CheckResult(
-        "gpu_invoice",
-        True,
-        f"{len(invoices)} invoices over ${rows[-1].invoiced_usd}, ${rows[-1].variance_usd} more than accounted",
-    )

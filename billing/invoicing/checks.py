@@ -4,33 +4,22 @@ A package that knows a reason not to close adds its function to CHECKS: `async (
 runs in a read-only transaction of the platform; `month` is the first day of the month.
 """
 
-from collections.abc import Awaitable, Callable
 from datetime import date
 from typing import Any
 
-import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import ledger, prices
+from billing.economics.close import engines_explained, gpu_invoice_entered
+from billing.invoicing.check_result import Check as Check
+from billing.invoicing.check_result import CheckResult as CheckResult
 from billing.invoicing.months import LATE_WINDOW_HOURS, bounds, final_at, month_name
 from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
 SHOWN = 3
 """Examples that a detail names."""
-
-
-class CheckResult(msgspec.Struct, frozen=True):
-    """What a check found."""
-
-    name: str
-    ok: bool
-    detail: str
-    """What was found; when red also what to do next."""
-
-
-Check = Callable[[AsyncConnection, date], Awaitable[CheckResult]]
 
 
 async def month_over(connection: AsyncConnection, month: date) -> CheckResult:
@@ -272,8 +261,21 @@ CHECKS: tuple[Check, ...] = (
     ledger_sound,
     drift,
     unpriced,
+    engines_explained,
+    gpu_invoice_entered,
 )
 """In the order in which people read them. All must be green before invoices are made, and again before the freeze."""
+
+INVOICE_CHECKS: tuple[Check, ...] = (
+    month_over,
+    open_holds,
+    spools_drained,
+    parked_records,
+    rollups_current,
+    ledger_sound,
+    drift,
+)
+"""What an invoice rests on: customers' invoices wait for these, not for everything that a close waits for."""
 
 FINAL_CHECKS: tuple[Check, ...] = (invoices_made,)
 """What only holds once the invoices are made."""

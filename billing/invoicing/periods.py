@@ -5,7 +5,7 @@ month with the checklist as it stood. Usage that arrives later is dated to its a
 adjustments of the present (billing/invoicing/corrections.py).
 """
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import rollups
 from billing.invoicing import checks
-from billing.invoicing.checks import Check, CheckResult
-from billing.invoicing.months import bounds, month_name, month_of, next_month
-from billing.invoicing.run import Progress, finished_at, make_invoices
+from billing.invoicing.check_result import Check, CheckResult
+from billing.invoicing.months import bounds, final_at, month_name, month_of, next_month
+from billing.invoicing.run import InvoiceRun, Progress, finished_at, make_invoices
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from tenants.scoping import platform_wide
@@ -113,6 +113,29 @@ async def _ask(database: Database, month: date, asked: tuple[Check, ...]) -> Che
     return Checklist(month_name(month), all(one.ok for one in found), tuple(found))
 
 
+async def make_checked(database: Database, month: date, *, progress: Progress | None = None) -> InvoiceRun:
+    """The invoice run behind the checks that an invoice rests on. Raises Conflict naming those that are red."""
+    async with database.read() as connection:
+        done = await finished_at(connection, month)
+    if done is None:
+        await rollups.roll_up(database)
+        _refuse_red(await _ask(database, month, checks.INVOICE_CHECKS), "invoiced")
+    return await make_invoices(database, month, progress=progress)
+
+
+async def make_due(database: Database) -> int:
+    """The invoices of the month before this one, from 48 hours after its end on; returns how many are new.
+
+    Raises Conflict while a check is red.
+    """
+    async with database.read() as connection:
+        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+        month = month_of(bounds(month_of(now))[0] - timedelta(days=1))
+        if now < final_at(month) or await finished_at(connection, month) is not None:
+            return 0
+    return (await make_checked(database, month)).made
+
+
 async def close_month(
     database: Database, month: date, *, by: str, progress: Progress | None = None
 ) -> Checklist:
@@ -142,12 +165,12 @@ async def close_month(
     return frozen or green
 
 
-def _refuse_red(found: Checklist) -> None:
+def _refuse_red(found: Checklist, act: str = "closed") -> None:
     red = [one for one in found.checks if not one.ok]
     if red:
         words = "; ".join(f"{one.name}: {one.detail}" for one in red)
         raise Conflict(
-            f"{found.month} cannot be closed yet: {words}",
+            f"{found.month} cannot be {act} yet: {words}",
             code="period_not_ready",
             param="month",
             details={"checks": [msgspec.to_builtins(one) for one in red]},
