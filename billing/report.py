@@ -181,13 +181,17 @@ def _add_idle(query: ReportQuery, hours: dict[datetime, HourUse], groups: dict[K
 
 async def _add_books(connection: AsyncConnection, query: ReportQuery, groups: dict[Key, _Group]) -> None:
     """What was not collected lessens what credit paid; adjustments go to their organisation and hour."""
-    for key, amount in await books.uncollected(connection, query):
-        if key in groups:
-            groups[key].credits -= amount
     apart = any(name != "tenant" and name != time_dimension(query.group_by) for name in query.group_by)
-    for one in await books.booked(connection, query):
+
+    def own(one: books.Booked) -> _Group:
         key = _values(query, one.hour, {"tenant": one.tenant_id})
-        groups.setdefault(("booked", *key) if apart else key, _Group()).adjustment += one.amount
+        return groups.setdefault(("booked", *key) if apart else key, _Group())
+
+    for known, lost in await books.uncollected(connection, query):
+        group = own(lost) if known is None else groups.setdefault(known, _Group())
+        group.credits -= lost.amount
+    for one in await books.booked(connection, query):
+        own(one).adjustment += one.amount
 
 
 def _values(query: ReportQuery, hour: datetime, known: dict[str, object]) -> Key:

@@ -9,15 +9,17 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.report_types import Key, ReportQuery, bucket_start
+from billing.report_types import TIME_DIMENSIONS, Key, ReportQuery, bucket_start
 from core.money import pico_to_usd
 
+# Rows of archived months may be gone: then only organisation and hour are known.
 _UNCOLLECTED = text(
     """
-    SELECT date_trunc('hour', u.ended_at, 'UTC') AS hour, u.tenant_id, u.project_id, u.key_id, u.model, u.tier,
+    SELECT date_trunc('hour', t.effective_at, 'UTC') AS hour, t.tenant_id, u.project_id, u.key_id, u.model, u.tier,
         u.region, u.price_version, u.simulated, sum(t.amount) AS amount
-    FROM ledger_transfers t JOIN usage u ON u.request_id = t.source_id
-    WHERE t.kind = 'uncollectible' AND t.effective_at >= :start AND u.ended_at >= :start AND u.ended_at < :end
+    FROM ledger_transfers t LEFT JOIN usage u ON u.request_id = t.source_id
+    WHERE t.kind = 'uncollectible' AND t.effective_at >= :start AND t.effective_at < :end
+        AND NOT EXISTS (SELECT 1 FROM adjustments a WHERE a.id = t.source_id)
         AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
     GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
     """
@@ -31,7 +33,7 @@ _BOOKED = text(
     JOIN ledger_accounts c ON c.id = t.credit_account JOIN ledger_accounts d ON d.id = t.debit_account
     WHERE t.kind IN ('adjustment', 'commit', 'uncollectible') AND t.effective_at >= :start AND t.effective_at < :end
         AND (c.code = 'revenue' OR d.code = 'revenue')
-        AND (t.kind <> 'uncollectible' OR NOT EXISTS (SELECT 1 FROM usage u WHERE u.request_id = t.source_id))
+        AND (t.kind <> 'uncollectible' OR EXISTS (SELECT 1 FROM adjustments a WHERE a.id = t.source_id))
         AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
     GROUP BY 1, 2 ORDER BY 1, 2
     """
@@ -79,10 +81,19 @@ async def prepaid_tenants(connection: AsyncConnection) -> set[UUID]:
     return set(found.scalars())
 
 
-async def uncollected(connection: AsyncConnection, query: ReportQuery) -> list[tuple[Key, int]]:
-    """What requests of the period cost and nobody could pay, by the report's dimensions, in picodollars."""
-    rows = await connection.execute(_UNCOLLECTED, _bound(query))
-    return [(_key(query, row), int(row.amount)) for row in rows]
+async def uncollected(connection: AsyncConnection, query: ReportQuery) -> list[tuple[Key | None, Booked]]:
+    """What requests of the period cost and nobody could pay, by the report's dimensions.
+
+    The key is None where the grouping asks for what an archived row said.
+    """
+    only_owner = all(name == "tenant" or name in TIME_DIMENSIONS for name in query.group_by)
+    return [
+        (
+            _key(query, row) if only_owner or row.model is not None else None,
+            Booked(row.tenant_id, row.hour, int(row.amount)),
+        )
+        for row in await connection.execute(_UNCOLLECTED, _bound(query))
+    ]
 
 
 async def booked(connection: AsyncConnection, query: ReportQuery) -> list[Booked]:
@@ -127,7 +138,7 @@ def _key(query: ReportQuery, row: Row[Any]) -> Key:
     named = {"tenant": row.tenant_id, "project": row.project_id, "key": row.key_id}
     return tuple(
         bucket_start(row.hour, name)
-        if name in ("hour", "day", "month")
+        if name in TIME_DIMENSIONS
         else named[name]
         if name in named
         else getattr(row, name)
