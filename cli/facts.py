@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from cli import payments
 from cli.display import Display
 from cli.rundir import Secrets
 from workers.catalog import load_catalog
@@ -58,6 +59,7 @@ def show_panel(
         ("Console", facts["console_url"]),
         ("Sign in", f"{facts['admin_email']}  {facts['admin_password']}"),
         ("Model", _model_line(replicas)),
+        ("Payments", payments.line(facts)),
         ("Data", facts["data_dir"]),
         ("Stop", "Ctrl-C"),
     ]

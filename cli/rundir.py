@@ -20,6 +20,8 @@ class Secrets(msgspec.Struct, kw_only=True):
     key_pepper: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
     engine_key: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
     console_secret: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
+    stripe_sim_key: str = msgspec.field(default_factory=lambda: f"sk_test_{secrets.token_hex(16)}")
+    stripe_sim_webhook_secret: str = msgspec.field(default_factory=lambda: f"whsec_{secrets.token_hex(16)}")
     admin_email: str = "admin@penstock.local"
     admin_password: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(12))
     admin_token: str = ""
@@ -97,5 +99,7 @@ class RunDir:
         (self.path / "runtime.json").unlink(missing_ok=True)
 
 
-_INTERNAL = frozenset({"scheduler_host", "scheduler_port", "internal_token", "key_pepper"})
+_INTERNAL = frozenset(
+    {"scheduler_host", "scheduler_port", "internal_token", "key_pepper", "stripe_webhook_secret"}
+)
 """Facts for our own commands only."""

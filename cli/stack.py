@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from cli import payments
 from cli.bootstrap import bootstrap
 from cli.display import Display, Step
 from cli.facts import engine_facts, engine_key, progress_of, secret_facts, show_panel
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 CHECKOUT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 _TICK_S = 0.25
-_DRAIN_ORDER = ("api", "jobs", "scheduler", "agent", "console")
+_DRAIN_ORDER = ("api", "jobs", "scheduler", "agent", "console", payments.ROLE)
 _GRACE_S = {"api": 65.0, "jobs": 30.0, "scheduler": 10.0, "agent": 60.0, "console": 10.0}
 _HOPELESS_RESTARTS = 3
 
@@ -64,9 +65,10 @@ class Platform:
         self._supervisor = Supervisor(run_dir.logs)
         self._servers: dict[str, EmbeddedPostgres | EmbeddedRedis] = {}
         self._secrets = run_dir.load_secrets()
+        self._payments = payments.Payments(HOST, self._secrets)
+        self._notes: list[str] = self._payments.notes()
         self._urls = {"database_url": "", "redis_url": ""}
         self._ports: dict[str, int] = {}
-        self._notes: list[str] = []
         self._replicas: list[ReplicaStatus] = []
         self._client: SchedulerClient | None = None
         self._published: dict[str, Any] = {}
@@ -179,6 +181,8 @@ class Platform:
         with self._display.step("API, jobs and console"):
             specs = [self._spec(name, "api") for name in names]
             specs += [self._spec("jobs", "jobs"), self._spec("console", "console")]
+            if self._payments.simulated:
+                specs.append(self._payments.spec(self._ports["port"], self._dir.path, CHECKOUT, self._env()))
             await asyncio.gather(*(self._supervisor.add(spec).wait_healthy(session) for spec in specs))
 
     async def _engine_is_installed(self) -> bool:
@@ -213,7 +217,7 @@ class Platform:
             name=name,
             role=role,
             command=[sys.executable, "-m", "cli.main", role],
-            env=self._env() | {"PENSTOCK_METRICS_PORT": str(metrics_port)},
+            env=self._payments.env(role, self._env()) | {"PENSTOCK_METRICS_PORT": str(metrics_port)},
             cwd=CHECKOUT,
             health_url=f"http://{HOST}:{metrics_port}/healthz",
             grace_s=_GRACE_S[role],
@@ -286,6 +290,7 @@ class Platform:
             "model": self._replicas[0].model if self._replicas else self._options.model or None,
             **secret_facts(self._secrets, demo=self._options.demo),
             **self._urls,
+            **self._payments.facts(),
             "data_dir": str(self._dir.path),
             "pids": pids,
             "engines": engine_facts(self._replicas),

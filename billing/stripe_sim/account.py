@@ -39,4 +39,5 @@ def open_account(clock: Clock, options: Options | None = None, path: Path | None
     sim.shown = lambda value: render(sim, value)
     for subject in _SUBJECTS:
         sim.actions |= getattr(subject, "ACTIONS", {})
+    checkout.move(sim)
     return sim

@@ -149,6 +149,15 @@ def _details(sim: Sim, session: Obj) -> Obj:
     }  # fmt: skip
 
 
+def move(sim: Sim) -> None:
+    """After a restart under another address: open sessions have their page there."""
+    for session in sim.store.all("checkout.session"):
+        url = f"{sim.options.base_url}/pay/{session['id']}"
+        if session["status"] == "open" and session["url"] != url:
+            session["url"] = url
+            sim.save(session)
+
+
 def _open(sim: Sim, id: str) -> Obj:
     found = sim.find("checkout.session", id)
     if found["status"] != "open":

@@ -17,10 +17,21 @@ from tests.support.waiting import until_sync
 
 pytestmark = pytest.mark.timeout(300)
 
-ROLES = {"supervisor", "api", "scheduler", "agent", "jobs", "console", "postgres", "redis", "engine"}
+ROLES = {
+    "supervisor",
+    "api",
+    "scheduler",
+    "agent",
+    "jobs",
+    "console",
+    "postgres",
+    "redis",
+    "engine",
+    "stripe-sim",
+}
 KEYS = {
     "base_url", "api_key", "model", "console_url", "admin_email", "admin_password", "admin_token", "database_url",
-    "redis_url", "data_dir", "pids", "engines",
+    "redis_url", "data_dir", "pids", "engines", "stripe_base_url", "stripe_api_key", "stripe_simulated",
 }  # fmt: skip
 
 
@@ -101,6 +112,8 @@ def look_at_facts(stack: Stack) -> None:
     shown = stack.log.read_text()
     assert facts["api_key"] in shown
     assert f"curl {facts['base_url']}/chat/completions" in shown
+    assert f"SIMULATED Stripe at {facts['stripe_base_url']}" in shown
+    look_at_payments(stack)
     for name in ("secrets.json", "runtime.json"):
         assert (stack.data_dir / name).stat().st_mode & 0o077 == 0
     secrets = json.loads((stack.data_dir / "secrets.json").read_text())
@@ -108,11 +121,27 @@ def look_at_facts(stack: Stack) -> None:
     assert not [name for name, value in secrets.items() if name != "admin_email" and value in logs]
 
 
+def look_at_payments(stack: Stack) -> None:
+    """The stand-in lets only this platform's key in, and only the roles that need them know its secrets."""
+    facts = stack.ready
+    url = f"{facts['stripe_base_url']}/v1/customers"
+    assert httpx.get(url, auth=(facts["stripe_api_key"], "")).json()["data"] == []
+    assert httpx.get(url, auth=("sk_test_somebody", "")).status_code == 401
+    secret = json.loads((stack.data_dir / "secrets.json").read_text())["stripe_sim_webhook_secret"]
+    for role in ("api", "jobs", "console", "scheduler", "agent"):
+        environment = psutil.Process(facts["pids"][role][0]).environ()
+        known = environment.get("STRIPE_WEBHOOK_SECRET") == secret
+        assert known is (role in ("api", "jobs", "console")), role
+        assert ("STRIPE_API_KEY" in environment) is known
+    [simulated] = facts["pids"]["stripe-sim"]
+    assert secret not in " ".join(psutil.Process(simulated).cmdline())
+
+
 def test_killed_roles_come_back_and_a_killed_supervisor_takes_all_with_it(
     make_stack: Callable[..., Stack],
 ) -> None:
     stack = make_stack()
-    roles = ("scheduler", "console", "redis")
+    roles = ("scheduler", "console", "redis", "stripe-sim")
     before = {role: stack.pids(role) for role in roles}
     for [pid] in before.values():
         os.kill(pid, signal.SIGKILL)
