@@ -9,8 +9,8 @@ from admin.audit import record
 from admin.session import page_size, read, write_system
 from billing.invoicing import acts, views
 from billing.invoicing.months import month_name
+from billing.invoicing.periods import make_checked
 from billing.invoicing.run import InvoiceRun
-from billing.invoicing.run import make_invoices as make
 from billing.invoicing.views import InvoiceDetail, InvoiceView, TracePage
 from core.db import Database
 from core.errors import InvalidRequest
@@ -25,10 +25,11 @@ async def make_invoices(
 ) -> InvoiceRun:
     """Make the missing invoices of a month; again makes nothing more. `progress` is told (done, all) tenants.
 
-    Raises Conflict while usage can still reach the month.
+    Raises Conflict while usage can still reach the month, or the
+    books do not agree with it.
     """
     require(actor, *PLATFORM_ROLES)
-    done = await make(database, month, progress=progress)
+    done = await make_checked(database, month, progress=progress)
     async with write_system(database) as connection:
         await record(
             connection,

@@ -25,7 +25,8 @@ _COMMANDS = (
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
-    "audit", "contracts", "adjustments", "ledger", "alerts", "statements", "sla", "exports",
+    "audit", "contracts", "adjustments", "ledger", "alerts", "statements", "sla", "exports", "invoices",
+    "periods", "corrections",
 )  # fmt: skip
 
 

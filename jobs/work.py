@@ -8,8 +8,10 @@ import msgspec
 from billing import alerts, archive, credits, ledger, notice_delivery, reaper, rollups
 from billing.economics import reconcile as reconciliation
 from billing.exports import schedule as exports_schedule
+from billing.invoicing import periods
 from billing.statements import issue, signing, sla
 from core.db import Database
+from core.errors import Conflict
 from core.settings import Settings
 from jobs import outbox
 from tenants import changes, logins
@@ -116,6 +118,15 @@ async def dispatch_outbox(database: Database, settings: Settings) -> int:
     return await outbox.dispatch(database, {"billing.roll_up": lambda _: rollups.roll_up(database)})
 
 
+async def make_invoices(database: Database, settings: Settings) -> int:
+    """The invoices of the month before, once nothing can reach it any more."""
+    try:
+        return await periods.make_due(database)
+    except Conflict as red:
+        log.warning("invoices wait: %s", red.message)
+        return 0
+
+
 def schedule(settings: Settings) -> tuple[Job, ...]:
     """Every job and how often it is due; the reaper looks several times within a hold's TTL."""
     return (
@@ -130,6 +141,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.deliver_notices", 5.0, deliver_notices),
         Job("penstock.expire_credits", 60.0, expire_credits),
         Job("penstock.allocate_credits", 3600.0, allocate_credits),
+        Job("penstock.make_invoices", 3600.0, make_invoices),
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
         Job("penstock.archive_usage", 3600.0, archive_usage),
         Job("penstock.export", 300.0, export),

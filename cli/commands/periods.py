@@ -1,0 +1,79 @@
+"""`penstock periods`: accounting months, the close checklist, the close."""
+
+from typing import Annotated
+
+import typer
+
+from admin import periods as admin_periods
+from billing.invoicing.months import parse_month
+from cli.commands.invoices import Month, progress_of
+from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.tenancy import MaybeReason, Reason, parse_id
+
+app = typer.Typer(
+    no_args_is_help=True, help="Accounting months: show them, check whether one can be closed, close it."
+)
+
+
+@app.command(epilog="Example: penstock periods show --json")
+def show(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show every month since the first booking."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            emit(await admin_periods.list_periods(database, actor()), as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock periods check --month 2026-11")
+def check(month: Month, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show the close checklist; exit code 1 when something is red."""
+
+    async def act() -> bool:
+        async with open_db(data_dir) as database:
+            found = await admin_periods.check_period(database, actor(), month=parse_month(month))
+            emit(found if as_json else found.checks, as_json)
+            return found.ok
+
+    if not run(act):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: penstock periods close --month 2026-11")
+def close(
+    month: Month, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Make the month's invoices and freeze it; refused, with reasons, while a check is red."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            with progress_of(f"Invoices of {month}") as progress:
+                closed = await admin_periods.close_period(
+                    database, actor(), month=parse_month(month), reason=reason, progress=progress
+                )
+            emit(closed if as_json else closed.checks, as_json)
+
+    run(act)
+
+
+@app.command(
+    "write-off",
+    epilog='Example: penstock periods write-off 0199a1b2-0000-7000-8000-000000000000 --reason "a test\'s record"',
+)
+def write_off(
+    request: Annotated[
+        str, typer.Argument(metavar="REQUEST_ID", help="Request whose record could not be billed.")
+    ],
+    reason: Reason,
+    data_dir: DataDir = None,
+) -> None:
+    """Decide that a record that could not be billed never will be, so that its month can be closed."""
+
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            await admin_periods.write_off_parked(
+                database, actor(), request_id=parse_id(request, "request"), reason=reason
+            )
+
+    run(act)
