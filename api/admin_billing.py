@@ -1,17 +1,15 @@
-"""Admin REST: prices, credit, budgets, accounts, and the usage report as JSON or CSV."""
+"""Admin REST: prices, credit, budgets and accounts."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BaseModel, Field
 
 from admin import billing as admin_billing
 from admin.actor import Actor
 from api.admin_deps import AdminDeps, Body, Limit, Out
-from billing.period import parse_group_by, parse_period
-from billing.report_files import to_csv, to_objects
 
 Usd = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=30, examples=["10.00"])]
 PerMtok = Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?$", examples=["0.50"])]
@@ -177,7 +175,6 @@ def router(deps: AdminDeps) -> APIRouter:
     routes = deps.router("billing")
     _price_routes(routes, deps)
     _account_routes(routes, deps)
-    _report_route(routes, deps)
     return routes
 
 
@@ -264,43 +261,3 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
             deps.database, actor, tenant_id=tenant_id, usd=body.credit_limit_usd, reason=body.reason
         )
         return AccountOut.model_validate(account)
-
-
-def _report_route(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
-
-    @routes.get(
-        "/usage/report",
-        summary="Usage and cost by tenant, project, key, model and day",
-        response_model=None,
-        responses={200: {"content": {"application/json": {}, "text/csv": {}}}},
-    )
-    async def usage_report(
-        actor: Annotated[Actor, who],
-        start: Annotated[
-            str | None,
-            Query(alias="from", max_length=40, description="Date or whole UTC hour; default: this month."),
-        ] = None,
-        end: Annotated[str | None, Query(alias="to", max_length=40, description="Excluded.")] = None,
-        by: Annotated[str, Query(max_length=100, examples=["tenant,model,day"])] = "tenant",
-        tenant_id: UUID | None = None,
-        format: Annotated[Literal["json", "csv"], Query()] = "json",
-    ) -> Response | dict[str, Any]:
-        period = parse_period(start, end)
-        rows = await admin_billing.usage_report(
-            deps.database,
-            actor,
-            start=period[0],
-            end=period[1],
-            group_by=parse_group_by(by),
-            tenant_id=tenant_id,
-        )
-        with_gpu = admin_billing.sees_gpu_cost(actor)
-        if format == "csv":
-            name = f"usage-{period[0]:%Y%m%d}-{period[1]:%Y%m%d}.csv"
-            return Response(
-                to_csv(rows, with_gpu=with_gpu),
-                media_type="text/csv; charset=utf-8",
-                headers={"Content-Disposition": f'attachment; filename="{name}"'},
-            )
-        return {"data": to_objects(rows, with_gpu=with_gpu)}

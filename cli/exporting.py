@@ -1,11 +1,98 @@
-"""What the commands on exports share: the settings that say where files may go."""
+"""What the commands on reports and exports share: the settings that say where files may go, and writing a report."""
 
+import sys
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Literal, TypedDict
+from uuid import UUID
 
+import msgspec
+
+from admin import billing as admin_billing
+from admin import exports as admin_exports
+from billing.exports.writers import FORMATS, Format
+from billing.period import parse_instant
+from billing.report_compare import flat, parse_compare
+from billing.report_files import compared_csv
+from cli.context import actor
+from core.db import Database
+from core.errors import InvalidRequest
 from core.settings import Settings
+
+ReportFormat = Literal["csv", "json", "xlsx", "parquet", "focus"]
+
+
+class Asked(TypedDict):
+    """Which usage, for the functions of admin/."""
+
+    start: datetime
+    end: datetime
+    group_by: tuple[str, ...]
+    tenant_id: UUID | None
 
 
 def export_settings(data_dir: Path | None) -> Settings:
     """The settings of this shell, with the data directory that `--data-dir` names."""
     settings = Settings()
     return settings if data_dir is None else settings.model_copy(update={"data_dir": data_dir})
+
+
+async def write_report(database: Database, asked: Asked, format: ReportFormat, out: Path | None) -> None:
+    """The report, or its charges as FOCUS, to a file or the terminal. Raises InvalidRequest."""
+    kind = _file_format(format, out)
+    if out is None and kind in ("xlsx", "parquet"):
+        raise InvalidRequest(f"{kind} is no text: say where with --out FILE", param="format")
+    found = await admin_exports.download(
+        database,
+        actor(),
+        dataset="focus_charges" if format == "focus" else "report",
+        format=kind,
+        **asked,
+    )
+    _send(found.chunks, out)
+    if out is not None:
+        print(f"{out}: {found.rows:,} rows", file=sys.stderr)
+
+
+def _send(chunks: Iterator[bytes], out: Path | None) -> None:
+    """To the terminal, or to a file that appears whole. Raises InvalidRequest when it cannot be written."""
+    if out is None:
+        for piece in chunks:
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        return
+    part = out.with_name(f".{out.name}.part")
+    try:
+        with part.open("wb") as file:
+            for piece in chunks:
+                file.write(piece)
+        part.replace(out)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise InvalidRequest(f"{out} cannot be written: {error.strerror}", param="out") from None
+
+
+def _file_format(format: ReportFormat, out: Path | None) -> Format:
+    if format != "focus":
+        return format
+    ending = "csv" if out is None else out.suffix.removeprefix(".")
+    if ending not in FORMATS:
+        raise InvalidRequest(f"a file of FOCUS ends in {', '.join(FORMATS)}, not {ending!r}", param="out")
+    return ending
+
+
+async def compare_to(
+    database: Database, asked: Asked, text: str, format: ReportFormat, out: Path | None
+) -> None:
+    """Two periods side by side, as CSV or JSON. Raises InvalidRequest."""
+    if format not in ("csv", "json"):
+        raise InvalidRequest("a comparison is csv or json", param="format")
+    before = parse_compare(text, asked["start"], asked["end"], parse_instant)
+    rows = flat(await admin_billing.compare_usage(database, actor(), before=before, **asked), with_gpu=True)
+    content = (
+        compared_csv(rows).encode()
+        if format == "csv"
+        else msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n"
+    )
+    _send(iter((content,)), out)

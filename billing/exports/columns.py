@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-Value = str | int | bool | Decimal | datetime | None
+Value = str | int | bool | Decimal | datetime | dict[str, int] | None
 Record = tuple[Value, ...]
 
 
@@ -21,6 +21,8 @@ class Kind(Enum):
     DECIMAL = "decimal"
     """Any other exact number: a quantity, a unit price, a percentage."""
     INSTANT = "instant"
+    COUNTS = "counts"
+    """Counts by name: an object in JSON, `name=count name=count` elsewhere."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -44,6 +46,11 @@ def decimal_text(value: Decimal) -> str:
     """A decimal as digits with a point and no exponent: readers take `1000.0` for a decimal, `1000` for an integer."""
     digits = format(value, "f")
     return digits if "." in digits else f"{digits}.0"
+
+
+def counts_text(value: dict[str, int]) -> str:
+    """Counts by name as `completed=3 length=1`."""
+    return " ".join(f"{name}={count}" for name, count in value.items())
 
 
 def instant_text(value: datetime) -> str:

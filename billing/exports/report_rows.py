@@ -40,7 +40,7 @@ def _kind(name: str) -> Kind:
         return Kind.AMOUNT
     if name.startswith("period_") and name != "period_status":
         return Kind.INSTANT
-    return Kind.BOOLEAN if name == "simulated" else Kind.TEXT
+    return {"simulated": Kind.BOOLEAN, "outcomes": Kind.COUNTS}.get(name, Kind.TEXT)
 
 
 async def _blocks(
@@ -62,10 +62,8 @@ def record(row: ReportRow, columns: Sequence[Column]) -> Record:
 
 
 def _value(value: object, column: Column) -> Value:
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool | int | dict):
         return value
-    if isinstance(value, dict):
-        return " ".join(f"{name}={count}" for name, count in value.items())
     if column.is_decimal:
         return Decimal(str(value))
     if column.kind is Kind.INSTANT:

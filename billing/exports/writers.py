@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xlsxwriter
 
-from billing.exports.columns import Column, Kind, Record, Value, decimal_text, instant_text
+from billing.exports.columns import Column, Kind, Record, Value, counts_text, decimal_text, instant_text
 from core.errors import InvalidRequest
 
 Format = Literal["csv", "json", "xlsx", "parquet"]
@@ -69,7 +69,7 @@ def guarded(content: str) -> str:
     return f"'{content}" if content.startswith(_FORMULA_STARTS) else content
 
 
-def plain(value: Value) -> str | int | bool | None:
+def plain(value: Value) -> str | int | bool | dict[str, int] | None:
     """A value as JSON carries it: decimals and instants as text."""
     if isinstance(value, Decimal):
         return decimal_text(value)
@@ -103,7 +103,7 @@ class CsvSink:
             return "true" if value else "false"
         if isinstance(value, str):
             return guarded(value)
-        return str(plain(value))
+        return counts_text(value) if isinstance(value, dict) else str(plain(value))
 
 
 class JsonSink:
@@ -176,8 +176,9 @@ class XlsxSink:
             return
         if isinstance(value, bool):
             self._sheet.write_boolean(self._row, place, value)
-        elif isinstance(value, str):
-            self._sheet.write_string(self._row, place, value)
+        elif isinstance(value, str | dict):
+            shown = counts_text(value) if isinstance(value, dict) else value
+            self._sheet.write_string(self._row, place, shown)
         elif isinstance(value, datetime):
             self._sheet.write_datetime(self._row, place, value.astimezone(UTC).replace(tzinfo=None), look)
         else:
@@ -196,6 +197,7 @@ _ARROW: dict[Kind, Any] = {
     Kind.AMOUNT: pa.decimal128(38, SCALE),
     Kind.DECIMAL: pa.decimal128(38, SCALE),
     Kind.INSTANT: pa.timestamp("us", tz="UTC"),
+    Kind.COUNTS: pa.string(),
 }
 
 
@@ -216,7 +218,7 @@ class ParquetSink:
 
     def _write(self, records: Sequence[Record]) -> None:
         arrays = [
-            pa.array([record[i] for record in records], type=field.type)
+            pa.array([_flat(record[i]) for record in records], type=field.type)
             for i, field in enumerate(self._schema)
         ]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=ROW_GROUP)
@@ -227,3 +229,7 @@ class ParquetSink:
             self._write(self._pending)
             self._pending = []
         self._writer.close()
+
+
+def _flat(value: Value) -> Value:
+    return counts_text(value) if isinstance(value, dict) else value

@@ -1,6 +1,5 @@
 """`penstock usage`: the usage report, and closed months in Parquet."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,8 +10,9 @@ from admin import billing as admin_billing
 from billing.archive import archive_dir
 from billing.invoicing.months import parse_month
 from billing.period import parse_group_by, parse_period
-from billing.report_files import to_csv, to_json
+from billing.report_types import DIMENSIONS
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from cli.exporting import Asked, compare_to, write_report
 from cli.tenancy import tenant_id_of
 from core.settings import Settings
 
@@ -25,44 +25,71 @@ def group() -> None:
 
 
 @app.command(
-    epilog="Example: penstock usage report --from 2026-11-01 --to 2026-12-01 --by tenant,model --format csv"
+    epilog="Example: penstock usage report --from 2026-11-01 --to 2026-12-01 --by tenant,model --format xlsx "
+    "--out november.xlsx"
 )
 def report(
     start: Annotated[
         str | None, typer.Option("--from", help="Date or whole UTC hour; default: start of this UTC month.")
     ] = None,
     end: Annotated[str | None, typer.Option("--to", help="Excluded; default: end of this UTC month.")] = None,
-    by: Annotated[
-        str,
-        typer.Option(
-            help="Any of tenant,project,key,model,tier,region,price_version,simulated and one of hour,day,month."
-        ),
-    ] = "tenant,model",
+    by: Annotated[str, typer.Option(help=f"Any of {','.join(DIMENSIONS)}.")] = "tenant,model",
     tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
-    output_format: Annotated[Literal["csv", "json"], typer.Option("--format", help="csv or json.")] = "csv",
+    output_format: Annotated[
+        Literal["csv", "json", "xlsx", "parquet", "focus"],
+        typer.Option("--format", help="focus = the charges as FOCUS 1.2, CSV or by the ending of --out."),
+    ] = "csv",
+    compare: Annotated[
+        str | None, typer.Option(help="previous, or FROM..TO: both values, difference and percent.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print usage, cost, price per million tokens and GPU cost as CSV or JSON."""
+    """Usage, cost, credit, adjustments, price per million tokens and GPU cost, as a file or side by side."""
+    chosen = "json" if as_json else output_format
 
     async def act() -> None:
         period = parse_period(start, end)
         async with open_db(data_dir) as database:
-            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
-            rows = await admin_billing.usage_report(
-                database,
-                actor(),
-                start=period[0],
-                end=period[1],
-                group_by=parse_group_by(by),
-                tenant_id=tenant_id,
-            )
-        if as_json or output_format == "json":
-            sys.stdout.buffer.write(to_json(rows) + b"\n")
-        else:
-            sys.stdout.buffer.write(to_csv(rows).encode())
+            asked: Asked = {
+                "start": period[0],
+                "end": period[1],
+                "group_by": parse_group_by(by),
+                "tenant_id": None if tenant is None else await tenant_id_of(database, actor(), tenant),
+            }
+            if compare is not None:
+                await compare_to(database, asked, compare, chosen, out)
+            else:
+                await write_report(database, asked, chosen, out)
 
     run(act)
+
+
+@app.command(epilog="Example: penstock usage totals --from 2026-11-01 --to 2026-12-01 --json")
+def totals(
+    start: Annotated[
+        str | None, typer.Option("--from", help="Date or whole UTC hour; default: start of this UTC month.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Excluded; default: end of this UTC month.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """The report's totals beside the ledger's own sums. Exit code 1 when they differ."""
+
+    async def act() -> bool:
+        period = parse_period(start, end)
+        async with open_db(data_dir) as database:
+            tenant_id = None if tenant is None else await tenant_id_of(database, actor(), tenant)
+            found = await admin_billing.usage_totals(
+                database, actor(), start=period[0], end=period[1], tenant_id=tenant_id
+            )
+        emit(found, as_json)
+        return found.equal
+
+    if not run(act):
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: penstock usage archive --month 2026-10 --json")
