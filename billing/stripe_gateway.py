@@ -29,6 +29,7 @@ from billing.payments.objects import (
     event_of,
 )
 from billing.payments.objects import Money as Movement
+from billing.payments.once import FAILED
 from billing.stripe_objects import (
     card,
     credit_note,
@@ -170,6 +171,11 @@ class StripeGateway:
         params = {"type": kind, "value": value}
         made = await self._one(self._client().v1.customers.tax_ids.create_async, customer_id, params, key=key)
         return str(made["id"])
+
+    async def tax_ids(self, customer_id: str) -> list[tuple[str, str, str]]:
+        """(id, kind, value) of a customer's tax ids."""
+        rows = await self._all(self._client().v1.customers.tax_ids.list_async, customer_id)
+        return [(row["id"], row["type"], row["value"]) for row in rows]
 
     async def remove_tax_id(self, customer_id: str, tax_id: str) -> None:
         """Remove a tax id; one that is gone is no error."""
@@ -414,7 +420,8 @@ def _ours(error: stripe.StripeError) -> PenstockError:
         if error.http_status == 404 or error.code == "resource_missing":
             return NotFound(text, code="stripe_not_found", details=details)
         return InvalidRequest(text, code="stripe_refused", details=details)
-    return Unavailable(f"Stripe is away: {text[:200]}", code="stripe_away", details=details)
+    code = "stripe_away" if error.http_status in (None, 502, 503, 504) else FAILED
+    return Unavailable(f"Stripe is away: {text[:200]}", code=code, details=details)
 
 
 @asynccontextmanager

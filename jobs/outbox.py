@@ -16,14 +16,14 @@ Handler = Callable[[dict[str, Any]], Awaitable[object]]
 BATCH = 100
 
 
-async def dispatch(database: Database, handlers: Mapping[str, Handler]) -> int:
-    """Run the oldest open rows whose topic has a handler; returns how many are done now.
+async def dispatch(database: Database, handlers: Mapping[str, Handler], *, limit: int = BATCH) -> int:
+    """Run the oldest open rows whose topic has a handler, at most `limit`; returns how many are done now.
 
     Each row is one transaction: locked, handled, marked. A handler that fails leaves its row open for the next run,
     and one that is killed after its effect runs again. Two dispatchers never take the same row.
     """
     done, failed = 0, 0
-    while done + failed < BATCH:
+    while done + failed < limit:
         async with database.system() as connection:
             row = (
                 await connection.execute(

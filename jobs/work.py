@@ -13,7 +13,7 @@ from billing.statements import issue, signing, sla
 from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
-from jobs import outbox
+from jobs import outbox, payments
 from tenants import changes, logins
 
 log = logging.getLogger(__name__)
@@ -142,6 +142,13 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.expire_credits", 60.0, expire_credits),
         Job("penstock.allocate_credits", 3600.0, allocate_credits),
         Job("penstock.make_invoices", 3600.0, make_invoices),
+        Job("penstock.stripe_events", 2.0, payments.apply_events),
+        Job("penstock.stripe_missed", 300.0, payments.find_missed),
+        Job("penstock.stripe_send", 2.0, payments.send),
+        Job("penstock.stripe_top_up", 30.0, payments.top_up),
+        Job("penstock.stripe_meter", 600.0, payments.send_meter),
+        Job("penstock.stripe_overdue", 600.0, payments.follow_overdue),
+        Job("penstock.stripe_compare", 3600.0, payments.compare),
         Job("penstock.make_partitions", 6 * 3600.0, make_partitions),
         Job("penstock.archive_usage", 3600.0, archive_usage),
         Job("penstock.export", 300.0, export),

@@ -9,6 +9,7 @@ from billing import notices
 from billing.payments import auto_rules
 from billing.payments.customers import TENANT_KEY
 from billing.payments.effects import apply_now
+from billing.payments.once import once
 from billing.payments.payments import TOPUP_KEY, prepare_payment
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
@@ -112,8 +113,13 @@ async def _charge(database: Database, gateway: StripeGateway, row: Row[Any]) -> 
     try:
         if intent is None:
             metadata = {TENANT_KEY: str(row.tenant_id), TOPUP_KEY: str(row.id)}
+
+            async def make(key: str) -> str:
+                made = await gateway.charge_saved(row.customer_id, row.method, row.cents, metadata, key)
+                return made.id
+
             key = f"penstock-auto-{row.id}-{row.method}"
-            intent = (await gateway.charge_saved(row.customer_id, row.method, row.cents, metadata, key)).id
+            intent = await once(make, lambda: _find(gateway, row), key)
     except PaymentRequired as error:
         intent = error.details.get("payment_intent")
         if intent is None:

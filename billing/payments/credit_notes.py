@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.payments.customers import TENANT_KEY
 from billing.payments.invoices import alarm, mark_push
 from billing.payments.objects import CreditNote
+from billing.payments.once import once
 from billing.payments.push import FINAL
 from billing.payments.refunds import apply_refund
 from billing.stripe_gateway import StripeGateway
@@ -78,9 +79,11 @@ async def _read(connection: AsyncConnection, note_id: UUID) -> tuple[Row[Any] | 
 async def _make(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]]) -> CreditNote:
     if ours.stripe_credit_note_id is not None:
         return await gateway.credit_note(ours.stripe_credit_note_id)
-    for found in await gateway.credit_notes(ours.stripe_invoice_id):
-        if found.metadata.get(NOTE_KEY) == str(ours.id):
-            return found
+
+    async def find() -> CreditNote | None:
+        known = await gateway.credit_notes(ours.stripe_invoice_id)
+        return next((each for each in known if each.metadata.get(NOTE_KEY) == str(ours.id)), None)
+
     params: dict[str, Any] = {
         "invoice": ours.stripe_invoice_id,
         "memo": ours.reason[:500],
@@ -98,4 +101,9 @@ async def _make(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]]) -
         params["credit_amount"] = ours.cents
     elif ours.pays == "refund":
         params["refund_amount"] = ours.cents
-    return await gateway.create_credit_note(params, f"penstock-note-{ours.id}")
+    return await once(
+        lambda key: gateway.create_credit_note(params, key),
+        find,
+        f"penstock-note-{ours.id}",
+        look_first=True,
+    )

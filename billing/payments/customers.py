@@ -7,6 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.payments.objects import Card, Customer
+from billing.payments.once import once
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
@@ -42,10 +43,17 @@ async def ensure_customer(database: Database, gateway: StripeGateway, tenant_id:
         raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
     if row.customer_id is not None:
         return str(row.customer_id)
-    found = await _find(gateway, tenant_id, int(row.requested)) if row.old else None
-    if found is None:
-        metadata = {TENANT_KEY: str(tenant_id)}
-        found = await gateway.create_customer(row.name, metadata, f"penstock-customer-{tenant_id}")
+    metadata = {TENANT_KEY: str(tenant_id)}
+
+    async def find() -> Customer | None:
+        return await _find(gateway, tenant_id, int(row.requested))
+
+    found = await once(
+        lambda key: gateway.create_customer(row.name, metadata, key),
+        find,
+        f"penstock-customer-{tenant_id}",
+        look_first=row.old,
+    )
     async with database.system() as connection:
         await connection.execute(
             text(
@@ -97,7 +105,12 @@ async def set_tax_id(
     if (old.tax_id_kind, old.tax_id_value) == (kind, value):
         return
     key = f"penstock-tax-{tenant_id}-{kind}-{value}-{old.tax_id}"
-    made = await gateway.add_tax_id(customer_id, kind, value, key)
+
+    async def find() -> str | None:
+        known = await gateway.tax_ids(customer_id)
+        return next((each[0] for each in known if each[1:] == (kind, value)), None)
+
+    made = await once(lambda key: gateway.add_tax_id(customer_id, kind, value, key), find, key)
     if old.tax_id is not None and old.tax_id != made:
         await gateway.remove_tax_id(customer_id, old.tax_id)
     async with database.system() as connection:

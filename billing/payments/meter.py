@@ -1,7 +1,7 @@
 """The billing meter: tokens per organisation and hour, sent for comparison only; it has no price.
 
 What was sent is a row per change of an hour's sum: an hour that grows later sends the difference. Identifiers follow
-from organisation, hour and number: Stripe takes each once within 24 h, and what is older is looked up before it is sent.
+from organisation, hour and number: Stripe takes each once within 24 h; what is older is looked up before it is sent.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _CHANGED = """
         CASE WHEN h.hour < now() - make_interval(days => :reach) THEN 'too_old' ELSE 'pending' END
     FROM (
         SELECT tenant_id, hour, sum(input_tokens + output_tokens) AS tokens FROM usage_hours u
-        WHERE hour < date_trunc('hour', now()) AND NOT simulated
+        WHERE hour < date_trunc('hour', now())
             AND NOT EXISTS (SELECT 1 FROM usage_touched t WHERE t.hour = u.hour)
         GROUP BY tenant_id, hour) h
     LEFT JOIN (

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer
 from billing.payments.invoices import INVOICE_KEY, alarm, mark_push
 from billing.payments.objects import Invoice, InvoiceLine
+from billing.payments.once import once
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
@@ -79,10 +80,13 @@ async def _draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> In
     """Stripe's invoice for ours, made when there is none."""
     if ours.stripe_invoice_id is not None:
         return await gateway.invoice(ours.stripe_invoice_id)
-    if ours.old:
+
+    async def find() -> Invoice | None:
         for found in await gateway.invoices(customer_id, ours.created - 300):
             if found.metadata.get(INVOICE_KEY) == str(ours.id) and found.status != "void":
                 return found
+        return None
+
     how: dict[str, Any] = {"collection_method": "charge_automatically"}
     if ours.default_payment_method is None:
         how = {"collection_method": "send_invoice", "days_until_due": ours.days_left}
@@ -101,13 +105,18 @@ async def _draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> In
         **how,
     }
     try:
-        return await gateway.create_invoice(params, f"penstock-invoice-{ours.id}")
+        return await once(
+            lambda key: gateway.create_invoice(params, key),
+            find,
+            f"penstock-invoice-{ours.id}",
+            look_first=ours.old,
+        )
     except Conflict:
         # The key was used with other facts: a card was saved, or a day passed, between two attempts.
-        for found in await gateway.invoices(customer_id, ours.created - 300):
-            if found.metadata.get(INVOICE_KEY) == str(ours.id) and found.status != "void":
-                return found
-        raise
+        known = await find()
+        if known is None:
+            raise
+        return known
 
 
 async def _add_lines(
@@ -134,9 +143,23 @@ async def _add_lines(
             }
             for line in page
         ]
-        key = derived_uuid(draft.id, *(line.id for line in page))
-        await gateway.add_lines(draft.id, items, f"penstock-lines-{key}")
+        await _add_page(gateway, draft.id, items, str(page[-1].id))
     return await gateway.invoice_lines(draft.id)
+
+
+async def _add_page(gateway: StripeGateway, draft_id: str, items: list[dict[str, Any]], last: str) -> None:
+    """One page of lines; all of a call's lines are added or none."""
+
+    async def make(key: str) -> bool:
+        await gateway.add_lines(draft_id, items, key)
+        return True
+
+    async def find() -> bool | None:
+        there = await gateway.invoice_lines(draft_id)
+        return True if any(line.metadata.get(LINE_KEY) == last for line in there) else None
+
+    key = derived_uuid(draft_id, *(item["metadata"][LINE_KEY] for item in items))
+    await once(make, find, f"penstock-lines-{key}")
 
 
 def _pages(lines: Sequence[Row[Any]]) -> list[Sequence[Row[Any]]]:
@@ -161,9 +184,18 @@ async def _open(
             f"${pico_to_usd(ours.total_cents * PICO_PER_CENT)}"
         )
     if found.status == "draft":
-        found = await gateway.finalize_invoice(draft_id, f"penstock-open-{draft_id}")
+
+        async def look() -> Invoice | None:
+            now = await gateway.invoice(draft_id)
+            return None if now.status == "draft" else now
+
+        found = await once(
+            lambda key: gateway.finalize_invoice(draft_id, key), look, f"penstock-open-{draft_id}"
+        )
         if ours.default_payment_method is None:
-            found = await gateway.send_invoice(draft_id, f"penstock-send-{draft_id}")
+            found = await once(
+                lambda key: gateway.send_invoice(draft_id, key), look, f"penstock-send-{draft_id}"
+            )
     return found
 
 

@@ -15,6 +15,7 @@ from billing import credits, ledger, notices
 from billing.payments import cash
 from billing.payments.effects import Effect, Outcome, apply_now
 from billing.payments.objects import Refund
+from billing.payments.once import once
 from billing.payments.payments import prepare_payment
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
@@ -143,23 +144,22 @@ async def send_refund(database: Database, gateway: StripeGateway, refund_id: UUI
     if row is None:
         return False
     metadata = {REFUND_KEY: str(refund_id)}
-    made = next(
-        (
-            each
-            for each in await gateway.refunds_of(row.payment_intent)
-            if each.metadata.get(REFUND_KEY) == str(refund_id)
-        ),
-        None,
-    )
-    if made is None:
-        try:
-            made = await gateway.create_refund(
-                row.payment_intent, row.cents, metadata, f"penstock-refund-{refund_id}"
-            )
-        except (Conflict, InvalidRequest, NotFound) as error:
-            async with database.system() as connection:
-                await _failed(connection, row, error.message, None)
-            return True
+
+    async def find() -> Refund | None:
+        known = await gateway.refunds_of(row.payment_intent)
+        return next((each for each in known if each.metadata == metadata), None)
+
+    try:
+        made = await once(
+            lambda key: gateway.create_refund(row.payment_intent, row.cents, metadata, key),
+            find,
+            f"penstock-refund-{refund_id}",
+            look_first=True,
+        )
+    except (Conflict, InvalidRequest, NotFound) as error:
+        async with database.system() as connection:
+            await _failed(connection, row, error.message, None)
+        return True
     await apply_now(database, await prepare_refund(gateway, made.id))
     return True
 

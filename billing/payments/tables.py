@@ -224,10 +224,11 @@ stripe_state = Table(
     "stripe_state",
     metadata,
     Column("id", SmallInteger, primary_key=True, autoincrement=False, server_default=text("1")),
+    Column("used_since", DateTime(timezone=True)),
     Column("events_seen_at", DateTime(timezone=True)),
     Column("meter_id", Text),
 )
-"""One row: how far events were listed, and the meter."""
+"""One row: since when there is a key, how far events were listed, and the meter."""
 
 stripe_reconciliations = Table(
     "stripe_reconciliations",

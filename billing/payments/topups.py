@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer, refresh_cards, tenant_of
 from billing.payments.effects import Effect, Outcome, foreign, nothing
 from billing.payments.objects import Session
+from billing.payments.once import once
 from billing.payments.payments import TOPUP_KEY, prepare_payment
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
@@ -64,13 +65,18 @@ async def start_topup(
         row = await _begin(connection, topup_id, tenant_id, cents, by)
     if row.url is not None:
         return _started(topup_id, cents, row.url)
-    session = None
-    if row.old:
-        session = await _find(gateway, customer_id, topup_id, int(row.created))
-    if session is None:
-        metadata = {TENANT_KEY: str(tenant_id), TOPUP_KEY: str(topup_id)}
-        params = _session(customer_id, cents, metadata, return_url)
-        session = await gateway.create_session(params, f"penstock-topup-{topup_id}")
+    metadata = {TENANT_KEY: str(tenant_id), TOPUP_KEY: str(topup_id)}
+    params = _session(customer_id, cents, metadata, return_url)
+
+    async def find() -> Session | None:
+        return await _find(gateway, customer_id, topup_id, int(row.created))
+
+    session = await once(
+        lambda key: gateway.create_session(params, key),
+        find,
+        f"penstock-topup-{topup_id}",
+        look_first=row.old,
+    )
     async with database.system() as connection:
         await connection.execute(
             text(

@@ -196,8 +196,10 @@ CREATE TABLE stripe_meter_events (
 );
 CREATE INDEX ix_stripe_meter_events_tenant_id ON stripe_meter_events (tenant_id, hour);
 CREATE INDEX ix_stripe_meter_events_open ON stripe_meter_events (created_at) WHERE state = 'pending';
+-- used_since: a job once had a key; from then on months are compared before they close.
 CREATE TABLE stripe_state (
     id smallint NOT NULL DEFAULT 1,
+    used_since timestamptz,
     events_seen_at timestamptz,
     meter_id text,
     CONSTRAINT pk_stripe_state PRIMARY KEY (id),

@@ -1,0 +1,126 @@
+"""Jobs on Stripe. One at a time over the whole platform (an advisory lock), none without a key, all may run twice."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import text
+
+from billing.payments import auto_topup, credit_notes, dunning, events, meter, push, reconcile, refunds
+from billing.stripe_gateway import StripeGateway, open_gateway
+from core.db import Database
+from core.settings import Settings
+from jobs import outbox
+
+log = logging.getLogger(__name__)
+
+_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('penstock_stripe'))"
+_TOPICS = ("stripe.push_invoice", "stripe.push_credit_note", "stripe.void_invoice", refunds.TOPIC)
+
+SENT_A_RUN = 20
+"""Objects of one run: other jobs wait meanwhile."""
+
+Open = Callable[[Settings], AbstractAsyncContextManager[StripeGateway]]
+
+
+async def _alone(
+    database: Database,
+    settings: Settings,
+    work: Callable[[StripeGateway], Awaitable[int]],
+    opened: Open = open_gateway,
+) -> int:
+    """Run `work` unless another process works with Stripe now, or there is no key; returns what it returns."""
+    if not settings.stripe_api_key.get_secret_value():
+        return 0
+    async with database.system() as lock:
+        if not (await lock.execute(text(_LOCK))).scalar_one():
+            return 0
+        async with database.system() as connection:
+            await connection.execute(
+                text("UPDATE stripe_state SET used_since = clock_timestamp() WHERE used_since IS NULL")
+            )
+        async with opened(settings) as gateway:
+            return await work(gateway)
+
+
+async def apply_events(database: Database, settings: Settings) -> int:
+    """Apply the events that webhooks or the listing recorded."""
+    async with database.read() as connection:
+        if not await events.waiting(connection):
+            return 0
+    return await _alone(database, settings, lambda gateway: events.apply_waiting(database, gateway))
+
+
+async def find_missed(database: Database, settings: Settings) -> int:
+    """List Stripe's events for those that no webhook brought."""
+    return await _alone(database, settings, lambda gateway: events.find_missed(database, gateway))
+
+
+async def send(database: Database, settings: Settings) -> int:
+    """Send invoices, credit notes and refunds that other transactions asked for."""
+    async with database.read() as connection:
+        waiting = await connection.execute(
+            text(
+                "SELECT count(*) FROM outbox WHERE done_at IS NULL AND topic = ANY(CAST(:topics AS text[]))"
+            ),
+            {"topics": list(_TOPICS)},
+        )
+        if not waiting.scalar_one():
+            return 0
+
+    async def work(gateway: StripeGateway) -> int:
+        return await outbox.dispatch(database, handlers(database, gateway), limit=SENT_A_RUN)
+
+    return await _alone(database, settings, work)
+
+
+def handlers(database: Database, gateway: StripeGateway) -> dict[str, outbox.Handler]:
+    """What is done with the outbox's rows on Stripe."""
+
+    async def push_invoice(payload: dict[str, Any]) -> object:
+        return await push.push_invoice(database, gateway, UUID(payload["invoice_id"]))
+
+    async def push_credit_note(payload: dict[str, Any]) -> object:
+        return await credit_notes.push_credit_note(database, gateway, UUID(payload["credit_note_id"]))
+
+    async def void_invoice(payload: dict[str, Any]) -> object:
+        return await push.void_invoice(database, gateway, UUID(payload["invoice_id"]))
+
+    async def send_refund(payload: dict[str, Any]) -> object:
+        return await refunds.send_refund(database, gateway, UUID(payload["refund_id"]))
+
+    return dict(zip(_TOPICS, (push_invoice, push_credit_note, void_invoice, send_refund), strict=True))
+
+
+async def top_up(database: Database, settings: Settings) -> int:
+    """Buy credit automatically where it runs low."""
+    return await _alone(database, settings, lambda gateway: auto_topup.run(database, gateway))
+
+
+async def send_meter(database: Database, settings: Settings) -> int:
+    """Send the tokens of closed hours to the billing meter."""
+    return await _alone(database, settings, lambda gateway: meter.run(database, gateway))
+
+
+async def follow_overdue(database: Database, settings: Settings) -> int:
+    """Stop new work of customers whose invoices stay unpaid, and let it go on when they are paid."""
+    return await dunning.run(database)
+
+
+async def compare(database: Database, settings: Settings) -> int:
+    """Compare invoiced months that are still open with Stripe; returns how many differ."""
+
+    async def work(gateway: StripeGateway) -> int:
+        async with database.read() as connection:
+            months = await reconcile.months_to_compare(connection)
+        differ = 0
+        for month in months:
+            found = await reconcile.compare_month(database, gateway, month)
+            if not found.ok:
+                differ += 1
+                log.warning("%s differs from Stripe: %s", month, "; ".join(found.problems[:3]))
+        return differ
+
+    return await _alone(database, settings, work)

@@ -1,0 +1,80 @@
+"""What tests of payments share: a prepaid organisation, the gateway to the local Stripe, books and balances."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from sqlalchemy import text
+
+from admin import tenants as admin_tenants
+from billing import ledger
+from billing.payments import events
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.money import PICO_PER_CENT
+from tests.support.stripe_sim import FakeStripe
+from tests.support.tenancy import ADMIN, make_organisation
+
+RETURN_URL = "http://127.0.0.1:8001/billing"
+
+
+@asynccontextmanager
+async def gateway_to(fake: FakeStripe, **options: float) -> AsyncIterator[StripeGateway]:
+    """A gateway to the local Stripe that gives up soon."""
+    given = {"timeout_s": 2.0, "retries": 0, "patience_s": 2.0} | options
+    gateway = StripeGateway(fake.api_key, fake.url, **given)  # type: ignore[arg-type]
+    try:
+        yield gateway
+    finally:
+        await gateway.close()
+
+
+async def prepaid(database: Database, name: str = "Acme") -> UUID:
+    """A prepaid organisation."""
+    return (await make_organisation(database, name)).tenant_id
+
+
+async def postpaid(database: Database, name: str = "Globex") -> UUID:
+    """A postpaid organisation."""
+    tenant = await admin_tenants.create_tenant(database, ADMIN, name=name, billing_mode="postpaid")
+    return tenant.id
+
+
+async def books(database: Database, tenant_id: UUID | None = None) -> dict[str, int]:
+    """Debit less credit of every account that is not 0, in cents where whole (else the test fails)."""
+    async with database.read() as connection:
+        rows = await connection.execute(
+            text(
+                "SELECT code, sum(debit - credit) AS net FROM ledger_balances "
+                "WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant GROUP BY code ORDER BY code"
+            ),
+            {"tenant": tenant_id},
+        )
+        found = {row.code: int(row.net) for row in rows if row.net}
+    assert all(amount % PICO_PER_CENT == 0 for amount in found.values())
+    return {code: amount // PICO_PER_CENT for code, amount in found.items()}
+
+
+async def drain(database: Database, gateway: StripeGateway) -> int:
+    """Find and apply everything that Stripe says, until nothing is left; returns how many events were applied."""
+    applied = 0
+    while True:
+        await events.find_missed(database, gateway)
+        now = await events.apply_waiting(database, gateway)
+        applied += now
+        async with database.read() as connection:
+            if not now and not await events.waiting(connection):
+                return applied
+
+
+async def sound(database: Database) -> None:
+    """The ledger's invariants hold."""
+    async with database.system() as connection:
+        problems = (await ledger.verify(connection)).problems
+    assert problems == []
+
+
+async def equals_stripe(database: Database, gateway: StripeGateway) -> None:
+    """Our cash account is Stripe's balance, and the books are sound."""
+    assert (await books(database)).get("cash", 0) == await gateway.balance_cents()
+    await sound(database)
