@@ -15,6 +15,7 @@ from billing.economics.close import engines_explained, gpu_invoice_entered
 from billing.invoicing.check_result import Check as Check
 from billing.invoicing.check_result import CheckResult as CheckResult
 from billing.invoicing.months import LATE_WINDOW_HOURS, bounds, final_at, month_name
+from billing.statements.sla import service_levels
 from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
@@ -263,6 +264,7 @@ CHECKS: tuple[Check, ...] = (
     unpriced,
     engines_explained,
     gpu_invoice_entered,
+    service_levels,
 )
 """In the order in which people read them. All must be green before invoices are made, and again before the freeze."""
 
@@ -274,6 +276,7 @@ INVOICE_CHECKS: tuple[Check, ...] = (
     rollups_current,
     ledger_sound,
     drift,
+    service_levels,
 )
 """What an invoice rests on: customers' invoices wait for these, not for everything that a close waits for."""
 

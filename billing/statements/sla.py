@@ -15,6 +15,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import credits, ledger
+from billing.invoicing.check_result import CheckResult
 from billing.invoicing.months import bounds, final_at, month_name, month_of
 from billing.notices import notify
 from billing.sla import Sla, parse_sla
@@ -265,3 +266,25 @@ async def _effective(connection: AsyncConnection, tenant_id: UUID, month: date) 
         {"tenant": tenant_id, "month": month, "end": end},
     )
     return None if taken else end - timedelta(microseconds=1)
+
+
+@platform_wide("a month is closed when every contract's service level is measured")
+async def service_levels(connection: AsyncConnection, month: date) -> CheckResult:
+    """Check of the close: every contract with a service level has been measured, and its credit is booked."""
+    start, end = bounds(month)
+    waiting = await connection.scalar(
+        text(
+            "SELECT count(*) FROM contracts c WHERE c.sla IS NOT NULL AND c.withdrawn_at IS NULL "
+            "AND c.effective && tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)) "
+            "AND NOT EXISTS (SELECT 1 FROM sla_credits s WHERE s.contract_id = c.id AND s.month = :month)"
+        ),
+        {"start": start, "end": end, "month": month},
+    )
+    if not waiting:
+        return CheckResult("service_levels", True, "every contract's service level is measured")
+    return CheckResult(
+        "service_levels",
+        False,
+        f"{waiting} contracts are not measured: `penstock sla run --month {month_name(month)}`; "
+        "the hourly job does it, too",
+    )
