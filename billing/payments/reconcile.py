@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import bindparam
 
-from billing.invoicing.checks import CheckResult
+from billing.invoicing.check_result import CheckResult
 from billing.payments.invoices import INVOICE_KEY
 from billing.payments.push import LINE_KEY
 from billing.stripe_gateway import StripeGateway
