@@ -109,6 +109,8 @@ BEGIN
     IF v_mode IS DISTINCT FROM 'prepaid' THEN
         RAISE EXCEPTION 'only a prepaid account takes credit lots' USING ERRCODE = 'PS002';
     END IF;
+    -- What was used before must not be taken from a lot that came later.
+    PERFORM penstock_allocate(p_tenant);
     INSERT INTO credit_grants (id, tenant_id, amount, kind, priority, expires_at, remaining, reason, created_by,
             created_at)
         VALUES (p_id, p_tenant, p_amount, p_kind, p_priority, p_expires, p_amount, p_reason, p_by, clock_timestamp())
