@@ -15,6 +15,7 @@ from billing.economics.close import engines_explained, gpu_invoice_entered
 from billing.invoicing.check_result import Check as Check
 from billing.invoicing.check_result import CheckResult as CheckResult
 from billing.invoicing.months import LATE_WINDOW_HOURS, bounds, final_at, month_name
+from billing.payments.reconcile import stripe_equal
 from billing.statements.sla import service_levels
 from core.money import pico_to_usd
 from tenants.scoping import platform_wide
@@ -280,5 +281,5 @@ INVOICE_CHECKS: tuple[Check, ...] = (
 )
 """What an invoice rests on: customers' invoices wait for these, not for everything that a close waits for."""
 
-FINAL_CHECKS: tuple[Check, ...] = (invoices_made,)
-"""What only holds once the invoices are made."""
+FINAL_CHECKS: tuple[Check, ...] = (invoices_made, stripe_equal)
+"""What only holds once the invoices are made, and sent."""

@@ -8,12 +8,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from billing.invoicing import checks
 from billing.invoicing.months import bounds, month_of, next_month
 from billing.invoicing.periods import (
     checklist,
     close_month,
     get_period,
     list_periods,
+    make_due,
     write_off_parked,
 )
 from billing.invoicing.run import make_invoices
@@ -240,3 +242,53 @@ async def test_a_run_after_the_close_makes_nothing(platform: Platform) -> None:
     month = await platform.end_month()
     await close_month(platform.database, month, by="fin")
     assert (await make_invoices(platform.database, month)).made == 0
+
+
+def test_everything_the_design_asks_of_a_close_is_asked() -> None:
+    names = [check.__name__ for check in (*checks.CHECKS, *checks.FINAL_CHECKS)]
+    assert names[0] == "month_over"
+    assert {
+        "earlier_months",
+        "open_holds",
+        "spools_drained",
+        "parked_records",
+        "rollups_current",
+        "ledger_sound",
+        "drift",
+        "unpriced",
+        "engines_explained",
+        "gpu_invoice_entered",
+        "invoices_made",
+        "stripe_equal",
+    } <= set(names)
+    assert set(checks.INVOICE_CHECKS) <= set(checks.CHECKS)
+
+
+async def test_without_a_comparison_with_stripe_no_month_is_closed(
+    platform: Platform,
+) -> None:
+    await used(platform)
+    await platform.rows("UPDATE stripe_state SET used_since = clock_timestamp() RETURNING 1")
+    month = await platform.end_month()
+    with pytest.raises(Conflict, match="not compared yet"):
+        await close_month(platform.database, month, by="fin")
+    # The invoices are made, so that they can be sent and compared.
+    assert len(await platform.rows("SELECT 1 FROM invoices WHERE status = 'open'")) == 1
+
+
+async def test_invoices_due_are_made_by_the_job_behind_their_checks(platform: Platform) -> None:
+    acme = await used(platform)
+    assert await make_due(platform.database) == 0
+    async with platform.database.system() as connection:
+        await connection.execute(text("SELECT penstock_park(:id, 'odd', '\\x00')"), {"id": uuid7()})
+    await platform.end_month()
+    with pytest.raises(Conflict, match="parked_records"):
+        await make_due(platform.database)
+    assert await platform.rows("SELECT 1 FROM invoices") == []
+    await platform.rows(
+        "INSERT INTO parked_decisions (request_id, reason, decided_by) "
+        "SELECT request_id, 'r', 'fin' FROM settle_errors RETURNING request_id"
+    )
+    assert await make_due(platform.database) == 1
+    assert await make_due(platform.database) == 0
+    assert (await platform.invoice(acme, platform.month)).total_cents == 100
