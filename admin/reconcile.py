@@ -1,0 +1,75 @@
+"""Reconciliation of engines, usage, ledger and Stripe: run it, look at it, trace it, accept what cannot be mended."""
+
+from datetime import date, datetime
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write_system
+from billing.economics import chain, reconcile, reconcile_views
+from billing.economics.chain import ChainRow
+from billing.economics.reconcile_views import EngineRow, StretchRow, TraceRow
+from core.db import Database
+from tenants.names import clean_reason
+from tenants.roles import PLATFORM_ROLES
+
+
+async def run_now(database: Database, actor: Actor) -> reconcile.Outcome:
+    """Compare now what the job compares every minute."""
+    require(actor, *PLATFORM_ROLES)
+    return await reconcile.run(database)
+
+
+async def list_engines(database: Database, actor: Actor, *, limit: int = 100) -> list[EngineRow]:
+    """Engines with what they counted and what of it is unexplained, those with something unexplained first."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await reconcile_views.list_engines(connection, page_size(limit))
+
+
+async def list_stretches(
+    database: Database, actor: Actor, *, boot_id: str, limit: int = 100
+) -> list[StretchRow]:
+    """What became of one engine's tokens, stretch by stretch. Raises NotFound."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await reconcile_views.list_stretches(connection, boot_id, page_size(limit))
+
+
+async def trace(
+    database: Database, actor: Actor, *, boot_id: str, from_at: datetime | None = None, limit: int = 200
+) -> list[TraceRow]:
+    """The requests behind an engine's stretches that do not come out, or the one from `from_at`. Raises NotFound."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await reconcile_views.trace(connection, boot_id, from_at=from_at, limit=page_size(limit))
+
+
+async def month_chain(database: Database, actor: Actor, *, month: date) -> list[ChainRow]:
+    """The month as gateway, ledger, invoices and Stripe tell it."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await chain.month_chain(connection, month)
+
+
+async def accept(database: Database, actor: Actor, *, boot_id: str, reason: str) -> list[StretchRow]:
+    """Accept what is unexplained of an engine; it is audited. Raises NotFound, Conflict, InvalidRequest."""
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        accepted = await reconcile_views.accept(connection, boot_id, by=actor.label, reason=reason)
+        rows = await reconcile_views.list_stretches(connection, boot_id, 100)
+        tokens = {
+            counter: sum(row.unexplained for row in rows if row.counter == counter)
+            for counter in ("prompt", "generation")
+        }
+        await record(
+            connection,
+            actor,
+            "reconciliation.accept",
+            tenant_id=None,
+            object_kind="engine",
+            object_id=boot_id,
+            reason=reason,
+            after={"stretches": accepted, "unexplained": tokens},
+        )
+    return rows
