@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.archive import parquet_path, read_manifest
 from billing.invoicing.months import bounds, month_name, next_month
-from billing.report_usage import COUNTED
+from billing.report_usage import COUNTED_DAYS
 from core.errors import Conflict, InvalidRequest
 from core.money import pico_to_usd
 
@@ -166,7 +166,7 @@ async def _live_sums(
         for name in group_by
     ]
     statement = f"""
-        WITH {COUNTED}
+        WITH {COUNTED_DAYS}
         SELECT {", ".join(f"{column} AS {name}" for column, name in zip(columns, group_by, strict=True))},
             {", ".join(f"sum({name}) AS {name}" for name in SUMS)}
         FROM counted WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant

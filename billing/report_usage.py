@@ -47,6 +47,32 @@ COUNTED = """
 """
 """The body of a WITH: `counted` has the columns of usage_hours for every hour of [:start, :end)."""
 
+_SUMMED = """tenant_id, project_id, key_id, model, tier, region, price_version, list_price_version, simulated, requests,
+        outcomes, input_tokens, cached_input_tokens, output_tokens, reasoning_tokens, unbilled_input_tokens,
+        unbilled_output_tokens, cost, list_cost, busy_us"""
+
+COUNTED_DAYS = f"""
+    touched AS MATERIALIZED (
+        SELECT DISTINCT hour FROM usage_touched WHERE hour >= :start AND hour < :end),
+    days AS MATERIALIZED (
+        SELECT s.day FROM usage_day_state s WHERE s.whole AND s.day >= :start AND s.day + interval '1 day' <= :end
+            AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour >= s.day AND t.hour < s.day + interval '1 day')),
+    other AS MATERIALIZED (
+        SELECT greatest(g, :start) AS low, least(g + interval '1 day', :end) AS high
+        FROM generate_series(date_trunc('day', CAST(:start AS timestamptz), 'UTC'),
+            CAST(:end AS timestamptz) - interval '1 microsecond', interval '1 day') g
+        WHERE NOT EXISTS (SELECT 1 FROM days WHERE days.day = g)),
+    counted AS (
+        SELECT d.day AS hour, {_SUMMED} FROM usage_days d WHERE d.day IN (SELECT day FROM days)
+        UNION ALL
+        SELECT h.hour, {_SUMMED} FROM other o JOIN usage_hours h ON h.hour >= o.low AND h.hour < o.high
+            WHERE NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
+        UNION ALL
+        SELECT t.hour, {_SUMMED} FROM touched t,
+            LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f)
+"""  # noqa: S608 - the names above
+"""The same sums with past days already added up (`hour` is then the day's first): for whoever needs no hours."""
+
 
 async def blocks(connection: AsyncConnection, query: ReportQuery) -> AsyncIterator[list[Row[Any]]]:
     """Grouped usage, a block per hour and model where GPU cost must be shared, else one row a block."""
@@ -60,8 +86,9 @@ async def blocks(connection: AsyncConnection, query: ReportQuery) -> AsyncIterat
     sums = [f"sum({name}) AS {name}" for name in SUMS]
     outcomes = [f"sum(outcomes[{i + 1}]) AS outcome_{i}" for i in range(len(OUTCOMES))]
     # Only names from the tuples above are put into the text; values are bound.
+    by_hour = query.with_gpu or "hour" in query.group_by
     statement = f"""
-        WITH {COUNTED}
+        WITH {COUNTED if by_hour else COUNTED_DAYS}
         SELECT {", ".join([*selected, *sums, *outcomes])} FROM counted
         WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
         GROUP BY {", ".join(grouped)} ORDER BY {", ".join(dict.fromkeys(ordered))}

@@ -2,6 +2,7 @@
 
 Every settled batch leaves a mark for the hours it touched (`usage_touched`), in its own transaction. A report takes an
 hour from the rollup only when it carries no mark, else from the rows; so it always equals the rows (billing/report.py).
+Past days are summed from their hours in the same way: rolling an hour unmakes its day until the day is rolled again.
 """
 
 from sqlalchemy import text
@@ -16,13 +17,23 @@ _THIN_OUT = (
 )
 
 
+_DUE_DAYS = "SELECT day FROM usage_day_state WHERE NOT whole AND day < date_trunc('day', clock_timestamp(), 'UTC') ORDER BY day"
+
+
 async def roll_up(database: Database) -> int:
-    """Recompute every touched closed hour, each in its own transaction; returns how many. May run twice."""
+    """Recompute every touched closed hour, then the past days of those, each in its own transaction; returns how many
+    hours. May run twice.
+    """
     async with database.system() as connection:
         hours = (await connection.execute(text(_CLOSED))).scalars().all()
     for hour in hours:
         async with database.system() as connection:
             await connection.execute(text("SELECT penstock_roll_hour(:hour)"), {"hour": hour})
+    async with database.system() as connection:
+        days = (await connection.execute(text(_DUE_DAYS))).scalars().all()
+    for day in days:
+        async with database.system() as connection:
+            await connection.execute(text("SELECT penstock_roll_day(:day)"), {"day": day})
     async with database.system() as connection:
         await connection.execute(text(_THIN_OUT))
     return len(hours)

@@ -289,6 +289,42 @@ usage_hours = Table(
 )
 """Usage summed per UTC hour."""
 
+usage_days = Table(
+    "usage_days",
+    metadata,
+    Column("day", DateTime(timezone=True), primary_key=True),
+    Column("tenant_id", Uuid, primary_key=True),
+    Column("project_id", Uuid, primary_key=True),
+    Column("key_id", Uuid, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("tier", Text, primary_key=True),
+    Column("region", Text, primary_key=True),
+    Column("price_version", BigInteger, primary_key=True, autoincrement=False),
+    Column("list_price_version", BigInteger, primary_key=True, autoincrement=False),
+    Column("simulated", Boolean, primary_key=True),
+    _count("requests"),
+    Column("outcomes", ARRAY(BigInteger), nullable=False),
+    _pico("input_tokens"),
+    _pico("cached_input_tokens"),
+    _pico("output_tokens"),
+    _pico("reasoning_tokens"),
+    _pico("unbilled_input_tokens"),
+    _pico("unbilled_output_tokens"),
+    _pico("cost"),
+    _pico("list_cost"),
+    _pico("busy_us"),
+)
+"""Usage summed per UTC day, from the hours."""
+
+usage_day_state = Table(
+    "usage_day_state",
+    metadata,
+    Column("day", DateTime(timezone=True), primary_key=True),
+    Column("whole", Boolean, nullable=False),
+    Index("ix_usage_day_state_due", "day", postgresql_where=text("NOT whole")),
+)
+"""Whether a day's sums equal its rolled hours; no row: none is rolled."""
+
 ledger_accounts = Table(
     "ledger_accounts",
     metadata,

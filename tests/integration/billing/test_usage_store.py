@@ -16,6 +16,8 @@ from sqlalchemy import text
 
 from billing.ledger import seal, verify
 from billing.records import Outcome
+from billing.report_usage import COUNTED, COUNTED_DAYS
+from billing.rollups import roll_up
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.services import alembic_config, migrate
@@ -385,3 +387,59 @@ async def _old_usage(connection: "asyncpg.Connection[asyncpg.Record]") -> "list[
         await connection.fetch("SELECT * FROM penstock_settle($1)", msgspec.json.encode(rows).decode())
         await connection.execute("SELECT penstock_seal(3)")
     return await connection.fetch("SELECT * FROM usage ORDER BY request_id")
+
+
+async def test_days_hours_and_rows_always_tell_the_same(database: Database, hot: Hot) -> None:
+    version = await price(database)
+    customer = await make_customer(database, mode="postpaid")
+    now = datetime.now(UTC)
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    spans = [
+        (today - timedelta(days=3), today + timedelta(days=1)),
+        (today - timedelta(days=1), today),
+        (today - timedelta(hours=30), today - timedelta(hours=3)),
+        (today - timedelta(hours=5), today - timedelta(hours=2)),
+    ]
+
+    async def sums(source: str, start: datetime, end: datetime) -> list[tuple[Any, ...]]:
+        async with database.read() as connection:
+            found = await connection.execute(
+                text(
+                    f"WITH {source} SELECT sum(requests), sum(cost), sum(output_tokens), sum(outcomes[1]), sum(busy_us)"
+                    " FROM counted"
+                ),
+                {"start": start, "end": end},
+            )
+            return [tuple(one) for one in found]
+
+    async def all_agree() -> None:
+        for start, end in spans:
+            rows = await sums("counted AS (SELECT * FROM penstock_fold_usage(:start, :end))", start, end)
+            assert await sums(COUNTED, start, end) == rows
+            assert await sums(COUNTED_DAYS, start, end) == rows
+
+    for turn in range(3):
+        rows = [
+            row(
+                customer,
+                version,
+                admitted_at=now - timedelta(hours=7 * n, minutes=turn),
+                output_tokens=n + turn,
+            )
+            for n in range(7)
+        ]
+        await settle(hot, *rows)
+        await all_agree()
+        await roll_up(database)
+        await all_agree()
+    assert await hot.fetchval("SELECT count(*) FROM usage_days") >= 1
+    assert await hot.fetchval("SELECT count(*) FROM usage_day_state WHERE day < $1 AND NOT whole", today) == 0
+    # A day that is summed is read as such: spoil it, and the sum shows it.
+    yesterday = spans[1]
+    before = await sums(COUNTED_DAYS, *yesterday)
+    await hot.execute(
+        "INSERT INTO usage_days SELECT day, gen_random_uuid(), project_id, key_id, model, tier, region, price_version, "
+        "list_price_version, simulated, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, "
+        "reasoning_tokens, unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us FROM usage_days"
+    )
+    assert await sums(COUNTED_DAYS, *yesterday) != before
