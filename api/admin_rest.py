@@ -13,6 +13,7 @@ from api import (
     admin_keys,
     admin_ledger,
     admin_models,
+    admin_payments,
     admin_pools,
     admin_statements,
     admin_tenants,
@@ -35,6 +36,7 @@ _PARTS = (
     admin_audit,
     admin_alerts,
     admin_statements,
+    admin_payments,
 )
 
 

@@ -10,12 +10,13 @@ import uvicorn
 import uvloop
 from fastapi import APIRouter
 
-from api import organization, statements
+from api import organization, statements, webhooks
 from api.admin_deps import AdminDeps
 from api.admin_rest import admin_routers
 from api.app import create_app
 from api.deps import Deps
 from api.protocol import GuardedProtocol
+from core.clock import SystemClock
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
 
@@ -114,4 +115,5 @@ def _admin_routers(deps: Deps) -> list[APIRouter]:
         pepper=deps.settings.key_pepper.get_secret_value().encode(),
         settings=deps.settings,
     )
-    return [*admin_routers(admin), organization.router(admin), *statements.routers(admin, deps.keys)]
+    hooks = webhooks.router(deps.database, deps.settings, SystemClock())
+    return [*admin_routers(admin), organization.router(admin), *statements.routers(admin, deps.keys), hooks]

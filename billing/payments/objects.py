@@ -177,7 +177,7 @@ def event_of(raw: dict[str, Any]) -> Event | None:
         return Event(identity, kind, _name(related, "type"), _name(related, "id"), 0)
     data = raw.get("data")
     found = data.get("object") if isinstance(data, dict) else None
-    if not isinstance(found, dict) or type(created) is not int or not 0 <= created < 2**40:
+    if not isinstance(found, dict) or type(created) is not int or not 0 <= created < 2**37:
         return None
     return Event(identity, kind, _name(found, "object"), _name(found, "id"), created)
 

@@ -94,6 +94,16 @@ class EventView(msgspec.Struct, frozen=True):
     applied_at: str | None
 
 
+class BlockedView(msgspec.Struct, frozen=True):
+    """An invoice or credit note that could not be sent."""
+
+    kind: str
+    object_id: UUID
+    tenant_id: UUID
+    error: str | None
+    updated_at: str
+
+
 _CUSTOMERS = """
     SELECT c.tenant_id, c.name, c.customer_id, c.tax_id_kind || ' ' || c.tax_id_value AS tax_id,
         m.brand || ' ' || m.last4 || ' (' || m.exp_month || '/' || m.exp_year || ')' AS card, c.dunning, c.dunning_since
@@ -179,3 +189,15 @@ async def list_events(connection: AsyncConnection, limit: int, *, only_open: boo
     """The newest events first; `only_open` = those that wait or fail."""
     rows = await connection.execute(text(_EVENTS), {"open": only_open, "limit": limit})
     return [EventView(**_plain(row)) for row in rows]
+
+
+@platform_wide("what waits for the platform's people, of every organisation")
+async def list_blocked(connection: AsyncConnection) -> list[BlockedView]:
+    """What could not be sent to Stripe, the oldest first."""
+    rows = await connection.execute(
+        text(
+            "SELECT kind, object_id, tenant_id, error, updated_at FROM stripe_pushes WHERE status = 'blocked' "
+            "ORDER BY updated_at, object_id LIMIT 1000"
+        )
+    )
+    return [BlockedView(**_plain(row)) for row in rows]

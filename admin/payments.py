@@ -1,0 +1,283 @@
+"""Payments: buying credit, automatic purchases, tax ids, refunds, disputes, Stripe's events and the comparison.
+
+Functions that talk to Stripe take a gateway (`billing.stripe_gateway.open_gateway(settings)`).
+"""
+
+from datetime import date
+from uuid import UUID
+
+from admin.actor import Actor, require
+from admin.audit import record
+from admin.session import page_size, read, write_system
+from billing import accounts
+from billing.payments import auto_rules, customers, events, reconcile, refunds, topups, views
+from billing.payments.auto_rules import Rule
+from billing.payments.reconcile import Reconciliation
+from billing.payments.refunds import Requested
+from billing.payments.topups import Started, to_cents
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.errors import InvalidRequest, NotFound
+from core.ids import uuid7
+from core.money import PICO_PER_CENT
+from core.outbox import enqueue
+from tenants.names import clean_reason
+from tenants.roles import FINANCE, PLATFORM_ROLES, READERS, TENANT_RUNNERS
+
+BUYERS = (*TENANT_RUNNERS, FINANCE)
+"""Who may spend a customer's money: its owner, and the platform's people on its behalf."""
+_PUSHED = ("invoice", "credit_note")
+
+
+async def start_topup(
+    database: Database,
+    actor: Actor,
+    gateway: StripeGateway,
+    *,
+    tenant_id: UUID,
+    amount_usd: str,
+    return_url: str,
+    topup_id: UUID | None = None,
+) -> Started:
+    """Begin to buy credit: the answer's `url` is the page to pay at. The same `topup_id` again is the same purchase.
+
+    Raises InvalidRequest, Conflict (a postpaid account), NotFound, PermissionDenied, Unavailable.
+    """
+    require(actor, *BUYERS, tenant_id=tenant_id)
+    cents = to_cents(accounts.parse_usd(amount_usd, "amount_usd"))
+    started = await topups.start_topup(
+        database,
+        gateway,
+        tenant_id=tenant_id,
+        cents=cents,
+        return_url=return_url,
+        by=actor.label,
+        topup_id=topup_id,
+    )
+    async with write_system(database) as connection:
+        await record(
+            connection,
+            actor,
+            "topup.start",
+            tenant_id=tenant_id,
+            object_kind="topup",
+            object_id=started.id,
+            after={"amount_usd": started.amount_usd},
+        )
+    return started
+
+
+async def set_auto_topup(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID,
+    enabled: bool,
+    threshold_usd: str,
+    amount_usd: str,
+    monthly_cap_usd: str,
+) -> Rule:
+    """Buy `amount_usd` by the saved card whenever less than `threshold_usd` is left, up to the cap in a UTC month.
+
+    Raises InvalidRequest, Conflict (no saved card, a postpaid account), PermissionDenied.
+    """
+    require(actor, *BUYERS, tenant_id=tenant_id)
+    cap, rest = divmod(accounts.parse_usd(monthly_cap_usd, "monthly_cap_usd"), PICO_PER_CENT)
+    if rest:
+        raise InvalidRequest("monthly_cap_usd must be whole cents", param="monthly_cap_usd")
+    async with write_system(database) as connection:
+        before = await auto_rules.get_rule(connection, tenant_id)
+        after = await auto_rules.set_rule(
+            connection,
+            tenant_id=tenant_id,
+            enabled=enabled,
+            threshold=accounts.parse_usd(threshold_usd, "threshold_usd"),
+            cents=to_cents(accounts.parse_usd(amount_usd, "amount_usd")),
+            monthly_cap_cents=cap,
+            by=actor.label,
+        )
+        await record(
+            connection,
+            actor,
+            "auto_topup.set",
+            tenant_id=tenant_id,
+            object_kind="auto_topup",
+            object_id=tenant_id,
+            before=before,
+            after=after,
+        )
+    return after
+
+
+async def get_auto_topup(database: Database, actor: Actor, *, tenant_id: UUID) -> Rule | None:
+    """The organisation's rule; None when it never had one."""
+    require(actor, *READERS, tenant_id=tenant_id)
+    async with read(database, actor) as connection:
+        return await auto_rules.get_rule(connection, tenant_id)
+
+
+async def set_tax_id(
+    database: Database, actor: Actor, gateway: StripeGateway, *, tenant_id: UUID, kind: str, value: str
+) -> None:
+    """Set the tax id that stands on invoices, such as ("eu_vat", "DE123456789"). Raises InvalidRequest, NotFound."""
+    require(actor, *BUYERS, tenant_id=tenant_id)
+    await customers.set_tax_id(database, gateway, tenant_id, kind, value)
+    async with write_system(database) as connection:
+        await record(
+            connection,
+            actor,
+            "tax_id.set",
+            tenant_id=tenant_id,
+            object_kind="tenant",
+            object_id=tenant_id,
+            after={"kind": kind, "value": value},
+        )
+
+
+async def refund(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID,
+    payment_intent: str,
+    amount_usd: str | None,
+    reason: str,
+    refund_id: UUID | None = None,
+) -> Requested:
+    """Take bought credit back and pay it back to the card; None = all that is left of the purchase. A job sends it.
+
+    Raises InvalidRequest, NotFound, Conflict: less is left, requests hold it, or the payment is disputed.
+    """
+    require(actor, *PLATFORM_ROLES)
+    reason = clean_reason(reason)
+    cents: int | None = None
+    if amount_usd is not None:
+        cents, rest = divmod(accounts.parse_usd(amount_usd, "amount_usd"), PICO_PER_CENT)
+        if rest:
+            raise InvalidRequest("amount_usd must be whole cents", param="amount_usd")
+    async with write_system(database) as connection:
+        made = await refunds.request_refund(
+            connection,
+            refund_id=refund_id or uuid7(),
+            tenant_id=tenant_id,
+            payment_intent=payment_intent,
+            cents=cents,
+            reason=reason,
+            by=actor.label,
+        )
+        await record(
+            connection,
+            actor,
+            "payment.refund",
+            tenant_id=tenant_id,
+            object_kind="payment",
+            object_id=payment_intent,
+            reason=reason,
+            after=made,
+        )
+    return made
+
+
+async def send_again(database: Database, actor: Actor, *, kind: str, object_id: UUID, reason: str) -> None:
+    """Try once more to send an invoice or credit note that is blocked. Raises InvalidRequest, NotFound."""
+    require(actor, *PLATFORM_ROLES)
+    if kind not in _PUSHED:
+        raise InvalidRequest(f"kind must be one of {', '.join(_PUSHED)}, not {kind[:40]!r}", param="kind")
+    reason = clean_reason(reason)
+    async with write_system(database) as connection:
+        blocked = {(each.kind, each.object_id): each for each in await views.list_blocked(connection)}
+        if (kind, object_id) not in blocked:
+            raise NotFound(f"no {kind.replace('_', ' ')} {object_id} is blocked")
+        await enqueue(connection, f"stripe.push_{kind}", {f"{kind}_id": str(object_id)})
+        await record(
+            connection,
+            actor,
+            "stripe.send_again",
+            tenant_id=blocked[kind, object_id].tenant_id,
+            object_kind=kind,
+            object_id=object_id,
+            reason=reason,
+        )
+
+
+def _scope(actor: Actor, tenant_id: UUID | None) -> UUID | None:
+    """Whose payments are listed: a tenant role sees its own organisation's only. Raises PermissionDenied."""
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    return scope
+
+
+async def list_customers(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
+) -> list[views.CustomerView]:
+    """Payers: Stripe customer, tax id, saved card, dunning state."""
+    async with read(database, actor) as connection:
+        return await views.list_customers(connection, _scope(actor, tenant_id), page_size(limit))
+
+
+async def list_topups(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
+) -> list[views.TopupView]:
+    """Purchases of credit, the newest first."""
+    async with read(database, actor) as connection:
+        return await views.list_topups(connection, _scope(actor, tenant_id), page_size(limit))
+
+
+async def list_payments(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
+) -> list[views.PaymentView]:
+    """Payments that arrived, the newest first."""
+    async with read(database, actor) as connection:
+        return await views.list_payments(connection, _scope(actor, tenant_id), page_size(limit))
+
+
+async def list_refunds(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
+) -> list[views.RefundView]:
+    """Refunds, the newest first."""
+    async with read(database, actor) as connection:
+        return await views.list_refunds(connection, _scope(actor, tenant_id), page_size(limit))
+
+
+async def list_disputes(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
+) -> list[views.DisputeView]:
+    """Disputes, the newest first."""
+    async with read(database, actor) as connection:
+        return await views.list_disputes(connection, _scope(actor, tenant_id), page_size(limit))
+
+
+async def list_events(
+    database: Database, actor: Actor, *, only_open: bool = False, limit: int = 100
+) -> list[views.EventView]:
+    """Stripe's events and what became of them, the newest first."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await views.list_events(connection, page_size(limit), only_open=only_open)
+
+
+async def list_blocked(database: Database, actor: Actor) -> list[views.BlockedView]:
+    """Invoices and credit notes that could not be sent and wait for a person."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await views.list_blocked(connection)
+
+
+async def sync(database: Database, actor: Actor, gateway: StripeGateway) -> int:
+    """Look for missed events and apply what waits, now; returns how many were applied."""
+    require(actor, *PLATFORM_ROLES)
+    await events.find_missed(database, gateway)
+    return await events.apply_waiting(database, gateway)
+
+
+async def compare(database: Database, actor: Actor, gateway: StripeGateway, *, month: date) -> Reconciliation:
+    """Compare a month with Stripe and keep the finding. Raises Unavailable when Stripe does not answer."""
+    require(actor, *PLATFORM_ROLES)
+    return await reconcile.compare_month(database, gateway, month)
+
+
+async def list_comparisons(database: Database, actor: Actor, *, limit: int = 20) -> list[Reconciliation]:
+    """The newest comparisons with Stripe first."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await reconcile.latest(connection, page_size(limit))
