@@ -187,6 +187,8 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
         200,
         "credit_limit.set",
     ),
+    ("POST", "/exports", {"name": "usage-daily", "destination": "usage"}, 201, "export.create"),
+    ("PATCH", "/exports/{name}", {"enabled": False, "reason": "x"}, 200, "export.disable"),
 ]
 """Method, route, body, status, and the action of the one row it leaves."""
 
@@ -195,6 +197,7 @@ TESTED_APART = {
     ("POST", "/users/{user_id}/disable"),
     ("POST", "/users/{user_id}/enable"),
     ("POST", "/pools/replicas/{replica_id}/{action}"),  # needs a scheduler: tests of admin/pools.py
+    ("POST", "/exports/{name}/runs"),  # writes files: tests of billing/exports
 }
 
 
@@ -231,6 +234,7 @@ async def test_every_change_leaves_exactly_one_row(
         "token_id": (await admin("POST", "/tokens", {"name": "spare"})).json()["id"],
         "scope_kind": "tenant",
         "scope_id": acme.tenant_id,
+        "name": "usage-daily",
     }
     hints = redis_client.pubsub()
     await hints.subscribe(CHANNEL)
