@@ -137,7 +137,8 @@ async def end_price(
             "THEN tstzrange(lower(effective), CAST(:end AS timestamptz)) ELSE effective END, "
             "withdrawn_at = CASE WHEN lower(effective) >= CAST(:end AS timestamptz) THEN CAST(:now AS timestamptz) END "
             "WHERE book = :book AND contract_id IS NULL AND withdrawn_at IS NULL "
-            "AND (upper(effective) IS NULL OR upper(effective) > CAST(:end AS timestamptz)) RETURNING id"
+            "AND (upper(effective) IS NULL OR upper(effective) > CAST(:end AS timestamptz) "
+            "OR (upper(effective) = CAST(:end AS timestamptz) AND ended_by IS NULL)) RETURNING id"
         ),
         {"by": ended_by, "end": end, "now": now, "book": book["book"]},
     )
