@@ -13,10 +13,10 @@ from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
 
 
-async def run_now(database: Database, actor: Actor) -> reconcile.Outcome:
-    """Compare now what the job compares every minute."""
+async def run_now(database: Database, actor: Actor, *, since: datetime | None = None) -> reconcile.Outcome:
+    """Compare now what the job compares every minute; with `since` also again what came out from then on."""
     require(actor, *PLATFORM_ROLES)
-    return await reconcile.run(database)
+    return await reconcile.run(database, since=since)
 
 
 async def list_engines(database: Database, actor: Actor, *, limit: int = 100) -> list[EngineRow]:

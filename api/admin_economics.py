@@ -19,6 +19,9 @@ from billing.period import parse_group_by, parse_instant, parse_period
 From = Annotated[str | None, Query(alias="from", max_length=40, description="Date or whole UTC hour.")]
 To = Annotated[str | None, Query(alias="to", max_length=40, description="Excluded.")]
 Month = Annotated[str, Query(max_length=7, examples=["2026-11"])]
+Since = Annotated[
+    str | None, Query(max_length=40, description="Compare again what came out from this instant on.")
+]
 Usd = Annotated[str, Field(pattern=r"^-?[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=30, examples=["1234.56"])]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -180,8 +183,9 @@ def _reconcile_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return _rows(await admin_reconcile.list_engines(deps.database, actor, limit=limit))
 
     @routes.post("/reconcile/run", summary="Compare now")
-    async def run(actor: Annotated[Actor, who]) -> dict[str, Any]:
-        return _one(await admin_reconcile.run_now(deps.database, actor))
+    async def run(actor: Annotated[Actor, who], since: Since = None) -> dict[str, Any]:
+        instant = None if since is None else parse_instant(since, "since")
+        return _one(await admin_reconcile.run_now(deps.database, actor, since=instant))
 
     @routes.get("/reconcile/engines/{boot_id}", summary="One engine, stretch by stretch")
     async def stretches(actor: Annotated[Actor, who], boot_id: str, limit: Limit = 100) -> Rows:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -86,6 +87,12 @@ async def export(database: Database, settings: Settings) -> int:
     return await exports_schedule.run_due(database, settings)
 
 
+async def reconcile_again(database: Database, settings: Settings) -> int:
+    """The same for the last two days, so that a row that was lost after it was compared is found."""
+    since = datetime.now(UTC) - timedelta(days=2)
+    return (await reconciliation.run(database, since=since)).compared
+
+
 async def prune(database: Database, settings: Settings) -> int:
     """Forget tenancy changes that every process has seen, and sign-in failures whose window is over."""
     async with database.system() as connection:
@@ -135,6 +142,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),
         Job("penstock.reconcile", 60.0, reconcile),
+        Job("penstock.reconcile_again", 24 * 3600.0, reconcile_again),
         Job("penstock.check_alerts", 60.0, check_alerts),
         Job("penstock.credit_missed_levels", 3600.0, credit_missed_levels),
         Job("penstock.issue_statements", 10.0, issue_statements),

@@ -67,7 +67,8 @@ _STRETCHES = text(
         CASE WHEN s.first THEN k.warmup_generation_tokens ELSE 0 END AS warmup_generation,
         k.scraped_at, least(s.to_at, k.last_at + interval '2 seconds') AS complete_at
     FROM stretches s JOIN known k USING (boot_id) LEFT JOIN compared c USING (boot_id, from_at)
-    WHERE s.to_at IS NOT NULL AND (c.boot_id IS NULL OR c.to_at <> s.to_at OR c.wrong)
+    WHERE s.to_at IS NOT NULL AND (c.boot_id IS NULL OR c.to_at <> s.to_at OR c.wrong
+        OR least(s.to_at, k.last_at) > CAST(:since AS timestamptz))
     ORDER BY s.to_at, s.boot_id LIMIT :most
     """
 )
@@ -153,14 +154,17 @@ class Outcome(msgspec.Struct, frozen=True):
     """By counter: tokens over all incarnations, each by its amount."""
 
 
-async def run(database: Database, *, confirm_s: float = CONFIRM_S) -> Outcome:
+async def run(database: Database, *, since: datetime | None = None, confirm_s: float = CONFIRM_S) -> Outcome:
     """Compare what can be compared, tell the platform's people what stays unexplained, set the gauges.
+
+    `since`: compare again what came out before, as far as it lasted beyond that instant; so a row that is lost
+    afterwards is found, too.
 
     May run twice, at once or again: it writes what the rows say.
     """
     async with database.system() as connection:
         await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_reconcile'))"))
-        outcome, behind_s = await _compare(connection)
+        outcome, behind_s = await _compare(connection, since)
         left = (await connection.execute(_LEFT_OVER, {"confirm": confirm_s})).all()
         for row in left:
             if row.confirmed:
@@ -182,8 +186,8 @@ async def run(database: Database, *, confirm_s: float = CONFIRM_S) -> Outcome:
 
 
 @platform_wide("an engine serves all organisations")
-async def _compare(connection: AsyncConnection) -> tuple[Outcome, int]:
-    stretches = (await connection.execute(_STRETCHES, {"most": MAX_STRETCHES})).all()
+async def _compare(connection: AsyncConnection, since: datetime | None) -> tuple[Outcome, int]:
+    stretches = (await connection.execute(_STRETCHES, {"most": MAX_STRETCHES, "since": since})).all()
     running: dict[str, datetime] = {row.model: row.since for row in await connection.execute(_OPEN)}
     ready = [row for row in stretches if row.model not in running or running[row.model] > row.complete_at]
     if ready:

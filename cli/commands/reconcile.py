@@ -18,13 +18,20 @@ BootId = Annotated[str, typer.Argument(metavar="BOOT", help="Boot id of the engi
 Limit = Annotated[int, typer.Option(help="Rows, 1 to 1000.")]
 
 
-@app.command(epilog="Example: penstock reconcile run")
-def run(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+@app.command(epilog="Example: penstock reconcile run --since 2026-11-01")
+def run(
+    since: Annotated[
+        str | None, typer.Option(help="Compare again what came out, from this date or instant on.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Compare now; ends with code 1 while something is unexplained."""
 
     async def act() -> Any:
+        instant = None if since is None else parse_instant(since, "--since")
         async with open_db(data_dir) as database:
-            return await admin_reconcile.run_now(database, actor())
+            return await admin_reconcile.run_now(database, actor(), since=instant)
 
     outcome = run_command(act)
     emit(outcome, as_json)

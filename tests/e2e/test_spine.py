@@ -13,6 +13,8 @@ import openai
 import pytest
 
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
+from tests.support.invariants import rows_by_request, settled_everything
+from tests.support.reconciling import reconciled, stretches
 from tests.support.stack import Stack, Tenant
 from tests.support.waiting import until
 
@@ -126,6 +128,53 @@ async def test_tokens_equal_the_engine_and_cost_equals_tokens_times_price(vllm_s
         assert usd_to_pico(row["cost_usd"]) == expected
     assert sum(int(row["requests"]) for row in rows) == len(runs)
     assert sum(int(row["cached_input_tokens"]) for row in rows) > 0, "the prefix cache never hit"
+
+
+async def leave(api: openai.AsyncOpenAI, model: str) -> int:
+    """A stream whose client leaves after some tokens; returns how many events it saw."""
+    stream = await api.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Tell me of the sea."}],
+        max_tokens=1500,
+        stream=True,
+        extra_body={"temperature": 1.0},
+    )
+    seen = 0
+    async for _ in stream:
+        seen += 1
+        if seen == 20:
+            break
+    await stream.close()
+    return seen
+
+
+async def test_engine_counters_are_explained_with_several_choices_and_a_client_that_leaves(
+    vllm_stack: Stack,
+) -> None:
+    stack, model = vllm_stack, str(vllm_stack.ready["model"])
+    tenant = stack.make_tenant("Cove")
+    await reconciled(stack)
+    (before,) = [stretches(stack, one["boot_id"]) for one in stack.admin("GET", "/reconcile/engines")["data"]]
+    async with client(stack, tenant) as api:
+        answer = await api.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "Two words?"}], max_tokens=8, n=2
+        )
+        assert len(answer.choices) == 2
+        assert answer.usage is not None
+        usage = await run_stream(api, model, "Tell me of the well.")
+        assert await leave(api, model) == 20
+    await settled_everything(stack, tenant.id)
+    (engine,) = await reconciled(stack)
+    assert (engine["unexplained_prompt"], engine["unexplained_generation"]) == (0, 0)
+    after = stretches(stack, engine["boot_id"])
+    # The engine counts the prompt of two choices twice, usage once.
+    assert after["prompt"]["choices"] - before["prompt"]["choices"] == answer.usage.prompt_tokens
+    rows = await rows_by_request(stack, tenant.id)
+    billed = after["generation"]["billed"] - before["generation"]["billed"]
+    assert billed == sum(row["output_tokens"] for row in rows.values())
+    assert billed >= answer.usage.completion_tokens + usage.completion_tokens + 18
+    assert sorted(row["outcome"] for row in rows.values()).count("client_cancelled") == 1
+    assert after["generation"]["unobserved"] == before["generation"]["unobserved"]
 
 
 async def test_every_customer_error_is_one_the_sdk_knows(vllm_stack: Stack) -> None:

@@ -1,18 +1,23 @@
 """Engines' counters against usage rows: a healthy platform comes out, a lost row does not."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 from sqlalchemy import text
 
+from admin import reconcile as admin_reconcile
+from admin.actor import system_actor
 from billing.economics import reconcile
+from billing.economics.close import engines_explained
 from billing.holds import HoldBook
 from billing.records import HoldGranted, Outcome, Unbilled
 from billing.settlement import Item, Settlement
 from core.clock import SystemClock
 from core.db import Database
+from core.errors import Conflict
 from core.tokens import TokenUsage
 from tests.integration.billing.support import MODEL, Customer, make_customer, price
 from workers.engine_counters import CounterReport, Cut, record_counters
@@ -164,6 +169,33 @@ async def test_a_lost_row_raises_the_alarm_once_and_its_return_ends_it(engine: E
 async def _is_table(engine: Engine, name: str) -> bool:
     async with engine.database.engine.connect() as connection:
         return bool(await connection.scalar(text("SELECT to_regclass(:name)"), {"name": name}))
+
+
+async def test_a_row_lost_after_it_was_compared_is_found_again_with_its_request(engine: Engine) -> None:
+    await engine.report()
+    lost = await engine.use(11, 5)
+    await engine.report(cut=True)
+    assert (await engine.run()).unexplained == {"prompt": 0, "generation": 0}
+    rows = "usage_rows" if await _is_table(engine, "usage_rows") else "usage"
+    async with engine.database.engine.begin() as connection:
+        await connection.execute(text(f"DELETE FROM {rows} WHERE request_id = '{lost}'"))
+    assert (await engine.run()).unexplained == {"prompt": 0, "generation": 0}
+    again = datetime.now(UTC) - timedelta(days=1)
+    assert (await reconcile.run(engine.database, since=again)).unexplained == {"prompt": 11, "generation": 5}
+    actor = system_actor("test")
+    traced = await admin_reconcile.trace(engine.database, actor, boot_id=BOOT)
+    assert [(row.request_id, row.cause) for row in traced] == [(lost, "missing")]
+    async with engine.database.system() as connection:
+        red = await engines_explained(connection, datetime.now(UTC).date().replace(day=1))
+    assert (red.ok, BOOT in red.detail) == (False, True)
+    await admin_reconcile.accept(engine.database, actor, boot_id=BOOT, reason="the disk is gone")
+    assert (await engine.run()).unexplained == {"prompt": 0, "generation": 0}
+    async with engine.database.system() as connection:
+        assert (await engines_explained(connection, datetime.now(UTC).date().replace(day=1))).ok
+    with pytest.raises(Conflict):
+        await admin_reconcile.accept(engine.database, actor, boot_id=BOOT, reason="again")
+    (shown,) = await admin_reconcile.list_engines(engine.database, actor)
+    assert (shown.unexplained_prompt, shown.accepted, shown.uncompared_tokens) == (11, True, 0)
 
 
 async def test_a_row_that_the_engine_never_worked_for_is_unexplained(engine: Engine) -> None:
