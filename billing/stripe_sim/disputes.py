@@ -56,6 +56,7 @@ def open_dispute(
         "due_by": due,
         "has_evidence": False,
         "past_due": False,
+        "submission_method": "not_submitted",
     }
     sim.save(made)
     charge["disputed"] = True
@@ -125,7 +126,9 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
         changes["metadata"] = merge_metadata(found["metadata"], params["metadata"])
     if params.get("submit", True) and params.get("evidence"):
         details = changes["evidence_details"]
-        changes["evidence_details"] = details | {"submission_count": details["submission_count"] + 1}
+        changes["evidence_details"] = details | {
+            "submission_count": details["submission_count"] + 1, "submission_method": "manual",
+        }  # fmt: skip
         changes["status"] = (
             "warning_under_review" if found["status"].startswith("warning") else "under_review"
         )

@@ -79,7 +79,7 @@ def _scalar(value: Any, kind: str, more: Any, at: str) -> Any:
             raise invalid(f"Invalid decimal: {text[:80]}", param=at, code="parameter_invalid_decimal")
         return text
     if kind == "enum" and text not in more:
-        raise invalid(f"Invalid {at}: must be one of {', '.join(more)}", param=at)
+        raise invalid(f"Invalid {at}: must be one of {', '.join(more[:20])}", param=at)
     if "\x00" in text:
         raise invalid(f"Invalid string: {at} has a NUL", param=at)
     return value if kind == "any" else text

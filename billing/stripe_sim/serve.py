@@ -1,7 +1,9 @@
 """Runs the stand-in: one process, one event loop."""
 
 import asyncio
-from contextlib import suppress
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,14 +84,28 @@ def config(app: StripeSim, host: str, port: int) -> uvicorn.Config:
     )  # fmt: skip
 
 
+class Server(uvicorn.Server):
+    """uvicorn that does not die of the signal that stopped it: a clean stop exits with 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGTERM and SIGINT while serving."""
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
 def run(app: StripeSim, poster: Poster, host: str, port: int) -> None:
     """Serve until SIGTERM or SIGINT."""
 
     async def serve() -> None:
         try:
-            await uvicorn.Server(config(app, host, port)).serve()
+            await Server(config(app, host, port)).serve()
         finally:
             await poster.close()
 
-    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has drained
-        asyncio.run(serve())
+    asyncio.run(serve())

@@ -34,7 +34,7 @@ def render(sim: Sim, value: Obj, expand: Iterable[str] = ()) -> Obj:
     """
     shown = {key: deepcopy(each) for key, each in value.items() if key[0] != "_"}
     for (kind, field), lister in EMBEDDED.items():
-        if kind == shown.get("object"):
+        if kind == shown.get("object") and not shown.get("deleted"):
             shown[field] = _embed(sim, value, lister)
     paths = list(expand)
     if len(paths) > _MAX_EXPAND:
@@ -74,7 +74,7 @@ def _expand(sim: Sim, shown: Any, stored: Obj | None, parts: list[str], path: st
     target = sim.lookup(inner) if isinstance(inner, str) else None
     if target is not None:
         shown[field] = render(sim, target)
-    elif isinstance(inner, str):
+    elif inner is not None and not isinstance(inner, dict | list):
         raise invalid(f"This property cannot be expanded ({path}).", param="expand")
     _expand(sim, shown[field], target or (sim.lookup(inner["id"]) if _is_object(inner) else None), rest, path)
 

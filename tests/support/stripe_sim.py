@@ -76,7 +76,7 @@ class FakeStripe:
         addresses: Any = {"api": self.url, "meter_events": self.url, "files": self.url, "connect": self.url}
         return stripe.StripeClient(API_KEY, base_addresses=addresses, **options)
 
-    def control(self, method: str, act: str, **body: Any) -> dict[str, Any]:
+    def control(self, method: str, act: str, /, **body: Any) -> dict[str, Any]:
         """A call under /_sim."""
         answer = httpx.request(method, f"{self.url}/_sim{act}", json=body or None, timeout=60)
         answer.raise_for_status()
