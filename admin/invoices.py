@@ -78,8 +78,11 @@ async def trace_line(
 ) -> TracePage:
     """The requests behind a usage line. Raises NotFound, InvalidRequest for a line without requests."""
     require(actor, *READERS, tenant_id=actor.tenant_id)
-    async with read(database, actor) as connection:
-        return await views.trace_line(connection, line_id, limit=page_size(limit), after=after)
+    scope = None if actor.is_platform else actor.tenant_id
+    async with database.read() as connection:
+        return await views.trace_line(
+            connection, line_id, tenant_id=scope, limit=page_size(limit), after=after
+        )
 
 
 async def void_invoice(database: Database, actor: Actor, *, ref: str, reason: str) -> InvoiceView:

@@ -170,17 +170,26 @@ async def find_invoice(connection: AsyncConnection, ref: str) -> InvoiceDetail:
     )
 
 
-@platform_wide("a line is found by its id; a tenant's session sees its own")
 async def trace_line(
-    connection: AsyncConnection, line_id: UUID, *, limit: int = 100, after: UUID | None = None
+    connection: AsyncConnection,
+    line_id: UUID,
+    *,
+    tenant_id: UUID | None = None,
+    limit: int = 100,
+    after: UUID | None = None,
 ) -> TracePage:
-    """The requests behind a usage line in the order of their ids. Raises NotFound, InvalidRequest for another line."""
+    """The requests behind a usage line in the order of their ids; `tenant_id` demands that the line is that tenant's.
+
+    Needs a platform session (true ends of late usage are no tenant's to read). Raises NotFound, InvalidRequest for a
+    line that no requests stand behind.
+    """
     row = (
         await connection.execute(
             text(
-                "SELECT l.*, i.month FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id WHERE l.id = :id"
+                "SELECT l.*, i.month FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id WHERE l.id = :id "
+                "AND (CAST(:tenant AS uuid) IS NULL OR l.tenant_id = :tenant)"
             ),
-            {"id": line_id},
+            {"id": line_id, "tenant": tenant_id},
         )
     ).one_or_none()
     if row is None:
