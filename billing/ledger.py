@@ -79,8 +79,7 @@ def booking_errors() -> Iterator[None]:
                 "the accounting month is closed: book it now, as a dated adjustment", code="period_closed"
             ) from error
         if code == "PS002":
-            words = str(error.orig).partition(": ")[2] or "the booking conflicts with an earlier one"
-            raise Conflict(words, code="booking_conflict") from error
+            raise Conflict(str(error.orig), code="booking_conflict") from error
         if code == "23514" and "billing_accounts" in str(error.orig):
             raise Conflict("the credit left is not enough, or open requests hold it") from error
         raise

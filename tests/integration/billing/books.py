@@ -7,7 +7,7 @@ from uuid import UUID
 
 import asyncpg
 import msgspec
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -104,6 +104,7 @@ def play(machine: type[BooksMachine], pg_url: str, *, examples: int, steps: int)
                     max_examples=examples,
                     stateful_step_count=steps,
                     deadline=None,
+                    phases=[Phase.explicit, Phase.generate],  # shrinking through PostgreSQL takes minutes
                     suppress_health_check=list(HealthCheck),
                 ),
             )
