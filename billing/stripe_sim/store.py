@@ -14,8 +14,8 @@ from billing.stripe_sim.errors import Obj
 class Store:
     """Objects in the order of their making. Every change is one `put` or `drop`, which the journal repeats.
 
-    The journal is JSON lines `[kind, id, object or null]`, appended at each `flush`; a torn last line is left out when
-    it is read, and at each start the file is written anew without what was replaced.
+    The journal has a JSON line `[[kind, id, object or null], ...]` for each `flush`: all of a request, or, when the
+    line is torn, nothing of it; at each start the file is written anew without what was replaced.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -81,8 +81,8 @@ class Store:
         touched, self._touched = self._touched, {}
         if self._file is None or not touched:
             return
-        lines = [msgspec.json.encode([kind, id, self.get(kind, id)]) for kind, id in touched]
-        self._file.write(b"\n".join(lines) + b"\n")
+        changes = [[kind, id, self.get(kind, id)] for kind, id in touched]
+        self._file.write(msgspec.json.encode(changes) + b"\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -96,10 +96,11 @@ class Store:
         with suppress(FileNotFoundError):
             for line in path.read_bytes().splitlines():
                 try:
-                    kind, id, value = msgspec.json.decode(line)
-                except (msgspec.MsgspecError, ValueError, TypeError):
+                    changes = msgspec.json.decode(line, type=list[tuple[str, str, dict[str, Any] | None]])
+                except msgspec.MsgspecError:
                     break
-                self._replay(kind, id, value)
+                for change in changes:
+                    self._replay(*change)
         self._rewrite(path)
 
     def _replay(self, kind: str, id: str, value: Any) -> None:
@@ -115,7 +116,7 @@ class Store:
         with os.fdopen(opener, "wb") as file:
             for kind, objects in self._kinds.items():
                 for id, value in objects.items():
-                    file.write(msgspec.json.encode([kind, id, value]) + b"\n")
+                    file.write(msgspec.json.encode([[kind, id, value]]) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
