@@ -151,10 +151,14 @@ async def remove_endpoint(
 
 
 async def send_test(database: Database, actor: Actor, *, tenant_id: UUID | None) -> None:
-    """Send a notice of the kind `test` to every endpoint of an organisation, or of the platform (None)."""
+    """Send a notice of the kind `test` to every endpoint of an organisation, or of the platform (None).
+
+    Raises Conflict when the last one was less than a minute ago.
+    """
     require(actor, *_SETTERS, tenant_id=tenant_id)
     notice = uuid7()
     async with write_system(database) as connection:
+        await endpoints.space_tests(connection, tenant_id)
         await notify(
             connection,
             tenant_id=tenant_id,

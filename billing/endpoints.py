@@ -165,6 +165,19 @@ async def list_notices(
     return [NoticeView(**row._mapping) for row in rows]
 
 
+async def space_tests(connection: AsyncConnection, tenant_id: UUID | None) -> None:
+    """Let tests of one scope be a minute apart: they must not flood anybody's mailbox. Raises Conflict."""
+    await connection.execute(
+        text("SELECT pg_advisory_xact_lock(hashtext('notice_tests ' || :scope))"), {"scope": str(tenant_id)}
+    )
+    recent = text(
+        "SELECT 1 FROM notices WHERE tenant_id IS NOT DISTINCT FROM CAST(:tenant AS uuid) AND kind = 'test' "
+        "AND created_at > clock_timestamp() - interval '1 minute' LIMIT 1"
+    )
+    if await connection.scalar(recent, {"tenant": tenant_id}) is not None:
+        raise Conflict("a test was sent less than a minute ago; look what became of it first")
+
+
 def _view(row: Row[Any]) -> EndpointView:
     return EndpointView(
         id=row.id,

@@ -109,7 +109,8 @@ def _guarded_socket(info: Any) -> socket.socket:
     """The socket of a connection, refused in the last moment when its address is not public."""
     family, kind, protocol, _, address = info
     if not is_public(str(address[0])):
-        raise AddressRefused(errno.EACCES, f"{address[0]} is not on the public internet")
+        # Without the address: what our resolver says of names inside is nobody's business.
+        raise AddressRefused(errno.EACCES, "the name does not lead to the public internet")
     return socket.socket(family=family, type=kind, proto=protocol)
 
 

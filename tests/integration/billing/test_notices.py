@@ -204,7 +204,8 @@ async def test_a_name_that_resolves_to_the_inside_is_refused(
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve, raising=False)
     result = await webhooks.post(f"https://hooks.example.com:{port}/x", b"{}", {}, frozenset())
     assert result is not None
-    assert "not on the public internet" in result
+    assert "does not lead to the public internet" in result
+    assert "127.0.0.1" not in result, "what names inside resolve to is not told"
     assert receiver.got == []
     for url in (receiver.url, "https://169.254.169.254/latest", "https://[::1]/x"):
         assert "address" in str(await webhooks.post(url, b"{}", {}, frozenset()))
@@ -304,6 +305,15 @@ async def test_what_an_organisation_may_set(database: Database) -> None:
     assert await admin_alerts.list_endpoints(database, member(other.tenant_id)) == []
     with pytest.raises(PermissionDenied):
         await admin_alerts.list_notices(database, owner, tenant_id=other.tenant_id)
+
+
+async def test_tests_are_no_way_to_flood_a_mailbox(database: Database) -> None:
+    acme = await make_organisation(database)
+    owner = member(acme.tenant_id)
+    await admin_alerts.send_test(database, owner, tenant_id=acme.tenant_id)
+    with pytest.raises(Conflict, match="minute"):
+        await admin_alerts.send_test(database, owner, tenant_id=acme.tenant_id)
+    await admin_alerts.send_test(database, ADMIN, tenant_id=None)
 
 
 async def test_a_job_that_died_in_the_middle_lets_it_be_tried_again(
