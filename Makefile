@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check engine browser test bench-gateway lock clean
+.PHONY: help env up check engine browser test bench-gateway bench-billing lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ test: check ## test everything: checks, unit, integration, the real engine, kill
 
 bench-gateway: env ## cost of the gateway per request and per chunk, beside a bare pass-through
 	$(BIN)/python -m bench.gateway $(ARGS)
+
+bench-billing: env ## settlement, bytes per row, month reports, invoice run; full size: ARGS="--rows 100000000"
+	$(BIN)/python -m bench.billing $(ARGS)
 
 lock: ## resolve the requirements anew
 	cd requirements && for name in uv runtime dev; do \

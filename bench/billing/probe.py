@@ -1,0 +1,110 @@
+"""`python -m bench.billing.probe KIND ARGUMENTS`: one measured thing in a process of its own; prints JSON.
+
+A process of its own, because its peak memory is part of the measurement.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pyarrow as pa
+
+from billing.archive import parquet_path, write_month
+from billing.archive_report import SUMS, add_up
+from billing.invoicing.months import bounds
+from billing.report import ReportQuery, usage_report
+from core.db import Database
+from core.money import usd_to_pico
+
+BY = ("tenant", "model")
+
+
+async def rollup(url: str, month: date, folder: Path, with_gpu: bool = False) -> dict[str, Any]:
+    """The usage report by tenant and model from rollups: the product's own function."""
+    start, end = bounds(month)
+    database = Database(url)
+    async with database.read() as connection:
+        began = time.perf_counter()
+        rows = await usage_report(connection, ReportQuery(start, end, BY, with_gpu=with_gpu))
+        took = time.perf_counter() - began
+    await database.close()
+    return {"seconds": took, "lines": len(rows), "cost": str(sum(usd_to_pico(row.cost_usd) for row in rows))}
+
+
+async def gpu(url: str, month: date, folder: Path) -> dict[str, Any]:
+    """The same with GPU cost and margin."""
+    return await rollup(url, month, folder, with_gpu=True)
+
+
+async def raw_postgres(url: str, month: date, folder: Path) -> dict[str, Any]:
+    """The same sums from the rows in PostgreSQL."""
+    connection = await asyncpg.connect(url, server_settings={"timezone": "UTC"}, command_timeout=3600)
+    began = time.perf_counter()
+    rows = await connection.fetch(
+        "SELECT tenant_id, model, sum(requests), sum(input_tokens), sum(cached_input_tokens), sum(output_tokens), "
+        "sum(cost) AS cost, sum(list_cost) FROM penstock_fold_usage($1, $2) GROUP BY 1, 2",
+        *bounds(month),
+    )
+    took = time.perf_counter() - began
+    await connection.close()
+    return {"seconds": took, "lines": len(rows), "cost": str(sum(int(row["cost"]) for row in rows))}
+
+
+async def raw_parquet(url: str, month: date, folder: Path) -> dict[str, Any]:
+    """The same sums from the rows in Parquet: the product's own reader."""
+    fields = [
+        ("tenant_id", pa.string()),
+        ("model", pa.string()),
+        *((name, pa.decimal128(38, 0)) for name in SUMS),
+    ]
+    began = time.perf_counter()
+    rows = add_up([str(parquet_path(folder, month))], pa.schema(fields).empty_table(), ("tenant_id", "model"))
+    took = time.perf_counter() - began
+    return {
+        "seconds": took,
+        "lines": len(rows),
+        "cost": str(sum(int(row[2 + SUMS.index("cost")]) for row in rows)),
+    }
+
+
+async def archive(url: str, month: date, folder: Path) -> dict[str, Any]:
+    """Writing the month to Parquet from PostgreSQL."""
+    database = Database(url)
+    async with database.read() as connection:
+        began = time.perf_counter()
+        manifest = await write_month(connection, folder / "written", month)
+        took = time.perf_counter() - began
+    await database.close()
+    return {"seconds": took, "rows": manifest.rows, "bytes": manifest.bytes, "cost": manifest.sums["cost"]}
+
+
+KINDS = {
+    "rollup": rollup,
+    "gpu": gpu,
+    "raw_postgres": raw_postgres,
+    "raw_parquet": raw_parquet,
+    "archive": archive,
+}
+
+
+def peak_mb() -> float:
+    """The most memory this process ever had resident (ru_maxrss would count the parent's, too)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def main() -> None:
+    """Run one kind."""
+    kind, url, month, folder = sys.argv[1:5]
+    found = asyncio.run(KINDS[kind](url, date.fromisoformat(month), Path(folder)))
+    found["peak_mb"] = peak_mb()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
