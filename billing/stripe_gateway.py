@@ -57,7 +57,7 @@ PAGE = 100
 METER_BATCH = 100
 """Events of one call of the meter's stream (Stripe's limit)."""
 _PAYMENT = ["latest_charge.balance_transaction"]
-_REFUND = ["balance_transaction", "failure_balance_transaction"]
+_REFUND = ["balance_transaction"]
 
 
 class StripeGateway:
@@ -260,8 +260,12 @@ class StripeGateway:
 
     async def refund(self, refund_id: str) -> Refund:
         """A refund."""
-        method = self._client().v1.refunds.retrieve_async
-        return refund(await self._one(method, refund_id, {"expand": _REFUND}))
+        raw = await self._one(self._client().v1.refunds.retrieve_async, refund_id, {"expand": _REFUND})
+        failure = raw.get("failure_balance_transaction")
+        if isinstance(failure, str):
+            method = self._client().v1.balance_transactions.retrieve_async
+            raw["failure_balance_transaction"] = await self._one(method, failure)
+        return refund(raw)
 
     async def refunds_of(self, payment_intent: str) -> list[Refund]:
         """All refunds of a payment, without what they moved."""

@@ -225,7 +225,8 @@ async def _row_of(connection: AsyncConnection, tenant_id: UUID, refund: Refund) 
     found = await connection.execute(
         text(
             "SELECT id, tenant_id, payment_intent, lot_id, credit_note_id, cents, status FROM stripe_refunds "
-            "WHERE tenant_id = :tenant AND (refund_id = :refund OR (refund_id IS NULL AND id::text = :ours)) FOR UPDATE"
+            "WHERE tenant_id = :tenant AND (refund_id = :refund "
+            "OR (refund_id IS NULL AND status <> 'failed' AND id::text = :ours)) FOR UPDATE"
         ),
         {"tenant": tenant_id, "refund": refund.id, "ours": refund.metadata.get(REFUND_KEY, "")},
     )
@@ -235,7 +236,7 @@ async def _row_of(connection: AsyncConnection, tenant_id: UUID, refund: Refund) 
 async def _book_foreign(
     connection: AsyncConnection, payment: Row[Any], refund: Refund, credit_note_id: UUID | None
 ) -> Row[Any]:
-    """A refund that was not asked for here: of a credit note, or made by a person in Stripe.
+    """A refund that was not asked for here: of a credit note, made by a person in Stripe, or given up too soon.
 
     Of bought credit it takes what is left; what was used already is an expense. Of an invoice it is paid out of what
     is invoiced, where the credit note has put it.

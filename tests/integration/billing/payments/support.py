@@ -2,16 +2,20 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import text
 
 from admin import tenants as admin_tenants
 from billing import ledger
-from billing.payments import events
+from billing.payments import events, topups
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
+from core.ids import uuid7
 from core.money import PICO_PER_CENT
+from jobs import outbox
+from jobs.payments import handlers
 from tests.support.stripe_sim import FakeStripe
 from tests.support.tenancy import ADMIN, make_organisation
 
@@ -76,5 +80,55 @@ async def sound(database: Database) -> None:
 
 async def equals_stripe(database: Database, gateway: StripeGateway) -> None:
     """Our cash account is Stripe's balance, and the books are sound."""
-    assert (await books(database)).get("cash", 0) == await gateway.balance_cents()
+    mine, theirs = (await books(database)).get("cash", 0), await gateway.balance_cents()
+    if mine != theirs:
+        async with database.read() as connection:
+            booked = {row.txn_id for row in await connection.execute(text("SELECT txn_id FROM stripe_cash"))}
+            errors = [*(await connection.execute(text("SELECT status, error FROM stripe_refunds")))]
+            errors += [*(await connection.execute(text("SELECT type, outcome, error FROM stripe_events")))]
+        missing = [move for move in await gateway.movements(0, 2**34) if move.id not in booked]
+        raise AssertionError(
+            f"{mine} cents of cash here, {theirs} in Stripe; not booked: {missing}; {errors}"
+        )
     await sound(database)
+
+
+async def buy(
+    database: Database,
+    gateway: StripeGateway,
+    fake: FakeStripe,
+    tenant_id: UUID,
+    cents: int = 2500,
+    card: str = "pm_card_visa",
+) -> str:
+    """Buy credit to the end; returns the payment intent."""
+    started = await topups.start_topup(
+        database, gateway, tenant_id=tenant_id, cents=cents, return_url=RETURN_URL, by="test"
+    )
+    fake.pay(started.url.rsplit("/", 1)[1], card)
+    await drain(database, gateway)
+    async with database.read() as connection:
+        found = await connection.execute(
+            text("SELECT payment_intent FROM stripe_topups WHERE id = :id AND status = 'succeeded'"),
+            {"id": started.id},
+        )
+        return str(found.scalar_one())
+
+
+async def send(database: Database, gateway: StripeGateway) -> int:
+    """Send what waits in the outbox, as the job does."""
+    return await outbox.dispatch(database, handlers(database, gateway))
+
+
+async def spend(database: Database, tenant_id: UUID, cents: int) -> None:
+    """Use credit, as a settlement would."""
+    async with database.system() as connection:
+        await ledger.book(
+            connection, "adjustment", tenant_id, "credit", "revenue", cents * PICO_PER_CENT, uuid7()
+        )
+
+
+async def one(database: Database, statement: str) -> Any:
+    """The one row of a query."""
+    async with database.read() as connection:
+        return (await connection.execute(text(statement))).one()
