@@ -83,7 +83,7 @@ async def create_export(
     actor: Actor,
     *,
     name: str,
-    dataset: str,
+    dataset: str = "report",
     format: str = "parquet",
     cadence: str = "daily",
     destination: str,

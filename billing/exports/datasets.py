@@ -53,18 +53,25 @@ async def write(dataset: Dataset, format: Format, file: IO[bytes]) -> Tally:
     sink = open_sink(format, dataset.columns, file, dataset.name.replace("_", " ").capitalize())
     amounts = {i: Decimal(0) for i, column in enumerate(dataset.columns) if column.kind is Kind.AMOUNT}
     rows = 0
-    async for block in dataset.blocks:
-        sink.add(block)
-        rows += len(block)
-        with localcontext() as context:
-            context.prec = 60
-            for i in amounts:
-                amounts[i] += sum(
-                    (value for one in block if isinstance(value := one[i], Decimal)), Decimal(0)
-                )
+    try:
+        async for block in dataset.blocks:
+            sink.add(block)
+            rows += len(block)
+            _add_up(amounts, block)
+    except BaseException:
+        sink.abort()
+        raise
     sink.close()
     sums = {dataset.columns[i].name: usd_text(total) for i, total in amounts.items()}
     return Tally(rows, sums)
+
+
+def _add_up(amounts: dict[int, Decimal], block: Sequence[Record]) -> None:
+    """Add a block's values to the sums of their columns, exactly."""
+    with localcontext() as context:
+        context.prec = 60
+        for i in amounts:
+            amounts[i] += sum((value for one in block if isinstance(value := one[i], Decimal)), Decimal(0))
 
 
 def usd(pico: int) -> Decimal:

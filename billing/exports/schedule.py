@@ -210,7 +210,7 @@ async def run_period(
     Raises Unavailable when the store does not take the files, InvalidRequest for a destination that leads elsewhere.
     """
     end = bucket_end(start, unit_of(definition.cadence))
-    store = open_store(definition.destination, settings)
+    store = await asyncio.to_thread(open_store, definition.destination, settings)
     async with database.system() as guard:
         if not await _claim(guard, definition.id):
             return None

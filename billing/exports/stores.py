@@ -70,7 +70,7 @@ def check_destination(destination: str) -> None:
 
 
 def open_store(destination: str, settings: Settings) -> Store:
-    """The store of a destination. Raises InvalidRequest."""
+    """The store of a destination. Raises InvalidRequest, Unavailable without credentials."""
     check_destination(destination)
     if destination.startswith("s3://"):
         bucket, _, prefix = destination.removeprefix("s3://").partition("/")
@@ -141,14 +141,21 @@ class S3Store:
     """Objects below a prefix; a conditional put refuses to replace one."""
 
     def __init__(self, bucket: str, prefix: str, settings: Settings) -> None:
+        if (
+            not settings.export_s3_key_id.get_secret_value()
+        ):  # else botocore asks the machine's surroundings for one
+            raise Unavailable(
+                "an export to S3 needs PENSTOCK_EXPORT_S3_KEY_ID and PENSTOCK_EXPORT_S3_SECRET",
+                code="export_store_unavailable",
+            )
         self._bucket = bucket
         self._prefix = prefix
         self._client: Any = boto3.session.Session().client(
             "s3",
             endpoint_url=settings.export_s3_endpoint or None,
             region_name=settings.export_s3_region,
-            aws_access_key_id=settings.export_s3_key_id.get_secret_value() or None,
-            aws_secret_access_key=settings.export_s3_secret.get_secret_value() or None,
+            aws_access_key_id=settings.export_s3_key_id.get_secret_value(),
+            aws_secret_access_key=settings.export_s3_secret.get_secret_value(),
             config=Config(
                 connect_timeout=10,
                 read_timeout=120,

@@ -48,6 +48,9 @@ class Sink(Protocol):
     def close(self) -> None:
         """Finish the file; the handle stays open."""
 
+    def abort(self) -> None:
+        """Leave the file as it is, and nothing else behind."""
+
 
 def open_sink(format: Format, columns: Sequence[Column], file: IO[bytes], title: str = "Export") -> Sink:
     """A sink of `format` into `file`, opened for writing bytes."""
@@ -95,6 +98,10 @@ class CsvSink:
         self._file.flush()
         self._file.detach()
 
+    def abort(self) -> None:
+        """See Sink."""
+        self._file.detach()
+
     @staticmethod
     def _cell(value: Value) -> str:
         if value is None:
@@ -125,6 +132,9 @@ class JsonSink:
     def close(self) -> None:
         """See Sink."""
         self._file.write(b"\n]\n")
+
+    def abort(self) -> None:
+        """See Sink."""
 
 
 class XlsxSink:
@@ -189,6 +199,12 @@ class XlsxSink:
         self._book.close()
         self._spool.cleanup()
 
+    def abort(self) -> None:
+        """See Sink."""
+        self._sheet.row_data_fh.close()
+        self._book.fileclosed = True  # else it would finish itself when it is forgotten
+        self._spool.cleanup()
+
 
 _ARROW: dict[Kind, Any] = {
     Kind.TEXT: pa.string(),
@@ -228,6 +244,11 @@ class ParquetSink:
         if self._pending:
             self._write(self._pending)
             self._pending = []
+        self._writer.close()
+
+    def abort(self) -> None:
+        """See Sink."""
+        self._pending = []
         self._writer.close()
 
 
