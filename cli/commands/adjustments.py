@@ -30,7 +30,8 @@ MaybeTenant = Annotated[
 
 
 @app.command(
-    epilog='Example: penstock adjustments request acme-robotics 12.50 --corrects 2026-10 --reason "wrong price"'
+    context_settings={"ignore_unknown_options": True},  # an amount may begin with a minus
+    epilog='Example: penstock adjustments request acme-robotics 12.50 --corrects 2026-10 --reason "wrong price"',
 )
 def request(
     tenant: TenantRef,

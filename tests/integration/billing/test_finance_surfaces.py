@@ -1,0 +1,217 @@
+"""Finance's acts through the command line and the admin REST: the same acts, the same words of refusal."""
+
+import getpass
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openpyxl
+import pytest
+from fastapi import FastAPI
+from typer.testing import CliRunner, Result
+
+from admin import users as admin_users
+from admin.actor import system_actor
+from admin.users import create_admin_token
+from api import admin_billing, admin_contracts, admin_ledger
+from api import app as api_app
+from api.admin_deps import AdminDeps
+from cli.main import app as penstock
+from core.db import Database
+from tests.integration.billing.support import make_customer
+
+PEPPER = b"p" * 32
+ADMIN = system_actor("test")
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(penstock, words)
+
+
+def run_json(*words: str) -> Any:
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def shell(pg_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands act on the test's database, for an organisation `acme`."""
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    run_json("tenants", "create", "Acme")
+
+
+@pytest.mark.usefixtures("shell")
+def test_lots_prices_and_contracts_on_the_command_line() -> None:
+    run_json("credits", "grant", "acme", "25", "--expires", "2100-01-01", "--reason", "welcome")
+    run_json("credits", "grant", "acme", "5", "--kind", "purchased", "--priority", "1", "--reason", "wire")
+    lots = run_json("credits", "lots", "acme")
+    assert [(lot["kind"], lot["remaining_usd"]) for lot in lots] == [
+        ("purchased", "5.00"),
+        ("promotional", "25.00"),
+    ]
+    run_json("prices", "set", "m", "--input", "1", "--output", "2")
+    contract = run_json(
+        *("contracts", "add", "acme", "--discount-bps", "1500", "--commit", "10", "--reason", "deal"),
+        *("--sla", '{"metric": "availability", "threshold": "99.9", "credit_percent": 10}'),
+    )
+    assert contract["sla"]["threshold"] == "99.9"
+    history = run_json("prices", "history", "m", "--tenant", "acme")
+    assert [(row["output"], row["status"]) for row in history] == [("2.00", "current"), ("1.70", "current")]
+    later = run_json("prices", "set", "m", "--input", "1", "--output", "3", "--from", "2100-01-01")
+    assert run_json("prices", "withdraw", str(later["id"]), "--reason", "no")["status"] == "withdrawn"
+    assert run_json("contracts", "end", contract["id"], "--reason", "over")["ended_by"] == getpass.getuser()
+    assert run_json("prices", "end", "m", "--reason", "retired")[0]["ended_by"] == getpass.getuser()
+    assert run_json("contracts", "list", "--tenant", "acme")[0]["id"] == contract["id"]
+    assert run_json("prices", "unpriced") == []
+    for words in (
+        ("credits", "grant", "acme", "5", "--expires", "2020-01-01", "--reason", "r"),
+        ("credits", "grant", "acme", "5", "--kind", "gift", "--reason", "r"),
+        ("prices", "set", "m", "--input", "1", "--output", "2", "--currency", "EUR"),
+        ("prices", "set", "m", "--input=-1", "--output", "2"),
+        ("prices", "withdraw", "999", "--reason", "r"),
+        ("contracts", "add", "acme", "--sla", "[]", "--reason", "r"),
+        ("contracts", "add", "acme", "--sla", "{", "--reason", "r"),
+        ("contracts", "end", "nothing", "--reason", "r"),
+    ):
+        refused = run(*words)
+        assert refused.exit_code == 2, refused.output
+        assert refused.stdout == ""
+
+
+@pytest.mark.usefixtures("shell")
+def test_adjustments_and_books_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_APPROVAL_LIMIT_USD", "10")
+    assert run_json("adjustments", "request", "acme", "10", "--reason", "r")["status"] == "booked"
+    assert run_json("adjustments", "request", "acme", "-10.01", "--reason", "r")["status"] == "waiting"
+    [waiting] = run_json("adjustments", "list", "--waiting")
+    own = run("adjustments", "approve", waiting["id"])
+    assert (own.exit_code, own.stdout) == (2, "")
+    monkeypatch.setattr(getpass, "getuser", lambda: "somebody-else")
+    assert run_json("adjustments", "approve", waiting["id"])["decided_by"] == "somebody-else"
+    assert len(run_json("adjustments", "list", "--tenant", "acme")) == 2
+
+    balance = run_json("ledger", "trial-balance")
+    assert balance["balanced"]
+    assert "the books balance" in run("ledger", "trial-balance", "--tenant", "acme").stdout
+    assert run_json("ledger", "verify")["problems"] == []
+    assert run_json("ledger", "deferred", "--tenant", "acme") == run_json("ledger", "deferred")
+    lines = run_json("ledger", "journal")
+    assert {line["kind"] for line in lines} == {"adjustment", "uncollectible"}
+    out = tmp_path / "journal.xlsx"
+    assert run("ledger", "journal", "--format", "xlsx", "--out", str(out)).exit_code == 0
+    sheet = openpyxl.load_workbook(out).active
+    assert sheet is not None
+    assert sheet.max_row == len(lines) + 1
+    detail = tmp_path / "detail.csv"
+    assert run("ledger", "journal", "--detail", "--out", str(detail)).exit_code == 0
+    assert len(detail.read_text().splitlines()) == 4
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
+    for words in (
+        ("ledger", "journal", "--format", "xlsx"),
+        ("ledger", "journal", "--format", "pdf"),
+        ("ledger", "journal", "--month", "2026-13"),
+        ("ledger", "trial-balance", "--month", "2026-10", "--from", "2026-10-01"),
+        ("ledger", "trial-balance", "--month", "9999-12"),
+        ("adjustments", "request", "acme", "0", "--reason", "r"),
+    ):
+        refused = run(*words)
+        assert (refused.exit_code, refused.stdout) == (2, ""), refused.output
+
+
+@pytest.fixture
+async def client(database: Database) -> AsyncIterator[httpx.AsyncClient]:
+    """The finance person's REST client."""
+    user = await admin_users.create_user(
+        database,
+        ADMIN,
+        email="f@example.com",
+        password="correct horse battery",
+        role="finance",
+        tenant_id=None,
+    )
+    token = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="t")
+    app = FastAPI()
+    for part in (admin_billing, admin_contracts, admin_ledger):
+        app.include_router(part.router(AdminDeps(database, None, PEPPER)))
+    api_app._install_error_handlers(app)
+    headers = {"authorization": f"Bearer {token.secret}"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://test/admin/v1", headers=headers
+    ) as opened:
+        yield opened
+
+
+async def test_finance_over_rest(database: Database, client: httpx.AsyncClient) -> None:
+    customer = await make_customer(database)
+    base = f"/tenants/{customer.tenant_id}"
+    body = {"amount_usd": "20", "reason": "wire", "kind": "purchased", "expires_at": "2100-01-01T00:00:00Z"}
+    assert (await client.post(f"{base}/credits", json=body)).status_code == 201
+    [lot] = (await client.get(f"{base}/credits/lots")).json()["data"]
+    assert (lot["kind"], lot["remaining_usd"]) == ("purchased", "20.00")
+    assert (await client.post("/prices", json={"model": "m", "input": "1", "output": "2"})).status_code == 201
+    rule = {"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent": 10}
+    made = await client.post(f"{base}/contracts", json={"discount_bps": 1000, "reason": "deal", "sla": rule})
+    assert (made.status_code, made.json()["sla"]) == (201, rule)
+    prices = (await client.get("/prices", params={"tenant_id": str(customer.tenant_id)})).json()["data"]
+    assert [price["contract_id"] for price in prices] == [None, made.json()["id"]]
+    ended = await client.post(f"/contracts/{made.json()['id']}/end", json={"reason": "over"})
+    assert ended.json()["effective_to"] is not None
+    assert len((await client.get("/contracts")).json()["data"]) == 1
+    assert (await client.post("/prices/end", json={"model": "m", "reason": "r"})).status_code == 200
+    assert (await client.get("/prices/unpriced")).json() == {"data": []}
+
+    small = await client.post(f"{base}/adjustments", json={"amount_usd": "1", "reason": "r"})
+    assert (small.status_code, small.json()["status"]) == (201, "booked")
+    large = (await client.post(f"{base}/adjustments", json={"amount_usd": "-101", "reason": "r"})).json()
+    assert large["status"] == "waiting"
+    own = await client.post(f"/adjustments/{large['id']}/decision", json={"approve": True})
+    assert own.status_code == 409
+    assert [row["id"] for row in (await client.get("/approvals")).json()["data"]] == [large["id"]]
+    assert len((await client.get("/adjustments/waiting")).json()["data"]) == 1
+    gone = await client.post(f"/adjustments/{large['id']}/decision", json={"approve": False})
+    assert gone.json()["status"] == "rejected"
+    assert len((await client.get("/adjustments")).json()["data"]) == 1
+
+    assert (await client.get("/ledger/trial-balance")).json()["balanced"]
+    assert (await client.get("/ledger/verify")).json()["problems"] == []
+    assert len((await client.get("/ledger/deferred")).json()["data"]) == 2
+    for format_ in ("json", "csv", "xlsx"):
+        for detail in (False, True):
+            file = await client.get("/ledger/journal", params={"format": format_, "detail": detail})
+            assert file.status_code == 200
+            assert f".{format_}" in file.headers["content-disposition"]
+    assert openpyxl.load_workbook(io.BytesIO(file.content)).active is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/prices", {"model": "m", "input": "1", "output": "2", "currency": "EUR"}),
+        ("/prices", {"model": "m", "input": "-1", "output": "2"}),
+        ("{base}/credits", {"amount_usd": "1", "reason": "r", "kind": "sla"}),
+        ("{base}/credits", {"amount_usd": "1", "reason": "r", "expires_at": "2020-01-01T00:00:00Z"}),
+        ("{base}/credits", {"amount_usd": "1", "reason": "r", "currency": "usd"}),
+        ("{base}/contracts", {"discount_bps": 20000, "reason": "r"}),
+        ("{base}/contracts", {"discount_bps": 2**40, "reason": "r"}),
+        ("{base}/contracts", {"effective_from": "2020-01-01T00:00:00Z", "reason": "r"}),
+        ("{base}/contracts", {"sla": {"metric": "ttft", "threshold": 1, "credit_percent": 1}, "reason": "r"}),
+        ("{base}/adjustments", {"amount_usd": "0", "reason": "r"}),
+        ("{base}/adjustments", {"amount_usd": "1", "reason": "r", "corrects": "2026-99"}),
+        ("/prices/99999999999999999999/withdraw", {"reason": "r"}),
+    ],
+)
+async def test_bad_input_is_refused_and_changes_nothing(
+    database: Database, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    customer = await make_customer(database)
+    refused = await client.post(path.format(base=f"/tenants/{customer.tenant_id}"), json=body)
+    assert refused.status_code in (400, 404, 422), refused.text
+    assert (await client.get("/prices", params={"history": True})).json()["data"] == []
+    assert (await client.get(f"/tenants/{customer.tenant_id}/credits/lots")).json()["data"] == []
+    assert (await client.get("/contracts")).json()["data"] == []
+    assert (await client.get("/adjustments")).json()["data"] == []
