@@ -229,28 +229,39 @@ async def _opening(
 
 
 async def _lots(connection: AsyncConnection, tenant_id: UUID, now: datetime) -> dict[str, Any]:
-    """Credit lots that are not used up, as known when the statement is issued."""
-    rows = await connection.execute(
-        text(
-            "SELECT id, kind, amount, remaining, expires_at, created_at FROM credit_grants "
-            "WHERE tenant_id = :tenant AND remaining > 0 ORDER BY priority, expires_at NULLS LAST, created_at, id"
-        ),
-        {"tenant": tenant_id},
+    """Credit lots that are not used up when the statement is issued; they add up to the balance of that moment.
+
+    Use is given to lots now and then (billing/credits.py); what is not given yet is taken here in the same order.
+    """
+    rows = list(
+        await connection.execute(
+            text(
+                "SELECT g.id, g.kind, g.amount, g.remaining, g.expires_at, g.created_at, "
+                "sum(g.remaining) OVER () - b.balance AS used FROM credit_grants g "
+                "JOIN billing_accounts b ON b.tenant_id = g.tenant_id WHERE g.tenant_id = :tenant AND g.remaining > 0 "
+                "ORDER BY (g.ended_at IS NOT NULL), g.priority, g.expires_at NULLS LAST, g.created_at, g.id"
+            ),
+            {"tenant": tenant_id},
+        )
     )
-    return {
-        "as_of": instant(now),
-        "open": [
+    used = int(rows[0].used) if rows else 0
+    left = []
+    for row in rows:
+        taken = min(used, int(row.remaining))
+        used -= taken
+        if taken == int(row.remaining):
+            continue
+        left.append(
             {
                 "id": str(row.id),
                 "kind": row.kind,
                 "amount_usd": pico_to_usd(int(row.amount)),
-                "remaining_usd": pico_to_usd(int(row.remaining)),
+                "remaining_usd": pico_to_usd(int(row.remaining) - taken),
                 "created_at": instant(row.created_at),
                 "expires_at": None if row.expires_at is None else instant(row.expires_at),
             }
-            for row in rows
-        ],
-    }
+        )
+    return {"as_of": instant(now), "open": left}
 
 
 async def _adjustments(

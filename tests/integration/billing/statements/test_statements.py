@@ -91,6 +91,9 @@ async def test_a_draft_equals_the_ledger(platform: Platform, settings: Settings)
     credit = found["accounts"]["credit"]
     assert credit["closing_usd"] == await ledger_says(database, acme, "credit")
     assert {m["kind"]: m["amount_usd"] for m in credit["movements"]}["usage"] == pico_to_usd(-cost)
+    assert sum(usd_to_pico(lot["remaining_usd"]) for lot in found["lots"]["open"]) == usd_to_pico(
+        credit["closing_usd"]
+    ), "use that no lot was asked for yet is taken off"
     [line] = found["usage"]
     assert sum(usd_to_pico(one["cost_usd"]) for one in line["classes"]) == cost
     async with database.read() as connection:
