@@ -222,8 +222,8 @@ EXPANDABLE["checkout.session", "line_items"] = items_of
 
 _TAKES = (
     "mode line_items customer customer_email customer_creation success_url cancel_url client_reference_id metadata"
-    " payment_intent_data setup_intent_data expires_at allowed_payment_method_types currency locale ui_mode customer_update"
-    " payment_method_options saved_payment_method_options submit_type"
+    " payment_intent_data setup_intent_data expires_at allowed_payment_method_types currency locale ui_mode"
+    " customer_update payment_method_options saved_payment_method_options submit_type"
 )
 ACTIONS = {"checkout.expire": expire_due}
 ROUTES = [

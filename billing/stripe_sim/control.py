@@ -1,4 +1,4 @@
-"""The control surface under /_sim, which only the stand-in has: time, failures, webhooks, disputes (README.md)."""
+"""The control surface under /_sim, which only the stand-in has (docs/finance/stripe-sim.md lists it)."""
 
 import asyncio
 import re
@@ -53,7 +53,7 @@ class Control:
                     return error.status, error.body
                 return 200, answer
         return 404, {
-            "error": {"message": f"There is no {method} {path}; billing/stripe_sim/README.md lists what is"}
+            "error": {"message": f"There is no {method} {path}; docs/finance/stripe-sim.md lists what is"}
         }
 
     def session_is_valid(self, token: str) -> bool:

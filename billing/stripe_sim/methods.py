@@ -134,7 +134,7 @@ def make_setup(sim: Sim, params: Obj) -> Obj:
         "description": params.get("description"),
         "metadata": merge_metadata(None, params.get("metadata")),
         "client_secret": f"{made['id']}_secret_{sim.id('x')[2:]}",
-        "payment_method_types": params.get("payment_method_types") or ["card"],
+        "payment_method_types": ["card"],
         "automatic_payment_methods": None, "payment_method": None, "status": "requires_payment_method",
     }  # fmt: skip
     if params.get("payment_method"):
@@ -214,7 +214,10 @@ def list_setups(sim: Sim, params: Obj) -> Page:
     return page(found, params, "/v1/setup_intents", "setup_intent")
 
 
-_SETUP = "customer usage description metadata payment_method payment_method_types confirm automatic_payment_methods"
+_SETUP = (
+    "customer usage description metadata payment_method allowed_payment_method_types confirm"
+    " automatic_payment_methods"
+)
 ROUTES = [
     route("POST", "/v1/payment_methods/{id}/attach", "payment_method_attach", attach, "customer"),
     route("POST", "/v1/payment_methods/{id}/detach", "payment_method_detach", detach),

@@ -184,7 +184,7 @@ def listing(sim: Sim, params: Obj) -> Page:
 
 
 _TAKES = (
-    "amount currency customer description metadata payment_method payment_method_types confirm off_session"
+    "amount currency customer description metadata payment_method allowed_payment_method_types confirm off_session"
     " setup_future_usage receipt_email automatic_payment_methods statement_descriptor_suffix error_on_requires_action"
     " return_url"
 )

@@ -10,12 +10,16 @@ import msgspec
 
 from billing.stripe_sim.errors import Obj
 
+COMPACT_BYTES = 16 * 2**20
+"""The journal is written anew when it has grown by this much, and by four times what it held."""
+
 
 class Store:
     """Objects in the order of their making. Every change is one `put` or `drop`, which the journal repeats.
 
     The journal has a JSON line `[[kind, id, object or null], ...]` for each `flush`: all of a request, or, when the
-    line is torn, nothing of it; at each start the file is written anew without what was replaced.
+    line is torn, nothing of it; at each start, and when it has grown much, the file is written anew without
+    what was replaced.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -23,6 +27,7 @@ class Store:
         self._touched: dict[tuple[str, str], None] = {}
         self._path = path
         self._file: IO[bytes] | None = None
+        self._size = self._grown = 0
         if path is not None:
             self._load(path)
 
@@ -82,8 +87,11 @@ class Store:
         if self._file is None or not touched:
             return
         changes = [[kind, id, self.get(kind, id)] for kind, id in touched]
-        self._file.write(msgspec.json.encode(changes) + b"\n")
+        self._grown += self._file.write(msgspec.json.encode(changes) + b"\n")
         self._file.flush()
+        if self._path is not None and self._grown > max(COMPACT_BYTES, 4 * self._size):
+            self._file.close()
+            self._rewrite(self._path)
 
     def close(self) -> None:
         """Flush and let go of the file."""
@@ -119,5 +127,6 @@ class Store:
                     file.write(msgspec.json.encode([[kind, id, value]]) + b"\n")
             file.flush()
             os.fsync(file.fileno())
+            self._size, self._grown = file.tell(), 0
         fresh.replace(path)
         self._file = path.open("ab")

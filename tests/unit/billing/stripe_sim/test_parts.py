@@ -200,6 +200,20 @@ def test_a_journal_cut_anywhere_gives_an_earlier_state(
     assert kept(path) in states
 
 
+def test_a_journal_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("billing.stripe_sim.store.COMPACT_BYTES", 1000)
+    path = tmp_path / "state.jsonl"
+    store = Store(path)
+    for number in range(500):
+        store.put("a", "same", {"value": number})
+        store.flush()
+    assert path.stat().st_size < 2000
+    store.put("a", "other", {"value": 1})
+    store.close()
+    assert kept(path) == {"a": {"same": {"value": 499}, "other": {"value": 1}}}
+    assert path.stat().st_mode & 0o077 == 0
+
+
 def kept(path: Path) -> Any:
     """What a store finds in a file."""
     store = Store(path)
