@@ -317,6 +317,11 @@ class StripeGateway:
         method = self._client().v1.invoices.void_invoice_async
         return invoice(await self._one(method, invoice_id, {}, key=key))
 
+    async def write_off_invoice(self, invoice_id: str, key: str) -> Invoice:
+        """Mark an open invoice as uncollectible."""
+        method = self._client().v1.invoices.mark_uncollectible_async
+        return invoice(await self._one(method, invoice_id, {}, key=key))
+
     async def invoice_payments(
         self, *, invoice_id: str = "", payment_intent: str = ""
     ) -> list[tuple[str, InvoicePayment]]:

@@ -17,7 +17,13 @@ from jobs import outbox
 log = logging.getLogger(__name__)
 
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('penstock_stripe'))"
-_TOPICS = ("stripe.push_invoice", "stripe.push_credit_note", "stripe.void_invoice", refunds.TOPIC)
+_TOPICS = (
+    "stripe.push_invoice",
+    "stripe.push_credit_note",
+    "stripe.void_invoice",
+    "stripe.write_off_invoice",
+    refunds.TOPIC,
+)
 
 SENT_A_RUN = 20
 """Objects of one run: other jobs wait meanwhile."""
@@ -88,10 +94,14 @@ def handlers(database: Database, gateway: StripeGateway) -> dict[str, outbox.Han
     async def void_invoice(payload: dict[str, Any]) -> object:
         return await push.void_invoice(database, gateway, UUID(payload["invoice_id"]))
 
+    async def write_off_invoice(payload: dict[str, Any]) -> object:
+        return await push.write_off_invoice(database, gateway, UUID(payload["invoice_id"]))
+
     async def send_refund(payload: dict[str, Any]) -> object:
         return await refunds.send_refund(database, gateway, UUID(payload["refund_id"]))
 
-    return dict(zip(_TOPICS, (push_invoice, push_credit_note, void_invoice, send_refund), strict=True))
+    works = (push_invoice, push_credit_note, void_invoice, write_off_invoice, send_refund)
+    return dict(zip(_TOPICS, works, strict=True))
 
 
 async def top_up(database: Database, settings: Settings) -> int:

@@ -233,3 +233,15 @@ async def void_invoice(database: Database, gateway: StripeGateway, invoice_id: U
     if found.status in ("open", "uncollectible"):
         await gateway.void_invoice(found.id, f"penstock-void-{found.id}")
     return True
+
+
+async def write_off_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
+    """Make Stripe's invoice uncollectible after ours was written off; returns whether there was one."""
+    async with database.read() as connection:
+        ours, _ = await _read(connection, invoice_id)
+    if ours is None or ours.status != "uncollectible" or ours.stripe_invoice_id is None:
+        return False
+    found = await gateway.invoice(ours.stripe_invoice_id)
+    if found.status == "open":
+        await gateway.write_off_invoice(found.id, f"penstock-write-off-{found.id}")
+    return True
