@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from billing import credits
 from billing.adjustments import adjust
@@ -79,6 +79,13 @@ class LedgerMachine(BooksMachine):
         except Conflict:
             return
         raise AssertionError("another amount under the same source was booked")
+
+    @initialize(tokens=st.integers(1, 100), used=st.integers(0, 900))
+    def begin(self, tokens: int, used: int) -> None:
+        self.give_credit("promotional", 300)
+        self.give_credit("purchased", 300)
+        self.request(0, tokens, used)
+        self.give_credit("sla", 200)
 
     @rule(kind=st.sampled_from(sorted(LOTS)), amount=amounts)
     def give_credit(self, kind: Any, amount: int) -> None:
@@ -218,4 +225,4 @@ class LedgerMachine(BooksMachine):
 
 
 def test_the_ledger_follows_the_model(pg_url: str) -> None:
-    play(LedgerMachine, pg_url, examples=15, steps=25)
+    play(LedgerMachine, pg_url, examples=20, steps=25)
