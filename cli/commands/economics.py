@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import msgspec
 import typer
 
 from admin import economics as admin_economics
+from billing.economics.digitalocean import API, fetch_invoice
 from billing.economics.example import published_example
 from billing.economics.provider import InvoiceIn, InvoiceLineIn
 from billing.invoicing.months import bounds, parse_month
@@ -16,6 +18,7 @@ from billing.period import parse_group_by, parse_instant, parse_period
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, parse_id
 from core.errors import InvalidRequest
+from workers.catalog import load_catalog
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -212,6 +215,30 @@ def _read(file: Path, facts: dict[str, str | None]) -> InvoiceIn:
         return InvoiceIn(**{name: str(value) for name, value in facts.items()}, lines=lines)
     except (msgspec.MsgspecError, csv.Error) as error:
         raise InvalidRequest(f"{file} is no invoice: {error}") from None
+
+
+@invoices.command(
+    epilog="Example: DIGITALOCEAN_TOKEN=... penstock economics provider-invoice fetch --month 2026-11"
+)
+def fetch(
+    month: Month,
+    api: Annotated[str, typer.Option(help="Where the provider's API is.")] = API,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a month's invoice from DigitalOcean and enter it; DIGITALOCEAN_TOKEN must be set."""
+
+    async def act() -> Any:
+        token = os.environ.get("DIGITALOCEAN_TOKEN", "")
+        if not token:
+            raise InvalidRequest("set DIGITALOCEAN_TOKEN to a token that may read billing")
+        invoice = await fetch_invoice(token, parse_month(month), tuple(load_catalog().hosts), api=api)
+        async with open_db(data_dir) as database:
+            return await admin_economics.enter_provider_invoice(
+                database, actor(), invoice=invoice, source="DigitalOcean billing API"
+            )
+
+    emit(run(act), as_json)
 
 
 @invoices.command("list", epilog="Example: penstock economics provider-invoice list --month 2026-11")
