@@ -27,6 +27,7 @@ from billing.archive import (
 )
 from billing.archive_report import month_report
 from billing.ledger import verify
+from billing.report import ReportQuery, totals, usage_report
 from billing.rollups import roll_up
 from core.db import Database, connect_system
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
@@ -39,6 +40,11 @@ LAST = (datetime.now(UTC).replace(day=1) - timedelta(days=1)).date().replace(day
 THIS = datetime.now(UTC).date().replace(day=1)
 ACTOR = system_actor("test")
 ROWS = 40
+EVERYTHING = ReportQuery(
+    datetime(LAST.year, LAST.month, 1, tzinfo=UTC),
+    (datetime(THIS.year, THIS.month, 1, tzinfo=UTC) + timedelta(days=32)).replace(day=1),
+    ("tenant", "model", "day"),
+)
 
 
 def id_of(instant: datetime) -> UUID:
@@ -219,6 +225,7 @@ async def test_dropped_rows_live_on_in_archive_rollups_and_ledger(
     rows = await rows_of_last_month(database)
     async with database.read() as connection:
         before = await month_report(connection, tmp_path, LAST, THIS, ("month", "tenant_id"))
+        reported = await usage_report(connection, EVERYTHING)
     for _ in range(2):
         manifest = await admin_archive.archive_month(
             database, ACTOR, tmp_path, month=LAST, drop_partition=True
@@ -231,6 +238,8 @@ async def test_dropped_rows_live_on_in_archive_rollups_and_ledger(
         kept = await connection.scalar(text("SELECT sum(requests) FROM usage_hours"))
         books = await verify(connection)
         after = await month_report(connection, tmp_path, LAST, THIS, ("month", "tenant_id"))
+        assert await usage_report(connection, EVERYTHING) == reported
+        assert (await totals(connection, EVERYTHING, reported)).equal
         audited = await connection.scalar(
             text("SELECT count(*) FROM audit_log WHERE action = 'usage.drop_partition'")
         )
