@@ -6,7 +6,8 @@ ending with it, is compared once no request of its model that was admitted befor
 is closed in the transaction that writes the usage row, so from then on the rows are complete. So a busy healthy
 platform shows nothing unexplained; requests that run are simply not compared yet.
 
-A stretch that does not come out is compared again with every run for a week: a spool that is adopted late mends it.
+A stretch that does not come out is compared again with every run for an hour, then ever less often for a week: a spool
+that is adopted late mends it.
 What is left over an incarnation's stretches is the alarm: a request that lies on a border cancels out.
 """
 
@@ -60,14 +61,16 @@ _STRETCHES = text(
             lead(generation) OVER o - generation AS generation
         FROM points WINDOW o AS (PARTITION BY boot_id ORDER BY at)),
     compared AS (
-        SELECT boot_id, from_at, min(coalesce(r.to_at, 'infinity')) AS to_at, bool_or(unexplained <> 0) AS wrong
+        SELECT boot_id, from_at, min(coalesce(r.to_at, 'infinity')) AS to_at, bool_or(unexplained <> 0) AS wrong,
+            max(checked_at) AS checked_at, clock_timestamp() - min(first_checked_at) AS age
         FROM reconciliations r JOIN known USING (boot_id) GROUP BY boot_id, from_at)
     SELECT s.boot_id, k.replica_id, k.model, k.simulated, s.from_at, nullif(s.to_at, 'infinity') AS to_at, s.prompt,
         s.generation, CASE WHEN s.first THEN k.warmup_prompt_tokens ELSE 0 END AS warmup_prompt,
         CASE WHEN s.first THEN k.warmup_generation_tokens ELSE 0 END AS warmup_generation,
-        k.scraped_at, least(s.to_at, k.last_at + interval '2 seconds') AS complete_at
+        k.scraped_at, least(s.to_at, k.last_at + interval '2 seconds') AS complete_at, c.boot_id IS NULL AS fresh
     FROM stretches s JOIN known k USING (boot_id) LEFT JOIN compared c USING (boot_id, from_at)
-    WHERE s.to_at IS NOT NULL AND (c.boot_id IS NULL OR c.to_at <> s.to_at OR c.wrong
+    WHERE s.to_at IS NOT NULL AND (c.boot_id IS NULL OR c.to_at <> s.to_at
+        OR (c.wrong AND (c.age < interval '1 hour' OR c.checked_at < clock_timestamp() - c.age / 4))
         OR least(s.to_at, k.last_at) > CAST(:since AS timestamptz))
     ORDER BY s.to_at, s.boot_id LIMIT :most
     """
@@ -190,21 +193,30 @@ async def _compare(connection: AsyncConnection, since: datetime | None) -> tuple
     stretches = (await connection.execute(_STRETCHES, {"most": MAX_STRETCHES, "since": since})).all()
     running: dict[str, datetime] = {row.model: row.since for row in await connection.execute(_OPEN)}
     ready = [row for row in stretches if row.model not in running or running[row.model] > row.complete_at]
-    if ready:
-        bound = {
-            "boots": [row.boot_id for row in ready],
-            "froms": [row.from_at for row in ready],
-            "tos": [row.to_at for row in ready],
-            "scrapes": [row.scraped_at for row in ready],
-            "first": min(row.from_at for row in ready),
-        }
-        used = await _used(connection, bound)
-        for row in ready:
-            await _write(connection, row, used.get((row.boot_id, row.from_at), {}))
+    for fresh in (
+        True,
+        False,
+    ):  # apart: what is compared again may be old, and rows are read from the oldest on
+        await _compare_batch(connection, [row for row in ready if row.fresh is fresh])
     waiting = [row for row in stretches if row not in ready]
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     oldest = max((now - row.complete_at for row in waiting), default=timedelta(0))
     return Outcome(len(ready), len(waiting), {}), max(oldest // timedelta(seconds=1), 0)
+
+
+async def _compare_batch(connection: AsyncConnection, ready: list[Row[Any]]) -> None:
+    if not ready:
+        return
+    bound = {
+        "boots": [row.boot_id for row in ready],
+        "froms": [row.from_at for row in ready],
+        "tos": [row.to_at for row in ready],
+        "scrapes": [row.scraped_at for row in ready],
+        "first": min(row.from_at for row in ready),
+    }
+    used = await _used(connection, bound)
+    for row in ready:
+        await _write(connection, row, used.get((row.boot_id, row.from_at), {}))
 
 
 Key = tuple[str, datetime]
