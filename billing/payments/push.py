@@ -1,10 +1,11 @@
 """Our invoices, sent to Stripe: a draft, one item per line, compared to the cent, and only then opened."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -21,8 +22,8 @@ from tenants.scoping import platform_wide
 
 LINE_KEY = "penstock_line_id"
 """Our metadata on the items of an invoice."""
-PAGE = 250
-"""Lines that one call may add (Stripe's limit)."""
+MAX_ITEMS = 250
+"""Items of one invoice (Stripe's limit)."""
 FINAL = (Conflict, InvalidRequest, NotFound)
 """Stripe's answers that no repetition changes."""
 
@@ -46,14 +47,15 @@ async def push_invoice(database: Database, gateway: StripeGateway, invoice_id: U
     try:
         customer_id = await ensure_customer(database, gateway, ours.tenant_id)
         draft = await _draft(gateway, ours, customer_id)
-        sent = await _add_lines(gateway, draft, ours, lines)
-        opened = await _open(gateway, draft.id, ours, lines, sent)
+        items = items_of((str(line.id), int(line.cents), line.description) for line in lines)
+        sent = await _add_lines(gateway, draft, ours, items)
+        opened = await _open(gateway, draft.id, ours, items, sent)
     except (*FINAL, Mismatch) as error:
         async with database.system() as connection:
             await alarm(connection, "invoice", invoice_id, ours.tenant_id, str(error))
         return False
     async with database.system() as connection:
-        await _store(connection, ours, opened, sent)
+        await _store(connection, ours, opened, items, sent)
     return True
 
 
@@ -119,31 +121,53 @@ async def _draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> In
         return known
 
 
+class Item(msgspec.Struct, frozen=True):
+    """An item of the Stripe invoice: one of our lines, or what is left of too many."""
+
+    key: str
+    cents: int
+    description: str
+    lines: tuple[str, ...]
+
+
+def items_of(lines: Iterable[tuple[str, int, str]]) -> list[Item]:
+    """The items for our lines (id, cents, description): one each. Stripe allows MAX_ITEMS; beyond them the largest
+    amounts stand alone and the others share the last item. The statement has every line.
+    """
+    found = [Item(identity, cents, words, (identity,)) for identity, cents, words in lines]
+    if len(found) <= MAX_ITEMS:
+        return found
+    ranked = sorted(found, key=lambda item: (-abs(item.cents), item.key))
+    alone, rest = {item.key for item in ranked[: MAX_ITEMS - 1]}, ranked[MAX_ITEMS - 1 :]
+    words = f"{len(rest)} further lines; the statement lists them"
+    shared = Item(
+        f"rest-{len(rest)}", sum(item.cents for item in rest), words, tuple(item.key for item in rest)
+    )
+    return [*(item for item in found if item.key in alone), shared]
+
+
 async def _add_lines(
-    gateway: StripeGateway, draft: Invoice, ours: Row[Any], lines: Sequence[Row[Any]]
+    gateway: StripeGateway, draft: Invoice, ours: Row[Any], items: Sequence[Item]
 ) -> list[InvoiceLine]:
-    """The draft's lines after the missing ones were added."""
+    """The draft's lines after the missing ones were added: at most MAX_ITEMS, which is what one call may add."""
     sent = await gateway.invoice_lines(draft.id)
-    if draft.status != "draft":
-        return sent
     there = {line.metadata.get(LINE_KEY) for line in sent}
-    missing = [line for line in lines if str(line.id) not in there]
-    if not missing:
+    missing = [item for item in items if item.key not in there]
+    if draft.status != "draft" or not missing:
         return sent
     start = datetime(ours.month.year, ours.month.month, 1, tzinfo=UTC)
     end = (start + timedelta(days=32)).replace(day=1)
     period = {"start": int(start.timestamp()), "end": int(end.timestamp())}
-    for page in _pages(missing):
-        items = [
-            {
-                "amount": line.cents,
-                "description": line.description[:500],
-                "metadata": {LINE_KEY: str(line.id)},
-                "period": period,
-            }
-            for line in page
-        ]
-        await _add_page(gateway, draft.id, items, str(page[-1].id))
+    params = [
+        {
+            "amount": item.cents,
+            "description": item.description[:500],
+            "metadata": {LINE_KEY: item.key},
+            "period": period,
+        }
+        for item in missing
+    ]
+    await _add_page(gateway, draft.id, params, missing[-1].key)
     return await gateway.invoice_lines(draft.id)
 
 
@@ -162,21 +186,17 @@ async def _add_page(gateway: StripeGateway, draft_id: str, items: list[dict[str,
     await once(make, find, f"penstock-lines-{key}")
 
 
-def _pages(lines: Sequence[Row[Any]]) -> list[Sequence[Row[Any]]]:
-    return [lines[at : at + PAGE] for at in range(0, len(lines), PAGE)]
-
-
 async def _open(
-    gateway: StripeGateway, draft_id: str, ours: Row[Any], lines: Sequence[Row[Any]], sent: list[InvoiceLine]
+    gateway: StripeGateway, draft_id: str, ours: Row[Any], items: Sequence[Item], sent: list[InvoiceLine]
 ) -> Invoice:
     """Compare and open. Raises Mismatch."""
     found = await gateway.invoice(draft_id)
-    want = {str(line.id): int(line.cents) for line in lines}
+    want = {item.key: item.cents for item in items}
     have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
-    if len(sent) != len(lines) or want != have:
+    if len(sent) != len(items) or want != have:
         wrong = sorted(key for key in want.keys() | have.keys() if want.get(key) != have.get(key))
         raise Mismatch(
-            f"Stripe's invoice {draft_id} has {len(sent)} lines, ours {len(lines)}; not equal: {', '.join(wrong[:5])}"
+            f"Stripe's invoice {draft_id} has {len(sent)} lines, ours {len(items)}; not equal: {', '.join(wrong[:5])}"
         )
     if found.total_cents != ours.total_cents:
         raise Mismatch(
@@ -200,9 +220,15 @@ async def _open(
 
 
 async def _store(
-    connection: AsyncConnection, ours: Row[Any], opened: Invoice, sent: list[InvoiceLine]
+    connection: AsyncConnection,
+    ours: Row[Any],
+    opened: Invoice,
+    items: Sequence[Item],
+    sent: list[InvoiceLine],
 ) -> None:
     """Stripe's ids on our rows."""
+    there = {line.metadata[LINE_KEY]: line.id for line in sent}
+    pairs = [(each, there[item.key]) for item in items for each in item.lines]
     await connection.execute(
         text("UPDATE invoices SET stripe_invoice_id = :stripe WHERE id = :id AND tenant_id = :tenant"),
         {"stripe": opened.id, "id": ours.id, "tenant": ours.tenant_id},
@@ -214,8 +240,8 @@ async def _store(
             "WHERE l.id = s.id::uuid AND l.invoice_id = :invoice AND l.tenant_id = :tenant"
         ),
         {
-            "ids": [line.metadata[LINE_KEY] for line in sent],
-            "items": [line.id for line in sent],
+            "ids": [each for each, _ in pairs],
+            "items": [there for _, there in pairs],
             "invoice": ours.id,
             "tenant": ours.tenant_id,
         },

@@ -17,7 +17,7 @@ from sqlalchemy.sql import bindparam
 
 from billing.invoicing.check_result import CheckResult
 from billing.payments.invoices import INVOICE_KEY
-from billing.payments.push import LINE_KEY
+from billing.payments.push import LINE_KEY, items_of
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
 from core.ids import uuid7
@@ -216,7 +216,9 @@ async def _invoices(gateway: StripeGateway, ours: _Ours, problems: list[str]) ->
         }
         sent = await gateway.invoice_lines(row.stripe_invoice_id)
         have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
-        facts["lines"] = (ours.lines.get(row.id, {}), have)
+        lines = ours.lines.get(row.id, {})
+        items = items_of((identity, cents, "") for identity, cents in lines.items())
+        facts["lines"] = ({item.key: item.cents for item in items}, have)
         for name, (mine, theirs) in facts.items():
             if mine != theirs:
                 detail = "differ" if name == "lines" else f"{mine} here, {theirs} in Stripe"

@@ -1,0 +1,136 @@
+"""Automatic purchases: one at a time, within the cap, found again after a crash, off after failures."""
+
+import asyncio
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from billing.payments import auto_rules, auto_topup
+from billing.payments.customers import ensure_customer, refresh_cards
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, Unavailable
+from tests.integration.billing.payments.support import (
+    books,
+    drain,
+    equals_stripe,
+    gateway_to,
+    one,
+    prepaid,
+    spend,
+)
+from tests.support.stripe_sim import FakeStripe
+
+
+async def ready(
+    database: Database,
+    gateway: StripeGateway,
+    fake: FakeStripe,
+    *,
+    card: str = "pm_card_visa",
+    cap: int = 6000,
+) -> UUID:
+    tenant_id = await prepaid(database)
+    customer = await ensure_customer(database, gateway, tenant_id)
+    fake.client().v1.payment_methods.attach(card, {"customer": customer})
+    await refresh_cards(database, gateway, customer)
+    async with database.system() as connection:
+        await auto_rules.set_rule(
+            connection,
+            tenant_id=tenant_id,
+            enabled=True,
+            threshold=10**13,
+            cents=2500,
+            monthly_cap_cents=cap,
+            by="t",
+        )
+    return tenant_id
+
+
+async def test_credit_is_bought_when_it_runs_low_up_to_the_cap(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        tenant_id = await ready(database, gateway, fake_stripe)
+        assert await auto_topup.run(database, gateway) == 1
+        assert await auto_topup.run(database, gateway) == 0
+        await spend(database, tenant_id, 2000)
+        assert await auto_topup.run(database, gateway) == 1
+        await spend(database, tenant_id, 2500)
+        assert await auto_topup.run(database, gateway) == 0
+        await drain(database, gateway)
+        await equals_stripe(database, gateway)
+        assert (await books(database))["credit"] == -500
+        assert (await one(database, "SELECT count(*) AS n FROM notices WHERE kind = 'topup.cap'")).n == 1
+
+
+async def test_two_runs_at_once_buy_once(database: Database, fake_stripe: FakeStripe) -> None:
+    async with gateway_to(fake_stripe, timeout_s=10.0, retries=2) as gateway:
+        await ready(database, gateway, fake_stripe)
+        await asyncio.gather(*(auto_topup.run(database, gateway) for _ in range(3)), return_exceptions=True)
+        await auto_topup.run(database, gateway)
+        await drain(database, gateway)
+        await equals_stripe(database, gateway)
+        assert (await books(database))["credit"] == -2500
+
+
+@pytest.mark.parametrize("kind", ["timeout", "reset_after", "500_after"])
+async def test_a_lost_answer_does_not_charge_twice(
+    database: Database, fake_stripe: FakeStripe, kind: str
+) -> None:
+    async with gateway_to(fake_stripe, timeout_s=1.0) as gateway:
+        await ready(database, gateway, fake_stripe)
+        fake_stripe.fail(kind, path="/v1/payment_intents$", times=1)
+        for _ in range(2):
+            try:
+                await auto_topup.run(database, gateway)
+            except Unavailable:
+                continue
+        await drain(database, gateway)
+        await equals_stripe(database, gateway)
+        assert (await books(database))["credit"] == -2500
+    assert len(fake_stripe.client().v1.payment_intents.list().data) == 1
+
+
+async def test_failures_switch_it_off_with_a_notice(database: Database, fake_stripe: FakeStripe) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        tenant_id = await ready(database, gateway, fake_stripe, card="pm_card_chargeCustomerFail")
+        for _ in range(5):
+            assert await auto_topup.run(database, gateway) == 0
+            await drain(database, gateway)
+            async with database.system() as connection:
+                await connection.execute(text("UPDATE stripe_auto_topups SET retry_at = NULL"))
+        async with database.read() as connection:
+            rule = await auto_rules.get_rule(connection, tenant_id)
+        assert rule is not None
+        assert (rule.enabled, rule.failures) == (False, auto_rules.MAX_FAILURES)
+        assert await books(database) == {}
+        assert (await one(database, "SELECT count(*) AS n FROM notices WHERE kind = 'topup.disabled'")).n == 1
+    statuses = {each.status for each in fake_stripe.client().v1.payment_intents.list().data}
+    assert statuses == {"canceled"}
+
+
+async def test_a_rule_needs_a_card_and_a_cap(database: Database) -> None:
+    tenant_id = await prepaid(database)
+    async with database.system() as connection:
+        with pytest.raises(Conflict):
+            await auto_rules.set_rule(
+                connection,
+                tenant_id=tenant_id,
+                enabled=True,
+                threshold=0,
+                cents=500,
+                monthly_cap_cents=500,
+                by="t",
+            )
+        with pytest.raises(InvalidRequest):
+            await auto_rules.set_rule(
+                connection,
+                tenant_id=tenant_id,
+                enabled=False,
+                threshold=0,
+                cents=500,
+                monthly_cap_cents=499,
+                by="t",
+            )
