@@ -246,6 +246,7 @@ async def _insert_version(
     return result.one()
 
 
+@platform_wide("only finance's acts look a version up by its number")
 async def _version(connection: AsyncConnection, version: int) -> PriceView:
     row = (
         await connection.execute(
