@@ -72,7 +72,7 @@ _STRETCHES = text(
     WHERE s.to_at IS NOT NULL AND (c.boot_id IS NULL OR c.to_at <> s.to_at
         OR (c.wrong AND (c.age < interval '1 hour' OR c.checked_at < clock_timestamp() - c.age / 4))
         OR least(s.to_at, k.last_at) > CAST(:since AS timestamptz))
-    ORDER BY s.to_at, s.boot_id LIMIT :most
+    ORDER BY c.boot_id IS NULL DESC, s.to_at, s.boot_id LIMIT :most
     """
 )
 _OPEN = text("SELECT model, min(admitted_at) AS since FROM holds WHERE state = 'open' GROUP BY model")

@@ -1,5 +1,7 @@
 """Engines' counters against usage rows: a healthy platform comes out, a lost row does not."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -7,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import text
+from typer.testing import CliRunner
 
 from admin import reconcile as admin_reconcile
 from admin.actor import system_actor
@@ -15,6 +18,7 @@ from billing.economics.close import engines_explained
 from billing.holds import HoldBook
 from billing.records import HoldGranted, Outcome, Unbilled
 from billing.settlement import Item, Settlement
+from cli.main import app as penstock
 from core.clock import SystemClock
 from core.db import Database
 from core.errors import Conflict
@@ -250,3 +254,32 @@ async def test_counters_never_go_down(engine: Engine) -> None:
         assert (
             await connection.execute(text("SELECT prompt_tokens FROM engine_counters"))
         ).scalar_one() == 500
+
+
+async def test_the_command_line_tells_it(
+    engine: Engine, pg_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+    await engine.report()
+    request_id = await engine.use(50, 7, beyond=(1, 0))
+    await engine.report(cut=True)
+
+    async def say(*words: str) -> tuple[int, Any]:
+        result = await asyncio.to_thread(CliRunner().invoke, penstock, ["reconcile", *words, "--json"])
+        return result.exit_code, json.loads(result.stdout) if result.stdout else result.output
+
+    code, outcome = await say("run")
+    assert (code, outcome["unexplained"]) == (1, {"prompt": 1, "generation": 0})
+    _, engines = await say("show")
+    assert [(one["boot_id"], one["unexplained_prompt"]) for one in engines] == [(BOOT, 1)]
+    _, lines = await say("show", BOOT)
+    assert {line["counter"]: line["billed"] for line in lines} == {"prompt": 50, "generation": 7}
+    _, traced = await say("trace", BOOT)
+    assert [(row["request_id"], row["cause"]) for row in traced] == [(str(request_id), "billed")]
+    _, chain = await say("chain", "--month", f"{datetime.now(UTC):%Y-%m}")
+    told = {row["source"]: row for row in chain}
+    assert told["gateway"]["amount_usd"] == told["ledger"]["amount_usd"]
+    assert (told["ledger"]["difference_usd"], told["gateway"]["tokens"]) == ("0.00", 57)
+    assert (await say("accept", BOOT, "--reason", "one token"))[0] == 0
+    assert (await say("run"))[0] == 0
+    assert (await say("show", "nobody"))[0] == 2
