@@ -30,6 +30,7 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from core.settings import Settings
+from tenants.scoping import platform_wide
 
 MAX_REVISIONS = 9999
 
@@ -70,6 +71,7 @@ class Run(msgspec.Struct, frozen=True):
     is_new: bool = False
 
 
+@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
 async def create(
     connection: AsyncConnection,
     *,
@@ -145,6 +147,7 @@ def groups(group_by: str) -> tuple[str, ...]:
     return tuple(name for part in group_by.split(",") if (name := part.strip())) or ("tenant", "model")
 
 
+@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
 async def list_definitions(connection: AsyncConnection) -> list[Definition]:
     """All definitions by name."""
     rows = await connection.execute(select(*export_definitions.c).order_by(export_definitions.c.name))
@@ -159,6 +162,7 @@ async def find(connection: AsyncConnection, name: str) -> Definition:
     raise NotFound(f"there is no export {name[:80]!r}")
 
 
+@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
 async def set_enabled(connection: AsyncConnection, definition_id: UUID, enabled: bool) -> None:
     """Stop or resume a definition; what it wrote stays."""
     await connection.execute(
@@ -237,6 +241,7 @@ class _Written(msgspec.Struct):
     final: bool
 
 
+@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
 async def _claim(guard: AsyncConnection, definition_id: UUID) -> bool:
     """Whether this transaction may run the definition; another's claim ends with its transaction."""
     found = await guard.execute(
