@@ -1,5 +1,7 @@
 """Closed months in Parquet: complete, exact, the same bytes again; sums over archived and live months; dropped rows."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -12,6 +14,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import text
+from typer.testing import CliRunner, Result
 
 from admin import archive as admin_archive
 from admin.actor import Actor, system_actor
@@ -29,6 +32,7 @@ from billing.archive_report import month_report
 from billing.ledger import verify
 from billing.report import ReportQuery, totals, usage_report
 from billing.rollups import roll_up
+from cli.main import app as penstock_app
 from core.db import Database, connect_system
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
@@ -284,3 +288,33 @@ async def test_customers_cannot_archive(database: Database, months: list[Custome
 def test_the_archive_lies_in_the_data_directory(tmp_path: Path) -> None:
     assert archive_dir(Settings(data_dir=tmp_path)) == tmp_path / "archive"
     assert archive_dir(Settings(data_dir=tmp_path, archive_dir=tmp_path / "x")) == tmp_path / "x"
+
+
+async def test_the_archive_on_the_command_line(
+    months: list[Customer], pg_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", pg_url)
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+
+    async def penstock(*words: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, penstock_app, ["usage", *words])
+
+    open_month = await penstock("archive", "--month", f"{THIS:%Y-%m}")
+    assert (open_month.exit_code, open_month.stdout) == (2, "")
+    assert "is open: only closed months are archived" in open_month.stderr
+    assert (await penstock("archive", "--month", "October")).exit_code == 2
+    written = json.loads((await penstock("archive", "--month", f"{LAST:%Y-%m}", "--json")).stdout)
+    assert (written["rows"], written["file"]) == (ROWS, f"usage-{LAST:%Y-%m}.parquet")
+    assert parquet_path(tmp_path / "archive", LAST).exists()
+    asked = await penstock(
+        "months", "--from", f"{LAST:%Y-%m}", "--to", f"{THIS:%Y-%m}", "--by", "month", "--json"
+    )
+    report = json.loads(asked.stdout)
+    assert (report["archived"], report["live"]) == ([f"{LAST:%Y-%m}"], [f"{THIS:%Y-%m}"])
+    assert report["lines"][0]["cost_usd"] == written["cost_usd"]
+    dropped = await penstock("archive", "--month", f"{LAST:%Y-%m}", "--drop-partition", "--json")
+    assert json.loads(dropped.stdout) == written
+    again = await penstock(
+        "months", "--from", f"{LAST:%Y-%m}", "--to", f"{THIS:%Y-%m}", "--by", "month", "--json"
+    )
+    assert json.loads(again.stdout) == report
