@@ -1,10 +1,8 @@
 """Checkout sessions: https://docs.stripe.com/api/checkout/sessions. The page that a person sees: pages.py."""
 
-from decimal import ROUND_HALF_UP, Decimal
-
 from billing.stripe_sim import catalog, customers, methods, payments
 from billing.stripe_sim.errors import Obj, invalid, not_simulated, state
-from billing.stripe_sim.params import merge_metadata
+from billing.stripe_sim.params import cents, merge_metadata
 from billing.stripe_sim.routes import route
 from billing.stripe_sim.sim import Sim
 from billing.stripe_sim.views import EXPANDABLE, Page, matching, page
@@ -56,18 +54,18 @@ def _price(sim: Sim, session: Obj, params: Obj) -> None:
     for at, line in enumerate(params["line_items"]):
         price = _price_of(sim, line, f"line_items[{at}]")
         quantity = line.get("quantity", 1)
-        cents = int((Decimal(price["unit_amount_decimal"]) * quantity).quantize(Decimal(1), ROUND_HALF_UP))
+        amount = cents(price["unit_amount_decimal"], quantity, f"line_items[{at}]")
         item = sim.new("item", price=sim.shown(price), quantity=quantity, currency="usd", _of=session["id"])
         product = sim.find("product", price["product"])
         item |= {
-            "amount_subtotal": cents, "amount_total": cents, "amount_discount": 0, "amount_tax": 0,
+            "amount_subtotal": amount, "amount_total": amount, "amount_discount": 0, "amount_tax": 0,
             "description": product["name"],
         }  # fmt: skip
         item.pop("discounts", None)
         item.pop("taxes", None)
         sim.save(item)
         session["_items"].append(item["id"])
-        total += cents
+        total += amount
     if total < payments.MINIMUM:
         raise invalid(
             "The Checkout Session's total amount due must add up to at least $0.50 usd",

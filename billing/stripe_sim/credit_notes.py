@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from billing.stripe_sim import collecting, customers, invoices, refunds
 from billing.stripe_sim.errors import Obj, StripeError, invalid, missing, state
 from billing.stripe_sim.pages import dollars
-from billing.stripe_sim.params import merge_metadata
+from billing.stripe_sim.params import cents, merge_metadata
 from billing.stripe_sim.routes import route
 from billing.stripe_sim.sim import Sim
 from billing.stripe_sim.views import EMBEDDED, Page, changed, matching, page
@@ -112,7 +112,7 @@ def _line(sim: Sim, invoice: Obj, given: Obj, at: str) -> Obj:
 
 
 def _custom(sim: Sim, description: str | None, quantity: int, unit: str) -> Obj:
-    amount = int((Decimal(unit) * quantity).quantize(Decimal(1), ROUND_HALF_UP))
+    amount = cents(unit, quantity)
     made = _made(
         sim, type="custom_line_item", amount=amount, description=description, quantity=quantity,
         unit_amount_decimal=unit, unit_amount=int(unit) if unit.lstrip("-").isdecimal() else None,

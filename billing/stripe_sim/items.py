@@ -1,11 +1,11 @@
 """Invoice items and the lines they become: https://docs.stripe.com/api/invoiceitems."""
 
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from typing import Any
 
 from billing.stripe_sim import customers
 from billing.stripe_sim.errors import Obj, invalid, state
-from billing.stripe_sim.params import merge_metadata
+from billing.stripe_sim.params import cents, merge_metadata
 from billing.stripe_sim.routes import route
 from billing.stripe_sim.sim import Sim
 from billing.stripe_sim.views import EMBEDDED, Page, changed, matching, page
@@ -50,8 +50,7 @@ def cents_of(sim: Sim, params: Obj) -> tuple[int, str, str | None]:
             "You must pass one of amount, pricing[price], price_data or unit_amount_decimal.",
             param="amount", code="parameter_missing",
         )  # fmt: skip
-    exact = Decimal(unit) * quantity
-    return int(exact.quantize(Decimal(1), ROUND_HALF_UP)), str(unit), price_id
+    return cents(str(unit), quantity), str(unit), price_id
 
 
 def _period(sim: Sim, params: Obj) -> Obj:
@@ -94,17 +93,17 @@ def room(count: int) -> None:
 
 def build(sim: Sim, params: Obj, customer: str) -> Obj:
     """An item that is kept and waits."""
-    cents, unit, price = cents_of(sim, params)
-    if abs(cents) > 99_999_999:
+    amount, unit, price = cents_of(sim, params)
+    if abs(amount) > 99_999_999:
         raise invalid("Amount must be no more than $999,999.99", param="amount", code="amount_too_large")
     quantity = params.get("quantity", 1)
     made = sim.new(
-        "invoiceitem", customer=customer, amount=cents, invoice=None, currency="usd", date=sim.now()
+        "invoiceitem", customer=customer, amount=amount, invoice=None, currency="usd", date=sim.now()
     )
     made |= {
         "description": params.get("description") or None, "period": _period(sim, params), "quantity": quantity,
-        "quantity_decimal": str(quantity), "discountable": params.get("discountable", cents >= 0),
-        "metadata": merge_metadata(None, params.get("metadata")), "net_amount": cents, "parent": None,
+        "quantity_decimal": str(quantity), "discountable": params.get("discountable", amount >= 0),
+        "metadata": merge_metadata(None, params.get("metadata")), "net_amount": amount, "parent": None,
         "pricing": _pricing(sim, price, unit),
     }  # fmt: skip
     return sim.save(made)

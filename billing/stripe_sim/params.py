@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from billing.stripe_sim.errors import Obj, invalid, missing, not_simulated, unknown
@@ -11,6 +12,7 @@ _INTEGER = re.compile(r"-?\d{1,18}")
 _DECIMAL = re.compile(r"-?\d{1,18}(\.\d{1,12})?")
 _ALWAYS = frozenset({"expand", "limit", "starting_after", "ending_before"})
 _MAX_METADATA = 50
+_LARGEST = 99_999_999
 
 
 def check(operation: str, given: Obj, supported: Iterable[str] | None) -> Obj:
@@ -99,6 +101,14 @@ def _map(value: Any, at: str) -> dict[str, str]:
     if not isinstance(value, dict) or any(isinstance(each, dict | list) for each in value.values()):
         raise invalid("Invalid hash", param=at)
     return {str(key): each if isinstance(each, str) else str(each) for key, each in value.items()}
+
+
+def cents(unit: str, quantity: Decimal | int, param: str = "amount") -> int:
+    """Unit price x quantity in whole cents, half away from zero. Raises StripeError (400) for what nobody can owe."""
+    exact = Decimal(unit) * quantity
+    if abs(exact) > _LARGEST:
+        raise invalid("Amount must be no more than $999,999.99", param=param, code="amount_too_large")
+    return int(exact.quantize(Decimal(1), ROUND_HALF_UP))
 
 
 def merge_metadata(old: dict[str, str] | None, given: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ from billing.stripe_sim.customers import create
 from billing.stripe_sim.errors import StripeError
 from billing.stripe_sim.events import add_endpoint
 from billing.stripe_sim.idempotency import Keys
-from billing.stripe_sim.params import check, merge_metadata
+from billing.stripe_sim.params import cents, check, merge_metadata
 from billing.stripe_sim.sim import Options, Sim
 from billing.stripe_sim.store import Store
 from billing.stripe_sim.views import page
@@ -108,6 +108,18 @@ def test_parameters_get_their_types() -> None:
 def test_wrong_parameters(operation: str, given: Any, code: str | None) -> None:
     error = refusal(lambda: check(operation, given, None))
     assert (error.status, error.error.get("code"), error.kept) == (400, code, False)
+
+
+@pytest.mark.parametrize(
+    ("unit", "quantity", "amount"),
+    [("0.5", 1, 1), ("-0.5", 1, -1), ("0.4", 1, 0), ("10.5", 3, 32), ("7", 0, 0)],
+)
+def test_cents_are_rounded_half_away_from_zero(unit: str, quantity: int, amount: int) -> None:
+    assert cents(unit, quantity) == amount
+
+
+def test_what_nobody_can_owe_is_refused() -> None:
+    assert refusal(lambda: cents("9" * 18 + "." + "9" * 12, 10**17)).error["code"] == "amount_too_large"
 
 
 def test_metadata_rules() -> None:
