@@ -17,6 +17,7 @@ from admin.users import create_admin_token
 from api import app as api_app
 from api.admin_billing import router
 from api.admin_deps import AdminDeps
+from api.admin_exports import router as reports_router
 from cli.main import app as penstock
 from core.db import Database
 from tests.integration.billing.support import make_customer, price
@@ -89,7 +90,8 @@ async def test_the_report_is_the_same_everywhere(
     )
     token = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="t")
     app = FastAPI()
-    app.include_router(router(AdminDeps(database, None, PEPPER)))
+    for part in (router, reports_router):
+        app.include_router(part(AdminDeps(database, None, PEPPER)))
     api_app._install_error_handlers(app)
     headers = {"authorization": f"Bearer {token.secret}"}
     async with httpx.AsyncClient(
