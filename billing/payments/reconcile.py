@@ -324,6 +324,7 @@ async def latest(connection: AsyncConnection, limit: int = 20) -> list[Reconcili
     return [msgspec.convert(row.facts, Reconciliation) for row in rows]
 
 
+@platform_wide("a job compares the months of the platform")
 async def months_to_compare(connection: AsyncConnection) -> list[date]:
     """Open months that have ended and were invoiced."""
     rows = await connection.execute(
