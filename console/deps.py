@@ -7,6 +7,7 @@ from redis.asyncio import Redis
 from console.sessions import SessionStore
 from core.clock import Clock
 from core.db import Database
+from core.settings import Settings
 from scheduler.client import SchedulerClient
 
 
@@ -22,3 +23,5 @@ class Console:
     api_base_url: str
     """Where customers send requests, for the first-call page."""
     key_pepper: bytes
+    settings: Settings
+    """Limits of approval, the export store, and the way to Stripe (`billing.stripe_gateway.open_gateway`)."""

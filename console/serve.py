@@ -89,6 +89,7 @@ async def _serve(settings: Settings) -> int:
         clock=clock,
         api_base_url=_api_base_url(settings),
         key_pepper=settings.key_pepper.get_secret_value().encode(),
+        settings=settings,
     )
     _OPEN_PAGES.set_function(lambda: len(Client.instances))
     loop = asyncio.get_running_loop()
