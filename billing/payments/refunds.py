@@ -196,7 +196,9 @@ async def apply_refund(
     """Follow a refund: note its success, mirror its failure back, book one that was made in Stripe."""
     payment = (
         await connection.execute(
-            text("SELECT tenant_id, purpose FROM stripe_payments WHERE payment_intent = :pi FOR UPDATE"),
+            text(
+                "SELECT tenant_id, purpose, invoice_id FROM stripe_payments WHERE payment_intent = :pi FOR UPDATE"
+            ),
             {"pi": refund.payment_intent},
         )
     ).one_or_none()
@@ -254,10 +256,12 @@ async def _book_foreign(
                 connection, "write_off", payment.tenant_id, "uncollectible", "cash", amount - taken, refund_id
             )
     else:
-        await ledger.book(
-            connection, "credit_note_refund", payment.tenant_id, "invoiced", "cash", amount,
-            credit_note_id or refund_id,
-        )  # fmt: skip
+        credit_note_id = credit_note_id or await _note_of(connection, payment, refund)
+        source = credit_note_id or refund_id
+        if not await _is_booked(connection, payment.tenant_id, source):
+            await ledger.book(
+                connection, "credit_note_refund", payment.tenant_id, "invoiced", "cash", amount, source
+            )
     made = await connection.execute(
         text(
             "INSERT INTO stripe_refunds (id, tenant_id, payment_intent, lot_id, credit_note_id, cents, status, "
@@ -276,6 +280,32 @@ async def _book_foreign(
         },
     )
     return made.one()
+
+
+async def _note_of(connection: AsyncConnection, payment: Row[Any], refund: Refund) -> UUID | None:
+    """The credit note that a refund belongs to when its event is faster than our note of it."""
+    found = await connection.execute(
+        text(
+            "SELECT n.id FROM credit_notes n WHERE n.invoice_id = :invoice AND n.tenant_id = :tenant "
+            "AND n.pays = 'refund' AND n.cents = :cents AND n.status <> 'void' AND NOT EXISTS ("
+            "SELECT 1 FROM stripe_refunds r WHERE r.credit_note_id = n.id) ORDER BY n.created_at, n.id LIMIT 1"
+        ),
+        {"invoice": payment.invoice_id, "tenant": payment.tenant_id, "cents": refund.cents},
+    )
+    note_id: UUID | None = found.scalar_one_or_none()
+    return note_id
+
+
+async def _is_booked(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> bool:
+    """Whether the credit note's refund was booked with the credit note."""
+    found = await connection.execute(
+        text(
+            "SELECT count(*) FROM ledger_transfers WHERE source_id = :source AND kind = 'credit_note_refund' "
+            "AND tenant_id = :tenant"
+        ),
+        {"source": source, "tenant": tenant_id},
+    )
+    return bool(found.scalar_one())
 
 
 async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund: Refund | None) -> None:

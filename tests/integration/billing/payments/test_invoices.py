@@ -107,6 +107,10 @@ async def credit_note(database: Database, invoice_id: UUID, tenant_id: UUID, cen
         amount = cents * PICO_PER_CENT
         await ledger.book(connection, "adjustment", tenant_id, "revenue", "receivable", amount, note_id)
         await ledger.book(connection, "credit_note", tenant_id, "receivable", "invoiced", amount, note_id)
+        if pays == "refund":
+            await ledger.book(
+                connection, "credit_note_refund", tenant_id, "invoiced", "cash", amount, note_id
+            )
         await enqueue(connection, "stripe.push_credit_note", {"credit_note_id": str(note_id)})
     return note_id
 
@@ -210,7 +214,7 @@ async def test_a_credit_note_reaches_stripe_once(
         fake_stripe.fail("reset_after", path="/v1/credit_notes$", skip=1, times=1)
         for _ in range(2):
             await send(database, gateway)
-        await drain(database, gateway)
+            await drain(database, gateway)
         await equals_stripe(database, gateway)
         left = {"invoice": 2000, "balance": -1000, "refund": 0}[pays]
         assert (await books(database)).get("invoiced", 0) == left
