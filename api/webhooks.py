@@ -62,5 +62,5 @@ async def _read(request: Request) -> bytes:
 def _decode(body: bytes) -> dict[str, object]:
     try:
         return msgspec.json.decode(body, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidRequest("the body is no JSON object", code="webhook_body") from None

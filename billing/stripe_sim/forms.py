@@ -52,7 +52,7 @@ def decode_json(body: bytes) -> Obj:
     """A v2 body. Raises StripeError (400) when it is no JSON object."""
     try:
         found: Any = msgspec.json.decode(body or b"{}")
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise StripeError("The request body is not valid JSON", code="invalid_json", kept=False) from None
     if not isinstance(found, dict):
         raise StripeError("The request body must be a JSON object", code="invalid_json", kept=False)

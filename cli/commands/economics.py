@@ -24,9 +24,15 @@ MAX_FILE_BYTES = 1 << 20
 
 app = typer.Typer(no_args_is_help=True, help="GPU cost and margin, host prices, providers' invoices.")
 prices = typer.Typer(
-    no_args_is_help=True, help="What hosts cost per hour: dated, never changing a closed month."
+    no_args_is_help=True,
+    help="What hosts cost per hour: dated, never changing a closed month.",
+    epilog="Example: penstock economics host-price list",
 )
-invoices = typer.Typer(no_args_is_help=True, help="Invoices of the providers of GPUs, and their variance.")
+invoices = typer.Typer(
+    no_args_is_help=True,
+    help="Invoices of the providers of GPUs, and their variance.",
+    epilog="Example: penstock economics provider-invoice variance --month 2026-11",
+)
 app.add_typer(prices, name="host-price")
 app.add_typer(invoices, name="provider-invoice")
 

@@ -139,6 +139,9 @@ def _price(model: str, start: datetime, end: datetime | None = None) -> PriceVie
         reasoning="1",
         effective_from=start.isoformat(),
         effective_to=None if end is None else end.isoformat(),
+        status="current",
+        contract_id=None,
+        ended_by=None,
         created_by="test",
     )
 
