@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import AsyncIterator
-from uuid import uuid4
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -10,6 +12,9 @@ from fastapi import FastAPI
 from redis.asyncio import Redis
 from sqlalchemy import text
 
+from admin import adjustments as admin_adjustments
+from admin import billing as admin_billing
+from admin import contracts as admin_contracts
 from admin import tenants as admin_tenants
 from admin import users as admin_users
 from admin.users import create_admin_token
@@ -178,6 +183,18 @@ CHANGES: list[tuple[str, str, object, int, str]] = [
     ("POST", "/models/deprecate", {"name": "deepseek-v3.2"}, 200, "model.deprecate"),
     ("POST", "/models/retire", {"name": "deepseek"}, 200, "model.retire"),
     ("POST", "/prices", {"model": "deepseek-v3.2", "input": "0.50", "output": "1.50"}, 201, "price.set"),
+    ("POST", "/prices/{version}/withdraw", {"reason": "x"}, 200, "price.withdraw"),
+    ("POST", "/prices/end", {"model": "deepseek-v3.2", "reason": "x"}, 200, "price.end"),
+    ("POST", "/contracts/{contract_id}/end", {"reason": "x"}, 200, "contract.end"),
+    ("POST", "/tenants/{tenant_id}/contracts", {"discount_bps": 5, "reason": "x"}, 201, "contract.add"),
+    (
+        "POST",
+        "/tenants/{tenant_id}/adjustments",
+        {"amount_usd": "5", "reason": "x"},
+        201,
+        "adjustment.book",
+    ),
+    ("POST", "/adjustments/{approval_id}/decision", {"approve": True}, 200, "adjustment.approve"),
     ("POST", "/tenants/{tenant_id}/credits", {"amount_usd": "5", "reason": "x"}, 201, "credit.grant"),
     ("PUT", "/tenants/{tenant_id}/budget", {"budget_usd": "100"}, 200, "budget.set"),
     (
@@ -235,6 +252,7 @@ async def test_every_change_leaves_exactly_one_row(
         "scope_kind": "tenant",
         "scope_id": acme.tenant_id,
         "name": "usage-daily",
+        **await _money_to_decide(database, acme.tenant_id),
     }
     hints = redis_client.pubsub()
     await hints.subscribe(CHANNEL)
@@ -248,6 +266,19 @@ async def test_every_change_leaves_exactly_one_row(
         assert await hints.get_message(timeout=5), f"{method} {pattern} was not announced"
     await hints.aclose()
     await _the_last_owner_stays(admin, database, str(person.id))
+
+
+async def _money_to_decide(database: Database, tenant_id: UUID) -> dict[str, object]:
+    """A scheduled price, a contract, and an adjustment that waits for a second person."""
+    later = datetime.now(UTC) + timedelta(days=9)
+    price = await admin_billing.set_price(
+        database, ADMIN, model="later", input="1", output="1", effective_from=later
+    )
+    contract = await admin_contracts.add_contract(database, ADMIN, tenant_id=tenant_id, reason="deal")
+    waiting = await admin_adjustments.request_adjustment(
+        database, ADMIN, tenant_id=tenant_id, amount_usd="500", reason="x", limit_usd=Decimal(100)
+    )
+    return {"version": price.id, "contract_id": contract.id, "approval_id": waiting.id}
 
 
 async def _the_last_owner_stays(admin: Caller, database: Database, user_id: str) -> None:
