@@ -16,9 +16,22 @@ from starlette.staticfiles import StaticFiles
 
 from admin.users import verify_login
 from console.deps import Console
+from console.downloads import add_downloads
 from console.gate import Access, Gate, cookie_name, is_secure
 from console.layout import frame
-from console.pages import audit, billing, home, models, overview, pools, tenant, tenants, usage
+from console.pages import (
+    audit,
+    billing,
+    home,
+    invoice,
+    models,
+    overview,
+    periods,
+    pools,
+    tenant,
+    tenants,
+    usage,
+)
 from console.plain import STATIC, asset_version, message_page, sign_in_page
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
 from core.errors import NotFound, PenstockError, PermissionDenied, RateLimited
@@ -46,6 +59,8 @@ PAGES = (
     Page("/models", "Models and prices", PLATFORM_ROLES, models.build),
     Page("/pools", "Pools", PLATFORM_ROLES, pools.build),
     Page("/usage", "Usage", PLATFORM_ROLES | TENANT_ROLES, usage.build),
+    Page("/periods", "Billing", PLATFORM_ROLES, periods.build),
+    Page("/invoices/{ref}", "Invoice", PLATFORM_ROLES | TENANT_ROLES, invoice.build, nav="/periods"),
     Page("/audit", "Audit log", PLATFORM_ROLES, audit.build),
     Page("/home", "Home", TENANT_ROLES, home.build),
     Page("/billing", "Billing", TENANT_ROLES, billing.build),
@@ -57,7 +72,7 @@ def create_app(console: Console) -> FastAPI:
     app = FastAPI(title="Penstock console", docs_url=None, redoc_url=None, openapi_url=None)
     _add_health(app, console)
     _add_sign_in(app, console)
-    usage.add_download(app, console)
+    add_downloads(app, console)
     app.mount("/static", StaticFiles(directory=STATIC), name="console-static")
     version = asset_version()
     ui.add_head_html(

@@ -36,6 +36,7 @@ NAVIGATION = (
     NavItem("Models and prices", "/models", "sell", PLATFORM_ROLES, "Money"),
     NavItem("Usage", "/usage", "bar_chart", PLATFORM_ROLES | TENANT_ROLES, "Money"),
     NavItem("Billing", "/billing", "account_balance_wallet", TENANT_ROLES, "Money"),
+    NavItem("Billing", "/periods", "receipt_long", PLATFORM_ROLES, "Money"),
     NavItem("Audit log", "/audit", "history", PLATFORM_ROLES, "Record"),
 )
 

@@ -1,0 +1,76 @@
+"""Billing for the platform's people: months and their close, invoices, payments, adjustments and corrections."""
+
+from datetime import date
+
+from fastapi import Request
+from nicegui import ui
+
+from admin import periods as admin_periods
+from admin import tenants as admin_tenants
+from billing.invoicing.months import month_name, parse_month
+from billing.invoicing.periods import Period
+from console.components.base import page_head
+from console.components.tabs import chosen_tab, link_tabs
+from console.deps import Console
+from console.panels.changes import changes_panel
+from console.panels.close import close_panel, months_panel
+from console.panels.collection import collection_panel
+from console.panels.invoices import invoices_panel, read_filters
+from console.viewer import Viewer
+from core.errors import InvalidRequest
+
+TABS = {
+    "close": "Close",
+    "invoices": "Invoices",
+    "stripe": "Stripe and payments",
+    "changes": "Adjustments and corrections",
+}
+
+
+async def build(console: Console, viewer: Viewer, request: Request) -> None:
+    """Draw the tab that the address names, of the month that it names."""
+    periods = await admin_periods.list_periods(console.database, viewer.actor)
+    month = chosen_month(request.query_params.get("month", ""), periods)
+    tab = chosen_tab(request.query_params, TABS)
+    with page_head(
+        "Billing", "Accounting months in UTC, invoices and payments. Amounts in US dollars without tax."
+    ):
+        month_select(periods, month, "/periods", tab)
+    link_tabs("/periods", TABS, tab, label="Billing", month=month_name(month))
+    if tab == "close":
+        period = next(one for one in periods if one.month == month_name(month))
+        await close_panel(console, viewer, period, month)
+        months_panel(console, periods)
+        return
+    tenants = await admin_tenants.list_tenants(console.database, viewer.actor)
+    names = {tenant.id: tenant.name for tenant in tenants}
+    if tab == "invoices":
+        await invoices_panel(console, viewer, month, read_filters(request.query_params), names)
+    elif tab == "stripe":
+        await collection_panel(console, viewer, month, names)
+    else:
+        await changes_panel(console, viewer, month, names)
+
+
+def chosen_month(text: str, periods: list[Period]) -> date:
+    """The month that an address names; else the oldest that has ended and is open, else the present one."""
+    known = {one.month for one in periods}
+    if text in known:
+        try:
+            return parse_month(text)
+        except InvalidRequest:
+            pass
+    waiting = [one.month for one in periods[1:] if one.status != "closed"]
+    return parse_month(waiting[-1] if waiting else periods[0].month)
+
+
+def month_select(periods: list[Period], month: date, path: str, tab: str) -> None:
+    """The choice of a month; another one loads the page of it."""
+    names = {one.month: f"{one.month} · {one.status}" for one in periods}
+    field = ui.select(
+        names,
+        value=month_name(month),
+        label="Month",
+        on_change=lambda event: ui.navigate.to(f"{path}?tab={tab}&month={event.value}"),
+    )
+    field.props("outlined dense options-dense")

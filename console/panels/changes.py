@@ -1,0 +1,271 @@
+"""Adjustments and corrections: what waits for a second person, what was booked, and trying another price book."""
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from uuid import UUID
+
+from nicegui import ui
+
+from admin import adjustments as admin_adjustments
+from admin import corrections as admin_corrections
+from admin.adjustments import AdjustmentRequest
+from billing.adjustments import Adjustment
+from billing.invoicing.corrections import Correction
+from billing.invoicing.months import month_name
+from console.components.base import Text, box, card, notice
+from console.components.dialogs import confirm, primary
+from console.components.table import Column, Row, acts_cell, cell, data_table
+from console.deps import Console
+from console.format import Shown, moment, money
+from console.panels.rerate import diff_tables, open_correction_form
+from console.viewer import Viewer, toast_ok
+
+ROWS = 200
+TONES = {"requested": "warn", "approved": "ok", "rejected": "idle"}
+OWN = "You asked for this: another person has to decide it."
+
+
+async def changes_panel(console: Console, viewer: Viewer, month: date, tenants: dict[UUID, str]) -> None:
+    """Draw what waits, then corrections and adjustments of the month."""
+    waiting = await admin_adjustments.list_requests(console.database, viewer.actor)
+    corrections = await admin_corrections.list_corrections(
+        console.database, viewer.actor, month=month, limit=ROWS
+    )
+    booked = await admin_adjustments.list_adjustments(
+        console.database, viewer.actor, month=month_name(month), limit=ROWS
+    )
+    _waiting(console, viewer, waiting, tenants)
+    _corrections(console, viewer, month, corrections, tenants)
+    _booked(console, month, booked, tenants)
+
+
+def _waiting(
+    console: Console, viewer: Viewer, waiting: Sequence[AdjustmentRequest], tenants: dict[UUID, str]
+) -> None:
+    """Adjustments above the limit; one's own cannot be decided."""
+    by_id = {str(one.id): one for one in waiting}
+
+    async def decide(act: str, row: str) -> None:
+        one = by_id[row]
+        approve = act == "approve"
+        name = tenants.get(one.tenant_id, "this organisation")
+        effect = (
+            f"{money(one.amount_usd).text} is booked for {name} at once, dated now. It cannot be taken back; "
+            "a mistake takes another adjustment."
+            if approve
+            else "Nothing is booked. Whoever asked may ask again."
+        )
+        reason = await confirm(
+            viewer,
+            "Approve this adjustment?" if approve else "Reject this adjustment?",
+            effect,
+            "Approve" if approve else "Reject",
+            danger=not approve,
+        )
+        if reason is None:
+            return
+        await admin_adjustments.decide_adjustment(
+            console.database, viewer.actor, approval_id=one.id, approve=approve, reason=reason
+        )
+        toast_ok("The adjustment is booked." if approve else "The adjustment is rejected.")
+        ui.navigate.reload()
+
+    if any(one.requested_by == viewer.actor.label for one in waiting):
+        notice(
+            "info", "Your own requests wait for another person", "Nobody decides what he asked for himself."
+        )
+    with card("Adjustments that wait for a second person", flush=True):
+        data_table(
+            (
+                Column("tenant", "Tenant"),
+                Column("amount", "Amount", numeric=True),
+                Column("reason", "Reason", sortable=False),
+                Column("by", "Asked by"),
+                Column("acts", ""),
+            ),
+            [_waiting_row(one, viewer, tenants) for one in waiting],
+            label="Adjustments that wait",
+            nothing="No adjustment waits.",
+            on_act=viewer.act(decide),
+        )
+
+
+def _waiting_row(one: AdjustmentRequest, viewer: Viewer, tenants: dict[UUID, str]) -> Row:
+    own = one.requested_by == viewer.actor.label
+    acts = (
+        cell(Shown("yours", OWN), tone="idle")
+        if own
+        else acts_cell(
+            [("approve", "Approve", ""), ("reject", "Reject", "bad")],
+            f"adjustment for {tenants.get(one.tenant_id, '')}",
+        )
+    )
+    return {
+        "id": str(one.id),
+        "tenant": cell(tenants.get(one.tenant_id, "–"), href=f"/tenants/{one.tenant_id}", text=True),
+        "amount": cell(money(one.amount_usd), sub=_favour(one.amount_usd)),
+        "reason": cell(one.reason, sub=f"corrects {one.corrects}" if one.corrects else "", wrap=True),
+        "by": cell(one.requested_by),
+        "acts": acts,
+    }
+
+
+def _favour(usd: str) -> str:
+    return "charges the customer" if usd.startswith("-") else "for the customer"
+
+
+def _corrections(
+    console: Console, viewer: Viewer, month: date, found: Sequence[Correction], tenants: dict[UUID, str]
+) -> None:
+    """Corrections of the month, and the form for another one."""
+
+    async def ask() -> None:
+        await open_correction_form(console, viewer, month, tenants)
+
+    async def show(_: str, row: str) -> None:
+        await show_correction(console, viewer, UUID(row), tenants)
+
+    with card(
+        f"Corrections of {month_name(month)}",
+        "The month told again under other prices. Nothing is rewritten: adjustments and credit notes follow.",
+        flush=True,
+    ) as actions:
+        with actions:
+            primary("Re-rate", viewer.act(ask), icon="calculate")
+        data_table(
+            (
+                Column("reason", "Correction", sortable=False),
+                Column("status", "State"),
+                Column("delta", "Change", numeric=True),
+                Column("tenants", "Tenants", numeric=True),
+                Column("by", "Asked by"),
+                Column("at", "When", numeric=True),
+                Column("acts", ""),
+            ),
+            correction_rows(found, console.clock.now()),
+            label="Corrections",
+            nothing="No correction of this month.",
+            on_act=viewer.act(show),
+        )
+
+
+def correction_rows(found: Sequence[Correction], now: datetime) -> list[Row]:
+    """Rows of corrections."""
+    return [
+        {
+            "id": str(one.id),
+            "reason": cell(one.reason, sub="a reversal" if one.reverses else "", wrap=True),
+            "status": cell(one.status.capitalize(), tone=TONES.get(one.status, "idle")),
+            "delta": cell(money(one.delta_usd)),
+            "tenants": cell(str(len(one.tenants))),
+            "by": cell(one.requested_by, sub=f"decided by {one.decided_by}" if one.decided_by else ""),
+            "at": cell(moment(datetime.fromisoformat(one.requested_at), now)),
+            "acts": acts_cell([("show", "Open", "")], f"correction {one.reason}"),
+        }
+        for one in found
+    ]
+
+
+async def show_correction(
+    console: Console, viewer: Viewer, correction_id: UUID, tenants: dict[UUID, str]
+) -> None:
+    """One correction with its difference, and what may be done with it."""
+    found, lines = await admin_corrections.show_correction(
+        console.database, viewer.actor, correction_id=correction_id
+    )
+    own = found.requested_by == viewer.actor.label
+
+    async def decide(approve: bool) -> None:
+        effect = (
+            f"{money(found.delta_usd).text} is booked over {len(found.tenants)} organisations as adjustments dated "
+            "now, with credit notes on invoices and a notice to each customer. Only a reversal undoes it."
+            if approve
+            else "Nothing is booked."
+        )
+        reason = await confirm(
+            viewer,
+            "Approve this correction?" if approve else "Reject this correction?",
+            effect,
+            "Approve" if approve else "Reject",
+            danger=not approve,
+        )
+        if reason is None:
+            return
+        await admin_corrections.decide_correction(
+            console.database, viewer.actor, correction_id=correction_id, approve=approve, reason=reason
+        )
+        toast_ok("The correction is booked." if approve else "The correction is rejected.")
+        ui.navigate.reload()
+
+    async def approve() -> None:
+        await decide(True)
+
+    async def reject() -> None:
+        await decide(False)
+
+    async def reverse() -> None:
+        reason = await confirm(
+            viewer,
+            "Reverse this correction?",
+            "A correction that mirrors it exactly is asked for; another person has to approve it.",
+            "Ask for the reversal",
+        )
+        if reason is None:
+            return
+        await admin_corrections.request_reversal(
+            console.database, viewer.actor, correction_id=correction_id, reason=reason
+        )
+        toast_ok("The reversal waits for a second person.")
+        ui.navigate.reload()
+
+    with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
+        dialog.props["aria-label"] = "Correction"
+        Text("h2", found.reason)
+        Text("p", f"{found.status.capitalize()} · {found.month} · asked for by {found.requested_by}", "muted")
+        diff_tables(found.delta_usd, found.tenants, lines, tenants)
+        if found.status == "requested" and own:
+            notice("info", "Waits for another person", OWN)
+        with box("div", "actions"):
+            ui.button("Close", on_click=dialog.close, color=None).props("flat no-caps").classes("plain")
+            if found.status == "requested":
+                no = ui.button("Reject", on_click=viewer.act(reject), color=None)
+                no.props("flat no-caps").classes("plain")
+                yes = primary("Approve", viewer.act(approve), icon="check")
+                if own:
+                    for button in (no, yes):
+                        button.disable()
+                        button.props["title"] = OWN
+            elif found.status == "approved" and found.reverses is None and found.reversed_by is None:
+                primary("Reverse", viewer.act(reverse), danger=True, icon="undo")
+    dialog.on("hide", dialog.delete)
+    dialog.open()
+
+
+def _booked(console: Console, month: date, booked: Sequence[Adjustment], tenants: dict[UUID, str]) -> None:
+    now = console.clock.now()
+    rows: list[Row] = [
+        {
+            "id": str(one.id),
+            "tenant": cell(tenants.get(one.tenant_id, "–"), href=f"/tenants/{one.tenant_id}", text=True),
+            "amount": cell(money(one.amount_usd), sub=_favour(one.amount_usd)),
+            "reason": cell(one.reason, sub=f"corrects {one.corrects}" if one.corrects else "", wrap=True),
+            "by": cell(one.created_by, sub=f"approved by {one.approved_by}" if one.approved_by else ""),
+            "at": cell(moment(datetime.fromisoformat(one.created_at), now)),
+        }
+        for one in booked
+    ]
+    with card(f"Adjustments booked in {month_name(month)}", f"The newest {ROWS}.", flush=True):
+        data_table(
+            (
+                Column("tenant", "Tenant"),
+                Column("amount", "Amount", numeric=True),
+                Column("reason", "Reason", sortable=False),
+                Column("by", "By"),
+                Column("at", "When", numeric=True),
+            ),
+            rows,
+            label="Adjustments",
+            nothing="No adjustment was booked in this month.",
+            sort_by="at",
+            descending=True,
+        )
