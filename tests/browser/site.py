@@ -7,7 +7,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +26,17 @@ from tests.support.waiting import until_sync
 class Site:
     """Where the console answers, and what is in it."""
 
-    def __init__(self, database_url: str, redis_url: str, customers: dict[str, Customer]) -> None:
+    def __init__(
+        self,
+        database_url: str,
+        redis_url: str,
+        customers: dict[str, Customer],
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
         self.database_url = database_url
         self.redis_url = redis_url
         self.customers = customers
+        self.extra = dict(extra or {})
         self.port, self.metrics_port, self.scheduler_port = free_port(), free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -49,6 +56,7 @@ class Site:
             "PENSTOCK_INTERNAL_TOKEN": TOKEN,
             "PENSTOCK_KEY_PEPPER": PEPPER,
             "PENSTOCK_CONSOLE_SECRET": "secret of the browser tests",
+            **self.extra,
         }
 
     @contextmanager
@@ -94,13 +102,27 @@ def _answers(url: str) -> bool:
         return False
 
 
+Seed = Callable[[Database, Path], Awaitable[dict[str, Customer]]]
+"""Fills an empty, migrated database; the folder is for spools."""
+
+
 @contextmanager
-def running_site(services: Services, base: Path) -> Iterator[Site]:
-    """A seeded database of its own, a scheduler and a console; all gone at the end."""
-    name = f"{services.database}_console"
+def running_site(
+    services: Services,
+    base: Path,
+    *,
+    fill: Seed = seed,
+    suffix: str = "console",
+    extra: Mapping[str, str] | None = None,
+) -> Iterator[Site]:
+    """A database of its own filled by `fill`, a scheduler and a console; all gone at the end.
+
+    `suffix` keeps sites of one worker apart, `extra` is added to the environment of the roles.
+    """
+    name = f"{services.database}_{suffix}"
     with tempfile.TemporaryDirectory(prefix="penstock-spool-") as spool:
-        customers = _in_thread(_prepare(services, name, Path(spool)))
-    site = Site(services.url(name), services.redis_url, customers)
+        customers = _in_thread(_prepare(services, name, Path(spool), fill))
+    site = Site(services.url(name), services.redis_url, customers, extra)
     try:
         with (
             site.role("scheduler", base / "scheduler.log", free_port()),
@@ -112,7 +134,7 @@ def running_site(services: Services, base: Path) -> Iterator[Site]:
         _in_thread(_drop(services, name))
 
 
-async def _prepare(services: Services, name: str, spool: Path) -> dict[str, Customer]:
+async def _prepare(services: Services, name: str, spool: Path, fill: Seed) -> dict[str, Customer]:
     connection = await asyncpg.connect(services.postgres_url)
     try:
         await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
@@ -121,7 +143,7 @@ async def _prepare(services: Services, name: str, spool: Path) -> dict[str, Cust
         await connection.close()
     database = Database(services.url(name))
     try:
-        return await seed(database, spool)
+        return await fill(database, spool)
     finally:
         await database.close()
 
