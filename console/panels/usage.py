@@ -40,6 +40,18 @@ def daily_tokens_chart(rows: Sequence[ReportRow], period: Period, today: date) -
     )
 
 
+def daily_cost_chart(rows: Sequence[ReportRow], period: Period, today: date) -> None:
+    """What every UTC day of `period` that has begun cost, from report lines by day. Drawn, so not exact."""
+    length = (min(period.last, today) - period.first).days + 1
+    days = [period.first + timedelta(days=number) for number in range(length)]
+    costs = {datetime.fromisoformat(row.period_start).date(): row.cost_usd for row in rows if row.requests}
+    chart = Chart(("Cost",), kind="bar", daily=True, label="Cost in US dollars by UTC day")
+    chart.set(
+        [datetime(day.year, day.month, day.day, tzinfo=UTC) for day in days],
+        [float(costs.get(day, "0")) for day in days],
+    )
+
+
 async def usage_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
     """Draw the month of one organisation."""
     period = named_period("month", console.clock.now().date())

@@ -12,7 +12,7 @@ from console.app import PAGES, local_target
 from console.gate import Access, cookie_name
 from console.pages.models import unpriced
 from console.pages.pools import problems
-from console.pages.usage import read_choice
+from console.panels.report_choice import read_choice
 from console.panels.limits import parse_limit
 from console.panels.money import parse_usd
 from console.panels.prices import parse_rate, parse_start, price_state

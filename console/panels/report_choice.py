@@ -1,0 +1,122 @@
+"""What a reader of the usage report asked for. It lives in the address, so that it can be bookmarked and sent."""
+
+from datetime import UTC, date, datetime, timedelta
+from urllib.parse import urlencode
+from uuid import UUID
+
+import msgspec
+from starlette.datastructures import QueryParams
+
+from billing.report import ReportQuery
+from billing.report_compare import previous
+from billing.report_types import TIME_DIMENSIONS
+from console.periods import PERIODS, Period, chosen_period
+from console.viewer import Viewer
+
+GROUPS = {
+    "tenant": "Tenant",
+    "project": "Project",
+    "key": "Key",
+    "model": "Model",
+    "tier": "Tier",
+    "region": "Region",
+    "price_version": "Price version",
+    "simulated": "Simulated",
+    "hour": "Hour",
+    "day": "Day",
+    "month": "Month",
+}
+COMPARES = {"": "Nothing", "previous": "The period before", "custom": "Days of my choice"}
+DEFAULT_BY = {True: ("tenant", "model"), False: ("project", "model")}
+"""Is platform -> grouping at first."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Period, grouping, organisation, and what to compare with."""
+
+    period: str = "month"
+    first: str = ""
+    last: str = ""
+    by: tuple[str, ...] = ()
+    tenant: str = ""
+    compare: str = ""
+    before_first: str = ""
+    before_last: str = ""
+
+    def query_string(self, **more: str) -> str:
+        """The choice as an address's query."""
+        values = {"period": self.period, "by": ",".join(self.by), "tenant": self.tenant}
+        if self.period == "custom":
+            values |= {"from": self.first, "to": self.last}
+        values["compare"] = self.compare
+        if self.compare == "custom":
+            values |= {"before_from": self.before_first, "before_to": self.before_last}
+        return urlencode({name: value for name, value in {**values, **more}.items() if value})
+
+
+def read_choice(params: QueryParams, *, is_platform: bool) -> Choice:
+    """The choice in an address; what it does not name is the default, what it names wrongly too."""
+    by = tuple(dict.fromkeys(name for name in params.get("by", "").split(",") if name in GROUPS))
+    if not is_platform:
+        by = tuple(name for name in by if name != "tenant")
+    period = params.get("period", "month")
+    compare = params.get("compare", "")
+    return Choice(
+        period=period if period in PERIODS else "month",
+        first=params.get("from", ""),
+        last=params.get("to", ""),
+        by=one_time_unit(by) or DEFAULT_BY[is_platform],
+        tenant=params.get("tenant", "") if is_platform else "",
+        compare=compare if compare in COMPARES else "",
+        before_first=params.get("before_from", ""),
+        before_last=params.get("before_to", ""),
+    )
+
+
+def one_time_unit(by: tuple[str, ...]) -> tuple[str, ...]:
+    """`by` with the first of hour, day and month only: a line has one span of time."""
+    units = [name for name in by if name in TIME_DIMENSIONS]
+    return tuple(name for name in by if name not in units[1:])
+
+
+def report_query(choice: Choice, viewer: Viewer, today: date) -> tuple[ReportQuery, Period]:
+    """The choice as a query; a tenant role is held to its own organisation whatever the address says.
+
+    Raises ValueError with a sentence for people.
+    """
+    period = chosen_period(choice.period, choice.first, choice.last, today)
+    if (period.last - period.first).days >= 400:
+        raise ValueError("At most 400 days at once; take a part of it.")
+    tenant_id = viewer.scope
+    if tenant_id is None and choice.tenant:
+        try:
+            tenant_id = UUID(choice.tenant)
+        except ValueError:
+            raise ValueError("There is no such tenant.") from None
+    query = ReportQuery(
+        start=period.start,
+        end=period.end,
+        group_by=choice.by,
+        tenant_id=tenant_id,
+        with_gpu=viewer.is_platform,
+    )
+    return query, period
+
+
+def compared_with(choice: Choice, period: Period, today: date) -> tuple[datetime, datetime] | None:
+    """The period to compare with, or None. A period that is not over is compared with as many days of the one before.
+
+    Raises ValueError with a sentence for people.
+    """
+    if not choice.compare:
+        return None
+    if choice.compare == "custom":
+        other = chosen_period("custom", choice.before_first, choice.before_last, today)
+        if (other.last - other.first).days >= 400:
+            raise ValueError("At most 400 days at once; take a part of it.")
+        return other.start, other.end
+    start, end = previous(period.start, period.end)
+    if period.last > today >= period.first:
+        tomorrow = datetime(today.year, today.month, today.day, tzinfo=UTC) + timedelta(days=1)
+        end = min(end, start + (tomorrow - period.start))
+    return start, end
