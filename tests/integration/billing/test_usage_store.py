@@ -76,7 +76,7 @@ records = st.lists(
             "unbilled_output_tokens": tokens,
             "queue_us": micros,
             "ttft_us": micros,
-            "duration_us": st.integers(0, 10**9) | st.integers(0, 10**13),
+            "duration_us": st.integers(0, 10**9) | st.integers(0, 7 * 86_400_000_000),
             "ago_us": st.integers(-(10**8), 10**8) | st.integers(0, 4 * 86_400_000_000),
         }
     ),
