@@ -16,6 +16,9 @@ from core.money import pico_per_token_to_per_mtok, pico_to_usd, round_to_cents
 CLASSES = ("input", "cached_input", "output", "reasoning")
 """Disjoint: input is what was not cached, output what was not reasoning."""
 
+MINIMUM_CENTS = 50
+"""Stripe charges no less in US dollars: it marks a smaller invoice paid and keeps the amount in the customer's balance,
+where our books would not see it. So such an invoice is carried over here."""
 LineKind = Literal["usage", "late_usage", "adjustment", "commit", "sla", "carried"]
 
 _CLASS_WORDS = {
@@ -157,10 +160,10 @@ def carried_lines(carries: Iterable[Carry]) -> list[Line]:
 
 
 def close(lines: Iterable[Line]) -> Totals:
-    """Add lines up. An invoice that is below zero becomes a credit for the next one: a last line brings it to 0."""
+    """Add lines up. A sum below zero, or too small to be charged, goes to the next invoice: a last line makes it 0."""
     known = tuple(lines)
     exact, cents = sum(line.exact for line in known), sum(line.cents for line in known)
-    if (exact, cents) == (0, 0) or (exact > 0 and cents >= 0):
+    if (exact, cents) == (0, 0) or (exact > 0 and cents >= MINIMUM_CENTS):
         return Totals(exact, cents, 0, 0, known)
     carried = Line(kind="carried", exact=-exact, cents=-cents, description="Carried over to the next invoice")
     return Totals(0, 0, exact, cents, (*known, carried))

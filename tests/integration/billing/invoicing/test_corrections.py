@@ -144,7 +144,10 @@ async def test_what_goes_up_and_what_goes_down_are_told_apart(platform: Platform
     assert note.cents == 60
     second = await platform.end_month()
     await make_invoices(platform.database, second)
-    assert [(one.kind, one.cents) for one in await platform.lines(acme, second)] == [("adjustment", 20)]
+    assert [(one.kind, one.cents) for one in await platform.lines(acme, second)] == [
+        ("adjustment", 20),
+        ("carried", -20),
+    ]
     await platform.is_sound()
 
 

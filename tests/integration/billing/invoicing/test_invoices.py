@@ -36,7 +36,7 @@ async def test_every_line_is_the_sum_of_its_requests(platform: Platform) -> None
     other = await make_customer(platform.database, name="Other", mode="postpaid")
     late_end = bounds(platform.month)[0] - timedelta(days=4)
     for i in range(5):
-        await platform.use(acme, input=1000 + i, cached=i, output=10 * i, reasoning=i)
+        await platform.use(acme, input=1_000_000 + i, cached=i, output=10 * i, reasoning=i)
         await platform.use(other, input=999)
     await platform.use(acme, input=3, outcome="zero_output")
     late = await platform.use(acme, input=50, ended_at=late_end)

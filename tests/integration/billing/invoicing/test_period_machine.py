@@ -91,7 +91,7 @@ class Account:
             return None
         exact, total = sum(one for one, _ in lines), sum(one for _, one in lines)
         count = len(lines)
-        payable = exact > 0 and total >= 0
+        payable = exact > 0 and total >= 50
         if payable:
             self.receivable -= exact
             self.invoiced += total
