@@ -15,9 +15,10 @@ _THIN_OUT = (
     "DELETE FROM usage_touched WHERE hour >= date_trunc('hour', clock_timestamp(), 'UTC') "
     "AND id NOT IN (SELECT max(id) FROM usage_touched GROUP BY hour)"
 )
-
-
-_DUE_DAYS = "SELECT day FROM usage_day_state WHERE NOT whole AND day < date_trunc('day', clock_timestamp(), 'UTC') ORDER BY day"
+_DUE_DAYS = (
+    "SELECT day FROM usage_day_state WHERE NOT whole "
+    "AND day < date_trunc('day', clock_timestamp(), 'UTC') ORDER BY day"
+)
 
 
 async def roll_up(database: Database) -> int:
