@@ -1,39 +1,19 @@
 """Balance, holds, budget and credit of one organisation."""
 
-from datetime import datetime
 from decimal import Decimal
 from uuid import UUID
 
 from nicegui import ui
 
 from admin import billing as admin_billing
-from billing.accounts import AccountView, GrantView
+from billing.accounts import AccountView
 from console.components.base import Stat, box, card, meter, notice
 from console.components.dialogs import form_dialog, primary, secondary, text_input
-from console.components.table import Column, Row, cell, data_table, set_rows
 from console.deps import Console
-from console.format import Shown, moment, money
+from console.format import Shown, money
+from console.panels.amounts import parse_usd
+from console.panels.lots import LotsPanel, open_grant_form
 from console.viewer import Viewer, toast_ok
-from core.money import usd_to_pico
-
-_GRANT_COLUMNS = (
-    Column("amount", "Amount"),
-    Column("reason", "Reason", sortable=False),
-    Column("by", "Granted by"),
-    Column("at", "When", numeric=True),
-)
-
-
-def parse_usd(text: str, *, zero: bool = False) -> str:
-    """An amount as typed, such as "$1,250.50", as an exact decimal string. Raises ValueError with a sentence."""
-    plain = text.strip().removeprefix("$").replace(",", "").strip()
-    try:
-        pico = usd_to_pico(plain)
-    except ValueError:
-        raise ValueError("An amount of dollars, such as 25 or 12.50.") from None
-    if pico < 0 or (pico == 0 and not zero):
-        raise ValueError("An amount above zero.")
-    return plain
 
 
 async def money_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
@@ -50,7 +30,7 @@ class _MoneyPanel:
         self.viewer = viewer
         self.tenant_id = tenant_id
         self.account: AccountView
-        self.grants: ui.table
+        self.lots = LotsPanel(console, viewer, tenant_id)
 
     async def draw(self) -> None:
         """Put the numbers on the page and keep them live."""
@@ -68,13 +48,7 @@ class _MoneyPanel:
             self.spent = Stat("Spent this month", Shown(""))
         self.budget = box("div")
         if self.account.mode == "prepaid":
-            with card("Credits", "What was granted, newest first.", flush=True):
-                self.grants = data_table(
-                    _GRANT_COLUMNS,
-                    await self.grant_rows(),
-                    label="Credits",
-                    nothing="No credit was granted yet.",
-                )
+            await self.lots.draw()
         self.show()
         self.viewer.live(5.0, self.refresh)
 
@@ -90,23 +64,8 @@ class _MoneyPanel:
         if account != self.account:
             self.account = account
             self.show()
-
-    async def grant_rows(self) -> list[Row]:
-        """Rows of the credits table."""
-        now = self.console.clock.now()
-        grants: list[GrantView] = await admin_billing.list_grants(
-            self.console.database, self.viewer.actor, tenant_id=self.tenant_id
-        )
-        return [
-            {
-                "id": str(grant.id),
-                "amount": cell(money(grant.amount_usd)),
-                "reason": cell(grant.reason, wrap=True),
-                "by": cell(grant.created_by),
-                "at": cell(moment(datetime.fromisoformat(grant.created_at), now)),
-            }
-            for grant in grants
-        ]
+            if account.mode == "prepaid":
+                await self.lots.reload()
 
     def show(self) -> None:
         """Put the account's values into the cards."""
@@ -143,34 +102,13 @@ class _MoneyPanel:
         meter(share, label)
 
     async def grant(self) -> None:
-        """Ask for amount and reason, then grant prepaid credit."""
+        """Grant prepaid credit."""
 
-        async def save() -> bool:
-            try:
-                usd = parse_usd(amount.value or "")
-                amount.error = None
-            except ValueError as error:
-                amount.error = str(error)
-            reason.error = None if (reason.value or "").strip() else "Say why: it goes to the audit log."
-            if amount.error or reason.error:
-                return False
-            await admin_billing.grant_credit(
-                self.console.database,
-                self.viewer.actor,
-                tenant_id=self.tenant_id,
-                amount_usd=usd,
-                reason=reason.value.strip(),
-            )
-            toast_ok(f"{money(usd).text} of credit granted.")
+        async def done() -> None:
             await self.refresh()
-            set_rows(self.grants, await self.grant_rows())
-            return True
+            await self.lots.reload()
 
-        with form_dialog(
-            "Grant credit", "Grant credit", self.viewer, save, sub="The credit can be spent at once."
-        ):
-            amount = text_input("Amount in US dollars").props("autofocus inputmode=decimal prefix=$")
-            reason = text_input("Reason", hint="Kept in the audit log and the ledger.").props("maxlength=500")
+        open_grant_form(self.console, self.viewer, self.tenant_id, done)
 
     async def set_budget(self) -> None:
         """Set or clear the monthly budget."""

@@ -1,7 +1,7 @@
 """Price books as tables, and the form that schedules a new price."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from uuid import UUID
 
 from nicegui import ui
@@ -13,6 +13,7 @@ from console.components.dialogs import form_dialog, text_input
 from console.components.table import Cell, Column, Row, cell, data_table
 from console.deps import Console
 from console.format import moment, per_mtok
+from console.panels.amounts import parse_instant
 from console.viewer import Viewer, toast_ok
 from core.money import per_mtok_to_pico_per_token
 
@@ -82,22 +83,6 @@ async def own_prices_panel(console: Console, viewer: Viewer, tenant_id: UUID) ->
         )
 
 
-def parse_start(text: str) -> datetime | None:
-    """When a price begins, as typed in UTC: `2026-12-01` or `2026-12-01 14:30`; empty = now.
-
-    Raises ValueError with a sentence for people.
-    """
-    plain = text.strip().removesuffix("UTC").strip()
-    if not plain:
-        return None
-    for form in ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M"):
-        try:
-            return datetime.strptime(plain, form).replace(tzinfo=UTC)
-        except ValueError:
-            continue
-    raise ValueError("A UTC date such as 2026-12-01, or 2026-12-01 14:30; empty for now.")
-
-
 def parse_rate(text: str) -> str:
     """A price per million tokens as typed, as an exact decimal string. Raises ValueError with a sentence."""
     plain = text.strip().removeprefix("$").replace(",", "").strip()
@@ -129,7 +114,7 @@ def open_price_form(
             except ValueError as error:
                 box.error = str(error)
         try:
-            begins = parse_start(start.value or "")
+            begins = parse_instant(start.value or "")
             start.error = None
         except ValueError as error:
             start.error = str(error)

@@ -12,10 +12,10 @@ from console.app import PAGES, local_target
 from console.gate import Access, cookie_name
 from console.pages.models import unpriced
 from console.pages.pools import problems
-from console.panels.report_choice import read_choice
+from console.panels.amounts import parse_instant, parse_usd
 from console.panels.limits import parse_limit
-from console.panels.money import parse_usd
-from console.panels.prices import parse_rate, parse_start, price_state
+from console.panels.prices import parse_rate, price_state
+from console.panels.report_choice import read_choice
 from console.periods import chosen_period, named_period
 from console.series import even_series
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES
@@ -87,10 +87,10 @@ def test_rates_and_starts_as_typed() -> None:
     assert parse_rate("$0.50") == "0.50"
     with pytest.raises(ValueError, match="per million"):
         parse_rate("0.0000001")
-    assert parse_start("") is None
-    assert parse_start("2026-12-01 14:30") == datetime(2026, 12, 1, 14, 30, tzinfo=UTC)
+    assert parse_instant("") is None
+    assert parse_instant("2026-12-01 14:30") == datetime(2026, 12, 1, 14, 30, tzinfo=UTC)
     with pytest.raises(ValueError, match="UTC date"):
-        parse_start("tomorrow")
+        parse_instant("tomorrow")
 
 
 @pytest.mark.parametrize(
