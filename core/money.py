@@ -4,7 +4,7 @@ A price of $0.50 per million tokens is 500,000 picodollars a token, so every lis
 a whole number per token and the cost of a request is a sum of integer products (DESIGN §5).
 """
 
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
+from decimal import Decimal, Inexact, InvalidOperation, Overflow, localcontext
 
 PICO_PER_USD = 10**12
 PICO_PER_CENT = 10**10
@@ -25,12 +25,19 @@ def usd_to_pico(text: str | Decimal) -> int:
     if not amount.is_finite():
         raise ValueError(f"not a finite amount of dollars: {text!r}")
     with localcontext() as context:
+        # An amount that this many digits do not hold is refused: rounding it could make a price of nothing.
         context.prec = 80
-        pico = amount * PICO_PER_USD
-        if pico != pico.to_integral_value():
+        context.traps[Inexact] = True
+        try:
+            pico = amount * PICO_PER_USD
+            whole = pico == pico.to_integral_value()
+        except Overflow:
+            raise ValueError(f"dollar amount out of range: {text!r}") from None
+        except Inexact:
+            whole = False
+        if not whole:
             raise ValueError(f"more than 12 decimals in a dollar amount: {text!r}")
-    value = int(pico)
-    if abs(value) > MAX_PICO:  # of the integer: abs() of a Decimal rounds to 28 digits
+    if pico.adjusted() > len(str(MAX_PICO)) or abs(value := int(pico)) > MAX_PICO:
         raise ValueError(f"dollar amount out of range: {text!r}")
     return value
 
@@ -64,8 +71,8 @@ def pico_per_token_to_per_mtok(price: int) -> str:
 
 def round_to_cents(pico: int) -> int:
     """Whole cents, half away from zero: the one rounding there is, at the invoice line."""
-    cents = (Decimal(pico) / PICO_PER_CENT).quantize(Decimal(1), rounding=ROUND_HALF_UP)
-    return int(cents)
+    cents = (abs(pico) + PICO_PER_CENT // 2) // PICO_PER_CENT
+    return cents if pico >= 0 else -cents
 
 
 def ratio_per_mtok(pico: int, tokens: int) -> str | None:
