@@ -13,6 +13,7 @@ from admin.session import page_size, read, write_system
 from billing import accounts, adjustments, approvals
 from billing.adjustments import Adjustment
 from billing.approvals import Approval
+from billing.invoicing import months
 from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7
@@ -171,17 +172,8 @@ async def list_adjustments(
 
 
 def parse_month(text: str | None, param: str) -> date | None:
-    """The first day of a month written YYYY-MM. Raises InvalidRequest."""
-    if text is None:
-        return None
-    try:
-        if len(text) != len("2026-11"):
-            raise ValueError(text)
-        return date.fromisoformat(f"{text}-01")
-    except ValueError:
-        raise InvalidRequest(
-            f"{param} must be a month such as 2026-11, not {text[:40]!r}", param=param
-        ) from None
+    """The first day of a month written YYYY-MM, None for none. Raises InvalidRequest."""
+    return None if text is None else months.parse_month(text, param)
 
 
 def _signed(amount_usd: str) -> int:

@@ -1,23 +1,22 @@
 """Accounting months: UTC calendar months, written 2026-11, known by their first day."""
 
+import re
 from datetime import UTC, date, datetime, timedelta
 
 from core.errors import InvalidRequest
 
 LATE_WINDOW_HOURS = 48
 """Usage may reach its own month for this long after the month's end (DESIGN §5); later it belongs to the present."""
+_MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])", re.ASCII)
+"""A month of this millennium: one of the year 1 would make two thousand years of open months before the present."""
 
 
 def parse_month(value: str, param: str = "month") -> date:
-    """The first day of a month such as 2026-11. Raises InvalidRequest."""
-    try:
-        if len(value) != 7:
-            raise ValueError
-        return datetime.strptime(value, "%Y-%m").replace(tzinfo=UTC).date()
-    except ValueError:
-        raise InvalidRequest(
-            f"{param} must be a month such as 2026-11, not {value[:40]!r}", param=param
-        ) from None
+    """The first day of a month such as 2026-11, from 2000-01 on. Raises InvalidRequest."""
+    found = _MONTH.fullmatch(value)
+    if found is None:
+        raise InvalidRequest(f"{param} must be a month such as 2026-11, not {value[:40]!r}", param=param)
+    return date(int(found[1]), int(found[2]), 1)
 
 
 def month_name(month: date) -> str:
