@@ -1,9 +1,9 @@
 """What the administrative commands share: the database, who acts, how results and errors are shown."""
 
 import asyncio
-import getpass
 import json
 import os
+import pwd
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -96,12 +96,19 @@ def pepper(data_dir: Path | None = None) -> bytes:
     return (os.environ.get("PENSTOCK_KEY_PEPPER") or str(runtime(data_dir)["key_pepper"])).encode()
 
 
+def os_user() -> str:
+    """The user of the operating system, from its user id: LOGNAME and USER say what anybody writes into them, and
+    whoever asks for an adjustment must not approve it under another name.
+    """
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's uid without a name
+        return f"uid-{os.getuid()}"
+
+
 def actor() -> Actor:
     """Whoever holds the database's password in a shell acts as platform admin; the audit log names the OS user."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's uid without a name
-        user = f"uid-{os.getuid()}"
+    user = os_user()
     return Actor(kind="cli", id=user, label=user, role="platform_admin")
 
 

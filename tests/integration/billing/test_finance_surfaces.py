@@ -1,6 +1,5 @@
 """Finance's acts through the command line and the admin REST: the same acts, the same words of refusal."""
 
-import getpass
 import io
 import json
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from admin.users import create_admin_token
 from api import admin_billing, admin_contracts, admin_ledger
 from api import app as api_app
 from api.admin_deps import AdminDeps
+from cli import context
 from cli.main import app as penstock
 from core.db import Database
 from tests.integration.billing.support import make_customer
@@ -64,8 +64,8 @@ def test_lots_prices_and_contracts_on_the_command_line() -> None:
     assert [(row["output"], row["status"]) for row in history] == [("2.00", "current"), ("1.70", "current")]
     later = run_json("prices", "set", "m", "--input", "1", "--output", "3", "--from", "2100-01-01")
     assert run_json("prices", "withdraw", str(later["id"]), "--reason", "no")["status"] == "withdrawn"
-    assert run_json("contracts", "end", contract["id"], "--reason", "over")["ended_by"] == getpass.getuser()
-    assert run_json("prices", "end", "m", "--reason", "retired")[0]["ended_by"] == getpass.getuser()
+    assert run_json("contracts", "end", contract["id"], "--reason", "over")["ended_by"] == context.os_user()
+    assert run_json("prices", "end", "m", "--reason", "retired")[0]["ended_by"] == context.os_user()
     assert run_json("contracts", "list", "--tenant", "acme")[0]["id"] == contract["id"]
     assert run_json("prices", "unpriced") == []
     for words in (
@@ -91,7 +91,7 @@ def test_adjustments_and_books_on_the_command_line(tmp_path: Path, monkeypatch: 
     [waiting] = run_json("adjustments", "list", "--waiting")
     own = run("adjustments", "approve", waiting["id"])
     assert (own.exit_code, own.stdout) == (2, "")
-    monkeypatch.setattr(getpass, "getuser", lambda: "somebody-else")
+    monkeypatch.setattr(context, "os_user", lambda: "somebody-else")
     assert run_json("adjustments", "approve", waiting["id"])["decided_by"] == "somebody-else"
     assert len(run_json("adjustments", "list", "--tenant", "acme")) == 2
 

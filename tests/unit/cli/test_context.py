@@ -70,3 +70,15 @@ def test_the_actor_is_the_shell_user() -> None:
     actor = context.actor()
     assert (actor.kind, actor.role, actor.tenant_id) == ("cli", "platform_admin", None)
     assert actor.label
+
+
+def test_the_environment_makes_nobody_another_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = context.actor()
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", "SUDO_USER"):
+        monkeypatch.setenv(name, "somebody-else")
+    assert context.actor() == before
+
+
+def test_a_user_id_without_a_name_is_a_person_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context.os, "getuid", lambda: 987654321)
+    assert context.actor().label == "uid-987654321"

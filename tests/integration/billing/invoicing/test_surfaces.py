@@ -34,7 +34,7 @@ class Shell:
         self._patch = monkeypatch
 
     async def __call__(self, *words: str, user: str = "ann") -> Result:
-        self._patch.setattr(context.getpass, "getuser", lambda: user)
+        self._patch.setattr(context, "os_user", lambda: user)
         return await asyncio.to_thread(CliRunner().invoke, penstock, list(words))
 
     async def json(self, *words: str, user: str = "ann") -> Any:
