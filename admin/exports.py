@@ -13,6 +13,7 @@ from admin.audit import record
 from admin.session import page_size, write_system
 from billing.exports import schedule
 from billing.exports.datasets import PLATFORM_ONLY, DatasetName, DatasetQuery
+from billing.exports.fetch import Fetched, fetch_run
 from billing.exports.open import chunks, spool, write_query
 from billing.exports.periods import parse_label
 from billing.exports.schedule import Definition, Run
@@ -184,6 +185,12 @@ async def run_export(database: Database, actor: Actor, settings: Settings, *, na
                 after={"period": period, "revision": made.revision, "sha256": made.sha256},
             )
     return made
+
+
+async def fetch(database: Database, actor: Actor, settings: Settings, *, run_id: UUID) -> Fetched:
+    """The file that a run wrote, checked by its checksum. Raises NotFound, InvalidRequest, Conflict, Unavailable."""
+    require(actor, *PLATFORM_ROLES)
+    return await fetch_run(database, settings, run_id)
 
 
 def verify(path: Path) -> list[Verdict]:

@@ -22,6 +22,7 @@ from console.layout import frame
 from console.pages import (
     audit,
     billing,
+    finance,
     home,
     invoice,
     models,
@@ -60,6 +61,7 @@ PAGES = (
     Page("/pools", "Pools", PLATFORM_ROLES, pools.build),
     Page("/usage", "Usage", PLATFORM_ROLES | TENANT_ROLES, usage.build),
     Page("/periods", "Billing", PLATFORM_ROLES, periods.build),
+    Page("/finance", "Finance", PLATFORM_ROLES, finance.build),
     Page("/invoices/{ref}", "Invoice", PLATFORM_ROLES | TENANT_ROLES, invoice.build, nav="/periods"),
     Page("/audit", "Audit log", PLATFORM_ROLES, audit.build),
     Page("/home", "Home", TENANT_ROLES, home.build),
@@ -73,6 +75,7 @@ def create_app(console: Console) -> FastAPI:
     _add_health(app, console)
     _add_sign_in(app, console)
     add_downloads(app, console)
+    finance.add_export_download(app, console)
     app.mount("/static", StaticFiles(directory=STATIC), name="console-static")
     version = asset_version()
     ui.add_head_html(

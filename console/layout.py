@@ -37,6 +37,7 @@ NAVIGATION = (
     NavItem("Usage", "/usage", "bar_chart", PLATFORM_ROLES | TENANT_ROLES, "Money"),
     NavItem("Billing", "/billing", "account_balance_wallet", TENANT_ROLES, "Money"),
     NavItem("Billing", "/periods", "receipt_long", PLATFORM_ROLES, "Money"),
+    NavItem("Finance", "/finance", "query_stats", PLATFORM_ROLES, "Money"),
     NavItem("Audit log", "/audit", "history", PLATFORM_ROLES, "Record"),
 )
 

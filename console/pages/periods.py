@@ -17,7 +17,6 @@ from console.panels.close import close_panel, months_panel
 from console.panels.collection import collection_panel
 from console.panels.invoices import invoices_panel, read_filters
 from console.viewer import Viewer
-from core.errors import InvalidRequest
 
 TABS = {
     "close": "Close",
@@ -52,16 +51,15 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         await changes_panel(console, viewer, month, names)
 
 
+def known_month(text: str, periods: list[Period]) -> date | None:
+    """The month that an address names, when there is one."""
+    return parse_month(text) if text in {one.month for one in periods} else None
+
+
 def chosen_month(text: str, periods: list[Period]) -> date:
     """The month that an address names; else the oldest that has ended and is open, else the present one."""
-    known = {one.month for one in periods}
-    if text in known:
-        try:
-            return parse_month(text)
-        except InvalidRequest:
-            pass
     waiting = [one.month for one in periods[1:] if one.status != "closed"]
-    return parse_month(waiting[-1] if waiting else periods[0].month)
+    return known_month(text, periods) or parse_month(waiting[-1] if waiting else periods[0].month)
 
 
 def month_select(periods: list[Period], month: date, path: str, tab: str) -> None:

@@ -1,0 +1,99 @@
+"""A waterfall: what lies between two amounts, step by step. Exact amounts are in a table beside it, never here."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from nicegui import ui
+
+from console.components.charts import PALETTE
+from console.format import Shown
+
+_AXIS = "#8496a3"
+_GRID = "rgba(132,150,163,0.18)"
+_UP, _DOWN, _WHOLE = PALETTE[3], PALETTE[4], PALETTE[0]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A column: a whole amount from zero, or a change from where the last column ended."""
+
+    name: str
+    amount: Shown
+    is_whole: bool = False
+
+
+def bars(steps: Sequence[Step]) -> list[tuple[float, float]]:
+    """From where to where each column reaches; only draws, amounts stay exact elsewhere."""
+    reached = 0.0
+    found = []
+    for step in steps:
+        begin = 0.0 if step.is_whole else reached
+        reached = begin + step.amount.sort
+        found.append((begin, reached))
+    return found
+
+
+def waterfall(steps: Sequence[Step], *, label: str) -> None:
+    """Draw the columns with their amounts; a column that crosses zero is drawn on both sides of it."""
+    base: list[float] = []
+    above: list[dict[str, Any]] = []
+    below: list[dict[str, Any]] = []
+    for step, (begin, end) in zip(steps, bars(steps), strict=True):
+        low, high = min(begin, end), max(begin, end)
+        base.append(low if low > 0 else high if high < 0 else 0.0)
+        colour = _WHOLE if step.is_whole else _UP if end >= begin else _DOWN
+        up, down = max(high, 0.0) - max(low, 0.0), min(low, 0.0) - min(high, 0.0)
+        told = {
+            "show": True,
+            "formatter": step.amount.text,
+            "color": _AXIS,
+            "fontSize": 11,
+        }
+        hidden = {"show": False}
+        style = {"color": colour, "borderRadius": 2}
+        is_above = up > 0 or down == 0
+        above.append(
+            {"value": up, "itemStyle": style, "label": {**told, "position": "top"} if is_above else hidden}
+        )
+        below.append(
+            {
+                "value": down,
+                "itemStyle": style,
+                "label": hidden if is_above else {**told, "position": "bottom"},
+            }
+        )
+    series = {"type": "bar", "stack": "all", "barMaxWidth": 46, "silent": True}
+    chart = ui.echart(
+        {
+            "animation": False,
+            "textStyle": {"fontFamily": "system-ui, sans-serif"},
+            "grid": {"left": 6, "right": 12, "top": 26, "bottom": 22, "containLabel": True},
+            "xAxis": {
+                "type": "category",
+                "data": [step.name for step in steps],
+                "axisLabel": {
+                    "color": _AXIS,
+                    "fontSize": 11,
+                    "interval": 0,
+                    "width": 62,
+                    "overflow": "break",
+                },
+                "axisLine": {"lineStyle": {"color": _GRID}},
+                "axisTick": {"show": False},
+            },
+            "yAxis": {
+                "type": "value",
+                "axisLabel": {"color": _AXIS, "fontSize": 11, "formatter": "${value}"},
+                "splitLine": {"lineStyle": {"color": _GRID}},
+                "splitNumber": 4,
+            },
+            "series": [
+                {**series, "data": base, "itemStyle": {"color": "transparent"}},
+                {**series, "data": above},
+                {**series, "data": below},
+            ],
+            "aria": {"enabled": True, "label": {"description": label}},
+        }
+    ).classes("tall")
+    chart.props["role"] = "img"
+    chart.props["aria-label"] = label
