@@ -1,0 +1,203 @@
+"""A customer at the console: buying credit, papers, terms, usage, requests, alerts; and who may do what."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from playwright.async_api import Browser, Page, expect
+from pydantic import SecretStr
+
+from admin import billing as admin_billing
+from api.webhooks import router
+from core.clock import SystemClock
+from core.db import Database
+from core.settings import Settings
+from jobs import payments as payment_jobs
+from tests.browser.conftest import Person
+from tests.browser.seed import FINANCE, ME
+from tests.browser.seed_billing import billing_seed
+from tests.browser.site import Site, running_site
+from tests.support.api_process import serving
+from tests.support.services import Services
+from tests.support.stripe_sim import FakeStripe, running
+
+
+@pytest.fixture(scope="module")
+def stripe() -> Iterator[FakeStripe]:
+    """The local Stripe that this console talks to."""
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def shop(services: Services, stripe: FakeStripe, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A console over the seed of this file."""
+    extra = {
+        "STRIPE_API_KEY": stripe.api_key,
+        "PENSTOCK_STRIPE_BASE_URL": stripe.url,
+        "PENSTOCK_DATA_DIR": str(tmp_path_factory.mktemp("keys")),
+    }
+    with running_site(
+        services,
+        tmp_path_factory.mktemp("billing"),
+        fill=billing_seed(stripe),
+        suffix="billing",
+        extra=extra,
+    ) as site:
+        yield site
+
+
+async def _desk(shop: Site, browser: Browser, email: str) -> AsyncIterator[Person]:
+    context = await browser.new_context(viewport={"width": 1280, "height": 860}, accept_downloads=True)
+    made = Person(shop, context, await context.new_page())
+    await made.sign_in(email)
+    yield made
+    await context.close()
+    assert made.troubles == []
+
+
+@pytest.fixture
+async def owner(shop: Site, browser: Browser) -> AsyncIterator[Person]:
+    """The owner of Northwind Robotics at a desk."""
+    async for made in _desk(shop, browser, shop.northwind.owner):
+        yield made
+
+
+@pytest.fixture
+async def viewer(shop: Site, browser: Browser) -> AsyncIterator[Person]:
+    """Somebody of Northwind Robotics who may only read."""
+    async for made in _desk(shop, browser, shop.northwind.viewer):
+        yield made
+
+
+@pytest.fixture
+async def finance(shop: Site, browser: Browser) -> AsyncIterator[Person]:
+    """Somebody of the platform's finance."""
+    async for made in _desk(shop, browser, FINANCE):
+        yield made
+
+
+@pytest.fixture
+async def database(shop: Site) -> AsyncIterator[Database]:
+    """The console's own database."""
+    opened = Database(shop.database_url)
+    yield opened
+    await opened.close()
+
+
+async def _downloaded(page: Page, name: str) -> Path:
+    """Where the file behind the first link called `name` was put."""
+    async with page.expect_download() as wanted:
+        await page.get_by_role("link", name=name, exact=True).first.click()
+    download = await wanted.value
+    return Path(await download.path())
+
+
+async def test_an_owner_buys_credit_from_click_to_balance(
+    owner: Person, stripe: FakeStripe, shop: Site, database: Database
+) -> None:
+    """Console, payment page, webhook, job, and back on the page, without a reload."""
+    tenant_id = shop.northwind.tenant_id
+    before = Decimal((await admin_billing.get_account(database, ME, tenant_id=tenant_id)).balance_usd)
+    settings = Settings(
+        STRIPE_API_KEY=SecretStr(stripe.api_key),
+        STRIPE_WEBHOOK_SECRET=SecretStr(stripe.webhook_secret),
+        stripe_base_url=stripe.url,
+    )
+    app = FastAPI()
+    app.include_router(router(database, settings, SystemClock()))
+    async with serving(app) as receiver:
+        stripe.send_webhooks(f"{receiver}/webhooks/stripe")
+        await owner.open("/billing")
+        await owner.page.get_by_role("button", name="Buy credit").click()
+        dialog = owner.page.get_by_role("dialog")
+        await dialog.get_by_label("Amount in US dollars").fill("1.00")
+        await dialog.get_by_role("button", name="Go to payment").click()
+        await expect(owner.page.get_by_role("alert")).to_contain_text("whole cents from $5")
+        await dialog.get_by_label("Amount in US dollars").fill("$37.50")
+        await dialog.get_by_role("button", name="Go to payment").click()
+        await owner.page.get_by_role("button", name="Pay $37.50").click()
+        await expect(owner.page.get_by_text("Waiting for the payment of $37.50")).to_be_visible()
+        await asyncio.to_thread(stripe.flush)
+        assert await payment_jobs.apply_events(database, settings) > 0
+    await expect(owner.page.get_by_text("$37.50 of credit has arrived")).to_be_visible(timeout=15_000)
+    balance = owner.page.locator(".stat", has_text="Balance").locator(".value")
+    await expect(balance).to_have_attribute("title", f"{before + Decimal('37.5')} USD", timeout=15_000)
+    lots = owner.page.locator("[aria-label='Credits'] tbody tr", has_text="Purchased")
+    await expect(lots.filter(has_text="$37.50").first).to_be_visible(timeout=15_000)
+    await owner.open("/billing?tab=payments")
+    row = owner.page.locator("[aria-label='Purchases'] tbody tr", has_text="$37.50")
+    await expect(row).to_contain_text("Succeeded")
+
+
+async def test_a_declined_card_leaves_everything_as_it_was(
+    owner: Person, shop: Site, database: Database
+) -> None:
+    tenant_id = shop.northwind.tenant_id
+    before = (await admin_billing.get_account(database, ME, tenant_id=tenant_id)).balance_usd
+    owner.expected_status = {402}
+    await owner.open("/billing")
+    await owner.page.get_by_role("button", name="Buy credit").click()
+    await owner.page.get_by_role("dialog").get_by_label("Amount in US dollars").fill("20")
+    await owner.page.get_by_role("button", name="Go to payment").click()
+    await owner.page.get_by_label("Card").select_option("pm_card_chargeDeclined")
+    await owner.page.get_by_role("button", name="Pay $20.00").click()
+    await expect(owner.page.get_by_role("alert")).to_contain_text("declined")
+    await owner.page.get_by_role("button", name="Cancel").click()
+    await expect(owner.page.get_by_text("Waiting for the payment of $20.00")).to_be_visible()
+    await expect(owner.page.get_by_role("link", name="Back to the payment page")).to_be_visible()
+    assert (await admin_billing.get_account(database, ME, tenant_id=tenant_id)).balance_usd == before
+
+
+async def test_automatic_top_up_is_set_up_and_switched_off(owner: Person) -> None:
+    await owner.open("/billing")
+    card = owner.page.locator(".card", has=owner.page.get_by_role("heading", name="Automatic top-up"))
+    await card.get_by_role("button", name="Set up").click()
+    dialog = owner.page.get_by_role("dialog")
+    await dialog.get_by_label("When less is left than").fill("twelve")
+    await dialog.get_by_role("button", name="Switch on").click()
+    await expect(dialog).to_contain_text("An amount of dollars")
+    await dialog.get_by_label("When less is left than").fill("12.5")
+    await dialog.get_by_label("Buy", exact=True).fill("40")
+    await dialog.get_by_label("At most in a month").fill("10")
+    await dialog.get_by_role("button", name="Switch on").click()
+    await expect(owner.page.get_by_role("alert")).to_contain_text("the monthly cap must be at least")
+    await dialog.get_by_label("At most in a month").fill("120")
+    await dialog.get_by_role("button", name="Switch on").click()
+    await expect(card).to_contain_text("$120.00")
+    await expect(card.locator(".badge")).to_have_text("On")
+    await card.get_by_role("button", name="Switch off").click()
+    await owner.page.get_by_role("dialog").get_by_role("button", name="Switch off").click()
+    await expect(card.locator(".badge")).to_have_text("Off")
+
+
+async def test_who_may_only_read_finds_nothing_to_press(viewer: Person) -> None:
+    await viewer.open("/billing")
+    await expect(viewer.page.get_by_text("Saved card", exact=True)).to_be_visible()
+    for name in ("Buy credit", "Set up", "Set tax id", "Set budget"):
+        await expect(viewer.page.get_by_role("button", name=name)).to_have_count(0)
+
+
+async def test_papers_are_listed_open_and_come_signed(owner: Person) -> None:
+    await owner.open("/billing?tab=documents")
+    invoices = owner.page.locator("[aria-label='Invoices'] tbody tr")
+    await expect(invoices).to_have_count(1)
+    statements = owner.page.locator("[aria-label='Statements'] tbody tr")
+    await expect(statements.first).to_contain_text("Draft")
+    signed = json.loads((await _downloaded(owner.page, "JSON")).read_text())
+    assert signed["body"]["type"] == "penstock.statement"
+    assert (await _downloaded(owner.page, "PDF")).read_bytes().startswith(b"%PDF-")
+    await invoices.get_by_role("link").click()
+    await expect(owner.page.locator("h1")).to_contain_text("Invoice")
+
+
+async def test_terms_are_shown_and_no_customer_changes_them(owner: Person) -> None:
+    await owner.open("/billing?tab=terms")
+    page = owner.page
+    await expect(page.get_by_text("12.5% off list prices")).to_be_visible()
+    await expect(page.get_by_text("95% of first tokens within 800 ms")).to_be_visible()
+    await expect(page.get_by_role("button", name="New contract")).to_have_count(0)
