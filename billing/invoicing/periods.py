@@ -17,7 +17,6 @@ from billing.invoicing import checks
 from billing.invoicing.check_result import Check, CheckResult
 from billing.invoicing.months import bounds, final_at, month_name, month_of, next_month
 from billing.invoicing.run import InvoiceRun, Progress, finished_at, make_invoices
-from billing.payments.reconcile import stripe_equal
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from tenants.scoping import platform_wide
@@ -92,7 +91,7 @@ async def checklist(database: Database, month: date) -> Checklist:
     if frozen is not None:
         return frozen
     await rollups.roll_up(database)
-    return await _ask(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS, stripe_equal))
+    return await _ask(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS))
 
 
 async def _frozen(connection: AsyncConnection, month: date) -> Checklist | None:
@@ -154,7 +153,7 @@ async def close_month(
     await rollups.roll_up(database)
     _refuse_red(await _ask(database, month, checks.CHECKS))
     await make_invoices(database, month, progress=progress)
-    green = await _ask(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS, stripe_equal))
+    green = await _ask(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS))
     _refuse_red(green)
     async with database.system() as connection:
         closed = await connection.execute(

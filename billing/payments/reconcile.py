@@ -283,7 +283,7 @@ _CHANGED = """
 @platform_wide("a month is closed for every organisation")
 async def stripe_equal(connection: AsyncConnection, month: date) -> CheckResult:
     """The close's check: the newest comparison found nothing, and nothing of the month changed since it began."""
-    name = "Stripe equals our books"
+    name = "stripe_equal"
     newest = (
         await connection.execute(
             text(

@@ -10,10 +10,12 @@ from admin import billing as admin_billing
 from billing.archive import archive_dir
 from billing.invoicing.months import parse_month
 from billing.period import parse_group_by, parse_period
+from billing.report import Totals
 from billing.report_types import DIMENSIONS
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.exporting import Asked, compare_to, write_report
 from cli.tenancy import tenant_id_of
+from core.money import pico_to_usd, usd_to_pico
 from core.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Usage and cost.")
@@ -85,11 +87,24 @@ def totals(
             found = await admin_billing.usage_totals(
                 database, actor(), start=period[0], end=period[1], tenant_id=tenant_id
             )
-        emit(found, as_json)
+        emit(found if as_json else _side_by_side(found), as_json)
         return found.equal
 
     if not run(act):
         raise typer.Exit(1)
+
+
+def _side_by_side(found: Totals) -> list[dict[str, str]]:
+    """The figures that must be the same, for people."""
+    report = usd_to_pico(found.totals.cost_usd) + usd_to_pico(found.totals.adjustment_usd)
+    return [
+        {"figure": "cost + adjustments", "report": pico_to_usd(report), "ledger": found.ledger.revenue_usd},
+        {
+            "figure": "paid from credit",
+            "report": found.totals.credits_applied_usd,
+            "ledger": found.ledger.from_credit_usd,
+        },
+    ]
 
 
 @app.command(epilog="Example: penstock usage archive --month 2026-10 --json")
