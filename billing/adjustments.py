@@ -29,7 +29,7 @@ class Adjustment(msgspec.Struct, frozen=True):
     amount_usd: str
     """Above 0: in the customer's favour."""
     uncollectible_usd: str
-    """What of a charge the prepaid balance did not cover."""
+    """What of a charge the prepaid balance did not cover, or what of that a reversal takes back."""
     reason: str
     corrects: str | None
     """The month that was wrong, YYYY-MM."""
@@ -50,14 +50,18 @@ async def adjust(
     corrects: date | None = None,
     facts: dict[str, Any] | None = None,
     approved_by: str | None = None,
+    never_paid: int = 0,
 ) -> None:
     """Book a correction of `amount` picodollars (above 0: in the customer's favour), in the caller's transaction.
 
-    Idempotent by `adjustment_id`. `corrects` is the first day of the month that was wrong. Raises InvalidRequest,
-    NotFound, Conflict for the same id with other facts.
+    Idempotent by `adjustment_id`. `corrects` is the first day of the month that was wrong. `never_paid` is what of an
+    amount above 0 the charge that it undoes could not collect: it lowers that expense and gives nobody credit. Raises
+    InvalidRequest, NotFound, Conflict for the same id with other facts.
     """
     if amount == 0:
         raise InvalidRequest("an adjustment of 0 changes nothing", param="amount_usd")
+    if not 0 <= never_paid <= max(amount, 0):
+        raise InvalidRequest("what was never paid is a part of an amount above 0", param="never_paid")
     if corrects is not None and corrects.day != 1:
         raise InvalidRequest("corrects must be the first day of a month", param="corrects")
     account = (
@@ -73,7 +77,7 @@ async def adjust(
         raise NotFound(f"there is no billing account of an organisation {tenant_id}")
     if await _known(connection, adjustment_id, tenant_id, amount):
         return
-    lost = 0
+    lost = never_paid
     if account.mode == "prepaid" and amount < 0:
         lost = max(-amount - max(int(account.free), 0), 0)
     await connection.execute(
@@ -89,25 +93,23 @@ async def adjust(
             approved_by=approved_by,
         )
     )
-    if account.mode == "prepaid" and amount > 0:
+    paid = abs(amount) - lost
+    if paid and account.mode == "prepaid" and amount > 0:
         await credits.add_lot(
             connection,
             lot_id=adjustment_id,
             tenant_id=tenant_id,
-            amount=amount,
+            amount=paid,
             kind="adjustment",
             reason=reason,
             created_by=created_by,
         )
-        return
+        paid = 0
     theirs = "credit" if account.mode == "prepaid" else "receivable"
-    debit, credit = ("revenue", theirs) if amount > 0 else (theirs, "revenue")
-    for kind, payer, part in (
-        ("adjustment", debit, abs(amount) - lost),
-        ("uncollectible", "uncollectible", lost),
-    ):
+    for kind, other, part in (("adjustment", theirs, paid), ("uncollectible", "uncollectible", lost)):
         if part:
-            await ledger.book(connection, kind, tenant_id, payer, credit, part, adjustment_id)
+            debit, credit = ("revenue", other) if amount > 0 else (other, "revenue")
+            await ledger.book(connection, kind, tenant_id, debit, credit, part, adjustment_id)
 
 
 async def _known(connection: AsyncConnection, adjustment_id: UUID, tenant_id: UUID, amount: int) -> bool:

@@ -94,7 +94,12 @@ def _credit_cents(line: Difference) -> int:
 
 
 async def _adjust(
-    connection: AsyncConnection, decision: Decision, tenant_id: UUID, part: str, amount: int
+    connection: AsyncConnection,
+    decision: Decision,
+    tenant_id: UUID,
+    part: str,
+    amount: int,
+    never_paid: int = 0,
 ) -> UUID:
     adjustment_id = derived_uuid("correction", decision.id, tenant_id, part)
     if amount:
@@ -108,21 +113,26 @@ async def _adjust(
             approved_by=decision.approved_by,
             corrects=decision.month,
             facts={"correction_id": str(decision.id)},
+            never_paid=never_paid,
         )
     return adjustment_id
 
 
 async def _mirror(connection: AsyncConnection, decision: Decision, tenant_id: UUID, reverses: UUID) -> None:
-    """The opposite of every adjustment that the reversed correction made for the tenant: what credits first."""
+    """The opposite of every adjustment that the reversed correction made for the tenant: what credits first.
+
+    What such a charge could not collect was never paid, so it comes back from the expense and not as credit.
+    """
     rows = await connection.execute(
         text(
-            "SELECT id, amount FROM adjustments WHERE tenant_id = :tenant_id "
+            "SELECT id, amount, uncollectible FROM adjustments WHERE tenant_id = :tenant_id "
             "AND facts->>'correction_id' = :correction ORDER BY amount, id"
         ),
         {"tenant_id": tenant_id, "correction": str(reverses)},
     )
     for row in rows.all():
-        await _adjust(connection, decision, tenant_id, f"reverse {row.id}", -int(row.amount))
+        never_paid = int(row.uncollectible)
+        await _adjust(connection, decision, tenant_id, f"reverse {row.id}", -int(row.amount), never_paid)
 
 
 async def _finalised(connection: AsyncConnection, tenant_id: UUID, month: date) -> Row[Any] | None:

@@ -32,7 +32,7 @@ CREATE TABLE adjustments (
     CONSTRAINT pk_adjustments PRIMARY KEY (id),
     CONSTRAINT fk_adjustments_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants (id),
     CONSTRAINT ck_adjustments_amount CHECK (amount <> 0),
-    CONSTRAINT ck_adjustments_uncollectible CHECK (uncollectible >= 0 AND uncollectible <= greatest(-amount, 0)),
+    CONSTRAINT ck_adjustments_uncollectible CHECK (uncollectible BETWEEN 0 AND abs(amount)),
     CONSTRAINT ck_adjustments_corrects CHECK (extract(day FROM corrects) = 1)
 );
 CREATE INDEX ix_adjustments_tenant_id_created_at ON adjustments (tenant_id, created_at);

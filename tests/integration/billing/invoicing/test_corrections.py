@@ -173,6 +173,27 @@ async def test_prepaid_customers_get_and_give_credit(platform: Platform) -> None
     await platform.is_sound()
 
 
+async def test_a_reversal_gives_no_credit_for_what_nobody_paid(platform: Platform) -> None:
+    await price(platform.database)
+    poor = await make_customer(platform.database, "1.25", name="Poor")
+    broke = await make_customer(platform.database, "1", name="Broke")
+    for customer in (poor, broke):
+        await platform.use(customer, input=1_000_000)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    before = [await platform.balance(one, code) for one in (poor, broke) for code in ("credit", "revenue")]
+    done = await decide(platform, await request(platform, month, DOUBLE))
+    # A quarter was there, three quarters were not.
+    assert await platform.balance(poor, "uncollectible") == 75 * PICO_PER_CENT
+    assert await platform.balance(broke, "uncollectible") == PICO_PER_USD
+    await decide(platform, await reverse(platform, done))
+    after = [await platform.balance(one, code) for one in (poor, broke) for code in ("credit", "revenue")]
+    assert after == before
+    assert [await platform.balance(one, "uncollectible") for one in (poor, broke)] == [0, 0]
+    assert (await account(platform.database, poor)).balance == 25 * PICO_PER_CENT
+    await platform.is_sound()
+
+
 async def test_a_reversal_mirrors_the_revenue_exactly_and_once(platform: Platform) -> None:
     acme, month = await billed(platform, 1_234_567)
     revenue = await platform.balance(acme, "revenue")
