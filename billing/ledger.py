@@ -146,6 +146,7 @@ _CHECKS = {
     "an archived month and its transfers differ": """
         SELECT a.month, a.cost, sum(t.amount) AS amount FROM usage_archives a
         LEFT JOIN ledger_transfers t ON t.kind IN ('usage', 'uncollectible')
+            AND NOT EXISTS (SELECT 1 FROM adjustments x WHERE x.id = t.source_id)
             AND t.effective_at >= a.month::timestamp AT TIME ZONE 'UTC'
             AND t.effective_at < (a.month + interval '1 month') AT TIME ZONE 'UTC'
         WHERE a.dropped_at IS NOT NULL GROUP BY a.month, a.cost HAVING a.cost <> coalesce(sum(t.amount), 0)""",

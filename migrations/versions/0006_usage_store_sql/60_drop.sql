@@ -34,7 +34,8 @@ BEGIN
         RETURN format('its rollups count %s requests, the archive %s rows', v_rows, v_archive.rows);
     END IF;
     SELECT coalesce(sum(amount), 0) INTO v_cost FROM ledger_transfers
-        WHERE kind IN ('usage', 'uncollectible') AND effective_at >= v_start AND effective_at < v_end;
+        WHERE kind IN ('usage', 'uncollectible') AND effective_at >= v_start AND effective_at < v_end
+            AND NOT EXISTS (SELECT 1 FROM adjustments a WHERE a.id = source_id);
     IF v_cost <> v_archive.cost THEN
         RETURN format('the ledger booked %s picodollars of usage in it, the archive holds %s', v_cost, v_archive.cost);
     END IF;

@@ -253,6 +253,36 @@ async def test_dropped_rows_live_on_in_archive_rollups_and_ledger(
     assert audited == 2
 
 
+async def test_an_adjustment_that_found_no_money_is_no_usage_of_an_archived_month(
+    database: Database, months: list[Customer], tmp_path: Path, pg_url: str
+) -> None:
+    adjustment, start = uuid7(), datetime(LAST.year, LAST.month, 1, tzinfo=UTC)
+    owner = await asyncpg.connect(pg_url)
+    # As it was booked in the month before its close.
+    await owner.execute("SET session_replication_role = replica; DELETE FROM billing_periods")
+    await owner.execute("SET session_replication_role = origin")
+    await owner.execute(
+        "INSERT INTO adjustments (id, tenant_id, amount, uncollectible, reason, created_by) "
+        "VALUES ($1, $2, -5, 5, 'r', 't')",
+        adjustment,
+        months[0].tenant_id,
+    )
+    await owner.execute(
+        "SELECT penstock_book('uncollectible', $1, 'uncollectible', 'revenue', 5, $2, $3)",
+        months[0].tenant_id,
+        adjustment,
+        start,
+    )
+    await owner.execute(
+        "INSERT INTO billing_periods (month, status, closed_at, closed_by) VALUES ($1, 'closed', now(), 'test')",
+        LAST,
+    )
+    await owner.close()
+    await admin_archive.archive_month(database, ACTOR, tmp_path, month=LAST, drop_partition=True)
+    async with database.system() as connection:
+        assert (await verify(connection)).problems == []
+
+
 @pytest.mark.parametrize(
     ("harm", "sign"),
     [
