@@ -38,6 +38,7 @@ NAVIGATION = (
     NavItem("Billing", "/billing", "account_balance_wallet", TENANT_ROLES, "Money"),
     NavItem("Billing", "/periods", "receipt_long", PLATFORM_ROLES, "Money"),
     NavItem("Finance", "/finance", "query_stats", PLATFORM_ROLES, "Money"),
+    NavItem("Reconciliation", "/reconciliation", "balance", PLATFORM_ROLES, "Money"),
     NavItem("Audit log", "/audit", "history", PLATFORM_ROLES, "Record"),
 )
 

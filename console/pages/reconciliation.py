@@ -1,0 +1,328 @@
+"""Reconciliation: a month as gateway, ledger, invoices and Stripe tell it; what engines counted, down to requests."""
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from urllib.parse import quote
+from uuid import UUID
+
+from fastapi import Request
+from nicegui import ui
+
+from admin import periods as admin_periods
+from admin import reconcile as admin_reconcile
+from admin import tenants as admin_tenants
+from billing.economics.chain import ChainRow
+from billing.economics.reconcile_views import EngineRow, StretchRow, TraceRow
+from billing.invoicing.months import month_name, parse_month
+from console.components.base import Text, badge, box, card, notice, page_head
+from console.components.dialogs import confirm, secondary
+from console.components.later import later
+from console.components.table import Cell, Column, Row, acts_cell, cell, data_table
+from console.deps import Console
+from console.format import Shown, count, moment, money
+from console.pages.periods import known_month
+from console.viewer import Viewer, toast_ok
+
+ROWS = 200
+"""Engines and requests of one look."""
+SOURCES = {
+    "gateway": "Gateway, usage rows",
+    "ledger": "Ledger",
+    "invoices": "Invoices",
+    "stripe_meter": "Stripe's meter",
+    "stripe_invoices": "Stripe's invoices",
+    "engines": "Engines",
+}
+CAUSES = (
+    ("billed", "Billed"),
+    ("engine_failed", "Engine failed"),
+    ("zero_output", "Empty answer"),
+    ("cancelled_tail", "Cancelled tail"),
+    ("retried", "Retried"),
+    ("choices", "Shared prompts"),
+    ("warmup", "Warm-up"),
+    ("probe", "Probes"),
+    ("unobserved", "Unobserved"),
+    ("unexplained", "Unexplained"),
+)
+"""The lines of the identity: an engine's count less what each explains is what nothing explains."""
+_CHAIN = (
+    Column("source", "Who tells it"),
+    Column("tokens", "Tokens", numeric=True),
+    Column("amount", "Amount", numeric=True),
+    Column("equal", "Against the gateway"),
+    Column("detail", "Detail", sortable=False),
+)
+_ENGINES = (
+    Column("engine", "Engine"),
+    Column("counted", "Counted", numeric=True),
+    Column("uncompared", "Not compared yet", numeric=True),
+    Column("unobserved", "Unobserved", numeric=True),
+    Column("unexplained", "Unexplained", numeric=True),
+    Column("state", "State"),
+    Column("seen", "Last heard of", numeric=True),
+)
+
+
+async def build(console: Console, viewer: Viewer, request: Request) -> None:
+    """Draw the chain of a month and the engines; with `?engine=`, one engine's stretches and requests."""
+    boot_id = request.query_params.get("engine", "")
+    if boot_id:
+        await _Engine(console, viewer, boot_id).draw()
+        return
+    periods = await admin_periods.list_periods(console.database, viewer.actor)
+    month = known_month(request.query_params.get("month", ""), periods) or parse_month(periods[0].month)
+
+    async def run_now() -> None:
+        done = await admin_reconcile.run_now(console.database, viewer.actor)
+        toast_ok(f"Compared {count(done.compared).text} stretches.")
+        ui.navigate.reload()
+
+    with page_head(
+        "Reconciliation", "Engines = gateway = ledger = Stripe. Every difference leads to requests."
+    ):
+        secondary("Compare now", viewer.act(run_now), icon="sync")
+        field = ui.select(
+            [one.month for one in periods],
+            value=month_name(month),
+            label="Month",
+            on_change=lambda event: ui.navigate.to(f"/reconciliation?month={event.value}"),
+        )
+        field.props("outlined dense options-dense")
+    engines = await admin_reconcile.list_engines(console.database, viewer.actor, limit=ROWS)
+    alarm(engines)
+
+    async def draw_chain() -> None:
+        rows = await admin_reconcile.month_chain(console.database, viewer.actor, month=month)
+        _chain(month, rows)
+
+    later(viewer, "Adding the month up in every place…", draw_chain)
+    with card(
+        "Engines", "One line for each start of an engine, those that do not come out first.", flush=True
+    ):
+        data_table(
+            _ENGINES,
+            engine_rows(engines, console.clock.now()),
+            label="Engines",
+            nothing="No engine has reported its counters yet.",
+        )
+
+
+def alarm(engines: Sequence[EngineRow]) -> None:
+    """The banner of tokens that nothing explains and nobody has accepted."""
+    wrong = [one for one in engines if is_wrong(one)]
+    if not wrong:
+        return
+    tokens = sum(abs(one.unexplained_prompt) + abs(one.unexplained_generation) for one in wrong)
+    notice(
+        "bad",
+        f"{count(tokens).text} tokens are unexplained on {len(wrong)} engine{'' if len(wrong) == 1 else 's'}",
+        "Engines counted what no usage row, failure or probe explains. Open an engine to see the requests.",
+    )
+
+
+def is_wrong(engine: EngineRow) -> bool:
+    """Whether something of it is unexplained and not accepted."""
+    return bool(engine.unexplained_prompt or engine.unexplained_generation) and not engine.accepted
+
+
+def _chain(month: date, rows: Sequence[ChainRow]) -> None:
+    with card(
+        f"The chain of {month_name(month)}",
+        "Each place that knows the month, against the gateway.",
+        flush=True,
+    ):
+        data_table(_CHAIN, [chain_row(row) for row in rows], label="The chain", nothing="Nothing is known.")
+
+
+def chain_row(row: ChainRow) -> Row:
+    """One place's figures; a tick where they equal the gateway's."""
+    return {
+        "id": row.source,
+        "source": cell(SOURCES.get(row.source, row.source)),
+        "tokens": cell(count(row.tokens)),
+        "amount": cell(money(row.amount_usd)),
+        "equal": _verdict(row),
+        "detail": cell(row.detail, wrap=True),
+    }
+
+
+def _verdict(row: ChainRow) -> Cell:
+    if row.source == "gateway":
+        return cell("the measure")
+    told = [one for one in (row.token_difference, row.difference_usd) if one is not None]
+    if not told:
+        bad = "DIFFERENT" in row.detail
+        equal = row.detail.startswith("equal")
+        return (
+            cell("different", tone="bad") if bad else cell("equal", tone="ok") if equal else cell("not told")
+        )
+    if row.token_difference or (row.difference_usd is not None and money(row.difference_usd).sort != 0):
+        parts = []
+        if row.token_difference:
+            parts.append(f"{row.token_difference:+,} tokens")
+        if row.difference_usd is not None and row.difference_usd != "0.00":
+            parts.append(money(row.difference_usd).text)
+        return cell(", ".join(parts), tone="bad")
+    return cell("equal", tone="ok")
+
+
+def engine_rows(engines: Sequence[EngineRow], now: datetime) -> list[Row]:
+    """Rows of engines, each a link to its stretches."""
+    rows: list[Row] = []
+    for one in engines:
+        unexplained = f"{one.unexplained_prompt:+,} in, {one.unexplained_generation:+,} out"
+        clean = not (one.unexplained_prompt or one.unexplained_generation)
+        rows.append(
+            {
+                "id": one.boot_id,
+                "engine": cell(
+                    one.replica_id,
+                    href=f"/reconciliation?engine={quote(one.boot_id, safe='')}",
+                    sub=one.model,
+                    text=True,
+                ),
+                "counted": cell(count(one.prompt_tokens + one.generation_tokens)),
+                "uncompared": cell(count(one.uncompared_tokens)),
+                "unobserved": cell(count(one.unobserved_tokens)),
+                "unexplained": cell("0" if clean else unexplained),
+                "state": cell("explained", tone="ok")
+                if clean
+                else cell("accepted", tone="warn")
+                if one.accepted
+                else cell("unexplained", tone="bad"),
+                "seen": cell(moment(one.last_seen, now), sub="ended" if one.ended_at else ""),
+            }
+        )
+    return rows
+
+
+class _Engine:
+    """One engine: its stretches with a line for each cause, and the requests behind one of them."""
+
+    def __init__(self, console: Console, viewer: Viewer, boot_id: str) -> None:
+        self.console = console
+        self.viewer = viewer
+        self.boot_id = boot_id
+
+    async def draw(self) -> None:
+        """Draw stretches and requests. Raises NotFound."""
+        stretches = await admin_reconcile.list_stretches(
+            self.console.database, self.viewer.actor, boot_id=self.boot_id, limit=ROWS
+        )
+        tenants = await admin_tenants.list_tenants(self.console.database, self.viewer.actor)
+        self.names = {tenant.id: tenant.name for tenant in tenants}
+        open_wrong = [one for one in stretches if one.unexplained and one.accepted_by is None]
+        with page_head("Engine", self.boot_id, crumb=("Reconciliation", "/reconciliation")):
+            badge("Unexplained" if open_wrong else "Explained", "bad" if open_wrong else "ok")
+            if open_wrong:
+                secondary("Accept the difference", self.viewer.act(self._accept), icon="task_alt")
+        if open_wrong:
+            told = ", ".join(f"{one.unexplained:+,} {one.counter}" for one in open_wrong[:4])
+            notice(
+                "bad",
+                "Tokens that nothing explains",
+                f"{told} tokens. The requests below were on the engine.",
+            )
+        self._stretches(stretches)
+        self.requests = box("div", "stack")
+        await self._trace(None)
+
+    def _stretches(self, stretches: Sequence[StretchRow]) -> None:
+        by_id = {str(number): one for number, one in enumerate(stretches)}
+
+        async def trace(_: str, row: str) -> None:
+            await self._trace(by_id[row].from_at)
+
+        used = [(name, label) for name, label in CAUSES if any(getattr(one, name) for one in stretches)]
+        columns = (
+            Column("span", "Stretch"),
+            Column("counter", "Counter"),
+            Column("engine", "Engine", numeric=True),
+            *(Column(name, label, numeric=True) for name, label in used),
+            Column("acts", ""),
+        )
+        with card("Stretches", "Between two instants at which the engine stood still.", flush=True):
+            data_table(
+                columns,
+                [self._stretch_row(key, one, used) for key, one in by_id.items()],
+                label="Stretches",
+                nothing="Nothing of this engine is compared yet.",
+                on_act=self.viewer.act(trace),
+            )
+        for one in stretches:
+            if one.accepted_by:
+                Text("p", f"Accepted by {one.accepted_by}: {one.accepted_reason}", "muted")
+                break
+
+    def _stretch_row(self, key: str, one: StretchRow, used: Sequence[tuple[str, str]]) -> Row:
+        begin = f"{one.from_at.astimezone(UTC):%-d %b %H:%M:%S}"
+        end = f"{one.to_at.astimezone(UTC):%-d %b %H:%M:%S}" if one.to_at else "the end"
+        return {
+            "id": key,
+            "span": cell(
+                Shown(begin, f"{one.from_at.isoformat()}", one.from_at.timestamp()), sub=f"to {end}"
+            ),
+            "counter": cell(one.counter, sub=f"{one.requests} requests"),
+            "engine": cell(count(one.engine)),
+            **{name: cell(count(getattr(one, name))) for name, _ in used},
+            "acts": acts_cell([("trace", "Requests", "")], f"of the stretch from {begin}"),
+        }
+
+    async def _trace(self, from_at: datetime | None) -> None:
+        """Show the requests of a stretch, or of all that do not come out."""
+        rows = await admin_reconcile.trace(
+            self.console.database, self.viewer.actor, boot_id=self.boot_id, from_at=from_at, limit=ROWS
+        )
+        title = "Requests" if from_at is None else f"Requests since {from_at.astimezone(UTC):%-d %b %H:%M:%S}"
+        self.requests.clear()
+        with self.requests, card(title, f"The newest {ROWS}; those without a usage row first.", flush=True):
+            data_table(
+                (
+                    Column("request", "Request"),
+                    Column("tenant", "Tenant"),
+                    Column("cause", "Came to"),
+                    Column("input", "Input", numeric=True),
+                    Column("output", "Output", numeric=True),
+                    Column("at", "Admitted", numeric=True),
+                ),
+                trace_rows(rows, self.names, self.console.clock.now()),
+                label="Requests of the engine",
+                nothing="No request was on the engine in this time.",
+            )
+
+    async def _accept(self) -> None:
+        reason = await confirm(
+            self.viewer,
+            "Accept the difference?",
+            "It stays on its lines and counts no longer for the alarm and the close of the month. Nobody is billed "
+            "for it. Should the difference change, the alarm comes back.",
+            "Accept",
+            danger=True,
+        )
+        if reason is None:
+            return
+        await admin_reconcile.accept(
+            self.console.database, self.viewer.actor, boot_id=self.boot_id, reason=reason
+        )
+        toast_ok("The difference is accepted.")
+        ui.navigate.reload()
+
+
+def trace_rows(rows: Sequence[TraceRow], tenants: dict[UUID, str], now: datetime) -> list[Row]:
+    """Rows of requests on an engine."""
+    return [
+        {
+            "id": f"{number}",
+            "request": cell(str(one.request_id), mono=True, sub=one.detail),
+            "tenant": cell(tenants.get(one.tenant_id, "–") if one.tenant_id else "–", text=True),
+            "cause": cell(
+                one.cause.replace("_", " "),
+                tone="ok" if one.cause == "billed" else "bad" if one.cause == "missing" else "warn",
+            ),
+            "input": cell(count(one.prompt_tokens)),
+            "output": cell(count(one.generation_tokens)),
+            "at": cell(moment(one.at, now)),
+        }
+        for number, one in enumerate(rows)
+    ]
