@@ -10,7 +10,7 @@ from console.viewer import Viewer
 
 def later(viewer: Viewer, words: str, draw: Callable[[], Awaitable[None]]) -> None:
     """Say `words` until `draw` has found out what to show; then what it draws stands here."""
-    place = box("div", "stack")
+    place = box("div", "stack parts")
     with place:
         Text("p", words, "muted waiting").props["role"] = "status"
 

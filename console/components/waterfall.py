@@ -11,6 +11,7 @@ from console.format import Shown
 
 _AXIS = "#8496a3"
 _GRID = "rgba(132,150,163,0.18)"
+_DOLLARS = "value => (value < 0 ? '−$' : '$') + Intl.NumberFormat('en', {notation: 'compact'}).format(Math.abs(value))"
 _UP, _DOWN, _WHOLE = PALETTE[3], PALETTE[4], PALETTE[0]
 
 
@@ -62,7 +63,13 @@ def waterfall(steps: Sequence[Step], *, label: str) -> None:
                 "label": hidden if is_above else {**told, "position": "bottom"},
             }
         )
-    series = {"type": "bar", "stack": "all", "barMaxWidth": 46, "silent": True}
+    series = {
+        "type": "bar",
+        "stack": "all",
+        "barMaxWidth": 46,
+        "silent": True,
+        "labelLayout": {"hideOverlap": True},
+    }
     chart = ui.echart(
         {
             "animation": False,
@@ -75,15 +82,14 @@ def waterfall(steps: Sequence[Step], *, label: str) -> None:
                     "color": _AXIS,
                     "fontSize": 11,
                     "interval": 0,
-                    "width": 62,
-                    "overflow": "break",
+                    "rotate": 30,
                 },
                 "axisLine": {"lineStyle": {"color": _GRID}},
                 "axisTick": {"show": False},
             },
             "yAxis": {
                 "type": "value",
-                "axisLabel": {"color": _AXIS, "fontSize": 11, "formatter": "${value}"},
+                "axisLabel": {"color": _AXIS, "fontSize": 11, ":formatter": _DOLLARS},
                 "splitLine": {"lineStyle": {"color": _GRID}},
                 "splitNumber": 4,
             },

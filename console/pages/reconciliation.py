@@ -13,7 +13,7 @@ from admin import reconcile as admin_reconcile
 from admin import tenants as admin_tenants
 from billing.economics.chain import ChainRow
 from billing.economics.reconcile_views import EngineRow, StretchRow, TraceRow
-from billing.invoicing.months import month_name, parse_month
+from billing.invoicing.months import bounds, month_name, parse_month
 from console.components.base import Text, badge, box, card, notice, page_head
 from console.components.dialogs import confirm, secondary
 from console.components.later import later
@@ -94,7 +94,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
     async def draw_chain() -> None:
         rows = await admin_reconcile.month_chain(console.database, viewer.actor, month=month)
-        _chain(month, rows)
+        _chain(month, rows, [one for one in engines if is_wrong(one) and _ran_in(one, month)])
 
     later(viewer, "Adding the month up in every place…", draw_chain)
     with card(
@@ -126,23 +126,33 @@ def is_wrong(engine: EngineRow) -> bool:
     return bool(engine.unexplained_prompt or engine.unexplained_generation) and not engine.accepted
 
 
-def _chain(month: date, rows: Sequence[ChainRow]) -> None:
+def _ran_in(engine: EngineRow, month: date) -> bool:
+    start, end = bounds(month)
+    return engine.first_seen < end and engine.last_seen >= start
+
+
+def _chain(month: date, rows: Sequence[ChainRow], wrong: Sequence[EngineRow]) -> None:
     with card(
         f"The chain of {month_name(month)}",
         "Each place that knows the month, against the gateway.",
         flush=True,
     ):
-        data_table(_CHAIN, [chain_row(row) for row in rows], label="The chain", nothing="Nothing is known.")
+        data_table(
+            _CHAIN,
+            [chain_row(row, is_red=row.source == "engines" and bool(wrong)) for row in rows],
+            label="The chain",
+            nothing="Nothing is known.",
+        )
 
 
-def chain_row(row: ChainRow) -> Row:
-    """One place's figures; a tick where they equal the gateway's."""
+def chain_row(row: ChainRow, *, is_red: bool = False) -> Row:
+    """One place's figures and whether they equal the gateway's; `is_red` = the engines leave tokens unexplained."""
     return {
         "id": row.source,
         "source": cell(SOURCES.get(row.source, row.source)),
         "tokens": cell(count(row.tokens)),
         "amount": cell(money(row.amount_usd)),
-        "equal": _verdict(row),
+        "equal": cell("unexplained", tone="bad") if is_red else _verdict(row),
         "detail": cell(row.detail, wrap=True),
     }
 
@@ -150,6 +160,8 @@ def chain_row(row: ChainRow) -> Row:
 def _verdict(row: ChainRow) -> Cell:
     if row.source == "gateway":
         return cell("the measure")
+    if row.source == "engines":
+        return cell("explained", tone="ok") if row.tokens is not None else cell("not told")
     told = [one for one in (row.token_difference, row.difference_usd) if one is not None]
     if not told:
         bad = "DIFFERENT" in row.detail

@@ -74,12 +74,12 @@ def _trial(month: date, balance: TrialBalance) -> None:
             page_size=50,
         )
     with box("p", "row-line"):
-        Text("span", "Debits ")
+        Text("span", "Debits")
         shown(money(balance.debit_usd), "b")
-        Text("span", ", credits ")
+        Text("span", "credits")
         shown(money(balance.credit_usd), "b")
         if balance.balanced:
-            Text("span", " ✓ the books balance", "ratio-plus")
+            Text("span", "✓ the books balance", "ratio-plus")
     if not balance.balanced:
         notice(
             "bad", "The books do not balance", "Verify the ledger and find the cause before anything else."

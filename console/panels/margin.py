@@ -48,7 +48,6 @@ _COSTS = (
     Column("input", "Input per M", numeric=True),
     Column("output", "Output per M", numeric=True),
     Column("blended", "Blended per M", numeric=True),
-    Column("sold", "Sold per M", numeric=True),
 )
 _PAIRS = (Column("tenant", "Tenant"), *_COSTS[:5])
 _UNUSED = (
@@ -157,7 +156,9 @@ async def _figures(console: Console, viewer: Viewer, spans: Spans, loaded: bool)
 
 def _share(text: str | None) -> Shown:
     return (
-        Shown(DASH, "", float("-inf")) if text is None else Shown(f"{text}%", f"{text} percent", float(text))
+        Shown(DASH, "", float("-inf"))
+        if text is None
+        else Shown(f"{text.replace('-', '−')}%", f"{text} percent", float(text))
     )
 
 
@@ -203,7 +204,7 @@ def _cost_row(row: EconomicsRow) -> Row:
         "input": cell(per_mtok(row.gpu_cost_per_mtok_input_usd)),
         "output": cell(per_mtok(row.gpu_cost_per_mtok_output_usd)),
         "blended": cell(per_mtok(row.gpu_cost_per_mtok_usd)),
-        "sold": cell(per_mtok(row.revenue_per_mtok_usd)),
+        "revenue": cell(money(row.revenue_usd), sub=f"{per_mtok(row.revenue_per_mtok_usd).text} per M"),
     }
 
 

@@ -113,15 +113,11 @@ async def _usage(platform: Platform, customers: dict[str, Customer], times: int)
 
 async def _hosts(database: Database, instants: list[datetime]) -> None:
     """Two hosts with GPUs that served, idled, loaded and slept in the hours of the usage."""
-    first = instants[0].replace(hour=0, minute=0)
-    await admin_economics.set_host_price(
-        database,
-        ME,
-        host_kind=HOST_KIND,
-        usd_per_hour="2.88",
-        source="contract",
-        effective_from=(first - timedelta(days=4)).replace(second=0, microsecond=0),
-    )
+    for price, at in zip(("2.10", "2.40", "2.40"), instants, strict=True):
+        since = (at - timedelta(days=4)).replace(hour=0, minute=0, second=0, microsecond=0)
+        await admin_economics.set_host_price(
+            database, ME, host_kind=HOST_KIND, usd_per_hour=price, source="contract", effective_from=since
+        )
     async with database.system() as connection:
         for host in ("host-1", "host-2"):
             await connection.execute(
