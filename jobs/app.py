@@ -1,10 +1,11 @@
 """The Celery application: the broker, the tasks made of jobs/work.py, and when they are due.
 
-The tasks are thin: they run the job's coroutine on one event loop per worker process. Nothing is kept in results;
+The tasks are thin: they run the job's coroutine on one event loop per thread of the worker. Nothing is kept in results;
 what a job did is in PostgreSQL. A message that waited longer than its interval is dropped: the next one does the work.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 
@@ -19,37 +20,69 @@ RUNS = Counter("penstock_job_runs_total", "Runs of background jobs, by result.",
 LAST_SUCCESS = Gauge("penstock_job_last_success_seconds", "Unix time of a job's last success.", ["job"])
 
 
+class _Lane:
+    """What one thread of the worker runs its jobs with: an event loop and a small pool, made at the first use."""
+
+    def __init__(self, database_url: str) -> None:
+        self.loop = asyncio.Runner()
+        self.database = Database(database_url, pool_size=2)
+
+    def close(self) -> None:
+        """Close the pool and the loop; nothing runs on them any more."""
+        self.loop.run(self.database.close())
+        self.loop.close()
+
+
 class Runner:
-    """Runs coroutines of synchronous tasks on one loop with one database pool, made at the first use."""
+    """Runs coroutines of synchronous tasks, each thread on a loop of its own; no job twice at once in this process.
+
+    A job that talks to Stripe for a minute must not keep the sealer or the reaper waiting: there is a thread for each.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._runner: asyncio.Runner | None = None
-        self._database: Database | None = None
+        self._here = threading.local()
+        self._lock = threading.Lock()
+        self._lanes: list[_Lane] = []
+        self._running: set[str] = set()
         self.last_success = time.monotonic()
         """When any job last succeeded, or the start."""
 
     def run(self, job: Job) -> int:
-        """Run `job` to its end; raises what it raises."""
-        if self._runner is None or self._database is None:
-            self._runner = asyncio.Runner()
-            self._database = Database(self._settings.database_url, pool_size=2)
+        """Run `job` to its end; raises what it raises. 0 when it runs already: that run does the work."""
+        with self._lock:
+            if job.name in self._running:
+                RUNS.labels(job.name, "running").inc()
+                return 0
+            self._running.add(job.name)
         try:
-            count = self._runner.run(_awaited(job, self._database, self._settings))
+            lane = self._lane()
+            count = lane.loop.run(_awaited(job, lane.database, self._settings))
         except BaseException:
             RUNS.labels(job.name, "failed").inc()
             raise
+        finally:
+            with self._lock:
+                self._running.discard(job.name)
         RUNS.labels(job.name, "ok").inc()
         LAST_SUCCESS.labels(job.name).set_to_current_time()
         self.last_success = time.monotonic()
         return count
 
+    def _lane(self) -> _Lane:
+        lane: _Lane | None = getattr(self._here, "lane", None)
+        if lane is None:
+            lane = self._here.lane = _Lane(self._settings.database_url)
+            with self._lock:
+                self._lanes.append(lane)
+        return lane
+
     def close(self) -> None:
-        """Close the pool and the loop."""
-        if self._runner is not None and self._database is not None:
-            self._runner.run(self._database.close())
-            self._runner.close()
-            self._runner = None
+        """Close every pool and loop; the worker's threads have ended."""
+        with self._lock:
+            lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.close()
 
 
 async def _awaited(job: Job, database: Database, settings: Settings) -> int:

@@ -1,7 +1,8 @@
 """The jobs role: Celery worker and beat in one process, and an internal port that says how they are.
 
-The worker runs one task at a time in the main thread (solo pool): the jobs are short, and what they wait for is
-PostgreSQL. More throughput = more processes of this role; every job may run twice.
+The worker has a thread for every job (threads pool): most are short and wait for PostgreSQL, some talk to Stripe or
+write files for a minute, and those must not hold up the sealer and the reaper. More throughput = more processes of this
+role; every job may run twice.
 """
 
 import asyncio
@@ -38,8 +39,8 @@ def main(settings: Settings) -> int:
         lambda: beat.is_alive() and time.monotonic() - runner.last_success < STALE_S,
     )
     worker = app.Worker(
-        pool="solo",
-        concurrency=1,
+        pool="threads",
+        concurrency=len(schedule(settings)),
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
