@@ -30,10 +30,12 @@ from console.pages import (
     periods,
     pools,
     reconciliation,
+    requests,
     tenant,
     tenants,
     usage,
 )
+from console.pages import request as request_page
 from console.plain import STATIC, asset_version, message_page, sign_in_page
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES, Viewer
 from core.errors import NotFound, PenstockError, PermissionDenied, RateLimited
@@ -65,6 +67,14 @@ PAGES = (
     Page("/finance", "Finance", PLATFORM_ROLES, finance.build),
     Page("/reconciliation", "Reconciliation", PLATFORM_ROLES, reconciliation.build),
     Page("/invoices/{ref}", "Invoice", PLATFORM_ROLES | TENANT_ROLES, invoice.build, nav="/periods"),
+    Page("/requests", "Requests", PLATFORM_ROLES | TENANT_ROLES, requests.build),
+    Page(
+        "/requests/{request_id}",
+        "Request",
+        PLATFORM_ROLES | TENANT_ROLES,
+        request_page.build,
+        nav="/requests",
+    ),
     Page("/audit", "Audit log", PLATFORM_ROLES, audit.build),
     Page("/home", "Home", TENANT_ROLES, home.build),
     Page("/billing", "Billing", TENANT_ROLES, billing.build),

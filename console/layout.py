@@ -34,6 +34,7 @@ NAVIGATION = (
     NavItem("Pools", "/pools", "dns", PLATFORM_ROLES),
     NavItem("Tenants", "/tenants", "apartment", PLATFORM_ROLES, "Customers"),
     NavItem("Models and prices", "/models", "sell", PLATFORM_ROLES, "Money"),
+    NavItem("Requests", "/requests", "list_alt", PLATFORM_ROLES | TENANT_ROLES, "Money"),
     NavItem("Usage", "/usage", "bar_chart", PLATFORM_ROLES | TENANT_ROLES, "Money"),
     NavItem("Billing", "/billing", "account_balance_wallet", TENANT_ROLES, "Money"),
     NavItem("Billing", "/periods", "receipt_long", PLATFORM_ROLES, "Money"),

@@ -179,7 +179,7 @@ def _ledger_line(sums: Totals) -> None:
     with box("p", f"ledger-line {'ok' if sums.equal else 'bad'}", role="status" if sums.equal else "alert"):
         icon("check_circle" if sums.equal else "cancel")
         if sums.equal:
-            Text("span", f"Equal to the ledger: {ledger.text} of revenue.", title=ledger.exact)
+            Text("span", f"Cost and adjustments are the ledger's revenue: {ledger.text}.", title=ledger.exact)
         else:
             told = money(sums.totals.cost_usd)
             Text(

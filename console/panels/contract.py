@@ -110,7 +110,8 @@ class _ContractPanel:
             if held is None:
                 empty("handshake", "No contract in force", "List prices hold, without a committed spend.")
                 return
-            badge("In force", "ok")
+            with box("div", "row-line"):
+                badge("In force", "ok")
             facts(
                 [
                     ("Discount", f"{discount_text(held.discount_bps)} off list prices"),
@@ -121,7 +122,7 @@ class _ContractPanel:
                     ("Payment", f"within {held.payment_days} days of an invoice"),
                     ("Service level", sla_words(held.sla)),
                     ("From", held.effective_from[:10]),
-                    ("Until", held.effective_to[:10] if held.effective_to else "it is ended"),
+                    ("Until", held.effective_to[:10] if held.effective_to else "No end"),
                 ]
             )
 

@@ -88,9 +88,9 @@ async def documents_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> 
         )
         Text(
             "p",
-            "Check a file with `penstock verify statement-2026-10.pdf --keys keys.json`; the public keys are at "
+            "Check a file with “penstock verify FILE --keys keys.json”; the public keys are at "
             f"{console.api_base_url.removesuffix('/v1')}/.well-known/penstock-keys.json.",
-            "hint pad",
+            "card-note",
         )
 
 

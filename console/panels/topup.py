@@ -89,7 +89,8 @@ class TopupPanel:
             )
             if known is not None and known.dunning != "current":
                 word, tone = DUNNING.get(known.dunning, (known.dunning, "warn"))
-                badge(word, tone, "an invoice is not paid")
+                with box("div", "row-line"):
+                    badge(word, tone, "an invoice is not paid")
             if not self.ready:
                 notice("info", "Payments are not set up here", "Ask the platform's people to add credit.")
             elif acts:
@@ -109,7 +110,8 @@ class TopupPanel:
             if rule is None:
                 facts([("State", "Off"), ("Needs", "A saved card and an owner who sets it up")])
                 return
-            badge("On" if rule.enabled else "Off", "ok" if rule.enabled else "idle")
+            with box("div", "row-line"):
+                badge("On" if rule.enabled else "Off", "ok" if rule.enabled else "idle")
             facts(
                 [
                     ("When less is left than", money(rule.threshold_usd)),

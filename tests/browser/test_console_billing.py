@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from fastapi import FastAPI
 from playwright.async_api import Browser, Page, expect
 from pydantic import SecretStr
 
+from admin import adjustments as admin_adjustments
 from admin import billing as admin_billing
+from admin import requests as admin_requests
 from api.webhooks import router
 from core.clock import SystemClock
 from core.db import Database
@@ -201,3 +204,64 @@ async def test_terms_are_shown_and_no_customer_changes_them(owner: Person) -> No
     await expect(page.get_by_text("12.5% off list prices")).to_be_visible()
     await expect(page.get_by_text("95% of first tokens within 800 ms")).to_be_visible()
     await expect(page.get_by_role("button", name="New contract")).to_have_count(0)
+
+
+async def test_a_request_shows_what_it_cost_and_why_with_a_receipt(owner: Person, shop: Site) -> None:
+    await owner.open("/requests?days=400")
+    rows = owner.page.locator("[aria-label='Requests'] tbody tr")
+    await expect(rows).to_have_count(16)
+    await owner.open("/requests?days=1")
+    await expect(rows).to_have_count(5)
+    await rows.first.get_by_role("link").click()
+    await owner.ready()
+    table = owner.page.locator("[aria-label='Cost by class of token']")
+    lines = table.locator("tbody tr:not(.total)")
+    exact = [
+        Decimal(
+            (await lines.nth(i).locator("td").nth(3).locator("span").get_attribute("title") or "").split()[0]
+        )
+        for i in range(await lines.count())
+    ]
+    total = await table.locator("tr.total span").get_attribute("title")
+    assert total == f"{sum(exact).normalize():f} USD"
+    await expect(owner.page.get_by_text("It ran to its end")).to_be_visible()
+    await expect(owner.page.get_by_role("button", name="Adjust")).to_have_count(0)
+    await expect(owner.page.get_by_text("Replica")).to_have_count(0)
+    receipt = json.loads((await _downloaded(owner.page, "Signed receipt")).read_text())
+    assert f"{receipt['body']['cost_usd']} USD" == total
+    assert receipt["body"]["tenant_id"] == str(shop.northwind.tenant_id)
+
+
+async def test_nobody_sees_another_organisations_request(
+    owner: Person, shop: Site, database: Database
+) -> None:
+    other = shop.customers["Lumen Health"].tenant_id
+    found = await admin_requests.list_requests(
+        database, ME, tenant_id=other, since=datetime(2020, 1, 1, tzinfo=UTC), limit=1
+    )
+    owner.expected_status = {404}
+    for path in (
+        f"/requests/{found[0].request_id}",
+        f"/requests/{found[0].request_id}/receipt?tenant={other}",
+    ):
+        answer = await owner.page.goto(shop.url + path)
+        assert answer is not None
+        assert answer.status == 404, path
+    await owner.open(f"/requests?days=400&tenant={other}")
+    await expect(owner.page.locator("[aria-label='Requests'] tbody tr")).to_have_count(16)
+
+
+async def test_finance_adjusts_a_request(finance: Person, shop: Site, database: Database) -> None:
+    tenant_id = shop.northwind.tenant_id
+    await finance.open(f"/requests?tenant={tenant_id}&days=1&outcome=completed")
+    await finance.page.locator("[aria-label='Requests'] tbody tr").first.get_by_role("link").first.click()
+    await finance.ready()
+    await expect(finance.page.get_by_text("Replica")).to_be_visible()
+    await finance.page.get_by_role("button", name="Adjust").click()
+    dialog = finance.page.get_by_role("dialog")
+    await dialog.get_by_label("Amount in US dollars").fill("0.5")
+    await dialog.get_by_label("Reason").fill("the answer was cut")
+    await dialog.get_by_role("button", name="Ask for adjustment").click()
+    await expect(finance.page.get_by_text("$0.50 is booked as an adjustment.")).to_be_visible()
+    made = (await admin_adjustments.list_adjustments(database, ME, tenant_id=tenant_id))[0]
+    assert (made.amount_usd, made.reason, made.created_by) == ("0.50", "the answer was cut", FINANCE)

@@ -1,0 +1,62 @@
+"""Looking at settled requests: a list, and one with what it cost and why."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from admin.actor import Actor, require
+from admin.session import page_size, read
+from billing.request_list import RequestFilter, RequestView, find_request
+from billing.request_list import list_requests as newest
+from billing.statements.receipts import receipt_body
+from core.db import Database
+from core.errors import NotFound
+from tenants.roles import READERS
+
+
+class RequestDetail(msgspec.Struct, frozen=True):
+    """A request, and its receipt's content: tokens times price by class, one sentence why, the bookings."""
+
+    request: RequestView
+    receipt: dict[str, Any]
+
+
+async def list_requests(
+    database: Database,
+    actor: Actor,
+    *,
+    tenant_id: UUID | None = None,
+    chosen: RequestFilter | None = None,
+    since: datetime,
+    before: UUID | None = None,
+    limit: int = 100,
+) -> list[RequestView]:
+    """Requests since `since`, the newest first. A tenant role sees its own organisation's, without replicas.
+
+    Raises InvalidRequest, PermissionDenied.
+    """
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    async with read(database, actor) as connection:
+        found = await newest(
+            connection, scope, chosen or RequestFilter(), since=since, before=before, limit=page_size(limit)
+        )
+    return [_seen_by(actor, one) for one in found]
+
+
+async def show_request(database: Database, actor: Actor, *, request_id: UUID) -> RequestDetail:
+    """One request. Raises NotFound, also for another organisation's."""
+    require(actor, *READERS, tenant_id=actor.tenant_id)
+    async with database.read() as connection:
+        found = await find_request(connection, actor.tenant_id, request_id)
+        if found is None:
+            raise NotFound(f"There is no settled request with the id {request_id}.", param="id")
+        receipt = await receipt_body(connection, found.tenant_id, request_id)
+    return RequestDetail(_seen_by(actor, found), receipt)
+
+
+def _seen_by(actor: Actor, one: RequestView) -> RequestView:
+    """Which machine answered is the platform's own business."""
+    return one if actor.is_platform else msgspec.structs.replace(one, replica_id=None)
