@@ -9,7 +9,7 @@ from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
 from billing import rollups
-from billing.invoicing import corrections, rerate
+from billing.invoicing import applying, correction_lines, corrections, rerate
 from billing.invoicing.corrections import Correction, DryRun
 from billing.invoicing.rerate import DifferenceView
 from core.db import Database
@@ -76,7 +76,10 @@ async def request_reversal(
 async def decide_correction(
     database: Database, actor: Actor, *, correction_id: UUID, approve: bool, reason: str | None = None
 ) -> Correction:
-    """Say yes (it is booked at once) or no to what another person asked for. Raises NotFound, Conflict."""
+    """Say yes or no to what another person asked for. Raises NotFound, Conflict.
+
+    After a yes every customer is booked before this returns; if it dies on the way, the job goes on where it was.
+    """
     require(actor, *PLATFORM_ROLES)
     cleaned = None if reason is None else clean_reason(reason)
     async with write_system(database) as connection:
@@ -94,7 +97,11 @@ async def decide_correction(
             before={"status": "requested"},
             after=decided,
         )
-    return decided
+    if not approve:
+        return decided
+    await applying.apply_correction(database, correction_id)
+    async with read(database, actor) as connection:
+        return await corrections.get_correction(connection, correction_id)
 
 
 async def list_corrections(
@@ -113,5 +120,5 @@ async def show_correction(
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
         found = await corrections.get_correction(connection, correction_id)
-        lines = await corrections.read_lines(connection, correction_id)
+        lines = await correction_lines.read_lines(connection, correction_id)
     return found, [rerate.view(line) for line in lines]

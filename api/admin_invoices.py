@@ -222,7 +222,7 @@ class CorrectionOut(Out):
 
     id: UUID
     month: str
-    status: Literal["requested", "approved", "rejected"]
+    status: Literal["requested", "applying", "approved", "rejected"]
     spec: dict[str, Any]
     reason: str
     reverses: UUID | None

@@ -9,7 +9,7 @@ import msgspec
 from billing import alerts, archive, credits, ledger, notice_delivery, reaper, rollups
 from billing.economics import reconcile as reconciliation
 from billing.exports import schedule as exports_schedule
-from billing.invoicing import periods
+from billing.invoicing import applying, periods
 from billing.statements import issue, signing, sla
 from core.db import Database
 from core.errors import Conflict
@@ -134,6 +134,11 @@ async def make_invoices(database: Database, settings: Settings) -> int:
         return 0
 
 
+async def apply_corrections(database: Database, settings: Settings) -> int:
+    """Go on with approved corrections that a crash left in the middle."""
+    return await applying.apply_all(database)
+
+
 def schedule(settings: Settings) -> tuple[Job, ...]:
     """Every job and how often it is due; the reaper looks several times within a hold's TTL."""
     return (
@@ -150,6 +155,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.expire_credits", 60.0, expire_credits),
         Job("penstock.allocate_credits", 3600.0, allocate_credits),
         Job("penstock.make_invoices", 3600.0, make_invoices),
+        Job("penstock.apply_corrections", 30.0, apply_corrections),
         Job("penstock.stripe_events", 2.0, payments.apply_events),
         Job("penstock.stripe_missed", 300.0, payments.find_missed),
         Job("penstock.stripe_send", 2.0, payments.send),

@@ -1,11 +1,15 @@
 """What follows when a correction is approved: adjustments, credit notes, bookings and a word to each customer.
 
+Some customers at a time, in the order of their ids, each chunk a transaction with the note of how far it has come: so
+nobody's account stays locked for long, and after a crash the next one goes on with whoever is next, each exactly once.
+
 Everything is booked in the present. A customer whose invoice of the month is finalised gets what is in its favour as a
 credit note on that invoice, to the cent that the invoice would have been lower by; everything else is an adjustment:
 a line of the next invoice, or prepaid credit. A reversal mirrors the adjustments of the correction it undoes; a credit
 note stays what it is, and the opposite is charged on the next invoice.
 """
 
+import logging
 from collections.abc import Sequence
 from datetime import date, datetime
 from itertools import groupby
@@ -17,16 +21,24 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.adjustments import adjust
+from billing.invoicing.correction_lines import read_lines
 from billing.invoicing.lines import CLASSES
 from billing.invoicing.months import month_name
 from billing.invoicing.rerate import Difference, Key, Spec
 from billing.invoicing.writing import Booking, book_all, rounding
 from billing.ledger import booking_errors
 from billing.notices import notify
+from core.db import Database
+from core.errors import PenstockError
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd, round_to_cents
 from core.outbox import enqueue
 from tenants.scoping import platform_wide
+
+log = logging.getLogger(__name__)
+
+CHUNK = 10
+"""Customers of one transaction: their accounts are locked while it books, about 6 ms each."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -40,23 +52,69 @@ class Decision(msgspec.Struct, frozen=True):
     refund: bool = False
 
 
-async def apply(
-    connection: AsyncConnection,
-    correction_id: UUID,
-    month: date,
-    lines: Sequence[Difference],
-    *,
-    spec: Spec,
-    reverses: UUID | None,
-    reason: str,
-    requested_by: str,
-    approved_by: str,
-) -> None:
-    """Book a correction, or the reversal of one, tenant by tenant in the order of their ids.
+async def apply_correction(database: Database, correction_id: UUID) -> None:
+    """Book an approved correction, or the reversal of one, to its end; whatever is booked already stays as it is."""
+    going = True
+    while going:
+        async with database.system() as connection:
+            going = await _apply_chunk(connection, correction_id)
 
-    The caller holds the lock of the invoice run. Raises Conflict, and nothing is booked.
-    """
-    decision = Decision(correction_id, month, reason, requested_by, approved_by, spec.refund)
+
+async def apply_all(database: Database) -> int:
+    """The job: go on with what was approved and is not booked to its end; returns how many corrections that were."""
+    async with database.read() as connection:
+        found = await connection.scalars(
+            text("SELECT id FROM corrections WHERE status = 'applying' ORDER BY decided_at, id")
+        )
+        waiting = list(found)
+    for correction_id in waiting:
+        try:
+            await apply_correction(database, correction_id)
+        except PenstockError as error:  # the others must not wait for it
+            log.error("the correction %s cannot be booked to its end: %s", correction_id, error.message)
+    return len(waiting)
+
+
+@platform_wide("a correction reaches many organisations, one after the other")
+async def _apply_chunk(connection: AsyncConnection, correction_id: UUID) -> bool:
+    """Book the next customers; False when that were the last. No invoice run and no other correction beside it."""
+    await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_invoices'))"))
+    row = (
+        await connection.execute(
+            text("SELECT * FROM corrections WHERE id = :id AND status = 'applying' FOR UPDATE"),
+            {"id": correction_id},
+        )
+    ).one_or_none()
+    if row is None:
+        return False
+    tenants = list(
+        await connection.scalars(
+            text(
+                "SELECT DISTINCT tenant_id FROM correction_lines WHERE correction_id = :id "
+                "AND (CAST(:done AS uuid) IS NULL OR tenant_id > :done) ORDER BY tenant_id LIMIT :limit"
+            ),
+            {"id": correction_id, "done": row.applied_to, "limit": CHUNK},
+        )
+    )
+    refund = msgspec.convert(row.spec, Spec).refund
+    decision = Decision(row.id, row.month, row.reason, row.requested_by, row.decided_by, refund)
+    await _apply(connection, decision, row.reverses, await read_lines(connection, row.id, tenants=tenants))
+    going = len(tenants) == CHUNK
+    await connection.execute(
+        text("UPDATE corrections SET status = :status, applied_to = :done WHERE id = :id"),
+        {
+            "status": "applying" if going else "approved",
+            "done": tenants[-1] if tenants else row.applied_to,
+            "id": correction_id,
+        },
+    )
+    return going
+
+
+async def _apply(
+    connection: AsyncConnection, decision: Decision, reverses: UUID | None, lines: Sequence[Difference]
+) -> None:
+    """Book tenant by tenant, in the order of their ids."""
     ordered = sorted(lines, key=lambda line: line.tenant_id)
     for tenant_id, group in groupby(ordered, key=lambda line: line.tenant_id):
         mine = list(group)

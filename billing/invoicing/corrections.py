@@ -1,8 +1,8 @@
 """Corrections: a month told again under other prices, agreed to by two people, booked in the present.
 
-A dry run says what would change by tenant and line. A request stores that difference; another person's yes books it
-(billing/invoicing/applying.py). A reversal is a correction of its own that mirrors the first one, once. Nothing that
-was booked, invoiced or reported is rewritten.
+A dry run says what would change by tenant and line. A request stores that difference; after another person's yes it is
+booked, some customers at a time (billing/invoicing/applying.py). A reversal is a correction of its own that mirrors the
+first one, once. Nothing that was booked, invoiced or reported is rewritten.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import approvals
-from billing.invoicing.applying import apply
+from billing.invoicing.correction_lines import read_lines
 from billing.invoicing.months import bounds, month_name
 from billing.invoicing.repricing import new_prices
 from billing.invoicing.rerate import (
@@ -63,7 +63,7 @@ class Correction(msgspec.Struct, frozen=True):
     id: UUID
     month: str
     status: str
-    """requested | approved | rejected"""
+    """requested | applying (approved, and its last customer is not booked yet) | approved | rejected"""
     spec: dict[str, Any]
     reason: str
     reverses: UUID | None
@@ -114,7 +114,9 @@ async def request_correction(
 async def request_reversal(
     connection: AsyncConnection, correction_id: UUID, *, reason: str, by: str
 ) -> Correction:
-    """Ask to undo an approved correction. Raises NotFound, Conflict: not approved, itself a reversal, or undone."""
+    """Ask to undo an approved correction. Raises NotFound, Conflict: not approved or not booked to its end, itself a
+    reversal, or undone.
+    """
     await _lock(connection)
     original = await get_correction(connection, correction_id)
     if original.status != "approved":
@@ -140,14 +142,15 @@ async def request_reversal(
 async def decide_correction(
     connection: AsyncConnection, correction_id: UUID, *, by: str, approve: bool
 ) -> Correction:
-    """A second person's yes or no, in one transaction with all that follows from it.
+    """A second person's yes or no. A yes is final; what follows from it is booked by `applying.apply_correction`.
 
     Raises NotFound; Conflict: decided already, the same person, or the figures have changed since the request.
     """
     await _lock(connection)
     row = await _row(connection, correction_id)
     if row.status != "requested":
-        raise Conflict(f"the correction was {row.status} by {row.decided_by} already")
+        decision = "rejected" if row.status == "rejected" else "approved"
+        raise Conflict(f"the correction was {decision} by {row.decided_by} already")
     await approvals.decide(connection, row.approval_id, by=by, approve=approve)
     if approve:
         lines = await read_lines(connection, correction_id)
@@ -156,13 +159,11 @@ async def decide_correction(
             raise Conflict(
                 "usage or earlier corrections have changed these figures since the request: reject it and ask again"
             )
-        await apply(connection, correction_id, row.month, lines, spec=spec, reverses=row.reverses,
-            reason=row.reason, requested_by=row.requested_by, approved_by=by)  # fmt: skip
     await connection.execute(
         text(
             "UPDATE corrections SET status = :status, decided_by = :by, decided_at = clock_timestamp() WHERE id = :id"
         ),
-        {"status": "approved" if approve else "rejected", "by": by, "id": correction_id},
+        {"status": "applying" if approve else "rejected", "by": by, "id": correction_id},
     )
     return await get_correction(connection, correction_id)
 
@@ -198,32 +199,6 @@ async def list_corrections(
         tenants = tuple(TenantDelta(one.tenant_id, one.lines, pico_to_usd(int(one.delta))) for one in sums)
         found.append(_view(row, tenants))
     return found
-
-
-@platform_wide("the lines of a correction may be of every organisation")
-async def read_lines(connection: AsyncConnection, correction_id: UUID) -> list[Difference]:
-    """The stored difference, in its order."""
-    rows = await connection.execute(
-        text("SELECT * FROM correction_lines WHERE correction_id = :id ORDER BY position"),
-        {"id": correction_id},
-    )
-    return [
-        Difference(
-            tenant_id=row.tenant_id,
-            kind=row.kind,
-            model=row.model,
-            token_class=row._mapping["class"],
-            tier=row.tier,
-            price_version=row.price_version,
-            tokens=int(row.tokens),
-            old_price=None if row.old_price is None else int(row.old_price),
-            new_price=None if row.new_price is None else int(row.new_price),
-            old_exact=int(row.old_exact),
-            new_exact=int(row.new_exact),
-            delta=int(row.delta),
-        )
-        for row in rows
-    ]
 
 
 async def _lock(connection: AsyncConnection) -> None:
@@ -273,7 +248,7 @@ async def _prior(connection: AsyncConnection, month: date) -> dict[Key, int]:
         text(
             "SELECT l.tenant_id, l.kind, l.model, l.class AS token_class, l.tier, l.price_version, "
             "sum(l.delta) AS delta FROM correction_lines l JOIN corrections c ON c.id = l.correction_id "
-            "WHERE c.month = :month AND c.status = 'approved' GROUP BY 1, 2, 3, 4, 5, 6"
+            "WHERE c.month = :month AND c.status IN ('applying', 'approved') GROUP BY 1, 2, 3, 4, 5, 6"
         ),
         {"month": month},
     )

@@ -174,7 +174,9 @@ corrections = Table(
     Column("requested_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("decided_by", Text),
     _instant("decided_at"),
+    Column("applied_to", Uuid),
     Index("ix_corrections_month", "month"),
+    Index("ix_corrections_applying", "decided_at", postgresql_where=text("status = 'applying'")),
     Index("uq_corrections_reverses", "reverses", unique=True, postgresql_where=text("status <> 'rejected'")),
 )
 """A month told again under other prices, or the reversal of one."""
@@ -197,5 +199,6 @@ correction_lines = Table(
     _pico("new_exact"),
     _pico("delta"),
     Index("ix_correction_lines_tenant_id", "tenant_id"),
+    Index("ix_correction_lines_customer", "correction_id", "tenant_id"),
 )
 """The difference by tenant and line."""

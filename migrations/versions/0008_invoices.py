@@ -24,7 +24,7 @@ _SYSTEM_TABLES = {
     "invoice_numbers": "SELECT, INSERT, UPDATE",
     "invoice_runs": "SELECT, INSERT",
     "parked_decisions": "SELECT, INSERT",
-    "corrections": "SELECT, INSERT, UPDATE (status, decided_by, decided_at)",
+    "corrections": "SELECT, INSERT, UPDATE (status, decided_by, decided_at, applied_to)",
     "correction_lines": "SELECT, INSERT",
 }
 

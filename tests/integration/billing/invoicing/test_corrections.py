@@ -1,14 +1,18 @@
 """Corrections: told as a dry run, agreed to by two people, booked in the present, undone exactly once."""
 
+import asyncio
 from datetime import date, timedelta
 from typing import Any
 
 import pytest
 
+from billing.invoicing import applying
+from billing.invoicing.applying import apply_all, apply_correction
 from billing.invoicing.corrections import (
     Correction,
     decide_correction,
     dry_run,
+    get_correction,
     list_corrections,
     request_correction,
     request_reversal,
@@ -37,7 +41,11 @@ async def request(platform: Platform, month: date, spec: dict[str, Any], by: str
 
 async def decide(platform: Platform, one: Correction, *, by: str = "bob", approve: bool = True) -> Correction:
     async with platform.database.system() as connection:
-        return await decide_correction(connection, one.id, by=by, approve=approve)
+        decided = await decide_correction(connection, one.id, by=by, approve=approve)
+    assert decided.status == ("applying" if approve else "rejected")
+    await apply_correction(platform.database, one.id)
+    async with platform.database.read() as connection:
+        return await get_correction(connection, one.id)
 
 
 async def reverse(platform: Platform, one: Correction, by: str = "ann") -> Correction:
@@ -323,4 +331,118 @@ async def test_the_present_month_can_be_corrected_up_to_its_last_full_hour(platf
         await request(platform, next_month(next_month(month)), HALF)
     async with platform.database.read() as connection:
         assert [one.status for one in await list_corrections(connection, month=month)] == ["approved"]
+    await platform.is_sound()
+
+
+async def many(platform: Platform, count: int) -> tuple[list[Customer], date]:
+    """Customers in the order of their ids, some prepaid, with a closed month."""
+    await price(platform.database)
+    found = [
+        await make_customer(platform.database, "5", name=f"C{i}", mode="postpaid" if i % 2 else "prepaid")
+        for i in range(count)
+    ]
+    for customer in found:
+        await platform.use(customer, input=1_234_567)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    return sorted(found, key=lambda one: one.tenant_id), month
+
+
+async def booked(platform: Platform) -> list[Any]:
+    return [
+        row.tenant_id
+        for row in await platform.rows("SELECT tenant_id FROM adjustments ORDER BY created_at, tenant_id")
+    ]
+
+
+async def test_a_crash_in_the_middle_is_gone_on_from_and_everybody_is_booked_once(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    customers, month = await many(platform, 5)
+    asked = await request(platform, month, HALF)
+    other = await request(platform, month, DOUBLE)
+    monkeypatch.setattr(applying, "CHUNK", 2)
+    real, dies_at = applying._correct, customers[3].tenant_id
+
+    async def crash(connection: Any, decision: Any, tenant_id: Any, lines: Any) -> Any:
+        done = await real(connection, decision, tenant_id, lines)
+        if tenant_id == dies_at:
+            raise ConnectionResetError("killed")
+        return done
+
+    monkeypatch.setattr(applying, "_correct", crash)
+    with pytest.raises(ConnectionResetError):
+        await decide(platform, asked)
+    # The first two are done and free; of the second two nothing is left behind.
+    assert await booked(platform) == [one.tenant_id for one in customers[:2]]
+    (row,) = await platform.rows("SELECT status, applied_to FROM corrections WHERE id = :id", id=asked.id)
+    assert (row.status, row.applied_to) == ("applying", customers[1].tenant_id)
+    await platform.is_sound()
+    # It is approved for good: nobody decides again or undoes half of it, and what it will book counts already.
+    with pytest.raises(Conflict, match="approved by bob already"):
+        await decide(platform, asked, approve=False)
+    with pytest.raises(Conflict, match="is applying: only an approved one"):
+        await reverse(platform, asked)
+    with pytest.raises(Conflict, match="have changed"):
+        await decide(platform, other)
+    with pytest.raises(InvalidRequest, match="changes its price"):
+        await request(platform, month, HALF)
+
+    monkeypatch.setattr(applying, "_correct", real)
+    await asyncio.gather(*(apply_all(platform.database) for _ in range(3)))
+    assert await booked(platform) == [one.tenant_id for one in customers]
+    async with platform.database.read() as connection:
+        assert (await get_correction(connection, asked.id)).status == "approved"
+    notices = await platform.rows("SELECT tenant_id FROM notices WHERE kind = 'correction.applied'")
+    assert sorted(row.tenant_id for row in notices) == [one.tenant_id for one in customers]
+    assert await platform.one("SELECT count(*) FROM credit_notes") == 2
+    assert await apply_all(platform.database) == 0
+    revenue = [await platform.balance(one, "revenue") for one in customers]
+    assert revenue == [-617_283_500_000] * 5
+    await platform.is_sound()
+
+
+async def test_a_reversal_goes_on_after_a_crash_too(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    customers, month = await many(platform, 3)
+    monkeypatch.setattr(applying, "CHUNK", 1)
+    before = [await platform.balance(one, "revenue") for one in customers]
+    done = await decide(platform, await request(platform, month, DOUBLE))
+    undo = await reverse(platform, done)
+    async with platform.database.system() as connection:
+        await decide_correction(connection, undo.id, by="bob", approve=True)
+    async with platform.database.system() as connection:
+        assert await applying._apply_chunk(connection, undo.id)
+    async with platform.database.read() as connection:
+        assert (await get_correction(connection, undo.id)).status == "applying"
+    assert await apply_all(platform.database) == 1
+    assert [await platform.balance(one, "revenue") for one in customers] == before
+    await platform.is_sound()
+
+
+async def test_one_correction_that_cannot_go_on_keeps_no_other_waiting(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, month = await many(platform, 2)
+    asked = await request(platform, month, HALF)
+    async with platform.database.system() as connection:
+        await decide_correction(connection, asked.id, by="bob", approve=True)
+    again = await request(platform, month, DOUBLE)
+    async with platform.database.system() as connection:
+        await decide_correction(connection, again.id, by="bob", approve=True)
+    real = applying._correct
+
+    async def refuse(connection: Any, decision: Any, *rest: Any) -> Any:
+        if decision.id == asked.id:
+            raise Conflict("no")
+        return await real(connection, decision, *rest)
+
+    monkeypatch.setattr(applying, "_correct", refuse)
+    assert await apply_all(platform.database) == 2
+    async with platform.database.read() as connection:
+        statuses = {one.id: one.status for one in await list_corrections(connection)}
+    assert statuses == {asked.id: "applying", again.id: "approved"}
+    monkeypatch.setattr(applying, "_correct", real)
+    assert await apply_all(platform.database) == 1
     await platform.is_sound()

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from billing.adjustments import adjust
+from billing.invoicing.applying import apply_correction
 from billing.invoicing.corrections import decide_correction, request_correction, request_reversal
 from billing.invoicing.months import bounds, month_name, month_of
 from billing.invoicing.periods import close_month
@@ -251,6 +252,7 @@ class PeriodMachine(RuleBasedStateMachine):
                     return None
             async with self.platform.database.system() as connection:
                 await decide_correction(connection, asked.id, by="bob", approve=True)
+            await apply_correction(self.platform.database, asked.id)
             return asked.id
 
         before = self.rates(month)
@@ -274,6 +276,7 @@ class PeriodMachine(RuleBasedStateMachine):
                 asked = await request_reversal(connection, last.id, reason="r", by="ann")
             async with self.platform.database.system() as connection:
                 await decide_correction(connection, asked.id, by="bob", approve=True)
+            await apply_correction(self.platform.database, asked.id)
 
         self.do(act())
         for account, delta, rates in zip(self.accounts, last.deltas, last.before, strict=True):
