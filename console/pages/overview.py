@@ -15,6 +15,8 @@ from console.deps import Console
 from console.format import Shown, count, milliseconds, money
 from console.pages.models import offered, unpriced
 from console.pages.pools import STATE_TONES, problems
+from console.panels.money_today import REFRESH_S as MONEY_REFRESH_S
+from console.panels.money_today import MoneyToday
 from console.series import Point, even_series
 from console.viewer import Viewer
 from workers.wire import ReplicaState
@@ -32,9 +34,11 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         page.window = ui.select(WINDOWS, value=1).props("outlined dense options-dense")
         page.window.props["aria-label"] = "Period"
     page.draw()
+    await page.money.refresh()
     await page.refresh()
     page.window.on_value_change(viewer.act(page.refresh))
     viewer.live(REFRESH_S, page.refresh)
+    viewer.live(MONEY_REFRESH_S, page.money.refresh)
 
 
 class _Overview:
@@ -44,7 +48,8 @@ class _Overview:
         self.console = console
         self.viewer = viewer
         self.window: ui.select
-        self.problems: list[tuple[str, str]] | None = None
+        self.money = MoneyToday(console, viewer)
+        self.problems: list[tuple[str, str, str]] | None = None
         self.states: dict[ReplicaState, int] | None = None
 
     def draw(self) -> None:
@@ -54,6 +59,7 @@ class _Overview:
             self.requests = Stat("Requests", Shown("–"))
             self.tokens = Stat("Tokens", Shown("–"))
             self.spend = Stat("Spend", Shown("–"))
+            self.money.draw()
             self.ttft_p50 = Stat("TTFT p50", Shown("–"), "time to first token")
             self.ttft_p95 = Stat("TTFT p95", Shown("–"), "1 in 20 is slower")
             self.replicas = Stat("Replicas ready", Shown("–"))
@@ -122,11 +128,12 @@ class _Overview:
 
     def _show_pool(self, missing: list[str]) -> None:
         snapshot = self.console.scheduler.snapshot()
-        found = problems(snapshot, self.console.scheduler.connected)
+        found = [(*one, "/pools") for one in problems(snapshot, self.console.scheduler.connected)]
         found += [
-            (f"{name} has no list price", "Its requests are refused until one is in force.")
+            (f"{name} has no list price", "Its requests are refused until one is in force.", "/models")
             for name in missing
         ]
+        found += self.money.incidents
         states = {
             state: sum(replica.state == state for replica in snapshot.replicas)
             for state in ReplicaState
@@ -141,10 +148,10 @@ class _Overview:
             self.problems = found
             self.alerts.clear()
             with self.alerts:
-                for headline, body in found:
-                    notice("bad", headline, body)
+                for headline, body, href in found:
+                    notice("bad", headline, body, href)
                 if not found:
-                    notice("ok", "No incident", "All replicas, hosts and prices are in order.")
+                    notice("ok", "No incident", "Replicas, hosts, prices and money are in order.")
         if states != self.states:
             self.states = states
             self.state_row.clear()

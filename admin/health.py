@@ -1,0 +1,15 @@
+"""What is wrong with money right now, for the platform's people."""
+
+from admin.actor import Actor, require
+from admin.session import read
+from billing.money_health import MoneyHealth
+from billing.money_health import money_health as ask
+from core.db import Database
+from tenants.roles import PLATFORM_ROLES
+
+
+async def money_health(database: Database, actor: Actor) -> MoneyHealth:
+    """Unexplained tokens, blocked pushes, differences to Stripe, undelivered notices, drift of the last hour."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await ask(connection)

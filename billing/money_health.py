@@ -1,0 +1,79 @@
+"""What is wrong with money right now, in a few numbers that can be asked every minute: nothing of it is normal."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from core.money import pico_to_usd
+from tenants.scoping import platform_wide
+
+DRIFT_WINDOW = timedelta(hours=1)
+NOTICE_WINDOW = timedelta(days=7)
+RETRIES = 3
+"""Deliveries that failed as often and are tried further count as undelivered."""
+
+
+class MoneyHealth(msgspec.Struct, frozen=True):
+    """Counts of what a person has to look at; all 0 when money is in order."""
+
+    unexplained_tokens: int
+    """Counted by engines, explained by nothing, accepted by nobody."""
+    unexplained_engines: int
+    blocked_pushes: int
+    """Invoices and credit notes that Stripe refused."""
+    stripe_differences: int
+    """Found by the newest comparison of each open month."""
+    undelivered_notices: int
+    """Deliveries of the last seven days that were given up, or fail again and again."""
+    drift_usd: str
+    """Usage rows less the ledger over the last hour; "0.00" when every request was booked."""
+
+
+_HEALTH = text(
+    """
+    SELECT
+        (SELECT coalesce(sum(abs(unexplained)), 0) FROM reconciliations
+            WHERE unexplained <> 0 AND accepted_at IS NULL) AS tokens,
+        (SELECT count(DISTINCT boot_id) FROM reconciliations
+            WHERE unexplained <> 0 AND accepted_at IS NULL) AS engines,
+        (SELECT count(*) FROM stripe_pushes WHERE status = 'blocked') AS blocked,
+        (SELECT coalesce(sum(jsonb_array_length(n.facts -> 'problems')), 0) FROM (
+            SELECT DISTINCT ON (r.month) r.facts FROM stripe_reconciliations r
+            LEFT JOIN billing_periods p ON p.month = r.month AND p.status = 'closed'
+            WHERE p.month IS NULL ORDER BY r.month, r.at DESC) n) AS differences,
+        (SELECT count(*) FROM notice_deliveries WHERE created_at >= :notices
+            AND (state = 'failed' OR (state = 'pending' AND attempts >= :retries))) AS undelivered,
+        (SELECT coalesce(sum(cost), 0) FROM usage WHERE ended_at >= :since AND ended_at < :now) AS used,
+        (SELECT coalesce(sum(t.amount), 0) FROM ledger_transfers t
+            WHERE t.effective_at >= :since AND t.effective_at < :now AND (t.kind = 'usage'
+                OR (t.kind = 'uncollectible' AND NOT EXISTS (
+                    SELECT 1 FROM adjustments a WHERE a.id = t.source_id)))) AS booked
+    """
+)
+
+
+@platform_wide("incidents of the platform, over all organisations")
+async def money_health(connection: AsyncConnection) -> MoneyHealth:
+    """Ask everything in one statement, and so in one snapshot."""
+    now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    row = (
+        await connection.execute(
+            _HEALTH,
+            {
+                "now": now,
+                "since": now - DRIFT_WINDOW,
+                "notices": now - NOTICE_WINDOW,
+                "retries": RETRIES,
+            },
+        )
+    ).one()
+    return MoneyHealth(
+        unexplained_tokens=int(row.tokens),
+        unexplained_engines=row.engines,
+        blocked_pushes=row.blocked,
+        stripe_differences=int(row.differences),
+        undelivered_notices=row.undelivered,
+        drift_usd=pico_to_usd(int(row.used) - int(row.booked)),
+    )

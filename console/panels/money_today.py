@@ -1,0 +1,96 @@
+"""The overview's line of money: margin today, drift, and what of it is an incident."""
+
+from datetime import timedelta
+
+from admin import economics as admin_economics
+from admin import health as admin_health
+from billing.economics.margin import percent
+from billing.money_health import MoneyHealth
+from console.components.base import Stat
+from console.deps import Console
+from console.format import Shown, count, money
+from console.viewer import Viewer
+from core.money import pico_to_usd, usd_to_pico
+
+REFRESH_S = 60.0
+"""These figures read a day of usage and host hours: less often than the rest of the page."""
+
+Incident = tuple[str, str, str]
+"""What is wrong, what it means, and the page to look at."""
+
+
+def incidents(health: MoneyHealth) -> list[Incident]:
+    """Each thing that is wrong with money, in words."""
+    found: list[Incident] = []
+    if health.unexplained_tokens:
+        found.append(
+            (
+                f"{count(health.unexplained_tokens).text} tokens of engines are unexplained",
+                f"On {health.unexplained_engines} engines: counted, and told by no usage row, failure or probe.",
+                "/reconciliation",
+            )
+        )
+    if health.drift_usd != "0.00":
+        found.append(
+            (
+                f"Usage and ledger drift by {money(health.drift_usd).text}",
+                "In the last hour, requests and what was booked for them are not the same amount.",
+                "/reconciliation",
+            )
+        )
+    if health.blocked_pushes:
+        found.append(
+            (
+                f"{health.blocked_pushes} invoices or credit notes were refused by Stripe",
+                "They wait for a person: mend the cause, then send them again.",
+                "/periods?tab=stripe",
+            )
+        )
+    if health.stripe_differences:
+        found.append(
+            (
+                f"{health.stripe_differences} differences to Stripe",
+                "The newest comparison of a month that is open found them.",
+                "/periods?tab=stripe",
+            )
+        )
+    if health.undelivered_notices:
+        found.append(
+            (
+                f"{health.undelivered_notices} notices could not be delivered",
+                "Their webhook or mailbox refused them again and again.",
+                "",
+            )
+        )
+    return found
+
+
+class MoneyToday:
+    """Two numbers among the overview's, and the incidents of money."""
+
+    def __init__(self, console: Console, viewer: Viewer) -> None:
+        self.console = console
+        self.viewer = viewer
+        self.incidents: list[Incident] = []
+
+    def draw(self) -> None:
+        """Put the empty numbers on the page."""
+        self.margin = Stat("Margin today", Shown("–"), "since midnight UTC")
+        self.drift = Stat("Drift", Shown("–"), "usage less ledger, last hour")
+
+    async def refresh(self) -> None:
+        """Read both again."""
+        now = self.console.clock.now()
+        start = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        end = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+        rows = await admin_economics.economics_report(
+            self.console.database, self.viewer.actor, start=start, end=end, by=("day",)
+        )
+        revenue = sum(usd_to_pico(row.revenue_usd) for row in rows)
+        margin = revenue - sum(usd_to_pico(row.gpu_cost_usd) for row in rows)
+        share = percent(margin, revenue)
+        hint = "no revenue yet" if share is None else f"{share}% of {money(pico_to_usd(revenue)).text}"
+        self.margin.set(money(pico_to_usd(margin)), hint)
+        health = await admin_health.money_health(self.console.database, self.viewer.actor)
+        self.drift.set(money(health.drift_usd))
+        self.incidents = incidents(health)
