@@ -8,11 +8,12 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import credits, ledger, notices
-from billing.payments import cash
+from billing.payments import cash, lots
 from billing.payments.effects import Effect, Outcome, foreign
 from billing.payments.objects import Dispute
 from billing.payments.payments import prepare_payment
 from billing.stripe_gateway import StripeGateway
+from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
@@ -52,27 +53,103 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
         await ledger.book(connection, "dispute", tenant_id, "disputed", "cash", withdrawn, source)
     for move in dispute.moves:
         await cash.record(connection, tenant_id, "dispute", dispute.id, move)
-    clawed = await _clawed(connection, tenant_id, source)
-    lot_id = cash.source(intent)
-    if withdrawn and clawed is None and payment.purpose == "topup" and dispute.status != "won":
-        clawed = await credits.take_back(
-            connection, lot_id=lot_id, amount=withdrawn, kind="clawback", source_id=source
-        )
+    lot_ids = await lots.lots_of(connection, tenant_id, intent)
+    lost = await _lost(connection, tenant_id, source)
+    if withdrawn and dispute.status != "won" and lost is None:
+        clawed = await _claw(connection, tenant_id, lot_ids, source, withdrawn)
+    else:
+        clawed = sum(await _rounds(connection, lot_ids, source))
     if returned:
         await ledger.book(connection, "dispute_won", tenant_id, "cash", "disputed", returned, source)
-    if dispute.status == "won" and clawed is not None:
-        await credits.give_back(connection, lot_id=lot_id, source_id=source)
-    elif dispute.status == "lost" and (rest := withdrawn - returned - (clawed or 0)) > 0:
+    if dispute.status == "won":
+        for number in range(len(await _rounds(connection, lot_ids, source))):
+            await lots.give_back(connection, lot_ids=lot_ids, source=_round(source, number))
+    elif dispute.status == "lost" and lost is None and (rest := withdrawn - returned - clawed) > 0:
         await ledger.book(connection, "dispute_lost", tenant_id, "dispute_losses", "disputed", rest, source)
-    await _store(connection, payment, dispute, intent, clawed or 0)
+    await _store(connection, payment, dispute, intent, clawed)
     return "applied"
 
 
-async def _clawed(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> int | None:
-    """What of the lot was taken back for this dispute; None = nobody tried."""
+async def credit_is_back(connection: AsyncConnection, tenant_id: UUID, intent: str, refund_id: UUID) -> None:
+    """A refund failed and made a lot: what the bank withdrew of its payment is taken out of that, too.
+
+    Of a dispute that was lost already, what can be taken now is less of a loss.
+    """
+    rows = await connection.execute(
+        text(
+            "SELECT id, status, withdrawn_cents, returned_cents FROM stripe_disputes WHERE payment_intent = :pi "
+            "AND tenant_id = :tenant AND withdrawn_cents > returned_cents AND status <> 'won' ORDER BY id FOR UPDATE"
+        ),
+        {"pi": intent, "tenant": tenant_id},
+    )
+    lot_ids = await lots.lots_of(connection, tenant_id, intent)
+    for row in rows.all():
+        source, withdrawn = cash.source(row.id), int(row.withdrawn_cents) * PICO_PER_CENT
+        before = sum(await _rounds(connection, lot_ids, source))
+        clawed = await _claw(connection, tenant_id, lot_ids, source, withdrawn)
+        if clawed > before and row.status == "lost":
+            back = derived_uuid(source, "recovered", refund_id)
+            await ledger.book(
+                connection, "dispute_lost", tenant_id, "disputed", "dispute_losses", clawed - before, back
+            )
+        await connection.execute(
+            text("UPDATE stripe_disputes SET clawed_back = :clawed WHERE id = :id AND tenant_id = :tenant"),
+            {"clawed": clawed, "id": row.id, "tenant": tenant_id},
+        )
+
+
+async def _claw(
+    connection: AsyncConnection, tenant_id: UUID, lot_ids: list[UUID], source: UUID, withdrawn: int
+) -> int:
+    """Take back what is left of the purchase, up to what was withdrawn; returns what was taken in all.
+
+    Requests that run hold credit, which cannot be taken: so every look at the dispute takes what became free.
+    """
+    before = await _rounds(connection, lot_ids, source)
+    clawed = sum(before)
+    if not lot_ids or clawed >= withdrawn or (before and not await _anything(connection, tenant_id, lot_ids)):
+        return clawed
+    again = _round(source, len(before))
+    return clawed + await lots.take(
+        connection, lot_ids=lot_ids, amount=withdrawn - clawed, kind="clawback", source=again
+    )
+
+
+def _round(source: UUID, number: int) -> UUID:
+    """The source of a dispute's takings, by their number."""
+    return source if number == 0 else derived_uuid(source, "again", number)
+
+
+async def _rounds(connection: AsyncConnection, lot_ids: list[UUID], source: UUID) -> list[int]:
+    """What each attempt to take credit back has taken."""
+    found: list[int] = []
+    while (
+        taken := await lots.clawed(connection, lot_ids=lot_ids, source=_round(source, len(found)))
+    ) is not None:
+        found.append(taken)
+    return found
+
+
+async def _anything(connection: AsyncConnection, tenant_id: UUID, lot_ids: list[UUID]) -> bool:
+    """Whether something that no request holds is left of the lots. The account stays locked."""
+    await credits.allocate(connection, tenant_id)
     found = await connection.execute(
         text(
-            "SELECT amount FROM grant_draws WHERE source_id = :source AND kind = 'clawback' AND tenant_id = :tenant"
+            "SELECT least(sum(g.remaining), max(b.balance - b.held)) > 0 FROM credit_grants g "
+            "JOIN billing_accounts b ON b.tenant_id = g.tenant_id "
+            "WHERE g.id = ANY(CAST(:lots AS uuid[])) AND g.tenant_id = :tenant"
+        ),
+        {"lots": lot_ids, "tenant": tenant_id},
+    )
+    return bool(found.scalar_one())
+
+
+async def _lost(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> int | None:
+    """What was booked as lost; None = nothing yet."""
+    found = await connection.execute(
+        text(
+            "SELECT amount FROM ledger_transfers WHERE source_id = :source AND kind = 'dispute_lost' "
+            "AND tenant_id = :tenant"
         ),
         {"source": source, "tenant": tenant_id},
     )

@@ -12,7 +12,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import credits, ledger, notices
-from billing.payments import cash
+from billing.payments import cash, disputes, lots
 from billing.payments.effects import Effect, Outcome, apply_now
 from billing.payments.objects import Refund
 from billing.payments.once import once
@@ -124,12 +124,26 @@ async def _lot(connection: AsyncConnection, tenant_id: UUID, payment_intent: str
         raise NotFound(f"this organisation bought no credit with the payment {payment_intent[:80]}")
     if disputes:
         raise Conflict("this payment is disputed: a refund would be paid twice")
-    return cash.source(payment_intent)
+    return await _fullest(connection, tenant_id, payment_intent)
+
+
+async def _fullest(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> UUID:
+    """The lot of a purchase with the most left: after a refund that failed, the credit is in a lot of its own."""
+    await credits.allocate(connection, tenant_id)
+    lot_ids = await lots.lots_of(connection, tenant_id, payment_intent)
+    found = await connection.execute(
+        text(
+            "SELECT id FROM credit_grants WHERE id = ANY(CAST(:lots AS uuid[])) AND tenant_id = :tenant "
+            "ORDER BY remaining DESC, id LIMIT 1"
+        ),
+        {"lots": lot_ids, "tenant": tenant_id},
+    )
+    lot_id: UUID = found.scalar_one()
+    return lot_id
 
 
 async def _left_cents(connection: AsyncConnection, tenant_id: UUID, lot_id: UUID) -> int:
-    """Whole cents that are left of a lot. The account stays locked."""
-    await credits.allocate(connection, tenant_id)
+    """Whole cents that are left of a lot, whose account is locked."""
     found = await connection.execute(
         text("SELECT remaining FROM credit_grants WHERE id = :lot AND tenant_id = :tenant"),
         {"lot": lot_id, "tenant": tenant_id},
@@ -247,10 +261,9 @@ async def _book_foreign(
     amount = refund.cents * PICO_PER_CENT
     lot_id = None
     if payment.purpose == "topup":
-        lot_id = cash.source(refund.payment_intent or "")
-        taken = await credits.take_back(
-            connection, lot_id=lot_id, amount=amount, kind="refund", source_id=refund_id
-        )
+        lot_ids = await lots.lots_of(connection, payment.tenant_id, refund.payment_intent or "")
+        lot_id = lot_ids[0]
+        taken = await lots.take(connection, lot_ids=lot_ids, amount=amount, kind="refund", source=refund_id)
         if taken < amount:
             await ledger.book(
                 connection, "write_off", payment.tenant_id, "uncollectible", "cash", amount - taken, refund_id
@@ -326,7 +339,7 @@ async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund
         await cash.record(connection, row.tenant_id, "refund_failure", refund.id, refund.failure_money)
     if found.one_or_none() is None:
         return
-    mirror, amount = derived_uuid(row.id, "failed"), row.cents * PICO_PER_CENT
+    mirror, amount = lots.given_back(row.id), row.cents * PICO_PER_CENT
     if row.lot_id is None:
         await ledger.book(connection, "payment", row.tenant_id, "cash", "invoiced", amount, mirror)
     else:
@@ -341,6 +354,7 @@ async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund
                 reason="A refund failed: the credit is back",
                 created_by="stripe",
             )
+            await disputes.credit_is_back(connection, row.tenant_id, row.payment_intent, row.id)
     await notices.notify(
         connection,
         tenant_id=None,

@@ -1,0 +1,94 @@
+"""The credit of one purchase: its lot, and a lot more for each of its refunds that failed.
+
+Who takes credit of a purchase back (a refund, a dispute) looks at all of them: what a failed refund gave back was paid
+with the same money.
+"""
+
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing import credits
+from billing.payments import cash
+from core.ids import derived_uuid
+from tenants.scoping import platform_wide
+
+
+def given_back(refund_id: UUID) -> UUID:
+    """The lot (and the source of the transfers) that a failed refund makes."""
+    return derived_uuid(refund_id, "failed")
+
+
+async def lots_of(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> list[UUID]:
+    """The lots that a payment became, the first one first."""
+    rows = await connection.execute(
+        text(
+            "SELECT id FROM stripe_refunds WHERE payment_intent = :pi AND tenant_id = :tenant "
+            "AND status = 'failed' AND lot_id IS NOT NULL ORDER BY id"
+        ),
+        {"pi": payment_intent, "tenant": tenant_id},
+    )
+    wanted = [cash.source(payment_intent), *(given_back(row.id) for row in rows)]
+    known = await connection.execute(
+        text("SELECT id FROM credit_grants WHERE tenant_id = :tenant AND id = ANY(CAST(:ids AS uuid[]))"),
+        {"tenant": tenant_id, "ids": wanted},
+    )
+    there = set(known.scalars())
+    return [lot_id for lot_id in wanted if lot_id in there]
+
+
+async def take(
+    connection: AsyncConnection,
+    *,
+    lot_ids: list[UUID],
+    amount: int,
+    kind: Literal["refund", "clawback"],
+    source: UUID,
+) -> int:
+    """Take up to `amount` picodollars out of the lots in their order; returns what was taken. Idempotent."""
+    taken = 0
+    for number, lot_id in enumerate(lot_ids):
+        taken += await credits.take_back(
+            connection,
+            lot_id=lot_id,
+            amount=amount - taken,
+            kind=kind,
+            source_id=_source(source, lot_id, number),
+        )
+    return taken
+
+
+async def give_back(connection: AsyncConnection, *, lot_ids: list[UUID], source: UUID) -> int:
+    """Put back what a clawback took of these lots; returns the picodollars. Idempotent by `source`."""
+    given = 0
+    for number, lot_id in enumerate(lot_ids):
+        drawn = _source(source, lot_id, number)
+        if await _drawn(connection, drawn) is not None:
+            given += await credits.give_back(connection, lot_id=lot_id, source_id=drawn)
+    return given
+
+
+async def clawed(connection: AsyncConnection, *, lot_ids: list[UUID], source: UUID) -> int | None:
+    """What a clawback took of these lots; None = nobody tried."""
+    found = [
+        await _drawn(connection, _source(source, lot_id, number)) for number, lot_id in enumerate(lot_ids)
+    ]
+    tried = [amount for amount in found if amount is not None]
+    return sum(tried) if tried else None
+
+
+def _source(source: UUID, lot_id: UUID, number: int) -> UUID:
+    """A source takes of a lot once, so each further lot has a source of its own."""
+    return source if number == 0 else derived_uuid(source, lot_id)
+
+
+@platform_wide("a source is one dispute's or refund's")
+async def _drawn(connection: AsyncConnection, source: UUID) -> int | None:
+    found = await connection.execute(
+        text("SELECT amount FROM grant_draws WHERE source_id = :source AND kind = 'clawback'"),
+        {"source": source},
+    )
+    amount = found.scalar_one_or_none()
+    return None if amount is None else int(amount)

@@ -1,0 +1,165 @@
+"""What a refund that failed gave back is the same money: disputes and further refunds reach it."""
+
+from uuid import UUID
+
+from sqlalchemy import text
+
+from billing.payments import refunds
+from billing.stripe_gateway import StripeGateway
+from core.db import Database
+from core.ids import uuid7
+from tests.integration.billing.payments.support import (
+    books,
+    buy,
+    drain,
+    equals_stripe,
+    gateway_to,
+    one,
+    prepaid,
+    send,
+    spend,
+)
+from tests.support.stripe_sim import FakeStripe
+
+
+async def ask(database: Database, tenant_id: UUID, intent: str, cents: int | None) -> refunds.Requested:
+    async with database.system() as connection:
+        return await refunds.request_refund(
+            connection, refund_id=uuid7(), tenant_id=tenant_id, payment_intent=intent, cents=cents, reason="test",
+            by="test",
+        )  # fmt: skip
+
+
+async def credit(database: Database, tenant_id: UUID) -> int:
+    return -(await books(database, tenant_id)).get("credit", 0)
+
+
+def dispute(fake: FakeStripe, intent: str) -> str:
+    charge = fake.client().v1.payment_intents.retrieve(intent).latest_charge
+    return str(fake.control("POST", f"/charges/{charge}/dispute")["id"])
+
+
+def decide(fake: FakeStripe, dispute_id: str, ending: str) -> None:
+    fake.client().v1.disputes.update(
+        dispute_id, {"evidence": {"uncategorized_text": f"{ending}_evidence"}, "submit": True}
+    )
+    fake.advance(86_400)
+
+
+async def failed_refund(database: Database, gateway: StripeGateway, fake: FakeStripe, tenant_id: UUID) -> str:
+    """A purchase of 2500 whose refund of 1000 came back."""
+    intent = await buy(database, gateway, fake, tenant_id, card="pm_card_refundFail")
+    await ask(database, tenant_id, intent, 1000)
+    await send(database, gateway)
+    await drain(database, gateway)
+    fake.advance(3 * 86_400)
+    await drain(database, gateway)
+    assert (await one(database, "SELECT status FROM stripe_refunds")).status == "failed"
+    assert await credit(database, tenant_id) == 2500
+    return intent
+
+
+async def test_a_dispute_takes_what_a_failed_refund_gave_back(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await failed_refund(database, gateway, fake_stripe, tenant_id)
+        dispute_id = dispute(fake_stripe, intent)
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 0
+        await equals_stripe(database, gateway)
+        decide(fake_stripe, dispute_id, "winning")
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 2500
+        assert (await books(database)).get("disputed", 0) == 0
+        await equals_stripe(database, gateway)
+
+
+async def test_a_refund_that_is_refused_for_a_dispute_leaves_no_credit(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await buy(database, gateway, fake_stripe, tenant_id)
+        await ask(database, tenant_id, intent, None)
+        dispute_id = dispute(fake_stripe, intent)
+        await drain(database, gateway)
+        await send(database, gateway)
+        await drain(database, gateway)
+        assert (await one(database, "SELECT status FROM stripe_refunds")).status == "failed"
+        assert await credit(database, tenant_id) == 0
+        await equals_stripe(database, gateway)
+        decide(fake_stripe, dispute_id, "losing")
+        await drain(database, gateway)
+        found = await books(database)
+        assert (found.get("disputed", 0), found.get("dispute_losses", 0)) == (0, 0)
+        await equals_stripe(database, gateway)
+
+
+async def test_a_refund_that_fails_after_a_lost_dispute_is_less_of_a_loss(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await buy(database, gateway, fake_stripe, tenant_id)
+        await ask(database, tenant_id, intent, 2000)
+        decide(fake_stripe, dispute(fake_stripe, intent), "losing")
+        await drain(database, gateway)
+        assert (await books(database))["dispute_losses"] == 2000
+        await send(database, gateway)
+        await drain(database, gateway)
+        found = await books(database)
+        assert (found.get("disputed", 0), found.get("dispute_losses", 0)) == (0, 0)
+        assert await credit(database, tenant_id) == 0
+        await equals_stripe(database, gateway)
+
+
+async def test_a_refund_by_hand_after_one_that_failed_takes_the_credit(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await failed_refund(database, gateway, fake_stripe, tenant_id)
+        fake_stripe.client().v1.refunds.create({"payment_intent": intent, "amount": 2500})
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 0
+        assert (await books(database)).get("uncollectible", 0) == 0
+
+
+async def test_a_refund_can_be_asked_for_again_after_it_failed(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await failed_refund(database, gateway, fake_stripe, tenant_id)
+        await spend(database, tenant_id, 1500)
+        assert (await ask(database, tenant_id, intent, None)).amount_usd == "10.00"
+        assert await credit(database, tenant_id) == 0
+
+
+async def test_credit_that_was_held_when_the_dispute_came_is_taken_later(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        intent = await buy(database, gateway, fake_stripe, tenant_id)
+        await hold(database, tenant_id, 2000)
+        dispute_id = dispute(fake_stripe, intent)
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 2000
+        await hold(database, tenant_id, 0)
+        decide(fake_stripe, dispute_id, "losing")
+        await drain(database, gateway)
+        assert await credit(database, tenant_id) == 0
+        assert (await books(database)).get("dispute_losses", 0) == 0
+        await equals_stripe(database, gateway)
+
+
+async def hold(database: Database, tenant_id: UUID, cents: int) -> None:
+    """What requests hold."""
+    async with database.system() as connection:
+        await connection.execute(
+            text("UPDATE billing_accounts SET held = :held WHERE tenant_id = :tenant"),
+            {"held": cents * 10**10, "tenant": tenant_id},
+        )
