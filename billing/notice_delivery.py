@@ -5,6 +5,7 @@ same one at once, and one that dies in the middle lets it be tried again. Receiv
 """
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -16,6 +17,8 @@ from billing import mail, webhooks
 from core.db import Database
 from core.settings import Settings
 from tenants.scoping import platform_wide
+
+log = logging.getLogger(__name__)
 
 BATCH = 16
 """Deliveries of one run, all at the same time: a run is over within a timeout."""
@@ -90,7 +93,7 @@ async def deliver(database: Database, senders: Senders) -> int:
         await plan(connection)
     async with database.system() as connection:
         due = list(await connection.execute(_CLAIM, {"limit": BATCH, "lease": pause_s(1)}))
-    results = await asyncio.gather(*(_send(senders, row) for row in due))
+    results = await asyncio.gather(*(_try(senders, row) for row in due))
     async with database.system() as connection:
         for row, result in zip(due, results, strict=True):
             await _record(connection, row, result)
@@ -107,6 +110,15 @@ _CLAIM = text(
     "n.body, n.facts, n.created_at, e.secret_version, e.removed_at FROM taken t JOIN notices n ON n.id = t.notice_id "
     "LEFT JOIN notice_endpoints e ON e.id = t.endpoint_id"
 )
+
+
+async def _try(senders: Senders, row: Row[Any]) -> str | None:
+    """`_send`, and an error of one delivery is its own: it must not take the others' results with it."""
+    try:
+        return await _send(senders, row)
+    except Exception as error:
+        log.exception("delivery %s broke", row.id)
+        return f"{type(error).__name__}: it cannot be sent"
 
 
 async def _send(senders: Senders, row: Row[Any]) -> str | None:

@@ -1,5 +1,6 @@
 """Automatic purchases of credit: one at a time per organisation, within its monthly cap, found again after a crash."""
 
+import logging
 from typing import Any
 
 from sqlalchemy import Row, text
@@ -13,26 +14,31 @@ from billing.payments.once import once
 from billing.payments.payments import TOPUP_KEY, prepare_payment
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
-from core.errors import Conflict, InvalidRequest, NotFound, PaymentRequired
+from core.errors import Conflict, InvalidRequest, NotFound, PaymentRequired, PenstockError, Unavailable
 from core.ids import uuid7
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
+log = logging.getLogger(__name__)
+
 BATCH = 50
 _DUE = """
-    SELECT t.tenant_id, t.cents, t.monthly_cap_cents,
-        (SELECT coalesce(sum(p.cents), 0) FROM stripe_topups p WHERE p.tenant_id = t.tenant_id AND p.kind = 'auto'
-            AND p.status IN ('pending', 'succeeded')
-            AND p.created_at >= date_trunc('month', now(), 'UTC')) AS bought
+    SELECT t.tenant_id, t.cents, t.monthly_cap_cents, m.bought + t.cents > t.monthly_cap_cents AS capped
     FROM stripe_auto_topups t
     JOIN billing_accounts a ON a.tenant_id = t.tenant_id AND a.mode = 'prepaid'
-    JOIN stripe_customers c ON c.tenant_id = t.tenant_id
+    JOIN stripe_customers c ON c.tenant_id = t.tenant_id,
+    LATERAL (SELECT coalesce(sum(p.cents), 0) AS bought FROM stripe_topups p WHERE p.tenant_id = t.tenant_id
+        AND p.kind = 'auto' AND p.status IN ('pending', 'succeeded')
+        AND p.created_at >= date_trunc('month', now(), 'UTC')) m
     WHERE t.enabled AND (t.retry_at IS NULL OR t.retry_at <= now()) AND a.balance - a.held < t.threshold
         AND c.customer_id IS NOT NULL AND c.default_payment_method IS NOT NULL
         AND NOT EXISTS (SELECT 1 FROM stripe_topups p WHERE p.tenant_id = t.tenant_id AND p.kind = 'auto'
             AND p.status = 'pending')
+        AND (m.bought + t.cents <= t.monthly_cap_cents OR NOT EXISTS (SELECT 1 FROM notices n
+            WHERE n.dedupe_key = format('topup-cap-%s-%s', t.tenant_id, to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM'))))
     ORDER BY t.tenant_id LIMIT :limit FOR UPDATE OF t SKIP LOCKED
 """
+"""Who is at the cap is looked at until told: many of them must not keep the others from their turn."""
 
 
 async def run(database: Database, gateway: StripeGateway) -> int:
@@ -42,7 +48,13 @@ async def run(database: Database, gateway: StripeGateway) -> int:
         open_ones = await _open(connection)
     charged = 0
     for row in open_ones:
-        charged += await _charge(database, gateway, row)
+        try:
+            charged += await _charge(database, gateway, row)
+        except Unavailable:
+            raise
+        except PenstockError as error:
+            # A purchase that Stripe or our books refuse to go on with waits for its event; the others take their turn.
+            log.warning("the automatic purchase %s cannot go on: %s", row.id, error.message)
     return charged
 
 
@@ -52,7 +64,7 @@ async def begin(database: Database) -> int:
     begun = 0
     async with database.system() as connection:
         for due in (await connection.execute(text(_DUE), {"limit": BATCH})).all():
-            if due.bought + due.cents > due.monthly_cap_cents:
+            if due.capped:
                 await _tell_cap(connection, due)
                 continue
             made = await connection.execute(

@@ -4,6 +4,7 @@ The row is the queue. A webhook only verifies and records; a job refetches the o
 mark in one transaction.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -25,6 +26,8 @@ from billing.payments.topups import prepare_session
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import NotFound, PenstockError, Unavailable
+
+log = logging.getLogger(__name__)
 
 OVERLAP_S = 3600
 REACH_S = 30 * 86_400 - 3600
@@ -165,6 +168,12 @@ async def apply_waiting(database: Database, gateway: StripeGateway, *, budget_s:
             break
         except PenstockError as error:
             await _put_off(database, row, error)
+        except Exception as error:
+            # An object that we cannot read or book must not stop the events behind it: people are told of it.
+            log.exception("event %s (%s) of %s cannot be applied", row.id, row.type, row.object_id)
+            await _put_off(
+                database, row, PenstockError(f"{type(error).__name__}; the log of the jobs has more")
+            )
         if time.monotonic() > ends_s:
             break
     return applied

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from admin import alerts as admin_alerts
 from admin import users as admin_users
-from billing import notice_delivery, webhooks
+from billing import mail, notice_delivery, webhooks
 from billing.mail import Smtp
 from billing.notice_delivery import MAX_ATTEMPTS, Senders, deliver
 from billing.notices import notify
@@ -334,3 +334,27 @@ async def test_a_job_that_died_in_the_middle_lets_it_be_tried_again(
     assert await deliver(database, SENDERS) == 1
     first, second = (json.loads(body)["id"] for _, body in receiver.got)
     assert first == second, "the receiver can tell the repetition"
+
+
+async def test_a_delivery_that_breaks_takes_no_other_with_it(
+    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme = await make_organisation(database)
+    await hook(database, receiver, acme.tenant_id)
+    await tell(database, acme.tenant_id)
+
+    def broken(*_: object) -> None:
+        raise IndexError("an address that the library cannot read")
+
+    monkeypatch.setattr(mail, "compose", broken)
+    async with database.system() as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO notice_endpoints (id, tenant_id, channel, target, created_by) "
+                "VALUES (gen_random_uuid(), :tenant, 'email', 'a@example.com', 'x')"
+            ),
+            {"tenant": acme.tenant_id},
+        )
+    senders = Senders(pepper=PEPPER, smtp=Smtp("127.0.0.1", 1, "us@example.com"), allow_hosts=LOOPBACK)
+    assert await deliver(database, senders) == 1
+    assert sorted(await states(database, acme.tenant_id)) == [("email", "pending"), ("webhook", "delivered")]

@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from billing.payments import auto_rules, auto_topup
 from billing.payments.customers import ensure_customer, refresh_cards
+from billing.payments.objects import Payment
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, Unavailable
@@ -30,8 +31,9 @@ async def ready(
     *,
     card: str = "pm_card_visa",
     cap: int = 6000,
+    name: str = "Acme",
 ) -> UUID:
-    tenant_id = await prepaid(database)
+    tenant_id = await prepaid(database, name)
     customer = await ensure_customer(database, gateway, tenant_id)
     fake.client().v1.payment_methods.attach(card, {"customer": customer})
     await refresh_cards(database, gateway, customer)
@@ -134,3 +136,38 @@ async def test_a_rule_needs_a_card_and_a_cap(database: Database) -> None:
                 monthly_cap_cents=499,
                 by="t",
             )
+
+
+async def test_those_at_their_cap_do_not_keep_others_from_their_turn(
+    database: Database, fake_stripe: FakeStripe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        first = await ready(database, gateway, fake_stripe, cap=2500)
+        assert await auto_topup.run(database, gateway) == 1
+        await drain(database, gateway)
+        await spend(database, first, 2500)
+        monkeypatch.setattr(auto_topup, "BATCH", 1)
+        await ready(database, gateway, fake_stripe, name="Globex")
+        assert await auto_topup.run(database, gateway) == 0
+        assert (await one(database, "SELECT count(*) AS n FROM notices WHERE kind = 'topup.cap'")).n == 1
+        assert await auto_topup.run(database, gateway) == 1
+
+
+async def test_a_purchase_that_cannot_go_on_does_not_stop_the_others(
+    database: Database, fake_stripe: FakeStripe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_to(fake_stripe) as gateway:
+        await ready(database, gateway, fake_stripe)
+        await ready(database, gateway, fake_stripe, name="Globex")
+        asked = gateway.payment
+
+        async def refused(payment_intent: str) -> Payment:
+            if not known:
+                known.append(payment_intent)
+            if payment_intent in known:
+                raise InvalidRequest("Stripe refuses this payment", code="stripe_refused")
+            return await asked(payment_intent)
+
+        known: list[str] = []
+        monkeypatch.setattr(gateway, "payment", refused)
+        assert await auto_topup.run(database, gateway) == 1
