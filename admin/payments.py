@@ -4,12 +4,17 @@ Functions that talk to Stripe take a gateway (`billing.stripe_gateway.open_gatew
 """
 
 from datetime import date
+from decimal import Decimal
 from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing import accounts
+from billing import accounts, approvals
+from billing.approvals import Approval
 from billing.payments import auto_rules, customers, events, reconcile, refunds, topups, views
 from billing.payments.auto_rules import Rule
 from billing.payments.reconcile import Reconciliation
@@ -17,15 +22,17 @@ from billing.payments.refunds import Requested
 from billing.payments.topups import Started, to_cents
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
-from core.errors import InvalidRequest, NotFound
+from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
-from core.money import PICO_PER_CENT
+from core.money import PICO_PER_CENT, pico_to_usd, usd_to_pico
 from core.outbox import enqueue
 from tenants.names import clean_reason
 from tenants.roles import FINANCE, PLATFORM_ROLES, READERS, TENANT_RUNNERS
 
 BUYERS = (*TENANT_RUNNERS, FINANCE)
 """Who may spend a customer's money: its owner, and the platform's people on its behalf."""
+REFUND = "refund"
+"""The kind of approvals of refunds."""
 _PUSHED = ("invoice", "credit_note")
 
 
@@ -142,11 +149,14 @@ async def refund(
     payment_intent: str,
     amount_usd: str | None,
     reason: str,
+    limit_usd: Decimal,
     refund_id: UUID | None = None,
 ) -> Requested:
     """Take bought credit back and pay it back to the card; None = all that is left of the purchase. A job sends it.
 
-    Raises InvalidRequest, NotFound, Conflict: less is left, requests hold it, or the payment is disputed.
+    Up to `limit_usd` (Settings.approval_limit_usd) in all refunds of the purchase together it is booked at once, above
+    it waits for another person. Raises InvalidRequest, NotFound, Conflict: less is left, requests hold it, or the
+    payment is disputed.
     """
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
@@ -155,27 +165,117 @@ async def refund(
         cents, rest = divmod(accounts.parse_usd(amount_usd, "amount_usd"), PICO_PER_CENT)
         if rest:
             raise InvalidRequest("amount_usd must be whole cents", param="amount_usd")
+    refund_id = refund_id or uuid7()
     async with write_system(database) as connection:
-        made = await refunds.request_refund(
-            connection,
-            refund_id=refund_id or uuid7(),
-            tenant_id=tenant_id,
-            payment_intent=payment_intent,
-            cents=cents,
-            reason=reason,
-            by=actor.label,
+        wanted, in_all = await refunds.refundable(
+            connection, refund_id=refund_id, tenant_id=tenant_id, payment_intent=payment_intent, cents=cents
         )
+        waits = in_all * PICO_PER_CENT > usd_to_pico(limit_usd)
+        if waits:
+            asked = await approvals.list_open(connection, kind=REFUND, tenant_id=tenant_id)
+            for one in asked:
+                if one.facts["refund_id"] == str(refund_id):
+                    return _waiting(one)
+            made = await _ask_for_approval(
+                connection, actor, tenant_id, refund_id, payment_intent, wanted, reason
+            )
+        else:
+            made = await refunds.request_refund(
+                connection,
+                refund_id=refund_id,
+                tenant_id=tenant_id,
+                payment_intent=payment_intent,
+                cents=cents,
+                reason=reason,
+                by=actor.label,
+            )
         await record(
             connection,
             actor,
-            "payment.refund",
+            "payment.refund.request" if waits else "payment.refund",
             tenant_id=tenant_id,
-            object_kind="payment",
-            object_id=payment_intent,
+            object_kind="approval" if waits else "payment",
+            object_id=made.id if waits else payment_intent,
             reason=reason,
             after=made,
         )
     return made
+
+
+async def _ask_for_approval(
+    connection: AsyncConnection,
+    actor: Actor,
+    tenant_id: UUID,
+    refund_id: UUID,
+    payment_intent: str,
+    cents: int,
+    reason: str,
+) -> Requested:
+    amount_usd = pico_to_usd(cents * PICO_PER_CENT)
+    facts = {
+        "refund_id": str(refund_id),
+        "payment_intent": payment_intent,
+        "amount_usd": amount_usd,
+        "reason": reason,
+    }
+    approval_id = await approvals.request(
+        connection, kind=REFUND, facts=facts, by=actor.label, tenant_id=tenant_id
+    )
+    return Requested(approval_id, tenant_id, amount_usd, payment_intent, "waiting")
+
+
+async def decide_refund(
+    database: Database, actor: Actor, *, approval_id: UUID, approve: bool, reason: str | None = None
+) -> Requested:
+    """Agree to a refund, which books it, or refuse it. Nobody approves what he asked for himself.
+
+    Raises NotFound, Conflict: decided already, the actor's own, or less is left of the purchase by now.
+    """
+    require(actor, *PLATFORM_ROLES)
+    async with write_system(database) as connection:
+        approval = await approvals.decide(connection, approval_id, by=actor.label, approve=approve)
+        if approval.kind != REFUND or approval.tenant_id is None:
+            raise Conflict(f"this is a request for a {approval.kind}, not for a refund")
+        facts = approval.facts
+        if approve:
+            made = await refunds.request_refund(
+                connection,
+                refund_id=UUID(facts["refund_id"]),
+                tenant_id=approval.tenant_id,
+                payment_intent=facts["payment_intent"],
+                cents=usd_to_pico(facts["amount_usd"]) // PICO_PER_CENT,
+                reason=facts["reason"],
+                by=approval.requested_by,
+            )
+        else:
+            made = msgspec.structs.replace(_waiting(approval), status="rejected")
+        await record(
+            connection,
+            actor,
+            "payment.refund.approve" if approve else "payment.refund.reject",
+            tenant_id=approval.tenant_id,
+            object_kind="approval",
+            object_id=approval_id,
+            reason=None if reason is None else clean_reason(reason),
+            after=facts,
+        )
+    return made
+
+
+async def list_waiting_refunds(
+    database: Database, actor: Actor, *, tenant_id: UUID | None = None
+) -> list[Requested]:
+    """Refunds that wait for a second person, the oldest first."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        waiting = await approvals.list_open(connection, kind=REFUND, tenant_id=tenant_id)
+    return [_waiting(approval) for approval in waiting]
+
+
+def _waiting(approval: Approval) -> Requested:
+    tenant_id, facts = approval.tenant_id, approval.facts
+    assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
+    return Requested(approval.id, tenant_id, facts["amount_usd"], facts["payment_intent"], "waiting")
 
 
 async def send_again(database: Database, actor: Actor, *, kind: str, object_id: UUID, reason: str) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from admin import payments as admin_payments
 from admin.actor import Actor
 from api.admin_billing import Reason, Usd
+from api.admin_contracts import Decision
 from api.admin_deps import AdminDeps, Body, Limit, Out
 from billing.stripe_gateway import open_gateway
 
@@ -126,12 +127,13 @@ class RefundAsk(Body):
 
 
 class RequestedOut(Out):
-    """A refund that is booked and will be sent."""
+    """A refund that somebody asked for. `waiting`: for a second person, and `id` is the approval's."""
 
     id: UUID
     tenant_id: UUID
     amount_usd: str
     payment_intent: str
+    status: Literal["requested", "waiting", "rejected"]
 
 
 class DisputeOut(Out):
@@ -216,6 +218,12 @@ class EventList(Many):
     """Events."""
 
     data: list[EventOut]
+
+
+class RequestedList(Many):
+    """Refunds that wait for a second person, the oldest first."""
+
+    data: list[RequestedOut]
 
 
 class ComparisonList(Many):
@@ -316,10 +324,32 @@ def _buying(routes: APIRouter, deps: AdminDeps) -> None:
 def _acts(routes: APIRouter, deps: AdminDeps) -> None:
     who = Depends(deps.actor)
 
-    @routes.post("/tenants/{tenant_id}/refunds", status_code=201, summary="Pay bought credit back")
+    @routes.post(
+        "/tenants/{tenant_id}/refunds",
+        status_code=201,
+        summary="Pay bought credit back; above the limit it waits for a second person",
+    )
     async def refund(actor: Annotated[Actor, who], tenant_id: UUID, body: RefundAsk) -> RequestedOut:
-        made = await admin_payments.refund(deps.database, actor, tenant_id=tenant_id, **body.model_dump())
+        made = await admin_payments.refund(
+            deps.database,
+            actor,
+            tenant_id=tenant_id,
+            limit_usd=deps.settings.approval_limit_usd,
+            **body.model_dump(),
+        )
         return RequestedOut.model_validate(made)
+
+    @routes.get("/payments/refunds/waiting", summary="Refunds that wait for a second person")
+    async def waiting(actor: Annotated[Actor, who], tenant_id: TenantFilter = None) -> RequestedList:
+        rows = await admin_payments.list_waiting_refunds(deps.database, actor, tenant_id=tenant_id)
+        return RequestedList(data=[RequestedOut.model_validate(row) for row in rows])
+
+    @routes.post("/payments/refunds/{approval_id}/decision", summary="Approve or reject a refund")
+    async def decide(actor: Annotated[Actor, who], approval_id: UUID, body: Decision) -> RequestedOut:
+        decided = await admin_payments.decide_refund(
+            deps.database, actor, approval_id=approval_id, approve=body.approve, reason=body.reason
+        )
+        return RequestedOut.model_validate(decided)
 
     @routes.post("/payments/comparisons/{month}", status_code=201, summary="Compare a month with Stripe")
     async def compare(actor: Annotated[Actor, who], month: Month) -> ComparisonOut:

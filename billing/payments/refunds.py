@@ -31,12 +31,54 @@ TOPIC = "stripe.refund"
 
 
 class Requested(msgspec.Struct, frozen=True):
-    """A refund that is booked and will be sent."""
+    """A refund that somebody asked for."""
 
     id: UUID
+    """Of the refund; of the approval while it waits for one."""
     tenant_id: UUID
     amount_usd: str
     payment_intent: str
+    status: str = "requested"
+    """requested: booked, and will be sent | waiting: for a second person | rejected"""
+
+
+async def refundable(
+    connection: AsyncConnection,
+    *,
+    refund_id: UUID,
+    tenant_id: UUID,
+    payment_intent: str,
+    cents: int | None,
+) -> tuple[int, int]:
+    """The cents that such a refund would pay back, and the cents of the purchase's refunds with it.
+
+    The sum is what a limit looks at: many small refunds are one large one. (0, 0) for a refund that is booked already.
+    Raises as `request_refund`. The account stays locked.
+    """
+    if await _known(connection, tenant_id, refund_id) is not None:
+        return 0, 0
+    lot_id = await _lot(connection, tenant_id, payment_intent)
+    wanted = _wanted(cents, await _left_cents(connection, tenant_id, lot_id))
+    before = await connection.execute(
+        text(
+            "SELECT coalesce(sum(cents), 0) FROM stripe_refunds WHERE payment_intent = :pi AND tenant_id = :tenant "
+            "AND status <> 'failed'"
+        ),
+        {"pi": payment_intent, "tenant": tenant_id},
+    )
+    return wanted, wanted + int(before.scalar_one())
+
+
+def _wanted(cents: int | None, left: int) -> int:
+    """What is to be refunded of what is left. Raises InvalidRequest, Conflict."""
+    wanted = left if cents is None else cents
+    if wanted <= 0 and left > 0:
+        raise InvalidRequest("the amount of a refund must be above 0", param="amount_usd")
+    if wanted > left or left == 0:
+        raise Conflict(
+            f"${pico_to_usd(left * PICO_PER_CENT)} of this purchase is left; no more can be refunded"
+        )
+    return wanted
 
 
 async def request_refund(
@@ -56,14 +98,7 @@ async def request_refund(
     if done is not None:
         return _requested(done)
     lot_id = await _lot(connection, tenant_id, payment_intent)
-    left = await _left_cents(connection, tenant_id, lot_id)
-    cents = left if cents is None else cents
-    if cents <= 0 and left > 0:
-        raise InvalidRequest("the amount of a refund must be above 0", param="amount_usd")
-    if cents > left or left == 0:
-        raise Conflict(
-            f"${pico_to_usd(left * PICO_PER_CENT)} of this purchase is left; no more can be refunded"
-        )
+    cents = _wanted(cents, await _left_cents(connection, tenant_id, lot_id))
     taken = await credits.take_back(
         connection, lot_id=lot_id, amount=cents * PICO_PER_CENT, kind="refund", source_id=refund_id
     )

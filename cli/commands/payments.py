@@ -10,7 +10,7 @@ import typer
 
 from admin import payments as admin_payments
 from cli.context import AsJson, DataDir, actor, emit, open_db, run, runtime
-from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
+from cli.tenancy import MaybeReason, Reason, TenantRef, parse_id, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
 from core.settings import Settings
@@ -18,6 +18,9 @@ from core.settings import Settings
 app = typer.Typer(no_args_is_help=True, help="Payments, refunds, disputes; our books compared with Stripe.")
 
 Usd = Annotated[str, typer.Argument(metavar="USD", help="Dollars, such as 25 or 12.50.")]
+ApprovalId = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the request, as `refunds --waiting` shows it.")
+]
 MaybeTenant = Annotated[str | None, typer.Option("--tenant", help="Only this organisation's.")]
 Limit = Annotated[int, typer.Option("--limit", help="Rows shown.")]
 
@@ -155,7 +158,7 @@ def refund(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take bought credit back and pay it back to the card."""
+    """Take bought credit back and pay it back to the card; above the limit it waits for a second person."""
 
     async def act() -> None:
         async with open_db(data_dir) as database:
@@ -167,21 +170,58 @@ def refund(
                 payment_intent=payment_intent,
                 amount_usd=usd,
                 reason=reason,
+                limit_usd=Settings().approval_limit_usd,
             )
             emit(made, as_json)
 
     run(act)
 
 
-@app.command(epilog="Example: penstock payments refunds --json")
-def refunds(
-    tenant: MaybeTenant = None, limit: Limit = 100, data_dir: DataDir = None, as_json: AsJson = False
+@app.command(epilog="Example: penstock payments approve-refund 0199a1b2-0000-7000-8000-000000000000")
+def approve_refund(
+    approval: ApprovalId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """List refunds, the newest first."""
+    """Agree to a refund that somebody else asked for; this books it, and a job sends it."""
+    _decide(approval, True, reason, data_dir, as_json)
+
+
+@app.command(
+    epilog='Example: penstock payments reject-refund 0199a1b2-0000-7000-8000-000000000000 --reason "was used"'
+)
+def reject_refund(
+    approval: ApprovalId, reason: MaybeReason = None, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """Refuse a refund, or take one's own request back."""
+    _decide(approval, False, reason, data_dir, as_json)
+
+
+def _decide(approval: str, yes: bool, reason: str | None, data_dir: DataDir, as_json: bool) -> None:
+    async def act() -> None:
+        async with open_db(data_dir) as database:
+            decided = await admin_payments.decide_refund(
+                database, actor(), approval_id=parse_id(approval, "request"), approve=yes, reason=reason
+            )
+            emit(decided, as_json)
+
+    run(act)
+
+
+@app.command(epilog="Example: penstock payments refunds --waiting --json")
+def refunds(
+    tenant: MaybeTenant = None,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Those that wait for a second person.")] = False,
+    limit: Limit = 100,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """List refunds, the newest first, or those that wait."""
 
     async def act() -> None:
         async with open_db(data_dir) as database:
             scope = await _scope(database, tenant)
+            if waiting:
+                emit(await admin_payments.list_waiting_refunds(database, actor(), tenant_id=scope), as_json)
+                return
             emit(await admin_payments.list_refunds(database, actor(), tenant_id=scope, limit=limit), as_json)
 
     run(act)

@@ -1,5 +1,6 @@
 """The jobs on Stripe as the jobs role runs them, and who may start what through admin/."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,12 @@ async def test_an_owner_buys_the_jobs_book_and_the_platform_refunds(
             payment_intent=bought.payment_intent,
             amount_usd="1",
             reason="r",
+            limit_usd=Decimal(100),
         )
     await admin_payments.refund(
-        database, ADMIN, tenant_id=tenant_id, payment_intent=bought.payment_intent, amount_usd="5", reason="r"
-    )
+        database, ADMIN, tenant_id=tenant_id, payment_intent=bought.payment_intent, amount_usd="5", reason="r",
+        limit_usd=Decimal(100),
+    )  # fmt: skip
     assert await payments.send(database, settings) == 1
     assert await payments.send(database, settings) == 0
     (refund,) = await admin_payments.list_refunds(database, ADMIN)
