@@ -10,7 +10,7 @@ note stays what it is, and the opposite is charged on the next invoice.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from itertools import groupby
 from typing import Any
@@ -29,7 +29,6 @@ from billing.invoicing.writing import Booking, book_all, rounding
 from billing.ledger import booking_errors
 from billing.notices import notify
 from core.db import Database
-from core.errors import PenstockError
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd, round_to_cents
 from core.outbox import enqueue
@@ -70,8 +69,8 @@ async def apply_all(database: Database) -> int:
     for correction_id in waiting:
         try:
             await apply_correction(database, correction_id)
-        except PenstockError as error:  # the others must not wait for it
-            log.error("the correction %s cannot be booked to its end: %s", correction_id, error.message)
+        except Exception:  # the others must not wait for it; the next run tries again
+            log.exception("the correction %s could not be booked to its end", correction_id)
     return len(waiting)
 
 
@@ -133,15 +132,21 @@ async def _correct(
     credited = [line for line in lines if line.delta < 0]
     invoice = await _finalised(connection, tenant_id, decision.month)
     cents = sum(_credit_cents(line) for line in credited)
-    if invoice is None or cents <= 0 or cents > invoice.total_cents - invoice.credited:
-        # Nothing to credit against, less than a cent, or more than is left of the invoice: carried by the adjustment.
+    billed = {} if invoice is None else await _billed(connection, invoice)
+    if (
+        invoice is None
+        or not 0 < cents <= invoice.total_cents - invoice.credited
+        or not billed.keys() >= {line.key for line in credited}
+    ):
+        # Nothing to credit against, less than a cent, more than is left of the invoice, or usage that is on another
+        # line there (which was late cannot be told any more when the rows are dropped): carried by the adjustment.
         await _adjust(connection, decision, tenant_id, "net", -sum(line.delta for line in lines))
         return None
     charged = sum(line.delta for line in lines if line.delta > 0)
     adjustment = await _adjust(
         connection, decision, tenant_id, "credit", -sum(line.delta for line in credited)
     )
-    note = await _credit_note(connection, decision, invoice, adjustment, credited)
+    note = await _credit_note(connection, decision, invoice, adjustment, credited, billed)
     await _adjust(connection, decision, tenant_id, "charge", -charged)
     return note
 
@@ -215,6 +220,7 @@ async def _credit_note(
     invoice: Row[Any],
     adjustment_id: UUID,
     lines: Sequence[Difference],
+    billed: Mapping[Key, Row[Any]],
 ) -> UUID:
     """Write and book a credit note, and leave word for Stripe.
 
@@ -243,7 +249,7 @@ async def _credit_note(
             "adjustment": adjustment_id,
         },
     )
-    await _note_lines(connection, note_id, invoice, lines)
+    await _note_lines(connection, note_id, invoice, lines, billed)
     await _book_note(
         connection, note_id, invoice.tenant_id, adjustment_id, exact=exact, cents=cents, pays=pays
     )
@@ -259,10 +265,8 @@ async def _credit_note(
     return note_id
 
 
-async def _note_lines(
-    connection: AsyncConnection, note_id: UUID, invoice: Row[Any], lines: Sequence[Difference]
-) -> None:
-    """One line per corrected line of the invoice."""
+async def _billed(connection: AsyncConnection, invoice: Row[Any]) -> dict[Key, Row[Any]]:
+    """The lines of an invoice that a correction can be about."""
     found = await connection.execute(
         text(
             "SELECT id, kind, model, class AS token_class, tier, price_version, description FROM invoice_lines "
@@ -270,10 +274,20 @@ async def _note_lines(
         ),
         {"invoice": invoice.id, "tenant_id": invoice.tenant_id, "classes": list(CLASSES)},
     )
-    billed = {
+    return {
         Key(invoice.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version): row
         for row in found
     }
+
+
+async def _note_lines(
+    connection: AsyncConnection,
+    note_id: UUID,
+    invoice: Row[Any],
+    lines: Sequence[Difference],
+    billed: Mapping[Key, Row[Any]],
+) -> None:
+    """One line per corrected line of the invoice."""
     await connection.execute(
         text(
             "INSERT INTO credit_note_lines (id, credit_note_id, tenant_id, invoice_line_id, exact, cents, description) "

@@ -4,6 +4,7 @@ import asyncio
 from datetime import date, timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from billing.invoicing import applying
@@ -435,7 +436,7 @@ async def test_one_correction_that_cannot_go_on_keeps_no_other_waiting(
 
     async def refuse(connection: Any, decision: Any, *rest: Any) -> Any:
         if decision.id == asked.id:
-            raise Conflict("no")
+            raise KeyError("no")
         return await real(connection, decision, *rest)
 
     monkeypatch.setattr(applying, "_correct", refuse)
@@ -445,4 +446,32 @@ async def test_one_correction_that_cannot_go_on_keeps_no_other_waiting(
     assert statuses == {asked.id: "applying", again.id: "approved"}
     monkeypatch.setattr(applying, "_correct", real)
     assert await apply_all(platform.database) == 1
+    await platform.is_sound()
+
+
+async def test_late_usage_is_corrected_after_the_rows_that_say_so_are_gone(
+    platform: Platform, pg_url: str
+) -> None:
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    await platform.use(acme, input=1_000_000)
+    early = await platform.end_month()
+    await close_month(platform.database, early, by="fin")
+    late = await platform.clock.now() - timedelta(days=3)
+    await platform.use(acme, input=1_000_000, ended_at=late)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    assert [one.kind for one in await platform.lines(acme, month)] == ["late_usage"]
+    # As after the month's partition was dropped: the sums stay, which of them was late does not.
+    owner = await asyncpg.connect(pg_url)
+    await owner.execute("SET session_replication_role = replica; DELETE FROM usage_late")
+    await owner.close()
+    done = await decide(platform, await request(platform, month, HALF))
+    assert (done.status, done.delta_usd) == ("approved", "-0.50")
+    third = await platform.end_month()
+    await make_invoices(platform.database, third)
+    assert [(one.kind, one.cents) for one in await platform.lines(acme, third)] == [
+        ("adjustment", -50),
+        ("carried", 50),
+    ]
     await platform.is_sound()
