@@ -8,6 +8,7 @@ several. `credits_applied_usd` is what prepaid credit paid; `adjustment_usd` wha
 committed spend added (+) or gave back (-), on a line of its own where the grouping asks for what they do not have.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -18,8 +19,8 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing import report_books as books
-from billing.economics.gpu_cost import GpuUse, HourUse, host_hours
-from billing.economics.weights import catalog_weights
+from billing.economics.gpu_cost import GpuUse, HourUse
+from billing.economics.gpu_shares import COUNTED_GPU, GPU_SUMS, HostCosts, host_costs
 from billing.records import Outcome
 from billing.report_types import (
     DIMENSIONS,
@@ -35,8 +36,7 @@ from billing.report_types import (
     this_month,
     time_dimension,
 )
-from billing.report_usage import FACETS, OUTCOMES, SUMS, blocks, key_of
-from billing.shares import split
+from billing.report_usage import COUNTED, COUNTED_DAYS, FACETS, OUTCOMES, SUMS, key_of, usage_rows
 from core.money import pico_to_usd, ratio_per_mtok, usd_to_pico
 
 __all__ = [
@@ -101,19 +101,25 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
     """
     check(query)
     groups: dict[Key, _Group] = {}
-    hours: dict[datetime, HourUse] = {}
+    by_hour = "hour" in query.group_by
+    costs = HostCosts.none()
     if query.with_gpu:
-        hours = await host_hours(connection, query.start, query.end)
-    prepaid = await books.prepaid_tenants(connection)
-    async for block in blocks(connection, query):
-        _share_gpu(query, block, hours, groups)
-        for row in block:
-            if query.tenant_id in (None, row.tenant_id):
-                groups.setdefault(key_of(query, row), _Group()).add(row, prepaid=row.tenant_id in prepaid)
-    if query.tenant_id is None:
-        _add_idle(query, hours, groups)
+        costs = await host_costs(connection, query.start, query.end)
+        bound = costs.bound(query.start, query.end, by_hour=by_hour)
+        found = usage_rows(connection, query, COUNTED_GPU, bound, GPU_SUMS)
     else:
-        groups = {key: group for key, group in groups.items() if group.sums["requests"]}
+        found = usage_rows(connection, query, COUNTED if by_hour else COUNTED_DAYS, {})
+    prepaid = await books.prepaid_tenants(connection)
+    shared: dict[Key, GpuUse] = defaultdict(GpuUse)
+    async for row in found:
+        group = groups.setdefault(key_of(query, row), _Group())
+        group.add(row, prepaid=row.tenant_id in prepaid)
+        if query.with_gpu:
+            part = (int(row.gpu_input_cost + row.gpu_output_cost), int(row.gpu_us))
+            group.gpu.add(*part)
+            shared[_served_key(query, row)].add(*part)
+    if query.tenant_id is None:
+        _add_idle(query, costs.hours, shared, groups)
     await _add_books(connection, query, groups)
     rows = [_line(query, key, group) for key, group in groups.items()]
     await _put_names(connection, rows)
@@ -143,40 +149,30 @@ async def totals(connection: AsyncConnection, query: ReportQuery, rows: Sequence
     return Totals(total, ledger, equal)
 
 
-def _share_gpu(
-    query: ReportQuery, block: list[Row[Any]], hours: dict[datetime, HourUse], groups: dict[Key, _Group]
+def _served_key(query: ReportQuery, row: Row[Any]) -> Key:
+    """Of which model's serving time in which of the report's periods a row has its part."""
+    unit = time_dimension(query.group_by)
+    return (getattr(row, f"by_{unit}") if unit else None, row.model)
+
+
+def _add_idle(
+    query: ReportQuery, hours: dict[datetime, HourUse], shared: dict[Key, GpuUse], groups: dict[Key, _Group]
 ) -> None:
-    """Give what one model's replicas cost in one hour to the requests of that hour."""
-    if not query.with_gpu:
-        return
-    hour = hours.get(block[0].hour)
-    use = hour.serving.get(block[0].model) if hour else None
-    weights = [_gpu_weight(row) for row in block]
-    if hour is None or use is None or sum(weights) == 0:
-        return
-    shares = zip(block, split(use.cost, weights), split(use.gpu_us, weights), strict=True)
-    for row, cost, gpu_us in shares:
-        if query.tenant_id in (None, row.tenant_id):
-            groups.setdefault(key_of(query, row), _Group()).gpu.add(cost, gpu_us)
-    del hour.serving[block[0].model]
-
-
-def _gpu_weight(row: Row[Any]) -> int:
-    """Estimated GPU time of a row's tokens; unbilled ones used the GPU too."""
-    uncached = int(row.input_tokens - row.cached_input_tokens + row.unbilled_input_tokens)
-    output = int(row.output_tokens + row.unbilled_output_tokens)
-    return catalog_weights().picoseconds(row.model, uncached, int(row.cached_input_tokens), output)
-
-
-def _add_idle(query: ReportQuery, hours: dict[datetime, HourUse], groups: dict[Key, _Group]) -> None:
-    """Host time that no request used: lines without tenant, project and key."""
+    """Host time that no request used, and serving time that was not shared: lines without tenant, project and key."""
+    unit = time_dimension(query.group_by)
+    idle: dict[Key, GpuUse] = defaultdict(GpuUse)
     for hour, use in hours.items():
+        at = bucket_start(hour, unit) if unit else None
         unused = [(model, part) for (model, _), part in use.unused.items()]
         for model, part in [*use.serving.items(), *unused]:
-            if part.cost == 0 and part.gpu_us == 0:
-                continue
-            key = ("idle", *_values(query, hour, {"model": model}))
-            groups.setdefault(key, _Group()).gpu.add(part.cost, part.gpu_us)
+            idle[at, model].add(part.cost, part.gpu_us)
+    for key, part in shared.items():
+        idle[key].add(-part.cost, -part.gpu_us)
+    for served, part in idle.items():
+        if part.cost or part.gpu_us:
+            known = dict(zip((unit, "model"), served, strict=True))
+            values = (known.get(name) for name in query.group_by)
+            groups.setdefault(("idle", *values), _Group()).gpu.add(part.cost, part.gpu_us)
 
 
 async def _add_books(connection: AsyncConnection, query: ReportQuery, groups: dict[Key, _Group]) -> None:

@@ -3,11 +3,13 @@
 Every settled batch leaves a mark for the hours it touched (`usage_touched`), in its own transaction. A report takes an
 hour from the rollup only when it carries no mark, else from the rows; so it always equals the rows (billing/report.py).
 Past days are summed from their hours in the same way: rolling an hour unmakes its day until the day is rolled again.
+A day that was rolled is given its part of what the hosts cost (billing/economics/gpu_shares.py).
 """
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.economics.gpu_shares import share_due
 from core.db import Database
 
 _CLOSED = "SELECT DISTINCT hour FROM usage_touched WHERE hour < date_trunc('hour', clock_timestamp(), 'UTC') ORDER BY 1"
@@ -35,6 +37,7 @@ async def roll_up(database: Database) -> int:
     for day in days:
         async with database.system() as connection:
             await connection.execute(text("SELECT penstock_roll_day(:day)"), {"day": day})
+    await share_due(database)
     async with database.system() as connection:
         await connection.execute(text(_THIN_OUT))
     return len(hours)

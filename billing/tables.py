@@ -313,14 +313,19 @@ usage_days = Table(
     _pico("cost"),
     _pico("list_cost"),
     _pico("busy_us"),
+    *(
+        Column(name, Numeric(38, 0), nullable=False, server_default="0")
+        for name in ("gpu_input_cost", "gpu_output_cost", "gpu_us", "machine_us")
+    ),
 )
-"""Usage summed per UTC day, from the hours."""
+"""Usage summed per UTC day, from the hours, with its part of what the hosts cost (billing/economics/gpu_shares.py)."""
 
 usage_day_state = Table(
     "usage_day_state",
     metadata,
     Column("day", DateTime(timezone=True), primary_key=True),
     Column("whole", Boolean, nullable=False),
+    Column("shared_by", LargeBinary),
     Index("ix_usage_day_state_due", "day", postgresql_where=text("NOT whole")),
 )
 """Whether a day's sums equal its rolled hours; no row: none is rolled."""

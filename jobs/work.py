@@ -7,9 +7,11 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from billing import alerts, archive, credits, ledger, notice_delivery, reaper, rollups
+from billing.economics import gpu_shares
 from billing.economics import reconcile as reconciliation
 from billing.exports import schedule as exports_schedule
 from billing.invoicing import applying, periods
+from billing.report_types import MAX_DAYS
 from billing.statements import issue, signing, sla
 from core.db import Database
 from core.errors import Conflict
@@ -54,6 +56,16 @@ async def reap(database: Database, settings: Settings) -> int:
 async def roll_up(database: Database, settings: Settings) -> int:
     """Recompute the closed hours that settled batches touched."""
     return await rollups.roll_up(database)
+
+
+async def share_gpu(database: Database, settings: Settings) -> int:
+    """Share what the hosts cost anew for days of open months whose seconds or prices have changed."""
+    return await gpu_shares.share_again(database, datetime.now(UTC))
+
+
+async def share_gpu_again(database: Database, settings: Settings) -> int:
+    """The same for every day that a report may reach, for when the catalog's figures have changed."""
+    return await gpu_shares.share_again(database, datetime.now(UTC), MAX_DAYS)
 
 
 async def expire_credits(database: Database, settings: Settings) -> int:
@@ -146,6 +158,8 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),
+        Job("penstock.share_gpu", 3600.0, share_gpu),
+        Job("penstock.share_gpu_again", 24 * 3600.0, share_gpu_again),
         Job("penstock.reconcile", 60.0, reconcile),
         Job("penstock.reconcile_again", 24 * 3600.0, reconcile_again),
         Job("penstock.check_alerts", 60.0, check_alerts),

@@ -53,6 +53,7 @@ host_seconds = Table(
     Column("seconds", BigInteger, nullable=False),
     PrimaryKeyConstraint("host_id", "boot_id", "hour", "state"),
     CheckConstraint("seconds >= 0", name="seconds"),
+    Index("ix_host_seconds_hour", "hour"),
 )
 """Seconds a host spent in each state, per UTC hour and run of its agent's accounting."""
 
@@ -67,6 +68,7 @@ model_seconds = Table(
     Column("seconds", BigInteger, nullable=False),
     PrimaryKeyConstraint("host_id", "boot_id", "hour", "model", "state"),
     CheckConstraint("seconds >= 0", name="seconds"),
+    Index("ix_model_seconds_hour", "hour"),
 )
 """The same by model: replica seconds weighted by the replica's share of its host."""
 

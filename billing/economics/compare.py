@@ -1,15 +1,15 @@
 """The margin bridge of two periods, from the books: cells by organisation and model, and what the hosts cost."""
 
-from collections import defaultdict
 from datetime import datetime
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.bridge import Cell, Period, Quantities, bridge
-from billing.economics.gpu_cost import GpuUse, host_hours
+from billing.economics.gpu_cost import GpuUse
+from billing.economics.gpu_shares import host_costs
 from billing.economics.margin import percent
-from billing.economics.usage_cells import UsageCell, usage_cells
+from billing.economics.usage_cells import check_period, usage_cells
 from billing.economics.weights import catalog_weights
 from core.money import pico_to_usd
 
@@ -54,24 +54,17 @@ async def margin_bridge(
 
 
 async def _period(connection: AsyncConnection, start: datetime, end: datetime) -> Period[CellKey]:
-    grouped: dict[CellKey, list[UsageCell]] = defaultdict(list)
-    for cell in await usage_cells(connection, start, end):
-        grouped[cell.tenant_id, cell.model].append(cell)
+    check_period(start, end)
+    costs = await host_costs(connection, start, end)
     cells = {
-        key: Cell(
-            Quantities(
-                sum(c.uncached for c in found), sum(c.cached for c in found), sum(c.output for c in found)
-            ),
-            Quantities(
-                sum(c.revenue_uncached for c in found),
-                sum(c.revenue_cached for c in found),
-                sum(c.revenue_output for c in found),
-            ),
+        (cell.tenant_id, cell.model): Cell(
+            Quantities(cell.uncached, cell.cached, cell.output),
+            Quantities(cell.revenue_uncached, cell.revenue_cached, cell.revenue_output),
         )
-        for key, found in grouped.items()
+        for cell in await usage_cells(connection, costs, start, end)
     }
     total = GpuUse()
-    for use in (await host_hours(connection, start, end)).values():
+    for use in costs.hours.values():
         for part in [*use.serving.values(), *use.unused.values()]:
             total.add(part.cost, part.gpu_us, part.machine_us)
     return Period(cells, total.cost, total.machine_us)

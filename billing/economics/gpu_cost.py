@@ -81,11 +81,9 @@ async def host_hours(connection: AsyncConnection, start: datetime, end: datetime
         price = int(row.price or 0)
         cost = (2 * price * int(row.seconds) + 3600) // 7200
         weights = [seconds for _, _, seconds in parts]
-        gpu_us = int(row.seconds) * row.gpus * 1_000_000
-        machine_us = int(row.seconds) * max(row.gpus, 1) * 1_000_000
-        shares = zip(
-            parts, split(cost, weights), split(gpu_us, weights), split(machine_us, weights), strict=True
-        )
+        gpu_us = split(int(row.seconds) * row.gpus * 1_000_000, weights)
+        machine_us = gpu_us if row.gpus else split(int(row.seconds) * 1_000_000, weights)
+        shares = zip(parts, split(cost, weights), gpu_us, machine_us, strict=True)
         for (model, state, _), *amounts in shares:
             if state in SERVING_STATES:
                 use.serving.setdefault(model, GpuUse()).add(*amounts)

@@ -1,28 +1,32 @@
 """Cost and margin by organisation, model and hour; idle, loading and asleep as lines of their own (DESIGN §5).
 
-What a model's replicas cost while they served goes to the hour's usage of that model by estimated GPU time, and within
-a cell to input and output the same way. What nobody used is a line without an organisation, by state; `fully_loaded`
-spreads it over the cells by their direct cost: a model's own over that model's cells, what belongs to no model (or to
-one that nobody used) over all. Every split keeps its sum, so the lines always add up to what the hosts cost.
+What a model's replicas cost while they served goes to the hour's usage of that model by estimated GPU time, and on to
+input and output the same way (gpu_shares.py). What nobody used is a line without an organisation, by state;
+`fully_loaded` spreads it over organisations and models by their direct cost of the period (a model's own over that
+model's, what belongs to no model or to one that nobody used over all), then over their days, then over their hours.
+Every split keeps its sum, so each grouping tells the same and the lines always add up to what the hosts cost.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.gpu_cost import HourUse, host_hours
-from billing.economics.usage_cells import UsageCell, usage_cells
-from billing.economics.weights import PICO_PER_US, GpuWeights, catalog_weights
+from billing.economics.gpu_cost import GpuUse
+from billing.economics.gpu_shares import HostCosts, host_costs
+from billing.economics.usage_cells import UsageCell, check_period, usage_cells
+from billing.economics.weights import PICO_PER_US
+from billing.report_types import bucket_start
 from billing.shares import split
 from core.errors import InvalidRequest
 from core.money import pico_to_usd, ratio_per_mtok
 
+K = TypeVar("K", str, tuple[str, str], tuple[str, str, str, datetime])
 DIMENSIONS = ("tenant", "model", "hour", "day")
 DIRECT, SERVING = "direct", "serving"
 """Lines of usage; and of serving hosts whose hour has no usage (an answer that ended in the next one)."""
@@ -85,7 +89,7 @@ class EconomicsRow(msgspec.Struct):
 
 
 Key = tuple[str, str, str, datetime]
-"""Line, organisation, model, hour."""
+"""Line, organisation, model; the hour, the day, or the start of the period."""
 
 
 async def economics_report(
@@ -101,9 +105,11 @@ async def economics_report(
         raise InvalidRequest(
             f"group by any of {', '.join(DIMENSIONS)}, each once, not {','.join(by)[:80]!r}", param="by"
         )
-    cells = await usage_cells(connection, start, end)
-    hours = await host_hours(connection, start, end)
-    lines = attribute(cells, hours, catalog_weights())
+    check_period(start, end)
+    unit = next((name for name in ("hour", "day") if name in by), None)
+    costs = await host_costs(connection, start, end)
+    cells = await usage_cells(connection, costs, start, end, unit)
+    lines = attribute(cells, costs, start, unit)
     if fully_loaded:
         lines = load_fully(lines)
     rows = _group(lines, by)
@@ -112,39 +118,36 @@ async def economics_report(
 
 
 def attribute(
-    cells: Iterable[UsageCell], hours: dict[datetime, HourUse], weights: GpuWeights
+    cells: Iterable[UsageCell], costs: HostCosts, start: datetime, unit: str | None
 ) -> dict[Key, Line]:
-    """Direct lines of all cells, and the lines of what nobody used."""
-    blocks: dict[tuple[datetime, str], list[UsageCell]] = defaultdict(list)
-    for cell in cells:
-        blocks[cell.hour, cell.model].append(cell)
+    """Direct lines of all cells, and the lines of what nobody used, by `unit` (None = the period from `start`)."""
     lines: dict[Key, Line] = {}
-    for (hour, model), block in blocks.items():
-        use = hours[hour].serving.get(model) if hour in hours else None
-        work = [cell.work(weights) for cell in block]
-        costs = split(use.cost if use else 0, [sum(pair) for pair in work])
-        times = split(use.machine_us if use else 0, [sum(pair) for pair in work])
-        for cell, pair, cost, machine_us in zip(block, work, costs, times, strict=True):
-            input_cost, output_cost = split(cost, pair)
-            lines[DIRECT, cell.tenant_id, model, hour] = Line(
-                requests=cell.requests,
-                uncached=cell.uncached,
-                cached=cell.cached,
-                output=cell.output,
-                unbilled=cell.unbilled_input + cell.unbilled_output,
-                estimated_ps=sum(pair),
-                machine_us=machine_us,
-                revenue=cell.revenue,
-                input_cost=input_cost,
-                output_cost=output_cost,
-            )
-    for hour, hour_use in hours.items():
+    rest: dict[Key, GpuUse] = defaultdict(GpuUse)
+    for hour, hour_use in costs.hours.items():
+        at = bucket_start(hour, unit) if unit else start
         for model, use in hour_use.serving.items():
-            if not any(sum(cell.work(weights)) for cell in blocks.get((hour, model), ())):
-                lines[SERVING, "", model, hour] = Line(machine_us=use.machine_us, overhead=use.cost)
+            rest[SERVING, "", model, at].add(use.cost, use.gpu_us, use.machine_us)
         for (model, state), use in hour_use.unused.items():
-            if use.cost or use.machine_us:
-                lines[state, "", model, hour] = Line(machine_us=use.machine_us, overhead=use.cost)
+            rest[state, "", model, at].add(use.cost, use.gpu_us, use.machine_us)
+    for cell in cells:
+        lines[DIRECT, cell.tenant_id, cell.model, cell.at] = Line(
+            requests=cell.requests,
+            uncached=cell.uncached,
+            cached=cell.cached,
+            output=cell.output,
+            unbilled=cell.unbilled_input + cell.unbilled_output,
+            estimated_ps=cell.work(costs.weights),
+            machine_us=cell.machine_us,
+            revenue=cell.revenue,
+            input_cost=cell.input_cost,
+            output_cost=cell.output_cost,
+        )
+        if cell.input_cost or cell.output_cost or cell.machine_us:
+            taken = cell.input_cost + cell.output_cost
+            rest[SERVING, "", cell.model, cell.at].add(-taken, 0, -cell.machine_us)
+    for key, use in rest.items():
+        if use.cost or use.machine_us:
+            lines[key] = Line(machine_us=use.machine_us, overhead=use.cost)
     return lines
 
 
@@ -155,23 +158,41 @@ def load_fully(lines: dict[Key, Line]) -> dict[Key, Line]:
     for key, line in lines.items():
         if key[0] != DIRECT:
             own[key[2]] += line.overhead
-    everybody = list(direct)
-    if not any(direct[key].cost for key in everybody):
+    users: dict[tuple[str, str], int] = defaultdict(int)
+    for (_, tenant, model, _), line in direct.items():
+        users[model, tenant] += line.cost
+    if not any(users.values()):
         return lines
-    weights = {key: line.cost for key, line in direct.items()}
-    for model, amount in own.items():
-        keys = [key for key in everybody if key[2] == model]
-        if not any(weights[key] for key in keys):
-            keys = everybody
-        for key, part in zip(keys, split(amount, [weights[key] for key in keys]), strict=True):
+    loads: dict[tuple[str, str], int] = defaultdict(int)
+    for model, amount in sorted(own.items()):
+        mine = {user: cost for user, cost in users.items() if user[0] == model}
+        _spread(amount, mine if any(mine.values()) else users, loads)
+    days: dict[tuple[str, str], dict[Key, dict[Key, int]]] = defaultdict(lambda: defaultdict(dict))
+    for key, line in direct.items():
+        name, tenant, model, at = key
+        days[model, tenant][name, tenant, model, bucket_start(at, "day")][key] = line.cost
+    for user, load in loads.items():
+        by_day: dict[Key, int] = defaultdict(int)
+        _spread(load, {day: sum(found.values()) for day, found in days[user].items()}, by_day)
+        by_hour: dict[Key, int] = defaultdict(int)
+        for day, part in by_day.items():
+            _spread(part, days[user][day], by_hour)
+        for key, part in by_hour.items():
             direct[key].overhead += part
     return direct
 
 
+def _spread(amount: int, weights: Mapping[K, int], into: dict[K, int]) -> None:
+    """Add shares of `amount` by weight, in the order of the keys; nothing is spread over no weight."""
+    keys = sorted(weights)
+    for key, part in zip(keys, split(amount, [weights[key] for key in keys]), strict=True):
+        into[key] += part
+
+
 def _group(lines: dict[Key, Line], by: tuple[str, ...]) -> list[EconomicsRow]:
     groups: dict[tuple[Any, ...], Line] = defaultdict(Line)
-    for (line, tenant, model, hour), sums in lines.items():
-        values = {"tenant": tenant, "model": model, "hour": hour, "day": hour.date()}
+    for (line, tenant, model, at), sums in lines.items():
+        values = {"tenant": tenant, "model": model, "hour": at, "day": at.date()}
         groups[line, *(values[name] for name in by)].add(sums)
     return [_row(line, dict(zip(by, values, strict=True)), sums) for (line, *values), sums in groups.items()]
 

@@ -1,4 +1,4 @@
-"""Usage by hour, organisation and model with the revenue of each kind of token: what cost and margin are made of."""
+"""Usage by organisation, model and time with the revenue of each kind of token and its part of what the hosts cost."""
 
 from datetime import datetime, timedelta
 
@@ -6,41 +6,37 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.economics.gpu_shares import COUNTED_GPU, HostCosts
 from billing.economics.weights import GpuWeights
 from core.errors import InvalidRequest
 from tenants.scoping import platform_wide
 
 MAX_DAYS = 400
 
-_CELLS = text(
-    """
-    WITH touched AS MATERIALIZED (
-        SELECT DISTINCT hour FROM usage_touched WHERE hour >= :start AND hour < :end),
-    counted AS (
-        SELECT h.hour, h.tenant_id, h.model, h.price_version, h.requests, h.input_tokens, h.cached_input_tokens,
-            h.output_tokens, h.reasoning_tokens, h.unbilled_input_tokens, h.unbilled_output_tokens, h.cost
-        FROM usage_hours h WHERE h.hour >= :start AND h.hour < :end
-            AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
-        UNION ALL
-        SELECT t.hour, f.tenant_id, f.model, f.price_version, f.requests, f.input_tokens, f.cached_input_tokens,
-            f.output_tokens, f.reasoning_tokens, f.unbilled_input_tokens, f.unbilled_output_tokens, f.cost
-        FROM touched t, LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f)
-    SELECT c.hour, c.tenant_id, c.model, sum(c.requests) AS requests,
+UNITS = {
+    None: "CAST(:start AS timestamptz)",
+    "day": "date_trunc('day', c.hour, 'UTC')",
+    "hour": "c.hour",
+}
+_CELLS = f"""
+    WITH {COUNTED_GPU}
+    SELECT {{at}} AS at, c.tenant_id, c.model, sum(c.requests) AS requests,
         sum(c.input_tokens - c.cached_input_tokens) AS uncached, sum(c.cached_input_tokens) AS cached,
         sum(c.output_tokens) AS output, sum(c.unbilled_input_tokens) AS unbilled_input,
         sum(c.unbilled_output_tokens) AS unbilled_output, sum(c.cost) AS cost,
         sum((c.input_tokens - c.cached_input_tokens) * p.input) AS revenue_uncached,
-        sum(c.cached_input_tokens * p.cached_input) AS revenue_cached
+        sum(c.cached_input_tokens * p.cached_input) AS revenue_cached,
+        sum(c.gpu_input_cost) AS input_cost, sum(c.gpu_output_cost) AS output_cost, sum(c.machine_us) AS machine_us
     FROM counted c JOIN price_versions p ON p.id = c.price_version
-    GROUP BY c.hour, c.tenant_id, c.model ORDER BY c.hour, c.model, c.tenant_id
-    """
-)
+    GROUP BY 1, 2, 3 ORDER BY 1, 3, 2
+    """  # noqa: S608 - names from the constants above; values are bound
 
 
 class UsageCell(msgspec.Struct):
-    """What one organisation used of one model in one hour. Revenue in picodollars, before credits and adjustments."""
+    """What one organisation used of one model. Money in picodollars; revenue is before credits and adjustments."""
 
-    hour: datetime
+    at: datetime
+    """The hour, the day, or the start of the period."""
     tenant_id: str
     model: str
     requests: int
@@ -54,29 +50,33 @@ class UsageCell(msgspec.Struct):
     revenue_uncached: int
     revenue_cached: int
     revenue_output: int
+    input_cost: int
+    """Its part of what the hosts cost (gpu_shares.py), of input and of output."""
+    output_cost: int
+    machine_us: int
 
     @property
     def revenue(self) -> int:
         """Picodollars."""
         return self.revenue_uncached + self.revenue_cached + self.revenue_output
 
-    def work(self, weights: GpuWeights) -> tuple[int, int]:
-        """Estimated GPU-picoseconds of input and of output."""
-        model = weights.of(self.model)
-        return (
-            model.picoseconds(self.uncached + self.unbilled_input, self.cached, 0),
-            model.picoseconds(0, 0, self.output + self.unbilled_output),
+    def work(self, weights: GpuWeights) -> int:
+        """Estimated GPU-picoseconds."""
+        return weights.picoseconds(
+            self.model, self.uncached + self.unbilled_input, self.cached, self.output + self.unbilled_output
         )
 
 
 @platform_wide("margins of all organisations; shares of a host's cost need everybody's use")
-async def usage_cells(connection: AsyncConnection, start: datetime, end: datetime) -> list[UsageCell]:
-    """Cells of [start, end), by hour, model and organisation. Raises InvalidRequest for a period that cannot be."""
-    check_period(start, end)
-    found = await connection.execute(_CELLS, {"start": start, "end": end})
+async def usage_cells(
+    connection: AsyncConnection, costs: HostCosts, start: datetime, end: datetime, unit: str | None = None
+) -> list[UsageCell]:
+    """Cells of [start, end) by hour or day (None = neither), model and organisation; `costs`: the period's."""
+    bound = costs.bound(start, end, by_hour=unit == "hour")
+    found = await connection.execute(text(_CELLS.format(at=UNITS[unit])), bound)
     return [
         UsageCell(
-            hour=row.hour,
+            at=row.at,
             tenant_id=str(row.tenant_id),
             model=row.model,
             requests=int(row.requests),
@@ -88,6 +88,9 @@ async def usage_cells(connection: AsyncConnection, start: datetime, end: datetim
             revenue_uncached=int(row.revenue_uncached),
             revenue_cached=int(row.revenue_cached),
             revenue_output=int(row.cost) - int(row.revenue_uncached) - int(row.revenue_cached),
+            input_cost=int(row.input_cost),
+            output_cost=int(row.output_cost),
+            machine_us=int(row.machine_us),
         )
         for row in found
     ]
