@@ -78,7 +78,7 @@ async def test_what_was_used_meanwhile_is_not_refunded(database: Database, fake_
         intent = await buy(database, gateway, fake_stripe, tenant_id)
     asked = await ask(database, FINA, tenant_id, intent, None)
     await spend(database, tenant_id, 1)
-    with pytest.raises(Conflict, match="24.99"):
+    with pytest.raises(Conflict, match=r"24\.99"):
         await admin_payments.decide_refund(database, ADMIN, approval_id=asked.id, approve=True)
     assert await admin_payments.list_waiting_refunds(database, ADMIN) == [asked]
     refused = await admin_payments.decide_refund(
