@@ -10,11 +10,12 @@ from admin import invoices as admin_invoices
 from billing.invoicing.views import InvoiceDetail, InvoiceView, LineView, TracePage
 from console.components.base import Stat, Text, badge, box, card, facts, page_head
 from console.components.dialogs import confirm, secondary
+from console.components.flash import done
 from console.components.table import Column, Row, acts_cell, cell, data_table
 from console.deps import Console
 from console.format import Shown, count, moment, money, per_mtok, short_id, words
 from console.panels.invoices import TONES
-from console.viewer import Viewer, toast_ok
+from console.viewer import Viewer
 
 TRACE_ROWS = 100
 """Requests of one look; the button below them asks for more."""
@@ -73,8 +74,7 @@ def _acts(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
         )
         if reason is not None:
             await admin_invoices.void_invoice(console.database, viewer.actor, ref=ref, reason=reason)
-            toast_ok("The invoice is void; the next one carries its amount.")
-            ui.navigate.reload()
+            done("The invoice is void; the next one carries its amount.")
 
     async def write_off() -> None:
         reason = await confirm(
@@ -86,8 +86,7 @@ def _acts(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
         )
         if reason is not None:
             await admin_invoices.write_off_invoice(console.database, viewer.actor, ref=ref, reason=reason)
-            toast_ok("The invoice is written off.")
-            ui.navigate.reload()
+            done("The invoice is written off.")
 
     secondary("Void", viewer.act(void), icon="block")
     secondary("Write off", viewer.act(write_off), icon="money_off")

@@ -16,12 +16,13 @@ from billing.economics.reconcile_views import EngineRow, StretchRow, TraceRow
 from billing.invoicing.months import bounds, month_name, parse_month
 from console.components.base import Text, badge, box, card, notice, page_head
 from console.components.dialogs import confirm, secondary
+from console.components.flash import done
 from console.components.later import later
 from console.components.table import Cell, Column, Row, acts_cell, cell, data_table
 from console.deps import Console
 from console.format import Shown, count, moment, money
 from console.pages.periods import known_month
-from console.viewer import Viewer, toast_ok
+from console.viewer import Viewer
 
 ROWS = 200
 """Engines and requests of one look."""
@@ -74,9 +75,8 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     month = known_month(request.query_params.get("month", ""), periods) or parse_month(periods[0].month)
 
     async def run_now() -> None:
-        done = await admin_reconcile.run_now(console.database, viewer.actor)
-        toast_ok(f"Compared {count(done.compared).text} stretches.")
-        ui.navigate.reload()
+        found = await admin_reconcile.run_now(console.database, viewer.actor)
+        done(f"Compared {count(found.compared).text} stretches.")
 
     with page_head(
         "Reconciliation", "Engines = gateway = ledger = Stripe. Every difference leads to requests."
@@ -317,8 +317,7 @@ class _Engine:
         await admin_reconcile.accept(
             self.console.database, self.viewer.actor, boot_id=self.boot_id, reason=reason
         )
-        toast_ok("The difference is accepted.")
-        ui.navigate.reload()
+        done("The difference is accepted.")
 
 
 def trace_rows(rows: Sequence[TraceRow], tenants: dict[UUID, str], now: datetime) -> list[Row]:

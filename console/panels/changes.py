@@ -14,11 +14,12 @@ from billing.invoicing.corrections import Correction
 from billing.invoicing.months import month_name
 from console.components.base import Text, box, card, notice
 from console.components.dialogs import confirm, primary
+from console.components.flash import done
 from console.components.table import Column, Row, acts_cell, cell, data_table
 from console.deps import Console
 from console.format import Shown, moment, money
 from console.panels.rerate import diff_tables, open_correction_form
-from console.viewer import Viewer, toast_ok
+from console.viewer import Viewer
 
 ROWS = 200
 TONES = {"requested": "warn", "approved": "ok", "rejected": "idle"}
@@ -67,8 +68,7 @@ def _waiting(
         await admin_adjustments.decide_adjustment(
             console.database, viewer.actor, approval_id=one.id, approve=approve, reason=reason
         )
-        toast_ok("The adjustment is booked." if approve else "The adjustment is rejected.")
-        ui.navigate.reload()
+        done("The adjustment is booked." if approve else "The adjustment is rejected.")
 
     if any(one.requested_by == viewer.actor.label for one in waiting):
         notice(
@@ -194,8 +194,7 @@ async def show_correction(
         await admin_corrections.decide_correction(
             console.database, viewer.actor, correction_id=correction_id, approve=approve, reason=reason
         )
-        toast_ok("The correction is booked." if approve else "The correction is rejected.")
-        ui.navigate.reload()
+        done("The correction is booked." if approve else "The correction is rejected.")
 
     async def approve() -> None:
         await decide(True)
@@ -215,8 +214,7 @@ async def show_correction(
         await admin_corrections.request_reversal(
             console.database, viewer.actor, correction_id=correction_id, reason=reason
         )
-        toast_ok("The reversal waits for a second person.")
-        ui.navigate.reload()
+        done("The reversal waits for a second person.")
 
     with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
         dialog.props["aria-label"] = "Correction"

@@ -14,11 +14,12 @@ from billing.invoicing.periods import Checklist, Period
 from billing.stripe_gateway import open_gateway
 from console.components.base import Text, badge, box, card, link_button, notice
 from console.components.dialogs import confirm, primary, secondary
+from console.components.flash import done
 from console.components.later import later
 from console.components.table import Column, Row, cell, data_table
 from console.deps import Console
 from console.format import moment, words
-from console.viewer import Viewer, toast_ok
+from console.viewer import Viewer
 
 TITLES = {
     "month_over": "The month is over",
@@ -164,8 +165,7 @@ class _Close:
             found = await admin_payments.compare(
                 self.console.database, self.viewer.actor, gateway, month=self.month
             )
-        toast_ok("Stripe equals our books." if found.ok else f"{len(found.problems)} differences to Stripe.")
-        ui.navigate.reload()
+        done("Stripe equals our books." if found.ok else f"{len(found.problems)} differences to Stripe.")
 
     def _told(self, done: int, total: int) -> None:
         self.progress.set_text(f"{done} of {total} tenants")
@@ -195,11 +195,10 @@ class _Close:
             return
 
         async def work() -> None:
-            done = await admin_invoices.make_invoices(
+            run = await admin_invoices.make_invoices(
                 self.console.database, self.viewer.actor, month=self.month, progress=self._told
             )
-            toast_ok(f"{done.made} invoices made." if done.made else "Every invoice was there already.")
-            ui.navigate.reload()
+            done(f"{run.made} invoices made." if run.made else "Every invoice was there already.")
 
         await self._busy(work)
 
@@ -224,7 +223,6 @@ class _Close:
                 reason=reason,
                 progress=self._told,
             )
-            toast_ok(f"{self.name} is closed.")
-            ui.navigate.reload()
+            done(f"{self.name} is closed.")
 
         await self._busy(work)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from datetime import date, datetime
 from uuid import UUID
 
-from nicegui import ui
-
 from admin import payments as admin_payments
 from billing.invoicing.months import month_name
 from billing.payments.reconcile import Reconciliation
@@ -13,6 +11,7 @@ from billing.payments.views import BlockedView, DisputeView, EventView, RefundVi
 from billing.stripe_gateway import open_gateway
 from console.components.base import Text, box, card, facts, notice
 from console.components.dialogs import confirm, secondary
+from console.components.flash import done
 from console.components.table import Column, Row, acts_cell, cell, data_table
 from console.deps import Console
 from console.format import Shown, count, moment, money, short_id, words
@@ -54,14 +53,12 @@ async def _comparison(console: Console, viewer: Viewer, month: date) -> None:
                 made = await admin_payments.compare(console.database, viewer.actor, gateway, month=month)
         finally:
             button.enable()
-        toast_ok("Stripe equals our books." if made.ok else f"{len(made.problems)} differences to Stripe.")
-        ui.navigate.reload()
+        done("Stripe equals our books." if made.ok else f"{len(made.problems)} differences to Stripe.")
 
     async def sync() -> None:
         async with open_gateway(console.settings) as gateway:
             applied = await admin_payments.sync(console.database, viewer.actor, gateway)
-        toast_ok(f"{applied} missed events applied." if applied else "No event was missed.")
-        ui.navigate.reload()
+        done(f"{applied} missed events applied." if applied else "No event was missed.")
 
     with card(f"Stripe and our books, {name}", "Invoices, payments, cash and the meter.") as actions:
         with actions:

@@ -13,10 +13,11 @@ from billing.exports.writers import FORMATS
 from billing.invoicing.months import month_name
 from console.components.base import box, card
 from console.components.dialogs import form_dialog, primary, text_input
+from console.components.flash import done
 from console.components.table import Column, Row, acts_cell, cell, data_table
 from console.deps import Console
 from console.format import Shown, count, moment, money
-from console.viewer import Viewer, toast_ok
+from console.viewer import Viewer
 
 CADENCES = {"hourly": "Hourly", "daily": "Daily", "monthly": "Monthly"}
 DATASET_NAMES = {
@@ -58,8 +59,7 @@ async def exports_panel(console: Console, viewer: Viewer, month: date) -> None:
             await admin_exports.enable_export(
                 console.database, viewer.actor, name=one.name, enabled=not one.enabled
             )
-            toast_ok(f"{one.name} is {'stopped' if one.enabled else 'going on'}.")
-        ui.navigate.reload()
+            done(f"{one.name} is {'stopped' if one.enabled else 'going on'}.")
 
     async def create() -> None:
         _open_form(console, viewer)
@@ -89,7 +89,7 @@ async def _run(console: Console, viewer: Viewer, one: Definition, month: date) -
     made = await admin_exports.run_export(
         console.database, viewer.actor, console.settings, name=one.name, period=month_name(month)
     )
-    toast_ok("Written." if made.is_new else "Nothing has changed since the last run.")
+    done("Written." if made.is_new else "Nothing has changed since the last run.")
 
 
 def _definition_row(one: Definition, month: date) -> Row:
@@ -146,8 +146,7 @@ def _open_form(console: Console, viewer: Viewer) -> None:
             cadence=cadence.value,
             destination=destination.value.strip(),
         )
-        toast_ok("The export is scheduled; it writes each period when it has ended.")
-        ui.navigate.reload()
+        done("The export is scheduled; it writes each period when it has ended.")
         return True
 
     with form_dialog(

@@ -11,12 +11,13 @@ from billing.economics.provider import InvoiceIn, InvoiceLineIn, InvoiceView, St
 from billing.invoicing.months import bounds, month_name
 from console.components.base import box, card, notice
 from console.components.dialogs import confirm, form_dialog, primary, text_input
+from console.components.flash import done
 from console.components.table import Column, Row, acts_cell, cell, data_table
 from console.deps import Console
 from console.format import DASH, Shown, moment, money
 from console.panels.amounts import parse_usd
 from console.panels.margin import LINES
-from console.viewer import Viewer, toast_ok
+from console.viewer import Viewer
 
 
 async def provider_panel(console: Console, viewer: Viewer, month: date) -> None:
@@ -150,8 +151,7 @@ def _invoices(
             await admin_economics.void_provider_invoice(
                 console.database, viewer.actor, invoice_id=UUID(row), reason=reason
             )
-            toast_ok("The invoice is void.")
-            ui.navigate.reload()
+            done("The invoice is void.")
 
     now = console.clock.now()
     rows: list[Row] = [
@@ -227,8 +227,7 @@ def _open_form(console: Console, viewer: Viewer, month: date, kinds: Sequence[st
                 lines=made,
             ),
         )
-        toast_ok("The invoice is entered.")
-        ui.navigate.reload()
+        done("The invoice is entered.")
         return True
 
     with form_dialog(

@@ -15,11 +15,12 @@ from billing.invoicing.rerate import DifferenceView
 from billing.prices import TIERS
 from console.components.base import Text, box, notice, shown
 from console.components.dialogs import form_dialog, secondary, text_input
+from console.components.flash import done
 from console.components.table import Column, Row, cell, data_table
 from console.deps import Console
 from console.format import count, money, per_mtok
 from console.panels.prices import CLASSES, OPTIONAL, parse_rate
-from console.viewer import Viewer, toast_ok
+from console.viewer import Viewer
 from core.errors import InvalidRequest
 
 MAX_LINES = 200
@@ -192,6 +193,5 @@ class _Form:
             with self.result:
                 notice("warn", "No correction was asked for", error.message)
             return False
-        toast_ok("The correction waits for a second person.")
-        ui.navigate.reload()
+        done("The correction waits for a second person.")
         return True

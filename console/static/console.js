@@ -31,6 +31,18 @@
       if (window.Quasar) window.Quasar.Dark.set(dark);
     }
   });
+  // What an act said before it loaded the page again.
+  document.addEventListener("DOMContentLoaded", () => {
+    const message = sessionStorage.getItem("penstock_done");
+    if (!message) return;
+    sessionStorage.removeItem("penstock_done");
+    const told = document.createElement("div");
+    told.className = "told";
+    told.setAttribute("role", "status");
+    told.textContent = message;
+    document.body.append(told);
+    setTimeout(() => told.remove(), 6000);
+  });
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && root.classList.contains("nav-open")) {
       setNav(false);
