@@ -195,5 +195,16 @@ async def list_outbox(
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
         return await endpoints.list_notices(
-            connection, None, limit=page_size(limit), before=after, outbox=True
+            connection, None, limit=page_size(limit), before=after, unsent="outbox"
+        )
+
+
+async def list_undelivered(
+    database: Database, actor: Actor, *, limit: int = 100, after: UUID | None = None
+) -> list[NoticeView]:
+    """Notices that did not arrive so far, of every organisation and the platform, the newest first; platform roles."""
+    require(actor, *PLATFORM_ROLES)
+    async with read(database, actor) as connection:
+        return await endpoints.list_notices(
+            connection, None, limit=page_size(limit), before=after, unsent="undelivered"
         )

@@ -14,6 +14,7 @@ from core.ids import uuid7
 from tenants.names import clean_email
 
 Channel = Literal["webhook", "email"]
+Unsent = Literal["outbox", "undelivered"]
 MAX_ENDPOINTS = 10
 """Of one organisation, or of the platform."""
 
@@ -144,11 +145,12 @@ async def list_notices(
     *,
     limit: int,
     before: UUID | None,
-    outbox: bool = False,
+    unsent: Unsent | None = None,
 ) -> list[NoticeView]:
     """Notices of an organisation, or the platform's own (None), the newest first.
 
-    `outbox`: of everybody the session may see, those with mail that was kept here for want of an SMTP server.
+    `unsent`: of everybody the session may see, those with mail that was kept here for want of an SMTP server
+    (outbox), or that did not arrive at the first attempt (undelivered).
     """
     rows = await connection.execute(
         text(
@@ -156,11 +158,13 @@ async def list_notices(
             "jsonb_agg(jsonb_build_object('channel', d.channel, 'target', d.target, 'state', d.state, 'attempts', "
             "d.attempts, 'last_error', d.last_error, 'done_at', d.done_at) ORDER BY d.channel, d.target) "
             "FROM notice_deliveries d WHERE d.notice_id = n.id), '[]') AS deliveries FROM notices n "
-            "WHERE (CASE WHEN :outbox THEN EXISTS (SELECT 1 FROM notice_deliveries d WHERE d.notice_id = n.id "
-            "AND d.state = 'outbox') ELSE n.tenant_id IS NOT DISTINCT FROM CAST(:tenant AS uuid) END) "
+            "WHERE (CASE CAST(:unsent AS text) WHEN 'outbox' THEN EXISTS (SELECT 1 FROM notice_deliveries d "
+            "WHERE d.notice_id = n.id AND d.state = 'outbox') WHEN 'undelivered' THEN EXISTS (SELECT 1 "
+            "FROM notice_deliveries d WHERE d.notice_id = n.id AND (d.state = 'failed' OR d.state = 'pending' "
+            "AND d.attempts > 0)) ELSE n.tenant_id IS NOT DISTINCT FROM CAST(:tenant AS uuid) END) "
             "AND (CAST(:before AS uuid) IS NULL OR n.id < :before) ORDER BY n.id DESC LIMIT :limit"
         ),
-        {"tenant": tenant_id, "limit": limit, "before": before, "outbox": outbox},
+        {"tenant": tenant_id, "limit": limit, "before": before, "unsent": unsent},
     )
     return [NoticeView(**row._mapping) for row in rows]
 

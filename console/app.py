@@ -20,6 +20,7 @@ from console.downloads import add_downloads
 from console.gate import Access, Gate, cookie_name, is_secure
 from console.layout import frame
 from console.pages import (
+    alerts,
     audit,
     billing,
     finance,
@@ -75,6 +76,7 @@ PAGES = (
         request_page.build,
         nav="/requests",
     ),
+    Page("/alerts", "Alerts", PLATFORM_ROLES | TENANT_ROLES, alerts.build),
     Page("/audit", "Audit log", PLATFORM_ROLES, audit.build),
     Page("/home", "Home", TENANT_ROLES, home.build),
     Page("/billing", "Billing", TENANT_ROLES, billing.build),

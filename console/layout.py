@@ -40,6 +40,7 @@ NAVIGATION = (
     NavItem("Billing", "/periods", "receipt_long", PLATFORM_ROLES, "Money"),
     NavItem("Finance", "/finance", "query_stats", PLATFORM_ROLES, "Money"),
     NavItem("Reconciliation", "/reconciliation", "balance", PLATFORM_ROLES, "Money"),
+    NavItem("Alerts", "/alerts", "notifications", PLATFORM_ROLES | TENANT_ROLES, "Money"),
     NavItem("Audit log", "/audit", "history", PLATFORM_ROLES, "Record"),
 )
 

@@ -1,22 +1,30 @@
 """One organisation: money, projects and keys, limits, usage, and what was done to it."""
 
+import asyncio
 from uuid import UUID
 
 from fastapi import Request
 from nicegui import ui
 
+from admin import adjustments as admin_adjustments
 from admin import audit as admin_audit
 from admin import tenants as admin_tenants
 from console.components.base import badge, box, card, notice, page_head
 from console.components.dialogs import confirm, secondary
 from console.components.table import Column, data_table
+from console.components.tabs import chosen_tab, link_tabs
 from console.deps import Console
-from console.format import moment
+from console.format import moment, money
+from console.pages.alerts import alerts_panel
 from console.pages.audit import audit_rows, show_entry
 from console.pages.tenants import STATUS_TONES, change_status
+from console.panels.adjust import open_adjust_form
+from console.panels.contract import contract_panel
+from console.panels.documents import adjustments_table, documents_panel, payments_panel
 from console.panels.keys import keys_panel
 from console.panels.limits import limits_panel
 from console.panels.money import money_panel
+from console.panels.prices import own_prices_panel
 from console.panels.usage import usage_panel
 from console.viewer import Viewer
 from core.errors import NotFound
@@ -32,7 +40,15 @@ _AUDIT_COLUMNS = (
 THROTTLE_REQUESTS = 60
 """Requests a minute of a throttled tenant."""
 THROTTLE_OPEN = 4
-_TABS = {"overview": "Overview", "keys": "Projects and keys", "limits": "Limits", "audit": "Audit"}
+_TABS = {
+    "overview": "Overview",
+    "money": "Contract and prices",
+    "papers": "Papers and payments",
+    "alerts": "Alerts",
+    "keys": "Projects and keys",
+    "limits": "Limits",
+    "audit": "Audit",
+}
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
@@ -47,20 +63,58 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     _throttle_notice(console, viewer, tenant)
     if tenant.status == "suspended":
         notice("warn", "This tenant is suspended", "Its keys are refused until it is resumed.")
-    chosen = request.query_params.get("tab", "overview")
-    with ui.tabs().props("no-caps align=left inline-label").classes("tabs") as tabs:
-        for name, label in _TABS.items():
-            ui.tab(name, label)
-    with ui.tab_panels(tabs, value=chosen if chosen in _TABS else "overview", animated=False):
-        with ui.tab_panel("overview"):
-            await money_panel(console, viewer, tenant.id)
-            await usage_panel(console, viewer, tenant.id)
-        with ui.tab_panel("keys"):
-            await keys_panel(console, viewer, tenant.id)
-        with ui.tab_panel("limits"):
-            await limits_panel(console, viewer, tenant.id)
-        with ui.tab_panel("audit"):
-            await _audit(console, viewer, tenant)
+    tab = chosen_tab(request.query_params, _TABS)
+    link_tabs(f"/tenants/{tenant.id}", _TABS, tab, label="Tenant")
+    if tab == "money":
+        await _money(console, viewer, tenant.id)
+    elif tab == "papers":
+        await documents_panel(console, viewer, tenant.id)
+        await payments_panel(console, viewer, tenant.id)
+    elif tab == "alerts":
+        await alerts_panel(console, viewer, tenant.id)
+    elif tab == "keys":
+        await keys_panel(console, viewer, tenant.id)
+    elif tab == "limits":
+        await limits_panel(console, viewer, tenant.id)
+    elif tab == "audit":
+        await _audit(console, viewer, tenant)
+    else:
+        await money_panel(console, viewer, tenant.id)
+        await usage_panel(console, viewer, tenant.id)
+
+
+async def _money(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
+    """The terms that hold, adjustments that wait or are booked, and the prices."""
+    await contract_panel(console, viewer, tenant_id)
+    place = box("div", "stack")
+
+    async def reload() -> None:
+        database, actor = console.database, viewer.actor
+        waiting, booked = await asyncio.gather(
+            admin_adjustments.list_requests(database, actor, tenant_id=tenant_id),
+            admin_adjustments.list_adjustments(database, actor, tenant_id=tenant_id),
+        )
+        place.clear()
+        with place:
+            if waiting:
+                several = f"{len(waiting)} adjustments wait" if len(waiting) > 1 else "An adjustment waits"
+                notice(
+                    "info",
+                    f"{several} for a second person",
+                    ", ".join(f"{money(one.amount_usd).text}: {one.reason}" for one in waiting[:5]),
+                    "/periods?tab=changes",
+                )
+            adjustments_table(booked, console.clock.now(), is_platform=True)
+
+    if viewer.may_bill:
+
+        async def adjust() -> None:
+            open_adjust_form(console, viewer, tenant_id, done=reload)
+
+        with box("div", "actions"):
+            secondary("Adjust", viewer.act(adjust), icon="tune")
+    await reload()
+    await own_prices_panel(console, viewer, tenant_id)
 
 
 def _path_id(request: Request) -> UUID:

@@ -59,7 +59,7 @@ def incidents(health: MoneyHealth) -> list[Incident]:
             (
                 f"{health.undelivered_notices} notices could not be delivered",
                 "Their webhook or mailbox refused them again and again.",
-                "",
+                "/alerts?tab=undelivered",
             )
         )
     return found

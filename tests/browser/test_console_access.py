@@ -85,7 +85,7 @@ async def test_a_tenant_user_sees_own_pages_and_is_refused_the_platforms(person:
     await person.sign_in(site.northwind.owner)
     await expect(person.page.get_by_role("heading", name="Northwind Robotics")).to_be_visible()
     links = person.page.locator("nav a > span")
-    assert [await link.inner_text() for link in await links.all()] == ["Home", "Requests", "Usage", "Billing"]
+    assert [await link.inner_text() for link in await links.all()] == ["Home", "Requests", "Usage", "Billing", "Alerts"]
     for path in (*PLATFORM_PAGES, f"/tenants/{site.northwind.tenant_id}"):
         response = await person.page.goto(site.url + path)
         assert response is not None

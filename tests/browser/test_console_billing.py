@@ -16,10 +16,13 @@ from admin import adjustments as admin_adjustments
 from admin import billing as admin_billing
 from admin import requests as admin_requests
 from api.webhooks import router
+from billing import alerts
+from billing.notices import notify
 from core.clock import SystemClock
 from core.db import Database
 from core.settings import Settings
 from jobs import payments as payment_jobs
+from jobs.work import deliver_notices
 from tests.browser.conftest import Person
 from tests.browser.seed import FINANCE, ME
 from tests.browser.seed_billing import billing_seed
@@ -265,3 +268,85 @@ async def test_finance_adjusts_a_request(finance: Person, shop: Site, database: 
     await expect(finance.page.get_by_text("$0.50 is booked as an adjustment.")).to_be_visible()
     made = (await admin_adjustments.list_adjustments(database, ME, tenant_id=tenant_id))[0]
     assert (made.amount_usd, made.reason, made.created_by) == ("0.50", "the answer was cut", FINANCE)
+
+
+async def test_a_budget_is_watched_and_somebody_is_told(
+    owner: Person, shop: Site, database: Database
+) -> None:
+    """A project's budget that is passed already: set, evaluated, and the notice is on the page."""
+    await owner.open("/alerts")
+    page = owner.page
+    await expect(
+        page.locator("[aria-label='Budgets and marks'] tbody tr", has_text="low balance")
+    ).to_contain_text("$15.00")
+    await page.get_by_role("button", name="New budget").click()
+    dialog = page.get_by_role("dialog")
+    await dialog.get_by_label("US dollars a month").fill("0.20")
+    await dialog.get_by_label("Told at, in percent").fill("fifty")
+    await dialog.get_by_role("button", name="Watch it").click()
+    await expect(dialog).to_contain_text("Percentages with commas")
+    await dialog.get_by_label("Told at, in percent").fill("50, 100")
+    await dialog.get_by_role("button", name="Watch it").click()
+    row = page.locator("[aria-label='Budgets and marks'] tbody tr", has_text="budget of a project")
+    await expect(row).to_contain_text("50%, 100%")
+
+    await page.get_by_role("button", name="Add", exact=True).click()
+    await dialog.get_by_label("Address").fill("billing@northwind.example")
+    await dialog.get_by_role("button", name="Add").click()
+    told = page.locator("[aria-label='Who is told'] tbody tr")
+    await expect(told).to_contain_text("billing@northwind.example")
+    assert await alerts.evaluate(database) > 0
+    assert await deliver_notices(database, Settings()) > 0
+    await owner.open("/alerts")
+    notices = page.locator("[aria-label='Notices'] tbody tr")
+    await expect(notices.filter(has_text="100").first).to_be_visible()
+    await notices.first.get_by_role("button", name="Read").click()
+    await expect(dialog).to_contain_text("E-mail to billing@northwind.example: Kept: no mail server")
+    await dialog.get_by_role("button", name="Close").click()
+    await row.get_by_role("button", name="Remove").click()
+    await dialog.get_by_role("button", name="Remove").click()
+    await expect(row).to_have_count(0)
+
+
+async def test_a_webhook_on_a_private_address_is_refused_and_a_secret_is_shown_once(owner: Person) -> None:
+    await owner.open("/alerts")
+    page, dialog = owner.page, owner.page.get_by_role("dialog")
+    await page.get_by_role("button", name="Add", exact=True).click()
+    await dialog.get_by_label("How").click()
+    await page.get_by_role("option", name="Webhook").click()
+    await dialog.get_by_label("Address").fill("https://127.0.0.1/hook")
+    await dialog.get_by_role("button", name="Add").click()
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await dialog.get_by_label("Address").fill("https://hooks.example.com/penstock")
+    await dialog.get_by_role("button", name="Add").click()
+    secret = await page.locator(".secret code").inner_text()
+    assert secret.startswith("whsec_")
+    await page.get_by_role("button", name="I have stored it").click()
+    await owner.open("/alerts")
+    await expect(page.get_by_text("https://hooks.example.com/penstock")).to_be_visible()
+    assert secret not in await page.content()
+    row = page.locator("[aria-label='Who is told'] tbody tr", has_text="hooks.example.com")
+    await row.get_by_role("button", name="Remove").click()
+    await dialog.get_by_role("button", name="Remove").click()
+    await expect(row).to_have_count(0)
+
+
+async def test_a_customer_never_sees_the_platforms_notices(
+    viewer: Person, finance: Person, database: Database
+) -> None:
+    async with database.system() as connection:
+        await notify(
+            connection,
+            tenant_id=None,
+            kind="test",
+            subject="Our own trouble",
+            body="Not for customers.",
+            facts={},
+        )
+    await finance.open("/alerts?tab=notices")
+    await expect(finance.page.get_by_text("Our own trouble")).to_be_visible()
+    await viewer.open("/alerts?tab=notices")
+    await expect(viewer.page.get_by_role("heading", name="Notices")).to_be_visible()
+    await expect(viewer.page.get_by_text("Our own trouble")).to_have_count(0)
+    await expect(viewer.page.get_by_role("button", name="New budget")).to_have_count(0)
+    await expect(viewer.page.get_by_role("button", name="Add", exact=True)).to_have_count(0)
