@@ -13,6 +13,7 @@ from billing import accounts, contracts
 from billing.contracts import DEFAULT_PAYMENT_DAYS, Contract
 from billing.prices import CURRENCY, check_currency
 from core.db import Database
+from core.errors import InvalidRequest
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES, READERS
 
@@ -50,8 +51,8 @@ async def add_contract(
 ) -> ContractView:
     """Let a contract hold from `effective_from` (None = now); its discount becomes prices of the customer at once.
 
-    `commit_monthly_usd` is what a month costs at least; `sla` a rule of billing/sla.py. Raises InvalidRequest,
-    NotFound, Conflict when it overlaps another contract.
+    `commit_monthly_usd` is what a month costs at least (postpaid); `sla` a rule of billing/sla.py. Raises
+    InvalidRequest, NotFound, Conflict when it overlaps another contract.
     """
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
@@ -60,7 +61,12 @@ async def add_contract(
         None if commit_monthly_usd is None else accounts.parse_usd(commit_monthly_usd, "commit_monthly_usd")
     )
     async with write_system(database) as connection:
-        await accounts.get_account(connection, tenant_id)
+        account = await accounts.get_account(connection, tenant_id)
+        if commit is not None and account.mode == "prepaid":
+            raise InvalidRequest(
+                "a committed spend takes a postpaid organisation: what prepaid ones lack to it would never be charged",
+                param="commit_monthly_usd",
+            )
         contract = await contracts.add_contract(
             connection,
             tenant_id=tenant_id,

@@ -28,7 +28,6 @@ def billing_seed(fake: FakeStripe) -> Callable[[Database, Path], Awaitable[dict[
             ME,
             tenant_id=northwind.tenant_id,
             discount_bps=1250,
-            commit_monthly_usd="20",
             sla={"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent": 10},
             reason="a year together",
         )

@@ -112,7 +112,7 @@ async def test_an_explicit_price_wins_and_the_discount_comes_back_after_it(datab
 
 
 async def test_future_contracts_commitments_and_terms(database: Database) -> None:
-    customer = await make_customer(database)
+    customer = await make_customer(database, mode="postpaid")
     await set_price(database, "10")
     start = await now(database) + timedelta(days=5)
     sla = {"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent": 10}
@@ -155,6 +155,7 @@ async def test_future_contracts_commitments_and_terms(database: Database) -> Non
         ({"discount_bps": 10001}, "discount_bps"),
         ({"commit_monthly_usd": "0"}, "commit_monthly_usd"),
         ({"commit_monthly_usd": "-1"}, "commit_monthly_usd"),
+        ({"commit_monthly_usd": "5"}, "commit_monthly_usd"),  # prepaid: it would never be charged
         ({"payment_days": 366}, "payment_days"),
         ({"currency": "EUR"}, "currency"),
         ({"sla": {"metric": "speed"}}, "sla"),

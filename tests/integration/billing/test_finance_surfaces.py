@@ -56,10 +56,12 @@ def test_lots_prices_and_contracts_on_the_command_line() -> None:
     ]
     run_json("prices", "set", "m", "--input", "1", "--output", "2")
     contract = run_json(
-        *("contracts", "add", "acme", "--discount-bps", "1500", "--commit", "10", "--reason", "deal"),
+        *("contracts", "add", "acme", "--discount-bps", "1500", "--reason", "deal"),
         *("--sla", '{"metric": "availability", "threshold": "99.9", "credit_percent": 10}'),
     )
     assert contract["sla"]["threshold"] == "99.9"
+    committed = run("contracts", "add", "acme", "--commit", "10", "--from", "2100-01-01", "--reason", "deal")
+    assert (committed.exit_code, "takes a postpaid organisation" in committed.stderr) == (2, True)
     history = run_json("prices", "history", "m", "--tenant", "acme")
     assert [(row["output"], row["status"]) for row in history] == [("2.00", "current"), ("1.70", "current")]
     later = run_json("prices", "set", "m", "--input", "1", "--output", "3", "--from", "2100-01-01")
