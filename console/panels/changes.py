@@ -8,7 +8,6 @@ from nicegui import ui
 
 from admin import adjustments as admin_adjustments
 from admin import corrections as admin_corrections
-from admin.adjustments import AdjustmentRequest
 from billing.adjustments import Adjustment
 from billing.invoicing.corrections import Correction
 from billing.invoicing.months import month_name
@@ -17,101 +16,26 @@ from console.components.dialogs import confirm, primary
 from console.components.flash import done
 from console.components.table import Column, Row, acts_cell, cell, data_table
 from console.deps import Console
-from console.format import Shown, moment, money
+from console.format import moment, money
 from console.panels.rerate import diff_tables, open_correction_form
+from console.panels.waiting import OWN, favour, waiting_panel
 from console.viewer import Viewer
 
 ROWS = 200
 TONES = {"requested": "warn", "approved": "ok", "rejected": "idle"}
-OWN = "You asked for this: another person has to decide it."
 
 
 async def changes_panel(console: Console, viewer: Viewer, month: date, tenants: dict[UUID, str]) -> None:
-    """Draw what waits, then corrections and adjustments of the month."""
-    waiting = await admin_adjustments.list_requests(console.database, viewer.actor)
+    """Draw what waits for a second person, then corrections and adjustments of the month."""
     corrections = await admin_corrections.list_corrections(
         console.database, viewer.actor, month=month, limit=ROWS
     )
     booked = await admin_adjustments.list_adjustments(
         console.database, viewer.actor, month=month_name(month), limit=ROWS
     )
-    _waiting(console, viewer, waiting, tenants)
+    await waiting_panel(console, viewer, tenants, show_correction)
     _corrections(console, viewer, month, corrections, tenants)
     _booked(console, month, booked, tenants)
-
-
-def _waiting(
-    console: Console, viewer: Viewer, waiting: Sequence[AdjustmentRequest], tenants: dict[UUID, str]
-) -> None:
-    """Adjustments above the limit; one's own cannot be decided."""
-    by_id = {str(one.id): one for one in waiting}
-
-    async def decide(act: str, row: str) -> None:
-        one = by_id[row]
-        approve = act == "approve"
-        name = tenants.get(one.tenant_id, "this organisation")
-        effect = (
-            f"{money(one.amount_usd).text} is booked for {name} at once, dated now. It cannot be taken back; "
-            "a mistake takes another adjustment."
-            if approve
-            else "Nothing is booked. Whoever asked may ask again."
-        )
-        reason = await confirm(
-            viewer,
-            "Approve this adjustment?" if approve else "Reject this adjustment?",
-            effect,
-            "Approve" if approve else "Reject",
-            danger=not approve,
-        )
-        if reason is None:
-            return
-        await admin_adjustments.decide_adjustment(
-            console.database, viewer.actor, approval_id=one.id, approve=approve, reason=reason
-        )
-        done("The adjustment is booked." if approve else "The adjustment is rejected.")
-
-    if any(one.requested_by == viewer.actor.label for one in waiting):
-        notice(
-            "info", "Your own requests wait for another person", "Nobody decides what he asked for himself."
-        )
-    with card("Adjustments that wait for a second person", flush=True):
-        data_table(
-            (
-                Column("tenant", "Tenant"),
-                Column("amount", "Amount", numeric=True),
-                Column("reason", "Reason", sortable=False),
-                Column("by", "Asked by"),
-                Column("acts", ""),
-            ),
-            [_waiting_row(one, viewer, tenants) for one in waiting],
-            label="Adjustments that wait",
-            nothing="No adjustment waits.",
-            on_act=viewer.act(decide),
-        )
-
-
-def _waiting_row(one: AdjustmentRequest, viewer: Viewer, tenants: dict[UUID, str]) -> Row:
-    own = one.requested_by == viewer.actor.label
-    acts = (
-        cell(Shown("yours", OWN), tone="idle")
-        if own
-        else acts_cell(
-            [("approve", "Approve", ""), ("reject", "Reject", "bad")],
-            f"adjustment for {tenants.get(one.tenant_id, '')}",
-        )
-    )
-    return {
-        "id": str(one.id),
-        "tenant": cell(tenants.get(one.tenant_id, "–"), href=f"/tenants/{one.tenant_id}", text=True),
-        "amount": cell(money(one.amount_usd), sub=_favour(one.amount_usd)),
-        "reason": cell(one.reason, sub=f"corrects {one.corrects}" if one.corrects else "", wrap=True),
-        "by": cell(one.requested_by),
-        "acts": acts,
-    }
-
-
-def _favour(usd: str) -> str:
-    return "charges the customer" if usd.startswith("-") else "for the customer"
 
 
 def _corrections(
@@ -245,7 +169,7 @@ def _booked(console: Console, month: date, booked: Sequence[Adjustment], tenants
         {
             "id": str(one.id),
             "tenant": cell(tenants.get(one.tenant_id, "–"), href=f"/tenants/{one.tenant_id}", text=True),
-            "amount": cell(money(one.amount_usd), sub=_favour(one.amount_usd)),
+            "amount": cell(money(one.amount_usd), sub=favour(one.amount_usd)),
             "reason": cell(one.reason, sub=f"corrects {one.corrects}" if one.corrects else "", wrap=True),
             "by": cell(one.created_by, sub=f"approved by {one.approved_by}" if one.approved_by else ""),
             "at": cell(moment(datetime.fromisoformat(one.created_at), now)),
