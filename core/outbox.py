@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, DateTime, Index, Table, Text, func, insert, text
+from sqlalchemy import BigInteger, Column, DateTime, Index, Integer, Table, Text, func, insert, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -16,6 +16,8 @@ outbox = Table(
     Column("payload", JSONB, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
     Column("done_at", DateTime(timezone=True)),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("next_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Index("ix_outbox_open", "id", postgresql_where=text("done_at IS NULL")),
 )
 """One row = one job to run at least once. The task is a hint, the row is the truth."""

@@ -69,7 +69,8 @@ async def send(database: Database, settings: Settings) -> int:
     async with database.read() as connection:
         waiting = await connection.execute(
             text(
-                "SELECT count(*) FROM outbox WHERE done_at IS NULL AND topic = ANY(CAST(:topics AS text[]))"
+                "SELECT count(*) FROM outbox WHERE done_at IS NULL AND next_at <= clock_timestamp() "
+                "AND topic = ANY(CAST(:topics AS text[]))"
             ),
             {"topics": list(_TOPICS)},
         )

@@ -16,7 +16,7 @@ from billing.statements import issue, signing, sla
 from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
-from jobs import outbox, payments
+from jobs import outbox, payments, retention
 from tenants import changes, logins
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,10 @@ async def reconcile_again(database: Database, settings: Settings) -> int:
 
 
 async def prune(database: Database, settings: Settings) -> int:
-    """Forget tenancy changes that every process has seen, and sign-in failures whose window is over."""
+    """Forget tenancy changes that every process has seen, sign-in failures whose window is over, and done work."""
     async with database.system() as connection:
-        return await changes.prune_changes(connection) + await logins.prune(connection)
+        seen = await changes.prune_changes(connection) + await logins.prune(connection)
+        return seen + await retention.forget(connection)
 
 
 async def check_alerts(database: Database, settings: Settings) -> int:

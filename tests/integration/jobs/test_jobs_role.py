@@ -17,7 +17,7 @@ from sqlalchemy import text
 from core.db import Database
 from core.outbox import enqueue
 from core.settings import Settings
-from jobs.outbox import dispatch
+from jobs.outbox import SOON, dispatch
 from jobs.work import schedule
 from tenants.logins import count_attempt
 from tests.integration.billing.support import make_customer
@@ -64,6 +64,45 @@ async def test_old_changes_and_sign_in_failures_are_forgotten(database: Database
         await owner.close()
 
 
+async def test_done_work_is_forgotten_and_nothing_else(database: Database, pg_url: str) -> None:
+    [prune] = [job for job in schedule(Settings(database_url=pg_url)) if job.name == "penstock.prune"]
+    async with database.system() as connection:
+        for done, n in (("now() - interval '31 days'", 1), ("now()", 2), ("NULL", 3)):
+            await connection.execute(
+                text(f"INSERT INTO outbox (topic, payload, done_at) VALUES ('t', '{n}', {done})")
+            )
+        await connection.execute(
+            text(
+                "INSERT INTO stripe_events "
+                "(id, type, object_kind, object_id, created_at, found_by, applied_at, outcome) "
+                "SELECT 'evt_' || d, 't', 'customer', 'c', 'epoch', 'list', "
+                "CASE WHEN d > 0 THEN now() - make_interval(days => d) END, "
+                "CASE WHEN d > 0 THEN 'ignored' END FROM unnest(ARRAY[0, 89, 91]) d"
+            )
+        )
+        await connection.execute(
+            text(
+                "INSERT INTO stripe_reconciliations (id, month, began_at, at, ok, facts) "
+                "SELECT gen_random_uuid(), month::date, 'epoch', now() - make_interval(days => d), true, '{}' "
+                "FROM (VALUES ('2026-01-01', 99), ('2026-01-01', 98), ('2026-02-01', 31), ('2026-02-01', 1)) "
+                "AS v (month, d)"
+            )
+        )
+    assert await prune.work(database, Settings(database_url=pg_url)) == 4
+    async with database.read() as connection:
+        left = "SELECT payload::text FROM outbox WHERE topic = 't' ORDER BY id"
+        assert (await connection.scalars(text(left))).all() == ["2", "3"]
+        assert (await connection.scalars(text("SELECT id FROM stripe_events ORDER BY id"))).all() == [
+            "evt_0",
+            "evt_89",
+        ]
+        kept = "SELECT month::text, round(extract(epoch FROM now() - at) / 86400)::int FROM stripe_reconciliations"
+        assert sorted(map(tuple, await connection.execute(text(kept)))) == [
+            ("2026-01-01", 98),
+            ("2026-02-01", 1),
+        ]
+
+
 async def test_the_outbox_runs_each_row_and_keeps_what_fails(database: Database) -> None:
     async with database.system() as connection:
         for number in range(5):
@@ -84,6 +123,51 @@ async def test_the_outbox_runs_each_row_and_keeps_what_fails(database: Database)
     async with database.system() as connection:
         rows = await connection.execute(text("SELECT topic FROM outbox WHERE done_at IS NULL ORDER BY id"))
         assert rows.scalars().all() == ["bad", "unheard-of"]
+
+
+async def test_rows_that_nobody_can_do_keep_no_other_from_its_turn(database: Database) -> None:
+    async with database.system() as connection:
+        for _ in range(4):
+            await enqueue(connection, "bad", {})
+        await enqueue(connection, "good", {})
+    seen: list[str] = []
+
+    async def good(payload: dict[str, int]) -> None:
+        seen.append("good")
+
+    async def bad(payload: dict[str, int]) -> None:
+        seen.append("bad")
+        raise RuntimeError("never")
+
+    runs = 0
+    while "good" not in seen:
+        await dispatch(database, {"good": good, "bad": bad}, limit=4)
+        runs += 1
+        assert runs <= SOON + 2
+    assert seen.count("bad") == 4 * (SOON + 1)
+
+
+async def test_a_row_of_one_that_was_killed_is_taken_again(database: Database) -> None:
+    async with database.system() as connection:
+        await enqueue(connection, "work", {})
+    calls = 0
+
+    async def killed(payload: dict[str, int]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise asyncio.CancelledError
+        async with database.read() as connection:
+            idle = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND query ~ 'outbox'"
+            assert await connection.scalar(text(idle)) == 0, "no transaction waits while a handler works"
+
+    with pytest.raises(asyncio.CancelledError):
+        await dispatch(database, {"work": killed})
+    assert await dispatch(database, {"work": killed}) == 0
+    async with database.system() as connection:
+        await connection.execute(text("UPDATE outbox SET next_at = next_at - interval '600 seconds'"))
+    assert await dispatch(database, {"work": killed}) == 1
+    assert calls == 2
 
 
 def start_role(pg_url: str, redis_url: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
