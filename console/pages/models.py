@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from fastapi import Request
 from nicegui import ui
@@ -12,16 +12,18 @@ from admin import models as admin_models
 from admin import tenants as admin_tenants
 from admin.models import ModelView
 from billing.prices import PriceView
-from console.components.base import box, card, notice, page_head
+from console.components.base import box, card, link_button, notice, page_head
 from console.components.dialogs import primary
 from console.components.table import Column, Row, cell, data_table, set_rows
 from console.deps import Console
 from console.format import count, moment
-from console.panels.prices import COLUMNS, open_price_form, price_rows, price_state
+from console.panels.prices import COLUMNS, end_or_withdraw, open_price_form, price_rows, price_state
 from console.viewer import Viewer
 from scheduler.wire import PoolSnapshot
 from workers.wire import ReplicaState
 
+REFUSED_FOR = timedelta(days=7)
+"""How far back requests are told that were refused for want of a price."""
 STATUS_TONES = {"active": "ok", "deprecated": "warn", "retired": "idle"}
 _COLUMNS = (
     Column("name", "Model"),
@@ -40,6 +42,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     await page.read()
     with page_head("Models and prices", "US dollars per million tokens. Times are UTC."):
         if viewer.may_bill:
+            link_button("Re-rate a past month", "/periods?tab=changes", "history")
             primary("New price", viewer.act(page.new_price), icon="add")
     page.alerts = box("div", "stack")
     with card("Models", flush=True):
@@ -50,7 +53,12 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         with actions:
             history = ui.checkbox("Show ended prices")
         page.price_table = data_table(
-            COLUMNS, page.price_rows(), label="Prices", nothing="No price is set yet.", sort_by="model"
+            [*COLUMNS, Column("acts", "")] if viewer.may_bill else COLUMNS,
+            page.price_rows(),
+            label="Prices",
+            nothing="No price is set yet.",
+            sort_by="model",
+            on_act=viewer.act(page.price_act),
         )
 
     async def toggle() -> None:
@@ -90,10 +98,12 @@ class _ModelsPage:
     async def read(self) -> None:
         """Read models, prices and the names of tenants."""
         database, actor = self.console.database, self.viewer.actor
-        self.models, self.prices, tenants = await asyncio.gather(
+        since = self.console.clock.now() - REFUSED_FOR
+        self.models, self.prices, tenants, self.refused = await asyncio.gather(
             admin_models.list_models(database, actor),
             admin_billing.list_prices(database, actor, history=self.history),
             admin_tenants.list_tenants(database, actor),
+            admin_billing.unpriced(database, actor, start=since),
         )
         self.tenants = {tenant.id: tenant.name for tenant in tenants}
 
@@ -132,7 +142,13 @@ class _ModelsPage:
 
     def price_rows(self) -> list[Row]:
         """Rows of the price books."""
-        return price_rows(self.prices, self.console.clock.now(), self.tenants)
+        return price_rows(self.prices, self.console.clock.now(), self.tenants, with_acts=self.viewer.may_bill)
+
+    async def price_act(self, act: str, row: str) -> None:
+        """End or withdraw the version of a row."""
+        price = next((one for one in self.prices if str(one.id) == row), None)
+        if price is not None and await end_or_withdraw(self.console, self.viewer, price, act):
+            await self.reload()
 
     def missing(self) -> list[str]:
         """Models offered that have no price."""
@@ -144,6 +160,16 @@ class _ModelsPage:
         with self.alerts:
             for name in self.missing():
                 notice("bad", f"{name} has no list price", "Its requests are refused until one is in force.")
+            for one in self.refused:
+                if one.requests:
+                    whose = (
+                        "" if one.tenant_id is None else f" of {self.tenants.get(one.tenant_id, 'a tenant')}"
+                    )
+                    notice(
+                        "bad",
+                        f"{one.requests:,} requests{whose} for {one.model} ({one.tier}) were refused without a price",
+                        f"The last at {one.last_at or 'an unknown time'}. Set a price if they are wanted.",
+                    )
 
     async def new_price(self) -> None:
         """Open the form."""

@@ -109,8 +109,8 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     await _filters(console, viewer, choice, tenant_id)
     with card(flush=True):
         data_table(
-            _columns(viewer),
-            request_rows(rows, now, is_platform=viewer.is_platform),
+            _columns(with_tenant=tenant_id is None),
+            request_rows(rows, now, with_tenant=tenant_id is None),
             label="Requests",
             nothing="No request was settled in this span. Widen it, or clear a filter.",
             page_size=PAGE_ROWS,
@@ -124,15 +124,15 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
             link_button("Older", f"/requests?{older.query_string()}", "chevron_right")
 
 
-def _columns(viewer: Viewer) -> list[Column]:
+def _columns(*, with_tenant: bool) -> list[Column]:
     columns = list(_COLUMNS)
-    if viewer.is_platform:
+    if with_tenant:
         columns.insert(2, Column("tenant", "Tenant"))
     return columns
 
 
-def request_rows(found: Sequence[RequestView], now: datetime, *, is_platform: bool) -> list[Row]:
-    """Table rows of requests."""
+def request_rows(found: Sequence[RequestView], now: datetime, *, with_tenant: bool) -> list[Row]:
+    """Table rows of requests; `with_tenant` where several organisations are in view."""
     rows = []
     for one in found:
         cached = one.cached_input_tokens / one.input_tokens if one.cached_input_tokens else None
@@ -148,7 +148,7 @@ def request_rows(found: Sequence[RequestView], now: datetime, *, is_platform: bo
             "ttft": cell(milliseconds(one.ttft_us / 1000 if one.ttft_us else None)),
             "cost": cell(money(one.cost_usd)),
         }
-        if is_platform:
+        if with_tenant:
             row["tenant"] = cell(one.tenant or "–", href=f"/tenants/{one.tenant_id}")
         rows.append(row)
     return rows

@@ -86,6 +86,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 async def _money(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
     """The terms that hold, adjustments that wait or are booked, and the prices."""
     await contract_panel(console, viewer, tenant_id)
+    acts = box("div", "actions")
     place = box("div", "stack")
 
     async def reload() -> None:
@@ -111,7 +112,7 @@ async def _money(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
         async def adjust() -> None:
             open_adjust_form(console, viewer, tenant_id, done=reload)
 
-        with box("div", "actions"):
+        with acts:
             secondary("Adjust", viewer.act(adjust), icon="tune")
     await reload()
     await own_prices_panel(console, viewer, tenant_id)

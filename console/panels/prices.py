@@ -9,8 +9,8 @@ from nicegui import ui
 from admin import billing as admin_billing
 from billing.prices import TIERS, PriceView
 from console.components.base import card
-from console.components.dialogs import form_dialog, text_input
-from console.components.table import Cell, Column, Row, cell, data_table
+from console.components.dialogs import confirm, form_dialog, text_input
+from console.components.table import Cell, Column, Row, acts_cell, cell, data_table
 from console.deps import Console
 from console.format import moment, per_mtok
 from console.panels.amounts import parse_instant
@@ -35,6 +35,8 @@ COLUMNS = (
 
 def price_state(price: PriceView, now: datetime) -> tuple[str, str]:
     """Whether a version holds now: (word, tone)."""
+    if price.status == "withdrawn":
+        return "Withdrawn", "idle"
     if datetime.fromisoformat(price.effective_from) > now:
         return "Scheduled", "info"
     if price.effective_to is not None and datetime.fromisoformat(price.effective_to) <= now:
@@ -43,9 +45,13 @@ def price_state(price: PriceView, now: datetime) -> tuple[str, str]:
 
 
 def price_rows(
-    prices: Sequence[PriceView], now: datetime, tenants: dict[UUID, str] | None = None
+    prices: Sequence[PriceView],
+    now: datetime,
+    tenants: dict[UUID, str] | None = None,
+    *,
+    with_acts: bool = False,
 ) -> list[Row]:
-    """Rows of price versions; `tenants` names the holders of contract prices."""
+    """Rows of price versions; `tenants` names the holders of contract prices, `with_acts` adds what can be done."""
     rows = []
     for price in prices:
         word, tone = price_state(price, now)
@@ -60,8 +66,62 @@ def price_rows(
         }
         for name in CLASSES:
             row[name] = cell(per_mtok(getattr(price, name)))
+        if with_acts:
+            row["acts"] = acts_cell(_acts(price, word), f"{price.model} {price.tier}, version {price.id}")
         rows.append(row)
     return rows
+
+
+def _acts(price: PriceView, word: str) -> list[tuple[str, str, str]]:
+    """What can be done to a version; prices that a contract's discount made go with the contract."""
+    if price.contract_id is not None:
+        return []
+    if word == "Scheduled":
+        return [("withdraw", "Withdraw", "bad")]
+    return [("end", "End", "bad")] if word == "In force" and price.ended_by is None else []
+
+
+async def end_or_withdraw(console: Console, viewer: Viewer, price: PriceView, act: str) -> bool:
+    """Ask for the reason, then end the book of `price` or take a scheduled one back. Returns whether it was done."""
+    name = f"{price.model} ({price.tier})"
+    whose = "list price" if price.tenant_id is None else "contract price"
+    if act == "withdraw":
+        reason = await confirm(
+            viewer,
+            f"Withdraw the scheduled {whose} of {name}?",
+            "It never holds; the price before it goes on.",
+            "Withdraw",
+            danger=True,
+        )
+        if reason is None:
+            return False
+        await admin_billing.withdraw_price(console.database, viewer.actor, version=price.id, reason=reason)
+        toast_ok("The scheduled price is withdrawn.")
+        return True
+    what_then = (
+        "Without a list price the model's requests are refused, unless a contract has a price of its own."
+        if price.tenant_id is None
+        else "The customer pays the list price, less the discount of its contract."
+    )
+    reason = await confirm(
+        viewer,
+        f"End the {whose} of {name} now?",
+        f"{what_then} Requests admitted before keep their price. Scheduled versions of this book end too.",
+        "End price",
+        danger=True,
+    )
+    if reason is None:
+        return False
+    await admin_billing.end_price(
+        console.database,
+        viewer.actor,
+        model=price.model,
+        tier=price.tier,
+        tenant_id=price.tenant_id,
+        reason=reason,
+    )
+    toast_ok("The price is ended.")
+    return True
 
 
 def _holds(price: PriceView, now: datetime) -> Cell:
