@@ -1,0 +1,117 @@
+"""What finance's pages work out before anything is drawn."""
+
+from datetime import UTC, date, datetime
+
+import pytest
+
+from billing.economics.chain import ChainRow
+from billing.invoicing.periods import Period
+from billing.money_health import MoneyHealth
+from console.components.waterfall import Step, bars
+from console.format import money
+from console.pages.periods import chosen_month
+from console.pages.reconciliation import chain_row
+from console.panels.margin import spans_of
+from console.panels.money_today import incidents
+
+NOW = datetime(2026, 3, 31, 12, 30, tzinfo=UTC)
+CLEAN = MoneyHealth(0, 0, 0, 0, 0, "0.00")
+
+
+def at(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=UTC)  # type: ignore[arg-type, misc]
+
+
+def test_a_past_month_meets_the_whole_month_before() -> None:
+    spans = spans_of("month", date(2026, 1, 1), NOW)
+    assert spans.before == (at(2025, 12, 1), at(2026, 1, 1))
+    assert spans.after == (at(2026, 1, 1), at(2026, 2, 1))
+
+
+def test_a_running_month_meets_the_same_days_and_never_itself() -> None:
+    spans = spans_of("month", date(2026, 3, 1), NOW)
+    assert spans.after == (at(2026, 3, 1), at(2026, 3, 31, 13))
+    assert spans.before == (at(2026, 2, 1), at(2026, 3, 1))  # February has no 31st
+    early = spans_of("month", date(2026, 3, 1), at(2026, 3, 2, 5, 59))
+    assert early.before == (at(2026, 2, 1), at(2026, 2, 2, 6))
+
+
+def test_the_last_days_meet_as_many_before_them() -> None:
+    spans = spans_of("7d", date(2026, 3, 1), NOW)
+    assert spans.before[1] == spans.after[0]
+    assert spans.after[1] - spans.after[0] == spans.before[1] - spans.before[0]
+
+
+def test_each_column_of_a_waterfall_begins_where_the_last_one_ended() -> None:
+    steps = [
+        Step("Before", money("10"), is_whole=True),
+        Step("Price", money("-15")),
+        Step("Volume", money("2")),
+        Step("After", money("-3"), is_whole=True),
+    ]
+    assert bars(steps) == [(0, 10), (10, -5), (-5, -3), (0, -3)]
+
+
+def test_money_in_order_is_no_incident() -> None:
+    assert incidents(CLEAN) == []
+
+
+@pytest.mark.parametrize(
+    ("health", "words", "href"),
+    [
+        (MoneyHealth(7, 1, 0, 0, 0, "0.00"), "7 tokens of engines are unexplained", "/reconciliation"),
+        (
+            MoneyHealth(0, 0, 2, 0, 0, "0.00"),
+            "2 invoices or credit notes were refused",
+            "/periods?tab=stripe",
+        ),
+        (MoneyHealth(0, 0, 0, 3, 0, "0.00"), "3 differences to Stripe", "/periods?tab=stripe"),
+        (MoneyHealth(0, 0, 0, 0, 4, "0.00"), "4 notices could not be delivered", "/alerts"),
+        (MoneyHealth(0, 0, 0, 0, 0, "-0.000000000001"), "drift by", "/reconciliation"),
+    ],
+)
+def test_whatever_is_wrong_is_an_incident_that_leads_somewhere(
+    health: MoneyHealth, words: str, href: str
+) -> None:
+    ((headline, body, target),) = incidents(health)
+    assert words in headline
+    assert body
+    assert target.startswith(href)
+
+
+@pytest.mark.parametrize(
+    ("row", "tone"),
+    [
+        (ChainRow("ledger", None, "1.00", None, "0.00", "2 transfers"), "ok"),
+        (ChainRow("ledger", None, "1.00", None, "0.000000000001", "2 transfers"), "bad"),
+        (ChainRow("stripe_meter", 9, None, -1, None, "1 events"), "bad"),
+        (ChainRow("stripe_meter", 10, None, 0, None, "1 events"), "ok"),
+        (ChainRow("stripe_meter", None, None, None, None, "nothing sent"), None),
+        (ChainRow("stripe_invoices", None, None, None, None, "DIFFERENT on 2026-03-01"), "bad"),
+        (ChainRow("stripe_invoices", None, None, None, None, "equal on 2026-03-01"), "ok"),
+        (ChainRow("engines", 5, None, None, None, "1 engines"), "ok"),
+    ],
+)
+def test_a_link_of_the_chain_is_green_only_when_it_is_equal(row: ChainRow, tone: str | None) -> None:
+    assert chain_row(row)["equal"].get("tone") == tone
+
+
+def test_engines_that_do_not_come_out_are_red() -> None:
+    row = ChainRow("engines", 5, None, None, None, "1 engines")
+    assert chain_row(row, is_red=True)["equal"]["tone"] == "bad"
+
+
+def test_billing_opens_with_the_oldest_month_that_waits() -> None:
+    periods = [
+        Period(name, status, "", "", None, None, None)
+        for name, status in (
+            ("2026-03", "open"),
+            ("2026-02", "open"),
+            ("2026-01", "open"),
+            ("2025-12", "closed"),
+        )
+    ]
+    assert chosen_month("", periods) == date(2026, 1, 1)
+    assert chosen_month("2025-12", periods) == date(2025, 12, 1)
+    assert chosen_month("1999-01", periods) == date(2026, 1, 1)
+    assert chosen_month("", periods[:1]) == date(2026, 3, 1)
