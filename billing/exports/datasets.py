@@ -1,6 +1,7 @@
 """The data sets of finance: what each is called, its columns, and its records as a stream in small blocks."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 from decimal import Decimal, localcontext
 from typing import IO, Literal
@@ -9,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from billing.exports.columns import Column, Kind, Record
-from billing.exports.writers import Format, open_sink
+from billing.exports.writers import Format, Sink, open_sink
 from core.money import pico_to_usd
 
 DatasetName = Literal["report", "focus_charges", "focus_gpu", "journal", "invoices"]
@@ -49,21 +50,38 @@ class Tally(msgspec.Struct):
 
 
 async def write(dataset: Dataset, format: Format, file: IO[bytes]) -> Tally:
-    """Write every record to `file` with at most a few blocks in memory; returns what was written."""
+    """Write every record to `file` with at most a few blocks in memory; returns what was written.
+
+    In a thread: a download is made in the process that serves requests, and a workbook takes seconds to close.
+    """
     sink = open_sink(format, dataset.columns, file, dataset.name.replace("_", " ").capitalize())
     amounts = {i: Decimal(0) for i, column in enumerate(dataset.columns) if column.kind is Kind.AMOUNT}
     rows = 0
     try:
         async for block in dataset.blocks:
-            sink.add(block)
+            await _in_thread(_add, sink, amounts, block)
             rows += len(block)
-            _add_up(amounts, block)
     except BaseException:
         sink.abort()
         raise
-    sink.close()
+    await _in_thread(sink.close)
     sums = {dataset.columns[i].name: usd_text(total) for i, total in amounts.items()}
     return Tally(rows, sums)
+
+
+async def _in_thread(work: Callable[..., None], *args: object) -> None:
+    """`work` in a thread, to its end even when who waits is cancelled: until then the file is in use."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
+
+
+def _add(sink: Sink, amounts: dict[int, Decimal], block: Sequence[Record]) -> None:
+    sink.add(block)
+    _add_up(amounts, block)
 
 
 def _add_up(amounts: dict[int, Decimal], block: Sequence[Record]) -> None:

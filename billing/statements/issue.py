@@ -1,5 +1,6 @@
 """Issuing statements: drafts when asked for, final ones once a month is closed, kept as they were signed."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from datetime import date
@@ -87,7 +88,7 @@ async def get_statement(
     body = await _body(database, tenant_id, month, 1 if kept is None else kept.revision + 1)
     if kept is not None and _same(body, kept):
         return _statement(kept)
-    shown = pdf.render(body)
+    shown = await asyncio.to_thread(pdf.render, body)  # pages of rows: others' streams share this loop
     async with database.system() as connection:
         await signing.register(connection, signer)
         signature = signer.sign(TYPE, body, shown)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from admin import exports as admin_exports
-from billing.exports import writers
+from billing.exports import datasets, writers
 from billing.exports.columns import Column, Kind, Record
 from billing.exports.datasets import DATASETS, Dataset, Tally, write
 from billing.exports.open import write_query
@@ -208,3 +209,34 @@ async def test_numbers_beyond_a_float_stay_exact_beside_it(tmp_path: Path) -> No
     (row,) = from_xlsx(file.getvalue())
     assert row["cost_usd (exact)"] == str(amount)
     assert abs(row["cost_usd"] - float(amount)) < 5000
+
+
+class Spy:
+    """A sink that notes which thread works."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def add(self, records: Sequence[Record]) -> None:
+        self.threads.append(threading.current_thread().name)
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread().name)
+
+    def abort(self) -> None:
+        raise AssertionError("nothing went wrong")
+
+
+async def test_files_are_written_beside_the_loop_that_serves_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def blocks() -> AsyncIterator[Sequence[Record]]:
+        for number in range(3):
+            yield [(f"row {number}",)]
+
+    spy = Spy()
+    monkeypatch.setattr(datasets, "open_sink", lambda *_: spy)
+    with (tmp_path / "x").open("wb") as file:
+        assert (await write(Dataset("x", "1", (Column("a"),), blocks()), "csv", file)).rows == 3
+    assert len(spy.threads) == 4
+    assert threading.current_thread().name not in spy.threads
