@@ -14,7 +14,16 @@ from tests.browser.seed import ADMIN, FINANCE, PASSWORD
 from tests.browser.site import Site
 from tests.support.waiting import until
 
-PLATFORM_PAGES = ("/overview", "/tenants", "/models", "/pools", "/audit")
+PLATFORM_PAGES = (
+    "/overview",
+    "/tenants",
+    "/models",
+    "/pools",
+    "/periods",
+    "/finance",
+    "/reconciliation",
+    "/audit",
+)
 
 
 async def test_a_wrong_password_is_refused_and_the_right_one_opens_the_overview(person: Person) -> None:
@@ -85,7 +94,13 @@ async def test_a_tenant_user_sees_own_pages_and_is_refused_the_platforms(person:
     await person.sign_in(site.northwind.owner)
     await expect(person.page.get_by_role("heading", name="Northwind Robotics")).to_be_visible()
     links = person.page.locator("nav a > span")
-    assert [await link.inner_text() for link in await links.all()] == ["Home", "Requests", "Usage", "Billing", "Alerts"]
+    assert [await link.inner_text() for link in await links.all()] == [
+        "Home",
+        "Requests",
+        "Usage",
+        "Billing",
+        "Alerts",
+    ]
     for path in (*PLATFORM_PAGES, f"/tenants/{site.northwind.tenant_id}"):
         response = await person.page.goto(site.url + path)
         assert response is not None
