@@ -26,7 +26,8 @@ def incidents(health: MoneyHealth) -> list[Incident]:
         found.append(
             (
                 f"{count(health.unexplained_tokens).text} tokens of engines are unexplained",
-                f"On {health.unexplained_engines} engines: counted, and told by no usage row, failure or probe.",
+                f"On {health.unexplained_engines} engine{'' if health.unexplained_engines == 1 else 's'}: counted, "
+                "and told by no usage row, failure or probe.",
                 "/reconciliation",
             )
         )
