@@ -1,12 +1,15 @@
 """A customer at the console: buying credit, papers, terms, usage, requests, alerts; and who may do what."""
 
 import asyncio
+import csv
 import json
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
+import openpyxl
+import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
 from playwright.async_api import Browser, Page, expect
@@ -26,6 +29,7 @@ from jobs.work import deliver_notices
 from tests.browser.conftest import Person
 from tests.browser.seed import FINANCE, ME
 from tests.browser.seed_billing import billing_seed
+from tests.browser.seed_finance import MODEL
 from tests.browser.site import Site, running_site
 from tests.support.api_process import serving
 from tests.support.services import Services
@@ -350,3 +354,106 @@ async def test_a_customer_never_sees_the_platforms_notices(
     await expect(viewer.page.get_by_text("Our own trouble")).to_have_count(0)
     await expect(viewer.page.get_by_role("button", name="New budget")).to_have_count(0)
     await expect(viewer.page.get_by_role("button", name="Add", exact=True)).to_have_count(0)
+
+
+async def test_usage_is_compared_and_equals_the_ledger(finance: Person) -> None:
+    await finance.open("/usage?period=30d&by=tenant,model&compare=previous")
+    page = finance.page
+    await expect(page.get_by_text("Cost and adjustments are the ledger's revenue")).to_be_visible()
+    row = page.locator("[aria-label='Comparison'] tbody tr", has_text="Northwind Robotics").first
+    await expect(row).to_contain_text("was 7")
+    await expect(row).to_contain_text("−28.57%")
+    await expect(page.locator("[aria-label='Usage report']")).to_contain_text("GPU per M")
+    for by in ("key,hour", "tier,region,month", "price_version,simulated,day"):
+        await finance.open(f"/usage?period=30d&by={by}")
+        await expect(page.locator("[aria-label='Usage report'] tr.total")).to_be_visible()
+    await finance.open("/usage?period=custom&from=2020-01-01&to=2026-01-01")
+    await expect(page.get_by_text("At most three years at once")).to_be_visible()
+
+
+async def test_files_of_usage_open_and_add_up(viewer: Person, shop: Site, database: Database) -> None:
+    await viewer.open("/usage?period=30d&by=model,day&compare=previous")
+    await expect(viewer.page.get_by_text("GPU")).to_have_count(0)
+    await expect(viewer.page.get_by_text("Margin")).to_have_count(0)
+    with (await _downloaded(viewer.page, "Excel")).open("rb") as file:
+        sheet = openpyxl.load_workbook(file).active
+    names, *lines = [[value.value for value in row] for row in sheet.iter_rows()]
+    parquet = pq.read_table(await _downloaded(viewer.page, "Parquet"))
+    paid = sum(parquet.column("cost_usd").to_pylist(), Decimal(0))
+    assert sum(line[names.index("requests")] for line in lines) == 5
+    focus = list(csv.DictReader((await _downloaded(viewer.page, "FOCUS")).read_text("utf-8").splitlines()))
+    used = [line for line in focus if line["ChargeCategory"] == "Usage"]
+    assert sum(Decimal(line["BilledCost"]) for line in used) == paid
+    account = await admin_billing.get_account(database, ME, tenant_id=shop.northwind.tenant_id)
+    assert paid == Decimal(account.spent_this_month_usd)
+    assert not any(name.startswith(("gpu_", "margin_")) for name in parquet.column_names)
+
+
+async def test_a_scheduled_price_is_withdrawn_and_a_contract_price_ends(
+    finance: Person, shop: Site, database: Database
+) -> None:
+    tenant_id = shop.customers["Lumen Health"].tenant_id
+    prices = {"model": MODEL, "input": "0.9", "output": "8"}
+    await admin_billing.set_price(database, ME, tenant_id=tenant_id, **prices)
+    later = datetime(2099, 1, 1, tzinfo=UTC)
+    await admin_billing.set_price(database, ME, effective_from=later, **prices)
+    await finance.open("/models")
+    page, dialog = finance.page, finance.page.get_by_role("dialog")
+    rows = page.locator("[aria-label='Prices'] tbody tr")
+    await rows.filter(has_text="1 Jan 2099").filter(has_text="List price").get_by_role("button").click()
+    await dialog.get_by_label("Reason").fill("not yet")
+    await dialog.get_by_role("button", name="Withdraw").click()
+    await expect(rows.filter(has_text="Scheduled").filter(has_text="List price")).to_have_count(0)
+    row = rows.filter(has_text="Lumen Health")
+    await row.get_by_role("button", name="End").click()
+    await dialog.get_by_label("Reason").fill("the trial is over")
+    await dialog.get_by_role("button", name="End price").click()
+    await expect(row).to_have_count(0)
+    await page.get_by_text("Show ended prices").click()
+    await expect(row).to_contain_text("Ended")
+    await expect(page.get_by_role("link", name="Re-rate a past month")).to_be_visible()
+
+
+async def test_finance_makes_and_ends_a_contract(finance: Person, shop: Site) -> None:
+    tenant_id = shop.customers["Lumen Health"].tenant_id
+    await finance.open(f"/tenants/{tenant_id}?tab=money")
+    page, dialog = finance.page, finance.page.get_by_role("dialog")
+    await page.get_by_role("button", name="New contract").click()
+    await dialog.get_by_label("Discount in percent").fill("a lot")
+    await dialog.get_by_label("Reason").fill("renewal")
+    await dialog.get_by_role("button", name="Save contract").click()
+    await expect(dialog).to_contain_text("A percentage such as 15")
+    await dialog.get_by_label("Discount in percent").fill("7.5")
+    await dialog.get_by_label("Committed a month").fill("1,000")
+    await dialog.get_by_role("button", name="Save contract").click()
+    await expect(page.get_by_text("7.5% off list prices")).to_be_visible()
+    await expect(page.get_by_text("$1,000.00").first).to_be_visible()
+    await page.locator("[aria-label='Contracts'] tbody tr").get_by_role("button", name="End").click()
+    await dialog.get_by_label("Reason").fill("they left")
+    await dialog.get_by_role("button", name="End contract").click()
+    await expect(page.get_by_text("No contract in force")).to_be_visible()
+
+
+async def test_the_new_pages_fit_a_phone(shop: Site, browser: Browser) -> None:
+    context = await browser.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark")
+    phone = Person(shop, context, await context.new_page())
+    tenant = f"/tenants/{shop.northwind.tenant_id}?tab="
+    tabs = ("credit", "documents", "payments", "terms")
+    for email, paths in (
+        (shop.northwind.owner, [*(f"/billing?tab={tab}" for tab in tabs), "/alerts", "/requests?days=400"]),
+        (
+            FINANCE,
+            [f"{tenant}money", f"{tenant}papers", f"{tenant}alerts", "/alerts", "/usage?compare=previous"],
+        ),
+    ):
+        await phone.sign_in(email)
+        for path in paths:
+            await phone.open(path)
+            await expect(phone.page.locator("h1")).to_be_visible()
+            assert await phone.overflow() <= 0, path
+    await phone.open("/requests?days=400")
+    await phone.page.locator("[aria-label='Requests'] tbody tr").first.get_by_role("link").first.click()
+    await expect(phone.page.get_by_role("heading", name="Why")).to_be_visible()
+    assert await phone.overflow() <= 0
+    await context.close()
+    assert phone.troubles == []

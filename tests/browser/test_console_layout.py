@@ -10,7 +10,7 @@ from tests.browser.seed import ADMIN
 from tests.browser.site import Site
 
 ADMIN_PATHS = ("/overview", "/tenants", "/models", "/pools", "/usage", "/audit")
-TENANT_PATHS = ("/home", "/usage", "/billing")
+TENANT_PATHS = ("/home", "/requests", "/usage", "/billing", "/alerts")
 
 
 @pytest.fixture
