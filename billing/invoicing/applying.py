@@ -269,8 +269,9 @@ async def _billed(connection: AsyncConnection, invoice: Row[Any]) -> dict[Key, R
     """The lines of an invoice that a correction can be about."""
     found = await connection.execute(
         text(
-            "SELECT id, kind, model, class AS token_class, tier, price_version, description FROM invoice_lines "
-            "WHERE invoice_id = :invoice AND tenant_id = :tenant_id AND class = ANY (:classes)"
+            "SELECT id, kind, model, class AS token_class, tier, coalesce(price_version, 0) AS price_version, "
+            "description FROM invoice_lines WHERE invoice_id = :invoice AND tenant_id = :tenant_id "
+            "AND (class = ANY (:classes) OR kind = 'commit')"
         ),
         {"invoice": invoice.id, "tenant_id": invoice.tenant_id, "classes": list(CLASSES)},
     )

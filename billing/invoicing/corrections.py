@@ -24,11 +24,12 @@ from billing.invoicing.rerate import (
     DifferenceView,
     Key,
     Spec,
+    commit_differences,
     mirrored,
     rerate,
     view,
 )
-from billing.invoicing.sources import usage_groups
+from billing.invoicing.sources import billed_commitments, usage_groups
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from core.money import pico_to_usd
@@ -232,13 +233,16 @@ async def _until(connection: AsyncConnection, month: date) -> datetime:
 async def _differences(
     connection: AsyncConnection, month: date, until: datetime, spec: Spec
 ) -> list[Difference]:
-    groups = [
-        group
-        for group in await usage_groups(connection, month, until, spec.tenant_id)
-        if spec.model is None or group.model == spec.model
-    ]
+    everything = await usage_groups(connection, month, until, spec.tenant_id)
+    groups = [group for group in everything if spec.model is None or group.model == spec.model]
     prices = await new_prices(connection, spec, groups)
-    return rerate(groups, await _prior(connection, month), prices)
+    prior = await _prior(connection, month)
+    lines = rerate(groups, prior, prices)
+    tenants = sorted({line.tenant_id for line in lines})
+    return [
+        *lines,
+        *commit_differences(everything, prior, lines, await billed_commitments(connection, month, tenants)),
+    ]
 
 
 @platform_wide("earlier corrections of a month may be of every organisation")

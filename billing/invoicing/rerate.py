@@ -4,6 +4,7 @@ Prices per tenant, model and tier replace the pinned ones; a list price reaches 
 discount, and not at all one that had a price of its own. Corrections that were approved before count as the old price.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -16,6 +17,8 @@ from core.errors import InvalidRequest
 from core.money import pico_per_token_to_per_mtok, pico_to_usd
 
 MAX_RATES = 1000
+COMMIT = "commit"
+"""The kind of a line that is the shortfall of a commitment: it has no model, class, tier or price."""
 
 
 class NewRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -195,6 +198,47 @@ def rerate(
                     old_exact=old_exact,
                     new_exact=new_exact,
                     delta=new_exact - old_exact,
+                )
+            )
+    return found
+
+
+def commit_differences(
+    groups: Iterable[UsageGroup],
+    prior: Mapping[Key, int],
+    lines: Iterable[Difference],
+    committed: Mapping[UUID, int],
+) -> list[Difference]:
+    """How the shortfall of a commitment that an invoice has billed changes with its usage: what is used more is lacking
+    less. `groups` is all usage of the month, `committed` what customers with an invoice of it committed to.
+    """
+    before: dict[UUID, int] = defaultdict(int)
+    change: dict[UUID, int] = defaultdict(int)
+    for group in groups:
+        before[group.tenant_id] += group.cost
+    for key, delta in prior.items():
+        before[key.tenant_id] += 0 if key.kind == COMMIT else delta
+    for line in lines:
+        change[line.tenant_id] += line.delta
+    found = []
+    for tenant_id in sorted(change.keys() & committed.keys()):
+        old = max(committed[tenant_id] - before[tenant_id], 0)
+        new = max(committed[tenant_id] - before[tenant_id] - change[tenant_id], 0)
+        if new != old:
+            found.append(
+                Difference(
+                    tenant_id,
+                    COMMIT,
+                    "",
+                    "",
+                    "",
+                    0,
+                    tokens=0,
+                    old_price=None,
+                    new_price=None,
+                    old_exact=old,
+                    new_exact=new,
+                    delta=new - old,
                 )
             )
     return found

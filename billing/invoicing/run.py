@@ -146,6 +146,7 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[Customer]
     movements = await sources.movements(connection, month, tenants)
     terms = await sources.terms(connection, month, tenants)
     carries = await sources.carries(connection, month, tenants)
+    corrected = await sources.corrected(connection, month, tenants)
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     drafts = []
     for customer in missing:
@@ -153,7 +154,9 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[Customer]
         postpaid = customer.mode == "postpaid"
         agreed = terms.get(tenant_id, Terms())
         used = [line for group in customer.groups for line in usage_lines(group)]
-        committed = commit_line(agreed.committed, sum(line.exact for line in used)) if postpaid else None
+        # What was re-rated already counts at its right price; the adjustment for it is a line of its own.
+        worth = sum(line.exact for line in used) + corrected.get(tenant_id, 0)
+        committed = commit_line(agreed.committed, worth) if postpaid else None
         carried = carries.get(tenant_id, []) if postpaid else []
         lines = [
             *used,

@@ -176,6 +176,34 @@ async def terms(connection: AsyncConnection, month: date, tenants: Sequence[UUID
     }
 
 
+async def billed_commitments(
+    connection: AsyncConnection, month: date, tenants: Sequence[UUID]
+) -> dict[UUID, int]:
+    """The committed spend of those who have their postpaid invoice of the month: its shortfall is billed."""
+    invoiced = await connection.scalars(
+        text(
+            "SELECT tenant_id FROM invoices WHERE month = :month AND kind = 'postpaid' AND tenant_id = ANY (:tenants)"
+        ),
+        {"month": month, "tenants": list(tenants)},
+    )
+    agreed = await terms(connection, month, list(invoiced))
+    return {tenant: one.committed for tenant, one in agreed.items() if one.committed is not None}
+
+
+async def corrected(connection: AsyncConnection, month: date, tenants: Sequence[UUID]) -> dict[UUID, int]:
+    """By how much approved corrections have changed the price of a month's usage so far, by tenant."""
+    rows = await connection.execute(
+        text(
+            "SELECT l.tenant_id, sum(l.delta) AS delta FROM correction_lines l "
+            "JOIN corrections c ON c.id = l.correction_id WHERE c.month = :month "
+            "AND c.status IN ('applying', 'approved') AND l.kind <> 'commit' AND l.tenant_id = ANY (:tenants) "
+            "GROUP BY 1"
+        ),
+        {"month": month, "tenants": list(tenants)},
+    )
+    return {row.tenant_id: int(row.delta) for row in rows}
+
+
 async def carries(
     connection: AsyncConnection, month: date, tenants: Sequence[UUID]
 ) -> dict[UUID, list[Carry]]:

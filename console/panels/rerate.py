@@ -11,7 +11,7 @@ from admin import corrections as admin_corrections
 from admin import models as admin_models
 from billing.invoicing.corrections import DryRun, TenantDelta
 from billing.invoicing.months import month_name
-from billing.invoicing.rerate import DifferenceView
+from billing.invoicing.rerate import COMMIT, DifferenceView
 from billing.prices import TIERS
 from console.components.base import Text, box, notice, shown
 from console.components.dialogs import form_dialog, secondary, text_input
@@ -83,7 +83,11 @@ def _line_row(number: int, line: DifferenceView, tenants: dict[UUID, str]) -> Ro
     return {
         "id": str(number),
         "tenant": cell(tenants.get(line.tenant_id, "–"), text=True),
-        "model": cell(line.model, sub=f"{line.token_class.replace('_', ' ')}, {line.tier}", text=True),
+        "model": (
+            cell("Committed spend", sub="what usage lacks to it", text=True)
+            if line.kind == COMMIT
+            else cell(line.model, sub=f"{line.token_class.replace('_', ' ')}, {line.tier}", text=True)
+        ),
         "tokens": cell(count(line.tokens)),
         "old": cell(money(line.old_usd), sub=f"{old.text} per M"),
         "new": cell(money(line.new_usd), sub=f"{new.text} per M"),

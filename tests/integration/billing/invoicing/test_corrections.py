@@ -1,7 +1,7 @@
 """Corrections: told as a dry run, agreed to by two people, booked in the present, undone exactly once."""
 
 import asyncio
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -474,4 +474,68 @@ async def test_late_usage_is_corrected_after_the_rows_that_say_so_are_gone(
         ("adjustment", -50),
         ("carried", 50),
     ]
+    await platform.is_sound()
+
+
+async def committed(platform: Platform, usd: int) -> Customer:
+    """A postpaid customer that has used a dollar of its monthly commitment."""
+    await price(platform.database)
+    acme = await make_customer(platform.database, mode="postpaid")
+    begin = datetime(platform.month.year, platform.month.month, 1, tzinfo=UTC)
+    await platform.commit_to(acme, usd * PICO_PER_USD, since=begin)
+    await platform.use(acme, input=1_000_000)
+    return acme
+
+
+@pytest.mark.parametrize(
+    ("usd", "spec", "lines", "notes"),
+    [
+        (3, DOUBLE, [("usage", "1.00"), ("commit", "-1.00")], 100),
+        (3, HALF, [("usage", "-0.50"), ("commit", "0.50")], 50),
+        (1, HALF, [("usage", "-0.50"), ("commit", "0.50")], 50),
+    ],
+)
+async def test_a_commitment_lacks_less_when_usage_costs_more(
+    platform: Platform, usd: int, spec: dict[str, Any], lines: list[tuple[str, str]], notes: int
+) -> None:
+    acme = await committed(platform, usd)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    assert (await platform.invoice(acme, month)).total_cents == 100 * usd
+    async with platform.database.read() as connection:
+        told = await dry_run(connection, month, parse_spec(spec))
+    assert [(line.kind, line.delta_usd) for line in told.lines] == lines
+    done = await decide(platform, await request(platform, month, spec))
+    assert done.delta_usd == "0.00"
+    # The month costs what was committed, as before: what is credited on its invoice is charged with the next.
+    assert await platform.one("SELECT sum(cents) FROM credit_notes") == notes
+    assert await platform.balance(acme, "revenue") == -usd * PICO_PER_USD
+    undone = await decide(platform, await reverse(platform, done))
+    assert undone.delta_usd == "0.00"
+    assert await platform.balance(acme, "revenue") == -usd * PICO_PER_USD
+    await platform.is_sound()
+
+
+async def test_usage_beyond_the_commitment_costs_what_the_right_price_makes_it(platform: Platform) -> None:
+    acme = await committed(platform, 2)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    triple = {"rates": [{"model": MODEL, "input": "3", "output": "1"}]}
+    done = await decide(platform, await request(platform, month, triple))
+    assert done.delta_usd == "1.00"
+    assert await platform.balance(acme, "revenue") == -3 * PICO_PER_USD
+    await decide(platform, await request(platform, month, HALF))
+    assert await platform.balance(acme, "revenue") == -2 * PICO_PER_USD
+    await platform.is_sound()
+
+
+async def test_a_correction_before_the_invoice_counts_towards_the_commitment(platform: Platform) -> None:
+    acme = await committed(platform, 3)
+    await platform.clock.set(await platform.clock.now() + timedelta(hours=2))
+    await decide(platform, await request(platform, platform.month, DOUBLE))
+    month = await platform.end_month()
+    await make_invoices(platform.database, month)
+    found = [(one.kind, one.cents) for one in await platform.lines(acme, month)]
+    assert found == [("usage", 100), ("commit", 100), ("adjustment", 100)]
+    assert await platform.balance(acme, "revenue") == -3 * PICO_PER_USD
     await platform.is_sound()
