@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+from sqlalchemy import text
 
 from billing import alerts, archive, credits, ledger, notice_delivery, reaper, rollups
 from billing.economics import gpu_shares
@@ -101,7 +102,9 @@ async def export(database: Database, settings: Settings) -> int:
 
 async def reconcile_again(database: Database, settings: Settings) -> int:
     """The same for the last two days, so that a row that was lost after it was compared is found."""
-    since = datetime.now(UTC) - timedelta(days=2)
+    async with database.read() as connection:
+        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    since = now - timedelta(days=2)
     return (await reconciliation.run(database, since=since)).compared
 
 
@@ -159,7 +162,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
         Job("penstock.reap", reap_every_s(settings), reap),
         Job("penstock.roll_up", 60.0, roll_up),
-        Job("penstock.share_gpu", 3600.0, share_gpu),
+        Job("penstock.share_gpu", 300.0, share_gpu),
         Job("penstock.share_gpu_again", 24 * 3600.0, share_gpu_again),
         Job("penstock.reconcile", 60.0, reconcile),
         Job("penstock.reconcile_again", 24 * 3600.0, reconcile_again),

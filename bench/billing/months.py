@@ -11,12 +11,17 @@ import asyncpg
 import duckdb
 
 from billing.archive import ROW_GROUP, parquet_path
+from billing.economics.gpu_shares import share_due
 from billing.invoicing.months import bounds
+from core.db import Database
 
 Connection = "asyncpg.Connection[asyncpg.Record]"
 TENANTS = 500
 MODELS = ("river-7b", "lake-70b")
 DIMS = TENANTS * len(MODELS)
+HOSTS = 16
+HOST_KIND = "gpu-h200x8-1128gb"
+"""Each host serves one of the models."""
 PARTS = 2
 """Partitions of a month, loaded at the same time."""
 
@@ -68,6 +73,15 @@ async def seed(connection: Connection) -> None:
         len(MODELS),
     )
     await connection.execute(
+        "INSERT INTO hosts (host_id, host_kind, region, gpus) SELECT 'host-' || n, $1, 'fra', 8 "
+        "FROM generate_series(0, $2 - 1) n",
+        HOST_KIND,
+        HOSTS,
+    )
+    await connection.execute(
+        "INSERT INTO host_prices VALUES ($1, 35760000000000, '2026-01-01Z', 'bench')", HOST_KIND
+    )
+    await connection.execute(
         "INSERT INTO usage_engines (id, replica_id, boot_id) OVERRIDING SYSTEM VALUE "
         "SELECT n, 'host-' || n || '/r0', 'b1' FROM generate_series(0, 15) n"
     )
@@ -107,6 +121,7 @@ async def load(url: str, month: date, rows: int) -> dict[str, float]:
         await connection.close()
 
     await asyncio.gather(*(fill(part) for part in range(PARTS)))
+    await spend(url, start, end)
     return {"load_s": time.perf_counter() - began, "rollup_s": await roll_up(url, start, end)}
 
 
@@ -127,6 +142,26 @@ _INSERT = (
     ).replace("//", "/")
     + " FROM (SELECT i, {start} + i * {step} AS e FROM generate_series({first}::bigint, {last}::bigint) i) s"
 )  # fmt: skip
+
+
+async def spend(url: str, start: datetime, end: datetime) -> None:
+    """Seconds of every host in every hour: serving for most of it, idle for the rest."""
+    connection = await asyncpg.connect(url, server_settings={"timezone": "UTC"})
+    await connection.execute(
+        "INSERT INTO host_seconds SELECT 'host-' || n, 'b1', $1::timestamptz + h * interval '1 hour', state, "
+        "CASE state WHEN 'serving' THEN 3000 + (n * 7 + h) % 600 ELSE 600 - (n * 7 + h) % 600 END "
+        "FROM generate_series(0, $3 - 1) n, generate_series(0, $2 - 1) h, "
+        "unnest(ARRAY['serving', 'warm_idle']) state",
+        start, int((end - start).total_seconds()) // 3600, HOSTS,
+    )  # fmt: skip
+    await connection.execute(
+        "INSERT INTO model_seconds SELECT host_id, boot_id, hour, ($3::text[])[1 + substr(host_id, 6)::int % $4], "
+        "state, seconds FROM host_seconds WHERE hour >= $1 AND hour < $2",
+        start, end, list(MODELS), len(MODELS),
+    )  # fmt: skip
+    await connection.execute("ANALYZE host_seconds")
+    await connection.execute("ANALYZE model_seconds")
+    await connection.close()
 
 
 async def roll_up(url: str, start: datetime, end: datetime) -> float:
@@ -154,6 +189,9 @@ async def roll_up(url: str, start: datetime, end: datetime) -> float:
         "SELECT penstock_roll_day($1::timestamptz + n * interval '1 day') FROM generate_series(0, $2 / 24 - 1) n",
         start, hours,
     )  # fmt: skip
+    database = Database(url)
+    await share_due(database)
+    await database.close()
     await connection.execute("VACUUM (ANALYZE) usage_days")
     await connection.close()
     return time.perf_counter() - began

@@ -5,6 +5,7 @@ from typing import Any
 
 _STYLE = {
     "rollup": ("from rollups", "#cc6633"),
+    "gpu": ("from rollups, with GPU cost", "#aa4499"),
     "raw_parquet": ("rows in Parquet (DuckDB)", "#6699cc"),
     "raw_postgres": ("rows in PostgreSQL", "#336644"),
 }

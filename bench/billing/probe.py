@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from billing.archive import parquet_path, write_month
 from billing.archive_report import SUMS, add_up
+from billing.economics.provider import host_states
 from billing.invoicing.months import bounds
 from billing.report import ReportQuery, usage_report
 from core.db import Database
@@ -24,7 +25,7 @@ from core.money import usd_to_pico
 BY = ("tenant", "model")
 
 
-async def rollup(url: str, month: date, folder: Path, with_gpu: bool = False) -> dict[str, Any]:
+async def rollup(url: str, month: date, folder: Path, *, with_gpu: bool = False) -> dict[str, Any]:
     """The usage report by tenant and model from rollups: the product's own function."""
     start, end = bounds(month)
     database = Database(url)
@@ -32,12 +33,22 @@ async def rollup(url: str, month: date, folder: Path, with_gpu: bool = False) ->
         began = time.perf_counter()
         rows = await usage_report(connection, ReportQuery(start, end, BY, with_gpu=with_gpu))
         took = time.perf_counter() - began
+        found = {
+            "seconds": took,
+            "lines": len(rows),
+            "cost": str(sum(usd_to_pico(row.cost_usd) for row in rows)),
+        }
+        if with_gpu:
+            spent = sum(usd_to_pico(row.gpu_cost_usd or "0") for row in rows)
+            hosts = [row.cost_usd for row in await host_states(connection, start, end)]
+            assert spent == sum(map(usd_to_pico, hosts)), "the shares do not add up to what the hosts cost"
+            found["gpu_cost"] = str(spent)
     await database.close()
-    return {"seconds": took, "lines": len(rows), "cost": str(sum(usd_to_pico(row.cost_usd) for row in rows))}
+    return found
 
 
 async def gpu(url: str, month: date, folder: Path) -> dict[str, Any]:
-    """The same with GPU cost and margin."""
+    """The same with GPU cost and margin, which must add up to what the hosts cost."""
     return await rollup(url, month, folder, with_gpu=True)
 
 

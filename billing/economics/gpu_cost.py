@@ -7,14 +7,13 @@ used (loading, warm and idle, asleep, no model at all) are lines of their own. A
 (billing/shares.py). An hour costs what the price in force at its beginning says.
 """
 
-from collections import defaultdict
 from datetime import datetime
 
 import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.shares import split
+from billing.economics.split_sql import floors, share
 
 SERVING_STATES = ("serving", "draining")
 """States in which a replica's time belongs to requests."""
@@ -22,23 +21,39 @@ SERVING_STATES = ("serving", "draining")
 LOADING, IDLE, ASLEEP = "loading", "warm_idle", "asleep"
 """States in which nobody used it. A host's seconds that none of its models account for are idle."""
 
-_SECONDS = text(
-    """
+_AMOUNTS = ("cost", "us", "machine_us")
+_TIES = 'idle, model COLLATE "C", state COLLATE "C"'
+_COSTS = text(
+    f"""
     WITH spent AS (
         SELECT hour, host_id, sum(seconds) AS seconds FROM host_seconds
-        WHERE hour >= :start AND hour < :end GROUP BY hour, host_id)
-    SELECT s.hour, s.host_id, s.seconds, h.gpus,
-        (SELECT p.usd_pico_per_hour FROM host_prices p
-            WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour
-            ORDER BY p.effective_from DESC LIMIT 1) AS price
-    FROM spent s JOIN hosts h ON h.host_id = s.host_id ORDER BY s.hour, s.host_id
-    """
-)
-_MODEL_SECONDS = text(
-    """
-    SELECT hour, host_id, model, state, sum(seconds) AS seconds FROM model_seconds
-    WHERE hour >= :start AND hour < :end GROUP BY hour, host_id, model, state ORDER BY hour, host_id, model, state
-    """
+        WHERE hour >= :start AND hour < :end GROUP BY hour, host_id),
+    priced AS MATERIALIZED (
+        SELECT s.hour, s.host_id, s.seconds, s.seconds * h.gpus * 1000000 AS served_us,
+            s.seconds * greatest(h.gpus, 1) * 1000000 AS served_machine_us,
+            div(2 * s.seconds * coalesce((SELECT p.usd_pico_per_hour FROM host_prices p
+                WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour
+                ORDER BY p.effective_from DESC LIMIT 1), 0) + 3600, 7200) AS served_cost
+        FROM spent s JOIN hosts h ON h.host_id = s.host_id),
+    used AS MATERIALIZED (
+        SELECT hour, host_id, model, state, sum(seconds) AS seconds FROM model_seconds
+        WHERE hour >= :start AND hour < :end GROUP BY hour, host_id, model, state),
+    together AS (
+        SELECT hour, host_id, sum(seconds) AS seconds FROM used GROUP BY hour, host_id),
+    parts AS (
+        SELECT hour, host_id, model, state, seconds AS work, false AS idle FROM used
+        UNION ALL
+        SELECT hour, host_id, '', '{IDLE}', greatest(p.seconds - coalesce(t.seconds, 0), 0), true
+        FROM priced p LEFT JOIN together t USING (hour, host_id)),
+    weighed AS (
+        SELECT *, sum(work) OVER (PARTITION BY hour, host_id) AS whole FROM parts JOIN priced USING (hour, host_id)),
+    floors AS (
+        SELECT *, {", ".join(map(floors, _AMOUNTS))} FROM weighed WHERE whole > 0),
+    shares AS (
+        SELECT *, {", ".join(share(name, "hour, host_id", _TIES) for name in _AMOUNTS)} FROM floors)
+    SELECT hour, model, state, sum(cost_share) AS cost, sum(us_share) AS gpu_us, sum(machine_us_share) AS machine_us
+    FROM shares GROUP BY hour, model, state ORDER BY hour, model, state
+    """  # noqa: S608 - the names above
 )
 
 
@@ -68,25 +83,12 @@ class HourUse(msgspec.Struct):
 
 async def host_hours(connection: AsyncConnection, start: datetime, end: datetime) -> dict[datetime, HourUse]:
     """Cost of every hour of [start, end) that has host seconds. A host kind without a price costs nothing."""
-    span = {"start": start, "end": end}
-    models: dict[tuple[datetime, str], list[tuple[str, str, int]]] = defaultdict(list)
-    for row in await connection.execute(_MODEL_SECONDS, span):
-        models[row.hour, row.host_id].append((row.model, row.state, int(row.seconds)))
     hours: dict[datetime, HourUse] = {}
-    for row in await connection.execute(_SECONDS, span):
+    for row in await connection.execute(_COSTS, {"start": start, "end": end}):
         use = hours.setdefault(row.hour, HourUse({}, {}))
-        parts = models[row.hour, row.host_id]
-        unused = max(int(row.seconds) - sum(seconds for _, _, seconds in parts), 0)
-        parts = [*parts, ("", IDLE, unused)]
-        price = int(row.price or 0)
-        cost = (2 * price * int(row.seconds) + 3600) // 7200
-        weights = [seconds for _, _, seconds in parts]
-        gpu_us = split(int(row.seconds) * row.gpus * 1_000_000, weights)
-        machine_us = gpu_us if row.gpus else split(int(row.seconds) * 1_000_000, weights)
-        shares = zip(parts, split(cost, weights), gpu_us, machine_us, strict=True)
-        for (model, state, _), *amounts in shares:
-            if state in SERVING_STATES:
-                use.serving.setdefault(model, GpuUse()).add(*amounts)
-            else:
-                use.unused.setdefault((model, state), GpuUse()).add(*amounts)
+        amounts = (int(row.cost), int(row.gpu_us), int(row.machine_us))
+        if row.state in SERVING_STATES:
+            use.serving.setdefault(row.model, GpuUse()).add(*amounts)
+        else:
+            use.unused.setdefault((row.model, row.state), GpuUse()).add(*amounts)
     return hours

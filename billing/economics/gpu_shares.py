@@ -20,6 +20,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.gpu_cost import HourUse, host_hours
+from billing.economics.split_sql import floors, share
 from billing.economics.weights import GpuWeights, catalog_weights
 from billing.report_types import MAX_DAYS, bucket_start
 from billing.report_usage import DIMS, OTHER, OTHER_HOURS, SUMMED, TOUCHED, WHOLE_DAYS
@@ -30,23 +31,13 @@ GPU_SUMS = ("gpu_input_cost", "gpu_output_cost", "gpu_us", "machine_us")
 """Picodollars of input and of output; GPU-microseconds; the same where a host without GPUs counts as one."""
 
 RECENT_DAYS = 62
-"""How far back late host seconds and new prices are looked for every hour: the open months."""
+"""How far back late host seconds and new prices are looked for every five minutes: the open months."""
 
 _TIES = """tenant_id, project_id, key_id, tier COLLATE "C", region COLLATE "C", price_version, list_price_version,
                 simulated"""
 
 
-def _part(name: str) -> tuple[str, str]:
-    """Of one amount: its whole part and remainder, and the share."""
-    exact = f"served_{name} * work"
-    floors = f"div({exact}, whole) AS {name}_floor, {exact} % whole AS {name}_rest"
-    share = f"""{name}_floor + CASE WHEN served_{name} - sum({name}_floor) OVER (PARTITION BY hour, model)
-            >= row_number() OVER (PARTITION BY hour, model ORDER BY {name}_rest DESC, {_TIES})
-            THEN 1 ELSE 0 END AS {name}_share"""
-    return floors, share
-
-
-_PARTS = [_part(name) for name in ("cost", "us", "machine_us")]
+_AMOUNTS = ("cost", "us", "machine_us")
 SHARED = f"""
     served AS MATERIALIZED (
         SELECT * FROM unnest(CAST(:served_hour AS timestamptz[]), CAST(:served_model AS text[]),
@@ -64,9 +55,9 @@ SHARED = f"""
             sum(input_work + output_work) OVER (PARTITION BY hour, model) AS whole
         FROM worked),
     floors AS (
-        SELECT *, {", ".join(floors for floors, _ in _PARTS)} FROM weighed WHERE whole > 0),
+        SELECT *, {", ".join(map(floors, _AMOUNTS))} FROM weighed WHERE whole > 0),
     shares AS (
-        SELECT *, {", ".join(share for _, share in _PARTS)} FROM floors),
+        SELECT *, {", ".join(share(name, "hour, model", _TIES) for name in _AMOUNTS)} FROM floors),
     shared AS (
         SELECT hour, {DIMS}, cost_share, us_share, machine_us_share,
             coalesce(div(2 * cost_share * input_work + work, nullif(2 * work, 0)), 0) AS gpu_input_cost

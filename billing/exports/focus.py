@@ -30,7 +30,7 @@ from billing.exports.focus_columns import (
 )
 from billing.report_books import invoice_names
 from billing.report_types import bucket_end, bucket_start, check_period, months_of, time_dimension
-from billing.report_usage import COUNTED
+from billing.report_usage import COUNTED, COUNTED_DAYS
 from core.errors import Conflict
 from core.money import TOKENS_PER_MTOK
 
@@ -46,8 +46,8 @@ _RATES = ", ".join(
     for alias, prefix in (("p", "price"), ("l", "list"))
     for name in _CLASSES
 )
-_USAGE = f"""
-    WITH {COUNTED},
+_USAGE = """
+    WITH {counted},
     grouped AS (
         SELECT date_trunc(:unit, hour, 'UTC') AS at, tenant_id, project_id, key_id, model, tier, region,
             price_version, list_price_version, simulated,
@@ -56,14 +56,14 @@ _USAGE = f"""
             sum(cost) AS cost, sum(list_cost) AS list_cost
         FROM counted WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
         GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
-    SELECT g.*, t.name AS tenant, j.name AS project, k.name AS key_name, {_RATES}
+    SELECT g.*, t.name AS tenant, j.name AS project, k.name AS key_name, {rates}
     FROM grouped g
     JOIN price_versions p ON p.id = g.price_version JOIN price_versions l ON l.id = g.list_price_version
     LEFT JOIN tenants t ON t.id = g.tenant_id LEFT JOIN projects j ON j.id = g.project_id
     LEFT JOIN api_keys k ON k.id = g.key_id
     ORDER BY g.at, g.tenant_id, g.project_id, g.key_id, g.model, g.tier, g.region, g.price_version,
         g.list_price_version, g.simulated
-"""  # noqa: S608 - names from the tuples above; values are bound
+"""
 _BOOKED = """
     SELECT t.kind, t.tenant_id, n.name AS tenant, date_trunc(:unit, t.effective_at, 'UTC') AS at, t.source_id,
         a.corrects, a.reason, c.code AS credit, d.code AS debit, t.amount
@@ -98,7 +98,8 @@ async def _blocks(connection: AsyncConnection, query: DatasetQuery) -> AsyncIter
     invoices = await invoice_names(connection, months_of(query.start, query.end))
     bound = {"start": query.start, "end": query.end, "tenant": query.tenant_id, "unit": unit}
     block: list[Record] = []
-    for statement, make in ((_USAGE, _usage), (_BOOKED, _booked)):
+    usage = _USAGE.format(counted=COUNTED if unit == "hour" else COUNTED_DAYS, rates=_RATES)
+    for statement, make in ((usage, _usage), (_BOOKED, _booked)):
         async for row in await connection.stream(text(statement), bound):
             block += make(row, _charge(query, row, unit, invoices))
             if len(block) >= BLOCK:

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.gpu_cost import HourUse
+from billing.economics.gpu_cost import GpuUse, HourUse
 from billing.economics.weights import GpuWeights
 from billing.report_types import bucket_start
 from billing.shares import split
@@ -49,6 +49,41 @@ def shares(
             prompt, answer = split(cost, pair)
             found[key] = (prompt, answer, gpu_us, machine_us)
     return found
+
+
+async def host_costs_in_python(connection: AsyncConnection) -> dict[datetime, HourUse]:
+    """What every hour's hosts cost, split over their models and states by seconds."""
+    models: dict[tuple[datetime, str], list[tuple[str, str, int]]] = defaultdict(list)
+    used = (
+        "SELECT hour, host_id, model, state, seconds FROM model_seconds ORDER BY hour, host_id, model, state"
+    )
+    for row in await connection.execute(text(used)):
+        models[row.hour, row.host_id].append((row.model, row.state, row.seconds))
+    spent = (
+        "SELECT s.hour, s.host_id, h.gpus, h.host_kind, sum(s.seconds) AS seconds FROM host_seconds s "
+        "JOIN hosts h USING (host_id) GROUP BY 1, 2, 3, 4"
+    )
+    prices = (await connection.execute(text("SELECT * FROM host_prices ORDER BY effective_from"))).all()
+    hours: dict[datetime, HourUse] = {}
+    for row in await connection.execute(text(spent)):
+        use = hours.setdefault(row.hour, HourUse({}, {}))
+        seconds = int(row.seconds)
+        parts = models[row.hour, row.host_id]
+        parts = [*parts, ("", "warm_idle", max(seconds - sum(part[2] for part in parts), 0))]
+        past = [one for one in prices if one.host_kind == row.host_kind and one.effective_from <= row.hour]
+        price = int(past[-1].usd_pico_per_hour) if past else 0
+        totals = (
+            (2 * price * seconds + 3600) // 7200,
+            seconds * row.gpus * 10**6,
+            seconds * max(row.gpus, 1) * 10**6,
+        )
+        columns = [split(total, [part[2] for part in parts]) for total in totals]
+        for (model, state, _), *amounts in zip(parts, *columns, strict=True):
+            if state in ("serving", "draining"):
+                use.serving.setdefault(model, GpuUse()).add(*amounts)
+            else:
+                use.unused.setdefault((model, state), GpuUse()).add(*amounts)
+    return hours
 
 
 def added(parts: dict[tuple[Any, ...], Parts], by: tuple[str, ...]) -> dict[tuple[Any, ...], Parts]:

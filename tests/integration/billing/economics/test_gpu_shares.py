@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from billing.economics import gpu_shares
-from billing.economics.gpu_cost import HourUse, host_hours
+from billing.economics.gpu_cost import GpuUse, HourUse, host_hours
 from billing.economics.gpu_shares import COUNTED_GPU, GPU_SUMS, host_costs, share_again, share_due
 from billing.economics.margin import economics_report
 from billing.economics.weights import Coefficients, catalog_weights
@@ -25,6 +25,7 @@ from tests.integration.billing.economics.share_reference import (
     DIMS,
     Parts,
     added,
+    host_costs_in_python,
     make_hosts,
     make_hours,
     shares,
@@ -128,6 +129,25 @@ def named(row: Any, by: tuple[str, ...]) -> tuple[str, ...]:
         else:
             found.append(str(getattr(row, f"{name}_id" if name in ("tenant", "project", "key") else name)))
     return tuple(found)
+
+
+@pytest.mark.parametrize("books", range(3), indirect=True)
+async def test_hosts_cost_what_plain_python_says(
+    database: Database, books: tuple[random.Random, list[UUID]]
+) -> None:
+    async with database.system() as connection:
+        expected = await host_costs_in_python(connection)
+        told = await host_hours(connection, FIRST, FIRST + timedelta(hours=HOURS))
+    assert {hour for hour in expected if _some(expected[hour])} == {
+        hour for hour in told if _some(told[hour])
+    }
+    for hour, use in told.items():
+        assert _some(use) == _some(expected[hour])
+
+
+def _some(use: HourUse) -> dict[Any, GpuUse]:
+    """All parts that are not nothing."""
+    return {key: part for key, part in [*use.serving.items(), *use.unused.items()] if part != GpuUse()}
 
 
 @pytest.mark.parametrize("books", range(3), indirect=True)
