@@ -37,7 +37,8 @@ BOOK_CHECKS = {
         SELECT t.tenant_id, sum(CASE WHEN d.code = 'invoiced' THEN t.amount ELSE -t.amount END) AS invoiced
         FROM ledger_transfers t
         JOIN ledger_accounts d ON d.id = t.debit_account JOIN ledger_accounts c ON c.id = t.credit_account
-        WHERE 'invoiced' IN (d.code, c.code) AND t.kind IN ('invoice', 'rounding', 'payment', 'write_off')
+        WHERE 'invoiced' IN (d.code, c.code) AND (t.kind IN ('invoice', 'rounding', 'payment', 'write_off')
+            OR t.kind = 'credit_note_refund' AND NOT EXISTS (SELECT 1 FROM credit_notes n WHERE n.id = t.source_id))
         GROUP BY t.tenant_id HAVING sum(CASE WHEN d.code = 'invoiced' THEN t.amount ELSE -t.amount END) < 0""",
     "more disputed money was settled than disputed": """
         SELECT tenant_id, debit - credit AS disputed FROM ledger_balances

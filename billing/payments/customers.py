@@ -72,6 +72,34 @@ async def _find(gateway: StripeGateway, tenant_id: UUID, requested_at: int) -> C
     return None
 
 
+async def ensure_email(
+    database: Database, gateway: StripeGateway, tenant_id: UUID, customer_id: str
+) -> str | None:
+    """Give the customer the address that Stripe mails invoices to; returns it. Stripe makes no invoice to be mailed
+    without one. It is the organisation's first owner who is active; None when there is none.
+    """
+    async with database.read() as connection:
+        row = (
+            await connection.execute(
+                text(
+                    "SELECT c.email AS known, (SELECT u.email FROM memberships m JOIN users u ON u.id = m.user_id "
+                    "WHERE m.tenant_id = c.tenant_id AND m.role = 'tenant_owner' AND u.status = 'active' "
+                    "ORDER BY u.id LIMIT 1) AS email FROM stripe_customers c WHERE c.tenant_id = :tenant"
+                ),
+                {"tenant": tenant_id},
+            )
+        ).one()
+    if row.email is None or row.email == row.known:
+        return None if row.known is None else str(row.known)
+    await gateway.update_customer(customer_id, {"email": row.email})
+    async with database.system() as connection:
+        await connection.execute(
+            text("UPDATE stripe_customers SET email = :email WHERE tenant_id = :tenant"),
+            {"email": row.email, "tenant": tenant_id},
+        )
+    return str(row.email)
+
+
 @platform_wide("a Stripe customer names the organisation")
 async def tenant_of(connection: AsyncConnection, customer_id: str | None) -> UUID | None:
     """The organisation of a Stripe customer; None when the customer is none of ours."""

@@ -50,6 +50,8 @@ async def apply_invoice(connection: AsyncConnection, invoice: Invoice, paid: lis
         await _book_payment(connection, ours, one, payment)
     if invoice.status == "paid" and ours.status in ("open", "uncollectible"):
         await _paid(connection, ours, invoice)
+    elif invoice.status == "paid" and ours.status == "void" and paid:
+        await _paid_void(connection, ours, invoice)
     elif invoice.status == "uncollectible" and ours.status == "open":
         await _uncollectible(connection, ours, invoice)
     elif (
@@ -132,6 +134,21 @@ async def _paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -
             await ledger.book(
                 connection, "write_off", ours.tenant_id, "invoiced", "uncollectible", int(amount), back
             )
+
+
+async def _paid_void(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
+    """The customer was faster than our void: the money is theirs, and a person has to give it back."""
+    amount = pico_to_usd(invoice.paid_cents * PICO_PER_CENT)
+    await notices.notify(
+        connection,
+        tenant_id=None,
+        kind="stripe.event",
+        subject=f"The void invoice {ours.number} was paid",
+        body=f"{invoice.id} was paid before it could be void in Stripe: ${amount} is the customer's. "
+        "Pay it back by a refund in Stripe's dashboard; it will be booked.",
+        facts={"object": invoice.id, "tenant_id": str(ours.tenant_id)},
+        key=f"stripe-paid-void-{ours.id}",
+    )
 
 
 async def _uncollectible(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:

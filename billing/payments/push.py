@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer
+from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer, ensure_email
 from billing.payments.invoices import INVOICE_KEY, alarm, mark_push
 from billing.payments.objects import Invoice, InvoiceLine
 from billing.payments.once import once
@@ -46,6 +46,8 @@ async def push_invoice(database: Database, gateway: StripeGateway, invoice_id: U
         return False
     try:
         customer_id = await ensure_customer(database, gateway, ours.tenant_id)
+        if ours.default_payment_method is None:
+            await ensure_email(database, gateway, ours.tenant_id, customer_id)
         draft = await _draft(gateway, ours, customer_id)
         items = items_of((str(line.id), int(line.cents), line.description) for line in lines)
         sent = await _add_lines(gateway, draft, ours, items)

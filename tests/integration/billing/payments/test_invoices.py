@@ -7,6 +7,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
+from admin import invoices as admin_invoices
+from admin import users as admin_users
 from billing import ledger
 from billing.payments import dunning, meter, push, reconcile
 from billing.payments.customers import ensure_customer, refresh_cards
@@ -25,6 +27,7 @@ from tests.integration.billing.payments.support import (
     send,
 )
 from tests.support.stripe_sim import FakeStripe
+from tests.support.tenancy import ADMIN
 
 MONTH = date(2026, 10, 1)
 
@@ -301,3 +304,42 @@ async def test_tokens_of_closed_hours_reach_the_meter_once(
         assert (
             await one(database, "SELECT tokens FROM stripe_meter_events WHERE state = 'too_old'")
         ).tokens == 12
+
+
+async def test_an_invoice_that_is_mailed_has_an_address(database: Database, fake_stripe: FakeStripe) -> None:
+    tenant_id = await postpaid(database)
+    await admin_users.create_user(
+        database, ADMIN, email="owner@globex.example", password="a long password", role="tenant_owner",
+        tenant_id=tenant_id,
+    )  # fmt: skip
+    await invoiced(database, tenant_id, [1200])
+    async with gateway_to(fake_stripe) as gateway:
+        await send(database, gateway)
+    (customer,) = fake_stripe.client().v1.customers.list().data
+    assert customer.email == "owner@globex.example"
+    (sent,) = fake_stripe.client().v1.invoices.list().data
+    assert (sent.status, sent.customer_email) == ("open", "owner@globex.example")
+
+
+async def test_a_void_invoice_that_is_paid_is_told(database: Database, fake_stripe: FakeStripe) -> None:
+    tenant_id = await postpaid(database)
+    invoice_id = await invoiced(database, tenant_id, [1200])
+    async with gateway_to(fake_stripe) as gateway:
+        await save_card(database, gateway, fake_stripe, tenant_id, "pm_card_visa")
+        await send(database, gateway)
+        stripe_id = (await state(database)).stripe_invoice_id
+        await admin_invoices.void_invoice(database, ADMIN, ref=str(invoice_id), reason="r")
+        await send(database, gateway)
+        await drain(database, gateway)
+        assert (await books(database, tenant_id))["invoiced"] == -1200
+        intent = (await one(database, "SELECT payment_intent FROM stripe_payments")).payment_intent
+        fake_stripe.client().v1.refunds.create({"payment_intent": intent})
+        await drain(database, gateway)
+        await equals_stripe(database, gateway)
+    told = await one(
+        database, "SELECT count(*) AS n, max(body) AS body FROM notices WHERE kind = 'stripe.event'"
+    )
+    assert told.n == 1
+    assert stripe_id in told.body
+    assert "refund" in told.body
+    assert (await books(database, tenant_id)).get("invoiced", 0) == 0
