@@ -13,7 +13,7 @@ from billing.exports.datasets import BLOCK, Dataset, DatasetQuery, usd
 from billing.report_types import check_period, months_of
 
 JOURNAL_VERSION = "journal/1"
-INVOICES_VERSION = "invoices/1"
+INVOICES_VERSION = "invoices/2"
 _T, _N, _A = Kind.TEXT, Kind.INTEGER, Kind.AMOUNT
 
 JOURNAL = columns(
@@ -21,7 +21,7 @@ JOURNAL = columns(
     amount_usd=_A, currency=_T,
 )  # fmt: skip
 INVOICES = columns(
-    invoice_id=_T, number=_T, tenant_id=_T, tenant=_T, month=_T, kind=_T, status=_T, stripe_invoice_id=_T,
+    invoice_id=_T, number=_T, tenant_id=_T, tenant=_T, month=_T, kind=_T, stripe_invoice_id=_T,
     document=_T, line_kind=_T, position=_N, description=_T, model=_T, token_class=_T, tier=_T, price_version=_N,
     tokens=_N, unit_price_usd=Kind.DECIMAL, exact_usd=_A, rounded_usd=_A, currency=_T,
 )  # fmt: skip
@@ -36,20 +36,23 @@ _JOURNAL = """
         AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
     GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 4, 5, 6
 """
+# A month's file does not change once the month is closed: a credit note is in the month that made it, as in the
+# journal, and whether an invoice is paid is no column.
 _INVOICES = """
-    SELECT i.id, i.number, i.tenant_id, n.name AS tenant, i.month, i.kind, i.status, i.stripe_invoice_id, i.currency,
+    SELECT i.id, i.number, i.tenant_id, n.name AS tenant, i.month, i.kind, i.stripe_invoice_id, i.currency,
         r.*
     FROM invoices i
     JOIN (
         SELECT invoice_id, 'invoice' AS document, id AS line_id, kind AS line_kind, position, description, model,
-            class AS token_class, tier, price_version, tokens, unit_price, exact, cents
+            class AS token_class, tier, price_version, tokens, unit_price, exact, cents,
+            CAST(NULL AS date) AS noted
         FROM invoice_lines
         UNION ALL
         SELECT c.invoice_id, 'credit_note', l.id, 'credit_note', 0, l.description, '', '', '', NULL, NULL, NULL,
-            -l.exact, -l.cents
+            -l.exact, -l.cents, date_trunc('month', c.created_at AT TIME ZONE 'UTC')::date
         FROM credit_note_lines l JOIN credit_notes c ON c.id = l.credit_note_id) r ON r.invoice_id = i.id
     LEFT JOIN tenants n ON n.id = i.tenant_id
-    WHERE i.month = ANY(:months) AND (CAST(:tenant AS uuid) IS NULL OR i.tenant_id = :tenant)
+    WHERE coalesce(r.noted, i.month) = ANY(:months) AND (CAST(:tenant AS uuid) IS NULL OR i.tenant_id = :tenant)
     ORDER BY i.month, i.tenant_id, i.id, r.document DESC, r.position, r.line_id
 """
 
@@ -62,7 +65,7 @@ def journal(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
 
 
 def invoices(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
-    """Lines of the invoices of the period's months, credit notes as negative lines. Raises InvalidRequest."""
+    """Lines of the invoices of the period's months, with the credit notes made in them. Raises InvalidRequest."""
     check_period(query.start, query.end)
     bound = {"months": months_of(query.start, query.end), "tenant": query.tenant_id}
     return Dataset("invoices", INVOICES_VERSION, INVOICES, _blocks(connection, _INVOICES, bound, _line))
@@ -94,7 +97,6 @@ def _line(row: Row[Any]) -> Record:
         row.tenant,
         f"{row.month:%Y-%m}",
         row.kind,
-        row.status,
         row.stripe_invoice_id,
         row.document,
         row.line_kind,
