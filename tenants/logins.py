@@ -54,7 +54,8 @@ async def count_attempt(connection: AsyncConnection, email: str, address: str) -
             )
         ).one()
         if row[0] > allowed:
-            wait_s = max(wait_s or 0.0, float(row[1]), 1.0)
+            # A transaction that began before the window's first one waits no longer than the window.
+            wait_s = max(wait_s or 0.0, min(float(row[1]), WINDOW.total_seconds()), 1.0)
     return wait_s
 
 
