@@ -17,6 +17,7 @@ from sqlalchemy.sql import bindparam
 
 from billing.invoicing.check_result import CheckResult
 from billing.payments.invoices import INVOICE_KEY
+from billing.payments.objects import Invoice
 from billing.payments.push import LINE_KEY, items_of
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
@@ -109,6 +110,8 @@ _INVOICES = """
     SELECT i.id::text AS id, i.tenant_id, i.status, i.number, i.total_cents, i.stripe_invoice_id,
         extract(epoch FROM i.created_at)::bigint AS created,
         (SELECT coalesce(sum(p.cents), 0) FROM stripe_payments p WHERE p.invoice_id = i.id)::bigint AS paid,
+        (SELECT coalesce(sum(r.cents), 0) FROM stripe_refunds r JOIN stripe_payments p USING (payment_intent)
+            WHERE p.invoice_id = i.id AND r.status = 'succeeded')::bigint AS refunded,
         (SELECT coalesce(sum(n.cents), 0) FROM credit_notes n WHERE n.invoice_id = i.id AND n.status <> 'void')::bigint
             AS credited
     FROM invoices i WHERE i.month = :month AND i.kind = 'postpaid' AND i.total_cents > 0
@@ -208,7 +211,7 @@ async def _invoices(gateway: StripeGateway, ours: _Ours, problems: list[str]) ->
         sums[0] += found.total_cents
         sums[1] += found.paid_cents
         facts: dict[str, tuple[Any, Any]] = {
-            "status": (row.status, found.status),
+            "status": (_status(row, found), found.status),
             "total": (row.total_cents, found.total_cents),
             "paid": (row.paid, found.paid_cents),
             "credited": (row.credited, found.credited_cents),
@@ -226,6 +229,14 @@ async def _invoices(gateway: StripeGateway, ours: _Ours, problems: list[str]) ->
 
     await _each(ours.invoices, check)
     return sums[0], sums[1]
+
+
+def _status(ours: Row[Any], theirs: Invoice) -> str:
+    """What Stripe should call our invoice. One that was collected before it could be void there stays paid there: it is
+    as void once all of the money went back."""
+    if ours.status == "void" and theirs.status == "paid" and 0 < theirs.paid_cents == ours.refunded:
+        return "paid"
+    return str(ours.status)
 
 
 async def _cash(gateway: StripeGateway, ours: _Ours, month: date, problems: list[str]) -> int:
@@ -269,6 +280,8 @@ _CHANGED = """
     SELECT greatest(
         (SELECT max(greatest(created_at, finalized_at)) FROM invoices WHERE month = :month),
         (SELECT max(p.paid_at) FROM stripe_payments p JOIN invoices i ON i.id = p.invoice_id WHERE i.month = :month),
+        (SELECT max(greatest(r.created_at, r.ended_at)) FROM stripe_refunds r JOIN stripe_payments p
+            USING (payment_intent) JOIN invoices i ON i.id = p.invoice_id WHERE i.month = :month),
         (SELECT max(n.created_at) FROM credit_notes n JOIN invoices i ON i.id = n.invoice_id WHERE i.month = :month),
         (SELECT max(p.updated_at) FROM stripe_pushes p LEFT JOIN credit_notes n ON n.id = p.object_id
             JOIN invoices i ON i.id = coalesce(n.invoice_id, p.object_id) WHERE i.month = :month),

@@ -343,3 +343,31 @@ async def test_a_void_invoice_that_is_paid_is_told(database: Database, fake_stri
     assert stripe_id in told.body
     assert "refund" in told.body
     assert (await books(database, tenant_id)).get("invoiced", 0) == 0
+
+
+async def test_a_void_invoice_that_was_paid_and_refunded_in_full_is_no_difference(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await postpaid(database)
+    invoice_id = await invoiced(database, tenant_id, [1200])
+    async with gateway_to(fake_stripe) as gateway:
+        await save_card(database, gateway, fake_stripe, tenant_id, "pm_card_visa")
+        await send(database, gateway)
+        await admin_invoices.void_invoice(database, ADMIN, ref=str(invoice_id), reason="r")
+        await send(database, gateway)
+        await drain(database, gateway)
+        intent = (await one(database, "SELECT payment_intent FROM stripe_payments")).payment_intent
+        refunds = fake_stripe.client().v1.refunds
+        refunds.create({"payment_intent": intent, "amount": 1199})
+        await drain(database, gateway)
+        (problem,) = (await reconcile.compare_month(database, gateway, MONTH)).problems
+        assert "status void here, paid in Stripe" in problem, "a cent is still with us"
+        refunds.create({"payment_intent": intent, "amount": 1})
+        await drain(database, gateway)
+        assert (await reconcile.compare_month(database, gateway, MONTH)).problems == []
+        async with database.system() as connection:
+            assert (await reconcile.stripe_equal(connection, MONTH)).ok
+            await connection.execute(
+                text("UPDATE stripe_refunds SET status = 'failed', ended_at = clock_timestamp()")
+            )
+            assert not (await reconcile.stripe_equal(connection, MONTH)).ok, "a refund that came back"
