@@ -146,15 +146,19 @@ _OPEN = {
         SELECT tenant_id || ' ' || hour FROM stripe_meter_events WHERE state = 'too_old'
             AND hour >= to_timestamp(:start) AND hour < to_timestamp(:end) LIMIT 20""",
     "the ledger's cash is not what Stripe moved": """
-        SELECT format('ledger %s, Stripe %s, on its way %s, past Stripe %s (cents)', l.cents, s.cents, w.cents, o.cents)
+        SELECT format('ledger %s, Stripe %s, on its way %s, past Stripe %s (cents)', l.cents, s.cents, w.cents,
+            o.cents + g.cents)
         FROM (SELECT coalesce(sum(debit - credit), 0) / 10000000000 AS cents FROM ledger_balances
                 WHERE code = 'cash') l,
             (SELECT coalesce(sum(cents - fee_cents), 0) AS cents FROM stripe_cash) s,
             (SELECT coalesce(sum(r.cents), 0) AS cents FROM stripe_refunds r WHERE NOT EXISTS (
                 SELECT 1 FROM stripe_cash m WHERE m.object_id = r.refund_id) AND r.status <> 'failed') w,
             (SELECT coalesce(sum(p.cents), 0) AS cents FROM stripe_payments p WHERE NOT EXISTS (
-                SELECT 1 FROM stripe_cash m WHERE m.object_id = p.payment_intent)) o
-        WHERE l.cents <> s.cents - w.cents + o.cents""",
+                SELECT 1 FROM stripe_cash m WHERE m.object_id = p.payment_intent)) o,
+            (SELECT coalesce(sum(t.amount), 0) / 10000000000 AS cents FROM ledger_transfers t
+                JOIN credit_grants c ON c.id = t.source_id
+                WHERE t.kind = 'purchase' AND c.created_by <> 'stripe') g
+        WHERE l.cents <> s.cents - w.cents + o.cents + g.cents""",
 }
 """What must be empty, by what it means when it is not."""
 

@@ -6,12 +6,15 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing.payments import events, topups
+from billing.credits import add_lot
+from billing.invoicing.months import month_of
+from billing.payments import events, reconcile, topups
 from billing.payments.customers import ensure_customer, set_tax_id
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, Unavailable
 from core.ids import uuid7
+from core.money import PICO_PER_USD
 from tests.integration.billing.payments.support import (
     RETURN_URL,
     books,
@@ -180,3 +183,26 @@ async def test_a_tax_id_replaces_the_one_before(database: Database, fake_stripe:
         row = (await connection.execute(text("SELECT customer_id, tax_id_value FROM stripe_customers"))).one()
     ids = fake_stripe.client().v1.customers.tax_ids.list(row.customer_id)
     assert [each.value for each in ids.data] == [row.tax_id_value] == ["FR12345678901"]
+
+
+async def test_credit_that_was_paid_by_wire_is_no_difference_to_stripe(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await prepaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        started = await _start(database, gateway, tenant_id)
+        fake_stripe.pay(_session_id(started))
+        await drain(database, gateway)
+        async with database.system() as connection:
+            await add_lot(
+                connection,
+                lot_id=uuid7(),
+                tenant_id=tenant_id,
+                amount=500 * PICO_PER_USD,
+                kind="purchased",
+                reason="wire transfer 4711",
+                created_by="ann@example.com",
+            )
+            month = month_of((await connection.execute(text("SELECT now()"))).scalar_one())
+        compared = await reconcile.compare_month(database, gateway, month)
+    assert not [one for one in compared.problems if "cash" in one]
