@@ -60,6 +60,10 @@ _PAYMENT = ["latest_charge.balance_transaction"]
 _REFUND = ["balance_transaction"]
 
 
+class TooManyRows(Unavailable):
+    """A list is longer than what is read at once."""
+
+
 class StripeGateway:
     """Calls of one Stripe account. Used on one event loop; `close` ends its connections."""
 
@@ -141,7 +145,7 @@ class StripeGateway:
             if not page.get("has_more") or not page["data"]:
                 return rows
             if len(rows) >= at_most:
-                raise Unavailable(f"Stripe lists more than {at_most:,} rows: ask for a shorter period")
+                raise TooManyRows(f"Stripe lists more than {at_most:,} rows: ask for a shorter period")
             params["starting_after"] = page["data"][-1]["id"]
 
     # Customers and payment methods
@@ -347,9 +351,15 @@ class StripeGateway:
 
     # Events and the balance
 
-    async def events(self, since_at: int) -> list[Event]:
-        """Events made at or after the instant, the oldest first; Stripe reaches back 30 days."""
-        rows = await self._all(self._client().v1.events.list_async, created={"gte": since_at})
+    async def events(
+        self, since_at: int, before_at: int | None = None, *, at_most: int = 100_000
+    ) -> list[Event]:
+        """Events of [since_at, before_at), the oldest first; Stripe reaches back 30 days.
+
+        Raises TooManyRows when there are more than about `at_most`.
+        """
+        created = {"gte": since_at} | ({} if before_at is None else {"lt": before_at})
+        rows = await self._all(self._client().v1.events.list_async, at_most=at_most, created=created)
         found = [event for row in reversed(rows) if (event := event_of(row)) is not None]
         return sorted(found, key=lambda event: event.created_at)
 

@@ -23,7 +23,7 @@ from billing.payments.objects import Event
 from billing.payments.payments import prepare_payment
 from billing.payments.refunds import prepare_refund
 from billing.payments.topups import prepare_session
-from billing.stripe_gateway import StripeGateway
+from billing.stripe_gateway import StripeGateway, TooManyRows
 from core.db import Database
 from core.errors import NotFound, PenstockError, Unavailable
 
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 OVERLAP_S = 3600
 REACH_S = 30 * 86_400 - 3600
 """How far back Stripe lists events."""
+SLICE_S = 86_400
+"""Seconds of events that are listed and recorded at a time, at most."""
+SLICE_ROWS = 5000
+"""A slice with more events is halved: Stripe lists the newest first."""
 BATCH = 100
 ALARM_AFTER = 5
 """Failures of one event after which people are told."""
@@ -241,25 +245,59 @@ async def _tell(
 
 
 async def find_missed(database: Database, gateway: StripeGateway) -> int:
-    """Record the events that no webhook brought: everything since the last look, with an overlap. Returns how many."""
+    """Record the events that no webhook brought: everything since the last look, with an overlap. Returns how many.
+
+    Slice by slice from the oldest: what was recorded stays when Stripe goes away, and the next look goes on there.
+    """
     async with database.read() as connection:
-        since = (
+        row = (
             await connection.execute(
                 text(
-                    "SELECT greatest(extract(epoch FROM events_seen_at) - :overlap, "
-                    "extract(epoch FROM clock_timestamp()) - :reach)::bigint FROM stripe_state"
+                    "SELECT extract(epoch FROM clock_timestamp())::bigint AS now, "
+                    "greatest(extract(epoch FROM events_seen_at) - :overlap, "
+                    "extract(epoch FROM clock_timestamp()) - :reach)::bigint AS since FROM stripe_state"
                 ),
                 {"overlap": OVERLAP_S, "reach": REACH_S},
             )
-        ).scalar_one()
-    listed = await gateway.events(int(since))
+        ).one()
+    since, width, found = int(row.since), SLICE_S, 0
+    while True:
+        before = since + width if since + width < row.now else None
+        listed, before = await _slice(gateway, since, before, row.now)
+        found += await _record_slice(database, listed, None if before is None else min(before, row.now))
+        if before is None:
+            return found
+        since, width = before, min(SLICE_S, 2 * (before - since))
+
+
+async def _slice(
+    gateway: StripeGateway, since: int, before: int | None, now: int
+) -> tuple[list[Event], int | None]:
+    """The events of [since, before), or of a shorter slice when they are many, and where it ends (None: nowhere).
+
+    Raises TooManyRows when a single second has more than the gateway reads.
+    """
+    while before != since + 1:
+        try:
+            return await gateway.events(since, before, at_most=SLICE_ROWS), before
+        except TooManyRows:
+            ends = before or (
+                now if now > since + 1 else since + SLICE_S
+            )  # Stripe's clock may be ahead of ours
+            before = since + (ends - since) // 2
+    return await gateway.events(since, before), before
+
+
+async def _record_slice(database: Database, listed: list[Event], ended_at: int | None) -> int:
+    """Write a slice's events down, and how far we have seen; returns how many are new."""
+    seen_at = listed[-1].created_at if listed else ended_at
     found = 0
     async with database.system() as connection:
         for event in listed:
             found += await record(connection, event, "list")
-        if listed:
+        if seen_at is not None:
             await connection.execute(
                 text("UPDATE stripe_state SET events_seen_at = greatest(events_seen_at, to_timestamp(:at))"),
-                {"at": listed[-1].created_at},
+                {"at": seen_at},
             )
     return found

@@ -5,8 +5,10 @@ from sqlalchemy import text
 
 from billing.payments import events, topups
 from billing.payments.effects import Effect
+from billing.payments.objects import Event
 from billing.stripe_gateway import StripeGateway
 from core.db import Database
+from core.errors import Unavailable
 from tests.integration.billing.payments.support import RETURN_URL, books, gateway_to, one, prepaid
 from tests.support.stripe_sim import FakeStripe
 
@@ -37,3 +39,47 @@ async def test_an_object_that_nobody_can_read_does_not_stop_the_others(
         )
         assert left.n >= 1
         assert left.error.startswith("KeyError")
+
+
+@pytest.mark.parametrize("ahead", [0, 20 * 86_400], ids=["past", "clock ahead of ours"])
+async def test_a_long_backlog_is_recorded_slice_by_slice(
+    database: Database, fake_stripe: FakeStripe, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """More events than are read at once, and Stripe away after the first of them."""
+    monkeypatch.setattr(events, "SLICE_ROWS", 100)
+    now = fake_stripe.advance(ahead)
+    async with database.system() as connection:
+        await connection.execute(text("UPDATE stripe_state SET events_seen_at = now() - interval '3 days'"))
+    customers = fake_stripe.client().v1.customers
+    for _ in range(260):
+        customers.create({"name": "Somebody"})
+    made = list(fake_stripe.sim.store.kind("event").values())
+    for number, event in enumerate(made):  # two days ago and today, 40 in a second
+        event["created"] = now - (2 * 86_400 if number < 130 else 0) + number // 40 - 10
+    async with gateway_to(fake_stripe) as gateway:
+        with monkeypatch.context() as patch:
+            _goes_away(patch, gateway)
+            with pytest.raises(Unavailable):
+                await events.find_missed(database, gateway)
+        kept = (await one(database, _RECORDED)).n
+        assert 0 < kept < len(made), "what was recorded stays"
+        assert await events.find_missed(database, gateway) == len(made) - kept
+        assert await events.find_missed(database, gateway) == 0
+    left = await one(database, "SELECT extract(epoch FROM events_seen_at)::bigint AS at FROM stripe_state")
+    assert left.at == made[-1]["created"], "never beyond what Stripe has told"
+
+
+_RECORDED = "SELECT count(*) AS n FROM stripe_events"
+
+
+def _goes_away(patch: pytest.MonkeyPatch, gateway: StripeGateway) -> None:
+    """Stripe answers until it has told some events, and is away from then on."""
+    listing, told = gateway.events, list[Event]()
+
+    async def some(since_at: int, before_at: int | None = None, *, at_most: int = 100_000) -> list[Event]:
+        if told:
+            raise Unavailable("Stripe is away")
+        told.extend(await listing(since_at, before_at, at_most=at_most))
+        return list(told)
+
+    patch.setattr(gateway, "events", some)
