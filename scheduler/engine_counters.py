@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
@@ -44,6 +45,7 @@ class _Boot:
         self.heard_at = self.scraped_at = now
         self.ended = False
         self.changed = True
+        self.refused = False
         self.stored_at = 0.0
         self.idle_since: float | None = None
         self.idle_scrape = 0
@@ -141,9 +143,20 @@ class CounterBook:
             fresh = (boot.status.counters, boot.status.warmup_counters, boot.ended)
             boot.changed = bool(boot.cuts) or fresh != (report.counters, report.warmup, report.ended)
             boot.stored_at = now
-        gone = [
-            name for name, boot in self._boots.items() if not boot.changed and now - boot.heard_at > FORGET_S
-        ]
+            boot.refused = False
+        self._forget(now)
+
+    def refused(self, boot: _Boot) -> bool:
+        """PostgreSQL does not take this one's report; returns whether that is new. It stays due with what is heard
+        next, without the cuts so far, until it is forgotten."""
+        is_new = not boot.refused
+        boot.refused = True
+        boot.cuts.clear()
+        return is_new
+
+    def _forget(self, now: float) -> None:
+        silent = (name for name, boot in self._boots.items() if now - boot.heard_at > FORGET_S)
+        gone = [name for name in silent if self._boots[name].refused or not self._boots[name].changed]
         for name in gone:
             boot = self._boots.pop(name)
             if self._of_replica.get(boot.status.replica_id) == name:
@@ -180,17 +193,18 @@ class CounterStore:
         await asyncio.wait({asyncio.create_task(self.store())}, timeout=CLOSE_S)
 
     async def store(self) -> None:
-        """Store what is due in one transaction; on failure it stays due."""
-        boots = self.book.due(self._now())
+        """Store what is due in one transaction; on failure it stays due. A report that PostgreSQL refuses, such as one
+        of a number that no column holds, does not stop the others."""
+        boots = sorted(self.book.due(self._now()), key=lambda boot: boot.status.boot_id)
         if not boots:
             return
-        reports: list[CounterReport] = []
+        stored: list[tuple[_Boot, CounterReport]] = []
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S), self._database.system() as connection:
-                for boot in sorted(boots, key=lambda boot: boot.status.boot_id):
+                for boot in boots:
                     report = boot.report(self._now())
-                    reports.append(report)
-                    await self._record(connection, report)
+                    if await self._stored(connection, boot, report):
+                        stored.append((boot, report))
         except Exception as error:  # noqa: BLE001 - whatever PostgreSQL does, placement goes on; the next round retries
             metrics.ENGINE_COUNTERS_FAILURES.inc()
             if not self._failing:
@@ -202,7 +216,23 @@ class CounterStore:
         if self._failing:
             log.info("engine counters are stored again")
         self._failing = False
-        self.book.stored(sorted(boots, key=lambda boot: boot.status.boot_id), reports, self._now())
+        self.book.stored([boot for boot, _ in stored], [report for _, report in stored], self._now())
+
+    async def _stored(self, connection: AsyncConnection, boot: _Boot, report: CounterReport) -> bool:
+        """Store one report behind a savepoint; False when PostgreSQL refuses it. Raises when PostgreSQL is away."""
+        try:
+            async with connection.begin_nested():
+                await self._record(connection, report)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            metrics.ENGINE_COUNTERS_REFUSED.inc()
+            if self.book.refused(boot):
+                log.error(
+                    "the counters of %s (%s) are refused: %s", report.replica_id, report.boot_id, error.orig
+                )
+            return False
+        return True
 
     async def _run(self) -> None:
         while True:

@@ -35,6 +35,9 @@ HOST_HOURS_FAILURES = Counter(
 ENGINE_COUNTERS_FAILURES = Counter(
     "penstock_scheduler_engine_counters_failures", "Rounds in which engine counters could not be stored"
 )
+ENGINE_COUNTERS_REFUSED = Counter(
+    "penstock_scheduler_engine_counters_refused", "Reports of one engine's counters that PostgreSQL refused"
+)
 
 
 def show_queues(queues: Sequence[QueueView]) -> None:
