@@ -50,16 +50,27 @@ def parse_label(cadence: str, text: str) -> datetime:
         ) from None
 
 
-def due(cadence: str, starts_at: datetime, now: datetime, seen: dict[datetime, Seen]) -> list[datetime]:
+def due(
+    cadence: str,
+    starts_at: datetime,
+    now: datetime,
+    seen: dict[datetime, Seen],
+    failed: dict[datetime, datetime] | None = None,
+) -> list[datetime]:
     """The starts of periods to export now, oldest first: those that ended and were never exported, and those that may
-    still change and were not looked at for a while."""
+    still change and were not looked at for a while. What `failed` comes last, and not before the instant there."""
+    failed = failed or {}
     unit = unit_of(cadence)
     found: list[datetime] = []
+    again: list[datetime] = []
     start = bucket_start(starts_at, unit)
     while (end := bucket_end(start, unit)) <= now and len(found) < CATCH_UP:
         known = seen.get(start)
         pause = timedelta(hours=1) if now - end < FRESH else timedelta(days=1)
         if known is None or (not known.final and known.checked_at <= now - pause):
-            found.append(start)
+            if start not in failed:
+                found.append(start)
+            elif failed[start] <= now:
+                again.append(start)
         start = end
-    return found
+    return [*found, *again][:CATCH_UP]

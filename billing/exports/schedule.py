@@ -6,6 +6,7 @@ the next run finds the file, compares it, and goes on.
 """
 
 import asyncio
+import logging
 import tempfile
 from datetime import UTC, datetime
 from io import BytesIO
@@ -18,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.exports import manifest as manifests
 from billing.exports.datasets import DATASETS, PLATFORM_ONLY, Dataset, DatasetQuery, Tally, write
+from billing.exports.failures import clear, list_failures, put_off
 from billing.exports.manifest import Manifest
 from billing.exports.open import open_dataset
 from billing.exports.periods import Seen, due, label, unit_of
@@ -32,7 +34,11 @@ from core.ids import uuid7
 from core.settings import Settings
 from tenants.scoping import platform_wide
 
+log = logging.getLogger(__name__)
+
 MAX_REVISIONS = 9999
+MAX_IN_A_ROW = 3
+"""Failures in a row that end a definition's turn."""
 
 
 class Definition(msgspec.Struct, frozen=True):
@@ -185,24 +191,45 @@ async def list_runs(
 async def run_due(database: Database, settings: Settings) -> int:
     """Write every period that is due of every enabled definition; returns how many files are new.
 
-    One definition's failure (a store that is away) does not stop the others; the first is raised at the end.
+    What cannot be written stays due, with its error, and does not stop later periods or other definitions; the first
+    error is raised at the end.
     """
     async with database.read() as connection:
-        now = await connection.scalar(text("SELECT clock_timestamp()"))
+        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
         definitions = [one for one in await list_definitions(connection) if one.enabled]
     new = 0
     failures: list[Exception] = []
     for definition in definitions:
-        try:
-            async with database.read() as connection:
-                seen = await _seen(connection, definition.id)
-            for start in due(definition.cadence, definition.starts_at, now, seen):
-                made = await run_period(database, settings, definition, start)
-                new += made is not None and made.is_new
-        except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
-            failures.append(error)
+        new += await _run_definition(database, settings, definition, now, failures)
     if failures:
         raise failures[0]
+    return new
+
+
+async def _run_definition(
+    database: Database, settings: Settings, definition: Definition, now: datetime, failures: list[Exception]
+) -> int:
+    """Write what is due of one definition; returns how many files are new, and adds to `failures`.
+
+    A few failures in a row end its turn: its store is likely away, and every try may wait long.
+    """
+    async with database.read() as connection:
+        seen = await _seen(connection, definition.id)
+        failed = {one.period_start: one.next_at for one in await list_failures(connection, definition.id)}
+    new = in_a_row = 0
+    for start in due(definition.cadence, definition.starts_at, now, seen, failed):
+        try:
+            made = await run_period(database, settings, definition, start)
+            new += made is not None and made.is_new
+            in_a_row = 0
+        except Exception as error:
+            log.warning("export %s of %s failed", definition.name, start, exc_info=error)
+            failures.append(error)
+            async with database.system() as connection:
+                await put_off(connection, definition.id, start, error)
+            in_a_row += 1
+        if in_a_row == MAX_IN_A_ROW:
+            break
     return new
 
 
@@ -222,8 +249,10 @@ async def run_period(
             written = await _write(database, definition, start, end, file)
             last = await _last(guard, definition.id, start)
             if last is not None and last.sha256 == written.sha256:
+                await clear(guard, definition.id, start)
                 return await _unchanged(guard, last, written.final)
             draft = await asyncio.to_thread(_keep, store, definition, written, file, last)
+        await clear(guard, definition.id, start)
         return await _added(guard, definition, draft, written.final, store)
 
 

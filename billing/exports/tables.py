@@ -1,4 +1,4 @@
-"""Tables of exports, mirrored from migration 0011 for SQLAlchemy Core. The migration owns the DDL."""
+"""Tables of exports, mirrored from migrations 0011 and 0015 for SQLAlchemy Core. The migration owns the DDL."""
 
 from sqlalchemy import (
     BigInteger,
@@ -57,6 +57,18 @@ export_runs = Table(
     UniqueConstraint("definition_id", "period_start", "revision"),
 )
 """Revisions that were written, with what their manifests say."""
+
+export_failures = Table(
+    "export_failures",
+    metadata,
+    Column("definition_id", Uuid, ForeignKey("export_definitions.id"), primary_key=True),
+    Column("period_start", DateTime(timezone=True), primary_key=True),
+    Column("attempts", Integer, nullable=False, server_default=text("1")),
+    Column("error", Text, nullable=False),
+    Column("failed_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("next_at", DateTime(timezone=True), nullable=False),
+)
+"""Periods that could not be written, and when they are tried again."""
 
 Index(
     "ix_ledger_transfers_rare",

@@ -17,6 +17,7 @@ from sqlalchemy import text
 
 from admin import exports as admin_exports
 from billing.exports import schedule
+from billing.exports.failures import list_failures
 from billing.exports.schedule import Definition
 from billing.exports.stores import FolderStore, S3Store
 from billing.exports.verify import verify
@@ -146,6 +147,47 @@ async def test_the_job_catches_up_once(database: Database, settings: Settings) -
     text_of = b"".join(files(settings.data_dir / "exports/out/charges").values()).decode()
     assert str(month.customers[1].tenant_id) not in text_of
     assert (await audit_actions(database))[-4:] == ["export.create"] * 3 + ["export.disable"]
+
+
+async def test_a_period_that_always_fails_does_not_stop_later_ones(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    month = await busy(database, requests=20)
+    definition = await make(database, month)
+    first = month.start.replace(hour=0)
+    days = (month.end.replace(hour=0) - first).days
+    writing = schedule._write
+
+    async def broken(database: Database, definition: Definition, start: datetime, *args: Any) -> Any:
+        if start == first:
+            raise ValueError("a row that nobody can write")
+        return await writing(database, definition, start, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schedule, "_write", broken)
+        with pytest.raises(ValueError, match="nobody can write"):
+            await schedule.run_due(database, settings)
+        runs = await admin_exports.list_runs(database, ADMIN)
+        assert len({run.period_start for run in runs}) == days - 1 > 0
+        assert await schedule.run_due(database, settings) == 0, "not tried again at once"
+        await _wait_is_over(database)
+        with pytest.raises(ValueError, match="nobody can write"):
+            await schedule.run_due(database, settings)
+    async with database.read() as connection:
+        (failure,) = await list_failures(connection, definition.id)
+    assert (failure.period_start, failure.attempts) == (first, 2)
+    assert failure.error.startswith("ValueError")
+    assert failure.next_at - failure.failed_at > timedelta(minutes=9), "twice as long as at first"
+    await _wait_is_over(database)
+    assert await schedule.run_due(database, settings) == 1
+    assert len(await admin_exports.list_runs(database, ADMIN)) == days
+    async with database.read() as connection:
+        assert await list_failures(connection, definition.id) == []
+
+
+async def _wait_is_over(database: Database) -> None:
+    async with database.system() as connection:
+        await connection.execute(text("UPDATE export_failures SET next_at = failed_at"))
 
 
 async def test_two_at_once_write_one_revision(database: Database, settings: Settings) -> None:
