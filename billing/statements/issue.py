@@ -183,31 +183,51 @@ async def _keep(
     return True
 
 
-@platform_wide("the job issues everybody's statements")
-async def issue_closed(database: Database, load: Callable[[], Signer], *, limit: int = 50) -> int:
-    """Issue final statements that closed months still lack, a batch at a time; returns how many.
+async def issue_closed(database: Database, load: Callable[[], Signer], *, batch: int = 50) -> int:
+    """Issue every final statement that closed months still lack, `batch` at a time; returns how many.
 
+    One that cannot be issued is logged, and stops none behind it; an error that is no Conflict is raised at the end.
     `load` gives the key; it is asked only when there is something to sign.
     """
-    async with database.read() as connection:
-        rows = list(
-            await connection.execute(
-                text(
-                    "SELECT p.month, b.tenant_id FROM billing_periods p JOIN billing_accounts b "
-                    "ON b.created_at < p.ends_at WHERE p.status = 'closed' AND NOT EXISTS (SELECT 1 FROM statements s "
-                    "WHERE s.tenant_id = b.tenant_id AND s.month = p.month) "
-                    "ORDER BY p.month, b.tenant_id LIMIT :limit"
-                ),
-                {"limit": limit},
-            )
-        )
-    if not rows:
-        return 0
-    signer, issued = load(), 0
-    for row in rows:
-        try:
-            await get_statement(database, signer, row.tenant_id, row.month, by="penstock.statements")
-            issued += 1
-        except Conflict as error:
-            log.error("no statement of %s for %s: %s", month_name(row.month), row.tenant_id, error.message)
+    signer: Signer | None = None
+    issued = 0
+    failures: list[Exception] = []
+    rows = await _missing(database, None, batch)
+    while rows:
+        signer = signer or load()
+        for row in rows:
+            try:
+                await get_statement(database, signer, row.tenant_id, row.month, by="penstock.statements")
+                issued += 1
+            except Conflict as error:
+                log.error(
+                    "no statement of %s for %s: %s", month_name(row.month), row.tenant_id, error.message
+                )
+            except Exception as error:
+                log.exception("no statement of %s for %s", month_name(row.month), row.tenant_id)
+                failures.append(error)
+        rows = await _missing(database, rows[-1], batch)
+    if failures:
+        raise failures[0]
     return issued
+
+
+@platform_wide("the job issues everybody's statements")
+async def _missing(database: Database, after: Row[Any] | None, limit: int) -> list[Row[Any]]:
+    """Months and organisations without their final statement, in order, behind `after`."""
+    async with database.read() as connection:
+        found = await connection.execute(
+            text(
+                "SELECT p.month, b.tenant_id FROM billing_periods p JOIN billing_accounts b "
+                "ON b.created_at < p.ends_at WHERE p.status = 'closed' AND NOT EXISTS (SELECT 1 FROM statements s "
+                "WHERE s.tenant_id = b.tenant_id AND s.month = p.month) AND (CAST(:month AS date) IS NULL "
+                "OR (p.month, b.tenant_id) > (CAST(:month AS date), CAST(:tenant AS uuid))) "
+                "ORDER BY p.month, b.tenant_id LIMIT :limit"
+            ),
+            {
+                "month": None if after is None else after.month,
+                "tenant": None if after is None else after.tenant_id,
+                "limit": limit,
+            },
+        )
+        return list(found)

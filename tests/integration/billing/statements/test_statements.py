@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -11,6 +12,7 @@ from uuid import UUID
 import pytest
 from pypdf import PdfReader
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin import alerts as admin_alerts
 from admin import statements as admin_statements
@@ -20,6 +22,7 @@ from billing.invoicing.periods import close_month
 from billing.records import Outcome
 from billing.rollups import roll_up
 from billing.statements import body as bodies
+from billing.statements import issue
 from billing.statements.issue import issue_closed
 from billing.statements.signing import load_signer
 from billing.statements.verify import verify, verify_pair
@@ -146,6 +149,31 @@ async def test_closed_months_have_final_statements_that_follow_one_another(
     for code in bodies.ACCOUNTS:
         assert second["accounts"][code]["opening_usd"] == found["accounts"][code]["closing_usd"]
         assert second["accounts"][code]["closing_usd"] == await ledger_says(database, acme, code)
+
+
+@pytest.mark.parametrize("error", [Conflict("usage and ledger differ"), ValueError("unreadable")])
+async def test_statements_that_always_fail_do_not_starve_the_rest(
+    platform: Platform, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    database = platform.database
+    made = [await make_customer(database, "1", name=f"Customer {number}") for number in range(5)]
+    customers = sorted(one.tenant_id for one in made)
+    await platform.end_month()
+    await close_month(database, platform.month, by="fin")
+    issuing = issue.statement_body
+
+    async def failing(connection: AsyncConnection, tenant_id: UUID, *args: Any, **facts: Any) -> Any:
+        if tenant_id in customers[:3]:
+            raise error
+        return await issuing(connection, tenant_id, *args, **facts)
+
+    monkeypatch.setattr(issue, "statement_body", failing)
+    seen = nullcontext() if isinstance(error, Conflict) else pytest.raises(ValueError, match="unreadable")
+    with seen:
+        assert await issue_closed(database, lambda: load_signer(settings), batch=2) == 2
+    async with database.read() as connection:
+        rows = await connection.execute(text("SELECT tenant_id FROM statements ORDER BY tenant_id"))
+        assert list(rows.scalars()) == customers[3:]
 
 
 async def test_the_opening_balance_without_a_statement_is_the_same(
