@@ -57,6 +57,23 @@ async def push_credit_note(database: Database, gateway: StripeGateway, note_id: 
     return True
 
 
+_LINES = """
+    SELECT l.cents, i.stripe_item_id,
+        sum(l.cents) OVER (PARTITION BY i.stripe_item_id) <= item.cents - before.cents AS fits
+    FROM credit_note_lines l JOIN credit_notes n ON n.id = l.credit_note_id
+    JOIN invoice_lines i ON i.id = l.invoice_line_id,
+    LATERAL (SELECT sum(s.cents) AS cents FROM invoice_lines s
+        WHERE s.invoice_id = i.invoice_id AND s.stripe_item_id = i.stripe_item_id) item,
+    LATERAL (SELECT coalesce(sum(greatest(e.cents, 0)), 0) AS cents FROM credit_notes en
+        JOIN credit_note_lines e ON e.credit_note_id = en.id JOIN invoice_lines s ON s.id = e.invoice_line_id
+        WHERE en.invoice_id = i.invoice_id AND s.stripe_item_id = i.stripe_item_id
+            AND (en.created_at, en.id) < (n.created_at, n.id)) before
+    WHERE l.credit_note_id = :id ORDER BY l.id
+"""
+"""The note's lines. One fits while Stripe's line still has that much beside all earlier notes, void ones too: what is
+asked for is the same at every try."""
+
+
 @platform_wide("a credit note names its organisation")
 async def _read(connection: AsyncConnection, note_id: UUID) -> tuple[Row[Any] | None, list[Row[Any]]]:
     ours = await connection.execute(
@@ -66,13 +83,7 @@ async def _read(connection: AsyncConnection, note_id: UUID) -> tuple[Row[Any] | 
         ),
         {"id": note_id},
     )
-    lines = await connection.execute(
-        text(
-            "SELECT l.cents, i.stripe_item_id FROM credit_note_lines l "
-            "JOIN invoice_lines i ON i.id = l.invoice_line_id WHERE l.credit_note_id = :id ORDER BY l.id"
-        ),
-        {"id": note_id},
-    )
+    lines = await connection.execute(text(_LINES), {"id": note_id})
     return ours.one_or_none(), list(lines.all())
 
 
@@ -90,7 +101,8 @@ async def _make(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]]) -
         "metadata": {NOTE_KEY: str(ours.id), TENANT_KEY: str(ours.tenant_id)},
     }
     whole = sum(line.cents for line in lines) == ours.cents and all(line.cents > 0 for line in lines)
-    if whole and 0 < len(lines) <= MAX_LINES and all(line.stripe_item_id for line in lines):
+    # After corrections up and down a line may be credited beyond what its invoice billed: the sum is still within.
+    if whole and 0 < len(lines) <= MAX_LINES and all(line.stripe_item_id and line.fits for line in lines):
         params["lines"] = [
             {"type": "invoice_line_item", "invoice_line_item": line.stripe_item_id, "amount": line.cents}
             for line in lines

@@ -90,7 +90,15 @@ async def state(database: Database) -> Any:
     return await one(database, "SELECT status, stripe_invoice_id FROM invoices")
 
 
-async def credit_note(database: Database, invoice_id: UUID, tenant_id: UUID, cents: int, pays: str) -> UUID:
+async def credit_note(
+    database: Database,
+    invoice_id: UUID,
+    tenant_id: UUID,
+    cents: int,
+    pays: str,
+    lines: dict[int, int] | None = None,
+) -> UUID:
+    """A credit note over `cents`, of which `lines` says how many credit the invoice's line at a position."""
     note_id = uuid7()
     async with database.system() as connection:
         await connection.execute(
@@ -107,6 +115,22 @@ async def credit_note(database: Database, invoice_id: UUID, tenant_id: UUID, cen
                 "pays": pays,
             },
         )
+        for position, part in (lines or {}).items():
+            await connection.execute(
+                text(
+                    "INSERT INTO credit_note_lines (id, credit_note_id, tenant_id, invoice_line_id, exact, cents, "
+                    "description) SELECT :id, :note, tenant_id, id, :exact, :cents, 'Credit' FROM invoice_lines "
+                    "WHERE invoice_id = :invoice AND position = :at"
+                ),
+                {
+                    "id": uuid7(),
+                    "note": note_id,
+                    "exact": part * PICO_PER_CENT,
+                    "cents": part,
+                    "invoice": invoice_id,
+                    "at": position,
+                },
+            )
         amount = cents * PICO_PER_CENT
         await ledger.book(connection, "adjustment", tenant_id, "revenue", "receivable", amount, note_id)
         await ledger.book(connection, "credit_note", tenant_id, "receivable", "invoiced", amount, note_id)
@@ -224,6 +248,29 @@ async def test_a_credit_note_reaches_stripe_once(
         stripe_id = (await state(database)).stripe_invoice_id
         assert [note.cents for note in await gateway.credit_notes(stripe_id)] == [1000]
         assert (await reconcile.compare_month(database, gateway, MONTH)).problems == []
+
+
+async def test_a_line_that_is_credited_beyond_its_invoice_is_sent_as_an_amount(
+    database: Database, fake_stripe: FakeStripe
+) -> None:
+    tenant_id = await postpaid(database)
+    async with gateway_to(fake_stripe) as gateway:
+        invoice_id = await invoiced(database, tenant_id, [3000, 2000])
+        await send(database, gateway)
+        for cents, lines in ((1000, {0: 1000}), (2001, {0: 2001}), (500, {1: 500}), (1499, {1: 1499})):
+            await credit_note(database, invoice_id, tenant_id, cents, "invoice", lines)
+            await send(database, gateway)
+        await drain(database, gateway)
+        assert (await reconcile.compare_month(database, gateway, MONTH)).problems == []
+    notes = fake_stripe.client().v1.credit_notes.list().data
+    kinds = {note.amount: [line.type for line in note.lines.data] for note in notes}
+    assert kinds == {
+        1000: ["invoice_line_item"],
+        2001: ["custom_line_item"],
+        500: ["invoice_line_item"],
+        1499: ["invoice_line_item"],
+    }
+    assert (await books(database)).get("invoiced", 0) == 0
 
 
 async def test_a_declined_card_ends_in_a_write_off(database: Database, fake_stripe: FakeStripe) -> None:
