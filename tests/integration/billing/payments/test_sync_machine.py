@@ -35,6 +35,8 @@ class SyncMachine(BooksMachine):
         )
         self.tenant_id: UUID = self.wait(prepaid(self.database, f"Acme {uuid7()}"))
         self.good: list[str] = []
+        self.charged_back: set[str] = set()
+        """Purchases that were disputed and won: Stripe refunds them no more, and the credit comes back."""
         self.credit = self.bought = self.spent = self.refunded = self.lost = 0
         self.disputes: dict[str, tuple[str, int]] = {}
 
@@ -78,7 +80,7 @@ class SyncMachine(BooksMachine):
     def refund(self, pick: int, cents: int) -> None:
         """Asked for twice, booked once; refused when the purchase is used up."""
         self.everything_arrives()
-        refund_id = uuid7()
+        refund_id, intent = uuid7(), self.good[pick % len(self.good)]
         try:
             for _ in range(2):
                 self.act(
@@ -86,7 +88,7 @@ class SyncMachine(BooksMachine):
                         connection,
                         refund_id=refund_id,
                         tenant_id=self.tenant_id,
-                        payment_intent=self.good[pick % len(self.good)],
+                        payment_intent=intent,
                         cents=cents,
                         reason="r",
                         by="t",
@@ -94,8 +96,9 @@ class SyncMachine(BooksMachine):
                 )
         except Conflict:
             return
-        self.credit -= cents
-        self.refunded += cents
+        if intent not in self.charged_back:
+            self.credit -= cents
+            self.refunded += cents
 
     @precondition(lambda self: self.disputes)
     @rule(pick=pick, won=st.booleans())
@@ -110,6 +113,7 @@ class SyncMachine(BooksMachine):
         self.lost += 0 if won else cents
         if won:
             self.good.append(intent)
+            self.charged_back.add(intent)
             self.credit += cents
 
     @rule(count=st.integers(1, 3), reverse=st.booleans(), drop=st.integers(0, 3))
