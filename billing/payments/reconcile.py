@@ -6,7 +6,7 @@ demands that nothing of the month changed since it began.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import bindparam
 
+from billing.invoicing import months
 from billing.invoicing.check_result import CheckResult
 from billing.payments.invoices import INVOICE_KEY
 from billing.payments.objects import Invoice
@@ -61,8 +62,8 @@ class _Ours(msgspec.Struct):
 
 def bounds(month: date) -> tuple[int, int]:
     """Unix seconds of a UTC month's start and end."""
-    start = datetime(month.year, month.month, 1, tzinfo=UTC)
-    return int(start.timestamp()), int((start + timedelta(days=32)).replace(day=1).timestamp())
+    start, end = months.bounds(month)
+    return int(start.timestamp()), int(end.timestamp())
 
 
 async def compare_month(database: Database, gateway: StripeGateway, month: date) -> Reconciliation:

@@ -1,7 +1,6 @@
 """`penstock payments`: buying credit, refunds, disputes, and how our books and Stripe agree."""
 
 import os
-from datetime import date
 from pathlib import Path
 from typing import Annotated
 from uuid import UUID
@@ -9,10 +8,10 @@ from uuid import UUID
 import typer
 
 from admin import payments as admin_payments
+from billing.invoicing.months import parse_month
 from cli.context import AsJson, DataDir, actor, emit, open_db, run, runtime
 from cli.tenancy import MaybeReason, Reason, TenantRef, parse_id, tenant_id_of
 from core.db import Database
-from core.errors import InvalidRequest
 from core.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Payments, refunds, disputes; our books compared with Stripe.")
@@ -40,14 +39,6 @@ def _settings(data_dir: Path | None) -> Settings:
 
 async def _scope(database: Database, tenant: str | None) -> UUID | None:
     return None if tenant is None else await tenant_id_of(database, actor(), tenant)
-
-
-def parse_month(text: str) -> date:
-    """The first day of a month such as 2026-10. Raises InvalidRequest."""
-    try:
-        return date.fromisoformat(f"{text}-01")
-    except ValueError:
-        raise InvalidRequest(f"a month is written 2026-10, not {text[:20]!r}") from None
 
 
 @app.command(epilog="Example: penstock payments customers --json")
