@@ -10,11 +10,12 @@ from pathlib import Path
 
 import aiohttp
 import uvloop
+import zmq.asyncio
 from prometheus_client import Gauge
 
 from core.child import free_port
 from core.clock import Clock, SystemClock
-from core.errors import PenstockError
+from core.errors import InvalidRequest, PenstockError
 from core.ids import incarnation
 from core.settings import Settings
 from core.telemetry import MetricsServer
@@ -24,6 +25,9 @@ from workers.engine_api import EngineApi
 from workers.engine_command import engine_command
 from workers.engine_process import EngineProcess
 from workers.external import ExternalReplica
+from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
+from workers.kv_events import KvFollower
+from workers.kv_events_feed import KvOutbox
 from workers.machine import reachable_address
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
@@ -86,8 +90,16 @@ class Agent:
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
         hello = AgentHello(token=settings.internal_token.get_secret_value(), agent_id=self._host_id)
+        self._outbox = KvOutbox()
+        self._kv_context: zmq.asyncio.Context | None = None
+        self._followers: list[KvFollower] = []
         self._link = SchedulerLink(
-            settings.scheduler_host, settings.scheduler_port, hello, beat=self.heartbeat, obey=self.obey
+            settings.scheduler_host,
+            settings.scheduler_port,
+            hello,
+            beat=self.heartbeat,
+            obey=self.obey,
+            outbox=self._outbox,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -105,6 +117,7 @@ class Agent:
             self._tasks += [
                 asyncio.create_task(replica.run(), name=replica.plan.replica_id) for replica in self.replicas
             ]
+            self._tasks += [asyncio.create_task(follower.run()) for follower in self._followers]
             await asyncio.wait({stopping, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in self._tasks:
                 if task.done():
@@ -131,6 +144,8 @@ class Agent:
         await asyncio.gather(*self._tasks, hurrying, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
+        if self._kv_context is not None:
+            self._kv_context.destroy(linger=0)
 
     async def _shut_down(self) -> None:
         await asyncio.gather(*(replica.shut_down(DRAIN_S) for replica in self.replicas))
@@ -166,6 +181,7 @@ class Agent:
         survives = saved is not None and EngineProcess.adopt(saved.mark) is not None
         port = int(saved.url.rsplit(":", 1)[1]) if saved is not None and survives else free_port(address)
         url = f"http://{address}:{port}"
+        kv = kv_endpoints(settings.data_dir, plan.replica_id) if self._is_exact(plan) else None
         command = engine_command(
             plan,
             host=address,
@@ -175,9 +191,10 @@ class Agent:
             data_dir=settings.data_dir,
             sim_speedup=settings.sim_speedup,
             replicas=len(host.replicas),
+            kv=kv,
         )
         name = plan.replica_id.replace("/", "-")
-        return ReplicaRunner(
+        runner = ReplicaRunner(
             plan,
             url=url,
             command=command,
@@ -186,6 +203,42 @@ class Agent:
             clock=self._clock,
             saved=saved,
             save=self._save,
+        )
+        if kv is not None:
+            self._follow(runner, kv)
+        return runner
+
+    def _is_exact(self, plan: ReplicaPlan) -> bool:
+        """Whether the replica's engine should publish what its prefix cache holds."""
+        match self._settings.prefix:
+            case "auto":
+                return plan.model.prefix == "exact"
+            case "exact" | "mirrored" as kind:
+                return kind == "exact"
+            case other:
+                raise InvalidRequest(
+                    f"prefix is {other!r}; it must be auto, mirrored or exact", param="prefix"
+                )
+
+    def _follow(self, runner: ReplicaRunner, kv: KvEndpoints) -> None:
+        make_directory(self._settings.data_dir)
+        self._kv_context = self._kv_context or zmq.asyncio.Context()
+        feed = self._outbox.feed(runner.plan.replica_id)
+
+        def live() -> bool:
+            """Of this boot, and in blocks of the size that prompts will be cut into."""
+            sizes = (0, runner.metrics.block_size)
+            return feed.live and feed.boot_id == runner.boot_id and feed.blocks.block_tokens in sizes
+
+        runner.events_live = live
+        self._followers.append(
+            KvFollower(
+                kv,
+                feed,
+                boot_id=lambda: runner.boot_id,
+                now=self._clock.monotonic,
+                context=self._kv_context,
+            )
         )
 
     def _save(self) -> None:

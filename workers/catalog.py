@@ -17,7 +17,8 @@ import msgspec
 
 from core.errors import InvalidRequest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
-from workers.wire import Capacity
+from workers.kv_endpoints import KvEndpoints
+from workers.wire import Capacity, Roofline
 
 DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
 
@@ -55,6 +56,10 @@ class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu: str
     gpu_memory_gb: int
     price: HostPrice | None = None
+    gpu_memory_tb_s: Figure | None = None
+    """Memory bandwidth of one GPU that reading weights reaches."""
+    ram_gb: Figure | None = None
+    """Host memory, for weights that sleep."""
 
 
 class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +69,19 @@ class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cached_input: str
     output: str
     reasoning: str
+    date: date
+    source: str
+
+
+class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a mixture of experts divides its weights."""
+
+    count: int
+    """Routed experts a layer."""
+    per_token: int
+    weights_share: float
+    """Share of the weights' bytes that is in routed experts, 0 to 1."""
+    basis: Literal["published", "measured", "computed", "assumed"]
     date: date
     source: str
 
@@ -80,6 +98,8 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     hub_id: str = ""
     """Weights, where they differ from the model's."""
+    weights_gb: float = 0.0
+    """Their size, where it differs from the model's."""
     env: dict[str, str] = {}
     block_size: int = 64
     """Tokens a KV block, for the simulated engine."""
@@ -87,6 +107,8 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Instances that fit on one host; set by the catalog from its GPUs."""
     max_model_len: int = 0
     """Longest prompt plus answer in tokens; set by the catalog: the flag, or the model's context."""
+    roofline: Roofline | None = None
+    """Set by the catalog for a mixture of experts on a host whose memory bandwidth it knows."""
 
     @property
     def capacity(self) -> Capacity:
@@ -98,23 +120,41 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             step_per_seq_s=values["step_per_seq_s"],
             step_per_kv_token_s=values.get("step_per_kv_token_s", 0.0),
             accept_per_step=values.get("accept_per_step", 1.0),
+            draft_tokens=self._draft_tokens,
             max_num_seqs=int(values["max_num_seqs"]),
             kv_cache_tokens=int(values["kv_cache_tokens"]),
             max_model_len=self.max_model_len,
             gpus=self.gpus,
+            roofline=self.roofline,
         )
 
+    @property
+    def _draft_tokens(self) -> int:
+        """Draft tokens a step, as the engine is told."""
+        speculation = self.args.get("speculative-config")
+        drafts = speculation.get("num_speculative_tokens", 0) if isinstance(speculation, dict) else 0
+        return int(drafts)
+
     def command_line(
-        self, model: "CatalogModel", port: int, *, host: str = "127.0.0.1", weights: str | None = None
+        self,
+        model: "CatalogModel",
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        weights: str | None = None,
+        kv: KvEndpoints | None = None,
     ) -> list[str]:
         """The engine's full command line; `weights` (a directory) takes the place of the hub's name.
 
-        The API key is not on it (a process list shows it to everyone): it travels as VLLM_API_KEY.
+        With `kv` it publishes what its prefix cache holds. The API key is not on it (a process list shows it to
+        everyone): it travels as VLLM_API_KEY.
         """
-        names = {"model": model.name, "kv_events_port": str(port + 1), "kv_replay_port": str(port + 2)}
+        names = {"model": model.name}
         line = ["vllm", "serve", weights or self.hub_id or model.hub_id, "--served-model-name", model.name]
         for flag, value in self.args.items():
             line += _flag(flag, value, names)
+        if kv is not None:
+            line += _flag("kv-events-config", _kv_config(model, kv), names)
         return [*line, "--host", host, "--port", str(port)]
 
 
@@ -132,9 +172,14 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     max_output_tokens: int = 4096
     """What an answer is held to when the request sets no max_tokens."""
+    experts: Experts | None = None
+    """Absent for a dense model."""
     region: str = "local"
     toy: bool = False
     """Random weights: the engine is real, the words mean nothing."""
+    prefix: Literal["mirrored", "exact"] = "mirrored"
+    """How prompts are matched to warm caches: by a mirror of what was routed, or by the engine's own KV events on
+    tokens. What was measured, and why mirrored is the default: docs/adr/0014."""
 
     def profile(self, name: str = "") -> EngineProfile:
         """A profile by name, or the default one. Raises InvalidRequest naming the known ones."""
@@ -148,11 +193,28 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.profiles[name]
 
 
+class LadderFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long the way up takes from each rung below awake, in seconds, and what the rungs hold."""
+
+    sleep_1_wake_s: Figure
+    """Weights in host memory."""
+    sleep_2_wake_s: Figure
+    """Weights dropped, process alive."""
+    stopped_wake_s: Figure
+    """No process: a cold start."""
+    create_s: Figure
+    """From asking for a droplet until its engine starts; a cold start follows."""
+    sleep_1_host_share: Figure
+    """Host memory that a sleeping replica holds, as a share of the model's weights."""
+    sleep_2_host_gb: Figure
+
+
 class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything catalog.toml says."""
 
     hosts: dict[str, HostKind]
     models: dict[str, CatalogModel]
+    ladder: LadderFigures | None = None
 
     @property
     def host_prices(self) -> dict[str, HostPrice]:
@@ -186,7 +248,7 @@ def load_catalog(path: Path | None = None) -> Catalog:
         if host.price is not None:
             _check(source, f"hosts.{kind}.price.usd_per_hour", usd_to_pico, host.price.usd_per_hour)
     models = {name: _finish_model(source, raw.hosts, name, model) for name, model in raw.models.items()}
-    return Catalog(hosts=raw.hosts, models=models)
+    return Catalog(hosts=raw.hosts, models=models, ladder=raw.ladder)
 
 
 def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: CatalogModel) -> CatalogModel:
@@ -197,6 +259,14 @@ def _finish_model(source: Path, hosts: dict[str, HostKind], name: str, model: Ca
         raise InvalidRequest(
             f"the catalog {source} is wrong: {where}.max_output_tokens is {model.max_output_tokens}, "
             f"must be between 1 and context_len ({model.context_len})"
+        )
+    experts = model.experts
+    if experts is not None and not (
+        0 < experts.per_token <= experts.count and 0 < experts.weights_share < 1 and experts.source.strip()
+    ):
+        raise InvalidRequest(
+            f"the catalog {source} is wrong: {where}.experts needs 0 < per_token <= count, a weights_share between "
+            "0 and 1, and a source"
         )
     for kind in ("input", "cached_input", "output", "reasoning"):
         price: str = getattr(model.list_price, kind)
@@ -250,13 +320,42 @@ def _finish_profile(
     if length > profile.figures["kv_cache_tokens"].value:
         raise refuse(f".figures.kv_cache_tokens holds less than one sequence of {length} tokens")
     instances = max(1, host.gpus // profile.gpus) if profile.gpus else 1
-    return msgspec.structs.replace(profile, name=name, instances=instances, max_model_len=length)
+    return msgspec.structs.replace(
+        profile,
+        name=name,
+        instances=instances,
+        max_model_len=length,
+        roofline=_roofline(model, profile, host),
+    )
+
+
+def _roofline(model: CatalogModel, profile: EngineProfile, host: HostKind) -> Roofline | None:
+    experts, bandwidth = model.experts, host.gpu_memory_tb_s
+    if experts is None or bandwidth is None or not profile.gpus:
+        return None
+    seconds = (profile.weights_gb or model.weights_gb) / (1000 * bandwidth.value * profile.gpus)
+    return Roofline(
+        dense_s=seconds * (1 - experts.weights_share),
+        experts_s=seconds * experts.weights_share,
+        experts=experts.count,
+        per_token=experts.per_token,
+    )
+
+
+def _kv_config(model: "CatalogModel", kv: KvEndpoints) -> dict[str, bool | int | float | str]:
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": kv.events,
+        "replay_endpoint": kv.replay,
+        "topic": model.name,
+    }
 
 
 def _check_placeholders(refuse: Callable[[str], InvalidRequest], flag: str, text: object) -> None:
     if isinstance(text, str) and "{" in text:
         names = {field for _, field, _, _ in string.Formatter().parse(text) if field is not None}
-        if names - {"model", "kv_events_port", "kv_replay_port"}:
+        if names - {"model"}:
             raise refuse(f".args.{flag}: unknown placeholder in {text!r}")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from workers.kv_endpoints import KvEndpoints
 from workers.plan import ReplicaPlan
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -41,8 +42,12 @@ def engine_command(
     data_dir: Path,
     sim_speedup: float,
     replicas: int,
+    kv: KvEndpoints | None = None,
 ) -> EngineCommand:
-    """The command of a replica; platform secrets never enter an engine's environment."""
+    """The command of a replica; platform secrets never enter an engine's environment.
+
+    With `kv` the engine publishes what its prefix cache holds.
+    """
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     env["VLLM_API_KEY"] = engine_key
     if plan.engine == "sim":
@@ -53,9 +58,11 @@ def engine_command(
             sys.executable, "-m", "workers.sim", "--model", plan.model.name, "--profile", plan.profile.name,
             "--speedup", str(sim_speedup), "--host", host, "--port", str(port),
         )  # fmt: skip
+        if kv is not None:
+            argv = (*argv, "--kv-events-endpoint", kv.events, "--kv-replay-endpoint", kv.replay)
         return EngineCommand(argv, env, stop_s=35.0)
     weights = str(tiny_directory(data_dir)) if plan.model.toy else None
-    line = plan.profile.command_line(plan.model, port, host=host, weights=weights)
+    line = plan.profile.command_line(plan.model, port, host=host, weights=weights, kv=kv)
     env |= _QUIET_ENV | plan.profile.env
     if plan.model.toy:
         env |= _OFFLINE_ENV
@@ -72,6 +79,11 @@ def engine_command(
     argv = (str(engine_env / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", *line[1:])
     timeout = plan.profile.args.get("shutdown-timeout", 30)
     return EngineCommand(argv, env, stop_s=float(timeout if isinstance(timeout, int) else 30) + 10.0)
+
+
+def cpu_environment(profile_env: dict[str, str]) -> dict[str, str]:
+    """What an engine on CPU with a model from local disk is given on top of the process's own environment."""
+    return {**_QUIET_ENV, **_OFFLINE_ENV, **_CPU_ENV, "OMP_NUM_THREADS": "1", **profile_env}
 
 
 def tiny_directory(data_dir: Path) -> Path:

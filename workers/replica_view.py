@@ -1,6 +1,7 @@
 """What every replica shows: the contract of the agent, and the status that heartbeats carry."""
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -48,6 +49,8 @@ class ReplicaView:
         self.metrics = EngineMetrics()
         self.warmup = EngineCounters()
         self.pid = 0
+        self.events_live: Callable[[], bool] = lambda: False
+        """Whether the engine's KV events are followed now."""
         self._moved = False
         self._scrapes = 0
 
@@ -89,6 +92,7 @@ class ReplicaView:
             scrape=self._scrapes,
             restarts=self.restarts,
             simulated=self.plan.engine == "sim" or metrics.simulated,
+            prefix_kind="tokens" if self.events_live() and metrics.block_size else "text",
             metrics_url=f"{self.url}/metrics",
             pid=self.pid,
             detail=self.detail,

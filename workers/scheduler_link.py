@@ -1,6 +1,7 @@
-"""The agent's connection to the scheduler: heartbeats out, commands in, for ever reconnecting.
+"""The agent's connection to the scheduler: heartbeats and cache changes out, commands in, for ever reconnecting.
 
-The agent runs its engines whether or not there is a scheduler; a heartbeat carries everything, so nothing is queued.
+The agent runs its engines whether or not there is a scheduler; a heartbeat carries everything and the first deltas of
+a connection say all that is cached, so nothing is queued.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from core.framing import FrameTooLarge, pack, read_frame
+from workers.kv_events_feed import KvOutbox
 from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand
 
 log = logging.getLogger(__name__)
@@ -18,6 +20,8 @@ HEARTBEAT_S = 0.5
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 1.0
 _CONNECT_S = 5.0
+COALESCE_S = 0.015
+"""Changes of prefix caches are gathered for this long: a busy engine publishes at every step."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _commands = msgspec.msgpack.Decoder(ReplicaCommand)
@@ -34,6 +38,7 @@ class SchedulerLink:
         *,
         beat: Callable[[], Heartbeat],
         obey: Callable[[ReplicaCommand], Awaitable[CommandResult]],
+        outbox: KvOutbox,
     ) -> None:
         self.connected = False
         self._host = host
@@ -41,6 +46,7 @@ class SchedulerLink:
         self._hello = hello
         self._beat = beat
         self._obey = obey
+        self._outbox = outbox
         self._now = asyncio.Event()
         self._commands: set[asyncio.Task[None]] = set()
 
@@ -68,22 +74,27 @@ class SchedulerLink:
             reader, writer = await asyncio.open_connection(self._host, self._port)
         writer.write(pack(_encode(self._hello)))
         self.connected = True
-        beating = asyncio.create_task(self._beats(writer))
-        listening = asyncio.create_task(self._listen(reader, writer))
+        self._outbox.connected()
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._beats(writer), self._changes(writer), self._listen(reader, writer))
+        ]
         try:
-            done, _ = await asyncio.wait({beating, listening}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (beating, listening):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(beating, listening, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             writer.close()
 
     async def _beats(self, writer: asyncio.StreamWriter) -> None:
         while True:
             self._now.clear()
-            writer.write(pack(_encode(self._beat())))
+            beat = self._beat()
+            writer.write(pack(_encode(beat)))
+            self._outbox.told(beat)
             await writer.drain()
             try:
                 # Not wait_for: Python 3.11's swallows a cancellation that meets a finished wait.
@@ -91,6 +102,14 @@ class SchedulerLink:
                     await self._now.wait()
             except TimeoutError:
                 continue
+
+    async def _changes(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._outbox.changed.wait()
+            await asyncio.sleep(COALESCE_S)
+            for delta in self._outbox.take():
+                writer.write(pack(_encode(delta)))
+                await writer.drain()
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:

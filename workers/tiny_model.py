@@ -22,7 +22,7 @@ STAMP = "penstock-tiny.json"
 VERSION = 1
 
 _END, _START, _STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-_TEMPLATE = (
+TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}"
@@ -62,7 +62,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 def _write_tokenizer(target: Path) -> None:
     """A byte-level BPE trained on the language reference that comes with Python."""
-    from tokenizers import (  # type: ignore[import-not-found]  # in the engine's environment only
+    from tokenizers import (
         Tokenizer,
         decoders,
         models,
@@ -89,7 +89,7 @@ def _write_tokenizer(target: Path) -> None:
         "additional_special_tokens": [_START, _STOP],
         "model_max_length": CONTEXT,
         "clean_up_tokenization_spaces": False,
-        "chat_template": _TEMPLATE,
+        "chat_template": TEMPLATE,
     }
     _write_json(target / "tokenizer_config.json", facts)
 

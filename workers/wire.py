@@ -24,6 +24,19 @@ class ReplicaState(StrEnum):
     STOPPED = "stopped"
 
 
+class Roofline(msgspec.Struct, frozen=True):
+    """Reading the weights of a mixture of experts, which a step cannot be faster than."""
+
+    dense_s: float
+    """Seconds to read what every token needs."""
+    experts_s: float
+    """Seconds to read all experts."""
+    experts: int
+    """Routed experts a layer."""
+    per_token: int
+    """Of which a token uses that many."""
+
+
 class Capacity(msgspec.Struct, frozen=True):
     """What a replica can do, from its engine profile; units as in DESIGN §6."""
 
@@ -37,12 +50,25 @@ class Capacity(msgspec.Struct, frozen=True):
     """gamma: added seconds per token of KV cache read."""
     accept_per_step: float = 1.0
     """Tokens a step yields per sequence (above 1 with speculative decoding)."""
+    draft_tokens: int = 0
+    """Tokens drafted per sequence and step; 0 = as many as `accept_per_step` needs at least."""
     max_num_seqs: int = 256
     kv_cache_tokens: int = 100_000
     """Room of the KV cache in tokens."""
     max_model_len: int = 4096
     gpus: int = 0
     """GPUs the replica occupies; 0 on CPU."""
+    roofline: Roofline | None = None
+    """How experts bend the line `step_base_s + step_per_seq_s * B` in the step model; its ends stay as they are."""
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """What callers of a model are promised (its service level), from the catalog."""
+
+    ttft_s: float = 2.0
+    """A first token within this, on top of the request's own prefill without any cache (`prompt / R`)."""
+    tpot_s: float = 0.1
+    """Mean seconds per output token after the first."""
 
 
 class EngineCounters(msgspec.Struct, frozen=True):
@@ -81,6 +107,11 @@ class ReplicaStatus(msgspec.Struct):
     """Number of the scrape that `running`, `waiting` and `counters` are from."""
     restarts: int = 0
     simulated: bool = False
+    targets: Targets = Targets()
+    prefix_kind: str = "text"
+    """How prompts are matched to its cache: `text` = mirrored text blocks, `tokens` = exact, by the engine's events."""
+    sleep_level: int = 0
+    """While asleep: 1 = weights in host memory, 2 = weights dropped."""
     metrics_url: str = ""
     pid: int = 0
     detail: str = ""
@@ -112,6 +143,23 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     since `boot_id` began; they add up to the host's life."""
     model_seconds: dict[str, dict[str, int]] = {}
     """The same per model: model -> state -> seconds of replica time weighted by its share of the host."""
+
+
+class KvDelta(msgspec.Struct, tag="kv_delta"):
+    """Agent to scheduler: how one replica's prefix cache has changed, translated from the engine's KV events.
+
+    Block hashes are Penstock's own chained 64-bit hashes of token blocks, salted per tenant, the same ones that
+    PlaceRequest.blocks carries for a model whose `prefix_kind` is `tokens`.
+    """
+
+    replica_id: str
+    boot_id: str
+    seq: int
+    """Counts up by one per delta of a boot; after a gap or a reconnection the agent sends `cleared` and everything."""
+    stored: list[int] = []
+    removed: list[int] = []
+    cleared: bool = False
+    """Forget everything known of the replica first."""
 
 
 class ReplicaCommand(msgspec.Struct, tag="replica_command"):

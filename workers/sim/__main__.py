@@ -13,9 +13,11 @@ from core.clock import SystemClock
 from core.errors import PenstockError
 from workers.catalog import load_catalog
 from workers.sim.failpoints import parse_failpoints
+from workers.sim.kv_events import KvPublisher
 from workers.sim.loop import EngineLoop
-from workers.sim.model import EngineModel, SimConfig
+from workers.sim.model import EngineModel
 from workers.sim.server import SimServer
+from workers.step_model.engine import StepConfig
 
 FAILPOINTS_VARIABLE = "PENSTOCK_SIM_FAILPOINTS"
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -51,6 +53,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         help=f"e.g. die_after_tokens=20,no_usage=true; default: ${FAILPOINTS_VARIABLE}",
     )
     parser.add_argument(
+        "--kv-events-endpoint", default="", help="ZMQ address to publish KV events on, as vLLM does"
+    )
+    parser.add_argument("--kv-replay-endpoint", default="", help="ZMQ address to replay KV events on")
+    parser.add_argument(
         "--shutdown-timeout", type=int, default=30, help="seconds that running requests get at SIGTERM"
     )
     return parser.parse_args(argv)
@@ -60,14 +66,20 @@ def build(arguments: argparse.Namespace) -> SimServer:
     """The application that the command line describes. Raises PenstockError when it makes no sense."""
     model = load_catalog(arguments.catalog).model(arguments.model)
     profile = model.profile(arguments.profile)
-    config = SimConfig(
+    config = StepConfig(
         capacity=profile.capacity,
         block_size=profile.block_size,
         noise_cv=arguments.noise,
-        seed=arguments.seed,
+        kv_events=bool(arguments.kv_events_endpoint),
     )
+    publisher = None
+    if arguments.kv_events_endpoint:
+        publisher = KvPublisher(arguments.kv_events_endpoint, arguments.kv_replay_endpoint, topic=model.name)
     loop = EngineLoop(
-        EngineModel(config), speedup=arguments.speedup, failpoints=parse_failpoints(arguments.failpoints)
+        EngineModel(config, arguments.seed),
+        speedup=arguments.speedup,
+        failpoints=parse_failpoints(arguments.failpoints),
+        publisher=publisher,
     )
     return SimServer(loop, model=model.name, api_key=arguments.api_key, clock=SystemClock())
 

@@ -155,7 +155,7 @@ class Answer:
     def usage(self) -> dict[str, object]:
         """vLLM's final usage object."""
         output = sum(choice.sequence.generated for choice in self.choices)
-        cached = self.choices[0].sequence.cached_tokens or 0
+        cached = self.choices[0].sequence.cached_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + output,

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 
+from workers.kv_events_wire import AllBlocksCleared
 from workers.sim.failpoints import Failpoints
+from workers.sim.kv_events import KvPublisher, cache_events
 from workers.sim.model import EngineModel, Sequence
 
 DEATH_CODE = 86
@@ -47,6 +50,8 @@ class EngineLoop:
         speedup: float = 1.0,
         failpoints: Failpoints | None = None,
         die: Callable[[int], None] = os._exit,
+        publisher: KvPublisher | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.model = model
         self.failpoints = failpoints or Failpoints()
@@ -54,12 +59,17 @@ class EngineLoop:
         self.sleep_level = 0
         self._speedup = speedup
         self._die = die
+        self._publisher = publisher
+        self._wall = wall
+        """Seconds since 1970: the time stamps of KV events."""
         self._owners: dict[int, tuple[Ticket, int]] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin stepping; needs a running event loop."""
+        if self._publisher is not None:
+            self._publisher.start()
         self._task = asyncio.create_task(self._run(), name="sim-engine")
 
     async def close(self) -> None:
@@ -67,6 +77,8 @@ class EngineLoop:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._publisher is not None:
+            await self._publisher.close()
 
     def submit(self, sequences: list[Sequence]) -> Ticket:
         """Queue a request. Raises ValueError when one of its sequences can never fit; then none is queued."""
@@ -93,10 +105,12 @@ class EngineLoop:
         self.failpoints = failpoints
         self._changed.set()
 
-    def sleep(self, level: int) -> None:
-        """Stop generating; requests wait. Level 2 also forgets the prefix cache."""
+    async def sleep(self, level: int) -> None:
+        """Stop generating; requests wait. The prefix cache is forgotten."""
         self.asleep, self.sleep_level = True, level
-        self.model.pool.reset_cache()
+        self.model.forget_cache()
+        if self._publisher is not None:
+            await self._publisher.publish([AllBlocksCleared()], self._wall())
 
     def wake(self) -> None:
         """Go on after `sleep`."""
@@ -121,6 +135,9 @@ class EngineLoop:
             await asyncio.sleep(wait if wait >= _SMALLEST_WAIT_S else 0)
             if wait < -1.0:
                 due = loop.time()
+            if self._publisher is not None:
+                events = cache_events(step.cache, self.model.config.block_size)
+                await self._publisher.publish(events, self._wall())
             generated = 0
             for sequence, new in step.produced:
                 owner = self._owners.get(id(sequence))

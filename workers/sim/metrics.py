@@ -40,8 +40,8 @@ class SimMetrics(Collector):
         """Called by the registry at every scrape."""
         model, counters = self._loop.model, self._loop.model.counters
         gauges = {
-            "num_requests_running": len(model.running),
-            "num_requests_waiting": len(model.waiting),
+            "num_requests_running": model.running,
+            "num_requests_waiting": model.waiting,
             "kv_cache_usage_perc": model.kv_usage,
         }
         totals = {

@@ -1,41 +1,15 @@
-"""The engine as a state machine: one call of `step` is one forward pass. Pure: no clock, no I/O.
+"""The simulated engine's requests: the step model decides what runs when, this module gives it words.
 
-A step first gives every running decode its tokens, then spends the rest of the token budget on prefill, first come
-first served, in chunks. Out of blocks, the newest running sequence is preempted and recomputed later.
-
-    t_step = alpha + beta * B + gamma * KV + u / R
-
-with B decoding sequences, KV tokens of cache read by them and u uncached prompt tokens computed (DESIGN §6).
-A step in which every sequence is decoding yields `accept_per_step` tokens a sequence on average.
+Batching, KV pool, preemption and step time are `workers.step_model`'s, taken one step at a time; here a job carries
+text, and the blocks of its answer become findable as the words are chosen. Pure: no clock, no I/O.
 """
 
-import math
 import random
-from collections import deque
 from dataclasses import dataclass, field
 
-from workers.sim.blocks import BlockPool
 from workers.sim.text import Speaker, block_hashes, count
-from workers.wire import Capacity
-
-
-@dataclass(frozen=True, slots=True)
-class SimConfig:
-    """What the simulated engine is."""
-
-    capacity: Capacity
-    block_size: int = 64
-    """Tokens a KV block."""
-    max_batched_tokens: int = 8192
-    """Token budget of one step."""
-    noise_cv: float = 0.05
-    """Coefficient of variation of the step time (lognormal); 0 = none."""
-    seed: int = 0
-
-    @property
-    def blocks(self) -> int:
-        """KV blocks of the pool."""
-        return self.capacity.kv_cache_tokens // self.block_size
+from workers.step_model.engine import EventKind, StepConfig, StepEngine
+from workers.step_model.job import Job
 
 
 @dataclass(slots=True, eq=False)
@@ -51,18 +25,18 @@ class Sequence:
     salt: str = ""
     counts_prompt: bool = True
     """False for the second and further choices of a request: its usage has the prompt once."""
-    computed: int = 0
-    """Tokens whose KV entries are in blocks."""
     generated: int = 0
-    cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache when it was first scheduled; None before."""
     finish_reason: str | None = None
     """stop | length | abort once it is over."""
-    blocks: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
-    published: int = 0
-    """Blocks already findable in the prefix cache."""
-    running: bool = False
+    """Of the full blocks of `content` so far."""
+    job: Job | None = None
+    """Its place in the step model; None before `EngineModel.add`."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache when it was first scheduled."""
+        return self.job.cached_tokens if self.job is not None else 0
 
     @property
     def most_tokens(self) -> int:
@@ -74,20 +48,33 @@ class Sequence:
         """Prompt and generated tokens."""
         return self.prompt_tokens + self.generated
 
+    @property
+    def length(self) -> int:
+        """Tokens of its answer when nothing but its own end and its limit stops it."""
+        return self.max_tokens if self.natural_length is None else min(self.max_tokens, self.natural_length)
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Counters:
     """Cumulative counters, as /metrics shows them; they agree with the usage of the answers."""
 
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    drafts: int = 0
-    accepted_tokens: int = 0
-    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    generation_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    drafts: int
+    accepted_tokens: int
+    finished: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChange:
+    """Blocks that can be found from now on (of `sequence`), or, without a sequence, no longer."""
+
+    sequence: Sequence | None
+    hashes: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -99,209 +86,146 @@ class Step:
     """New tokens by sequence, in whole tokens."""
     prefilled: int
     """Uncached prompt tokens computed."""
+    cache: list[CacheChange]
+    """In order, where the configuration asks for KV events."""
 
 
 class EngineModel:
-    """The engine's scheduler and KV cache."""
+    """Requests with text on one `StepEngine`, a step at a time."""
 
-    def __init__(self, config: SimConfig) -> None:
+    def __init__(self, config: StepConfig, seed: int = 0) -> None:
         self.config = config
-        self.pool = BlockPool(config.blocks)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self.counters = Counters()
-        self._random = random.Random(config.seed)  # noqa: S311 - a simulation, not a secret
+        self._engine = StepEngine(config, random.Random(seed), on_ending=self._end)  # noqa: S311 - a simulation
+        self.pool = self._engine.pool
+        self._sequences: dict[int, Sequence] = {}
+        self._keys = 0
+        self._said: list[tuple[Sequence, bytes]] = []
+        self._generated = 0
+        self._accepted = 0
+        self._finished = {"stop": 0, "length": 0, "abort": 0}
 
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.running or self.waiting)
+        return self._engine.busy
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return self._engine.running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences queued."""
+        return self._engine.waiting
 
     @property
     def kv_usage(self) -> float:
         """Share of the blocks in use, 0 to 1."""
-        return self.pool.used / self.pool.blocks
+        return self._engine.kv_usage
+
+    @property
+    def counters(self) -> Counters:
+        """All counters as of now."""
+        engine = self._engine.counters
+        return Counters(
+            prompt_tokens=engine.prompt_tokens,
+            cached_prompt_tokens=engine.cached_prompt_tokens,
+            generation_tokens=self._generated,
+            prefix_queries=engine.prefix_queries,
+            prefix_hits=engine.prefix_hits,
+            preemptions=engine.preemptions,
+            drafts=engine.drafts,
+            accepted_tokens=self._accepted,
+            finished=dict(self._finished),
+        )
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ValueError when it can never fit."""
         if sequence.most_tokens > self.config.capacity.max_model_len:
             raise ValueError("prompt and answer are longer than the model's context")
-        needed = -(-sequence.most_tokens // self.config.block_size)
-        if needed > self.pool.blocks:
+        if -(-sequence.most_tokens // self.config.block_size) > self.pool.blocks:
             raise ValueError("the sequence is larger than the KV cache")
-        self.waiting.append(sequence)
+        self._keys += 1
+        block_hashes(bytes(sequence.content), self.config.block_size, sequence.salt, sequence.hashes)
+        job = Job(
+            self._keys,
+            sequence.prompt_tokens,
+            sequence.length,
+            blocks=sequence.hashes,
+            block_tokens=self.config.block_size,
+        )
+        self._engine.add(job, self._engine.clock)
+        sequence.job = job
+        self._sequences[job.key] = sequence
 
     def abort(self, sequence: Sequence) -> None:
         """Stop a sequence now, wherever it is; a finished one is left alone."""
-        if sequence.finish_reason is None:
-            self._finish(sequence, "abort")
+        self._drop(sequence, "abort")
 
     def stop(self, sequence: Sequence) -> None:
         """End a sequence whose text has hit a stop string."""
-        if sequence.finish_reason is None:
-            self._finish(sequence, "stop")
+        self._drop(sequence, "stop")
 
     def step(self) -> Step:
         """One forward pass over what fits; its time includes noise."""
-        preemptions = self.counters.preemptions
-        decoding = [s for s in self.running if s.generated > 0 and s.computed >= s.total_tokens - 1]
-        budget = self.config.max_batched_tokens - len(decoding)
-        ahead = math.ceil(self.config.capacity.accept_per_step)
-        for sequence in decoding:
-            self._grow_or_preempt(sequence, min(sequence.total_tokens + ahead, sequence.most_tokens))
-        decoding = [sequence for sequence in decoding if sequence.running]
-        prefilled, completed = self._prefill(budget, admit=self.counters.preemptions == preemptions)
-        decoding = [sequence for sequence in decoding if sequence.running]
-        kv_tokens = sum(sequence.computed for sequence in decoding)
-        produced = [(sequence, self._produce(sequence, self._accepted())) for sequence in decoding]
-        produced += [(sequence, self._produce(sequence, 1)) for sequence in completed]
-        return Step(self._time(len(decoding), kv_tokens, prefilled), produced, prefilled)
+        engine = self._engine
+        began, prefilled = engine.clock, engine.counters.prefilled_tokens
+        events = engine.step()
+        for sequence in self._sequences.values():
+            if sequence.job is not None and self._speak(sequence, engine.produced(sequence.job)):
+                engine.publish(sequence.job)
+        events += engine.advance(engine.clock)  # what `publish` has stored
+        cache = [
+            CacheChange(self._sequences[event.job.key] if event.job is not None else None, event.hashes)
+            for event in events
+            if event.hashes
+        ]
+        for event in events:
+            if event.kind is EventKind.FINISHED and event.job is not None:
+                del self._sequences[event.job.key]
+        said, self._said = self._said, []
+        return Step(engine.clock - began, said, engine.counters.prefilled_tokens - prefilled, cache)
 
-    def _time(self, decoding: int, kv_tokens: int, prefilled: int) -> float:
-        capacity = self.config.capacity
-        seconds = (
-            capacity.step_base_s
-            + capacity.step_per_seq_s * decoding
-            + capacity.step_per_kv_token_s * kv_tokens
-            + prefilled / capacity.prefill_tokens_per_s
-        )
-        if self.config.noise_cv <= 0:
-            return seconds
-        sigma = math.sqrt(math.log1p(self.config.noise_cv**2))
-        return seconds * self._random.lognormvariate(-sigma * sigma / 2, sigma)
+    def forget_cache(self) -> None:
+        """Nothing can be found in the prefix cache any more (sleep, or an operator's reset)."""
+        self.pool.forget()
 
-    def _prefill(self, budget: int, *, admit: bool) -> tuple[int, list[Sequence]]:
-        """Spend `budget` on prompts; returns tokens computed and the sequences whose prompt is now complete."""
-        started = budget
-        completed: list[Sequence] = []
-        for sequence in list(self.running):
-            if (
-                budget > 0
-                and sequence.running
-                and sequence.computed < sequence.total_tokens - (sequence.generated > 0)
-            ):
-                chunk = min(budget, sequence.total_tokens - sequence.computed)
-                if self._grow_or_preempt(sequence, sequence.computed + chunk):
-                    budget -= self._compute(sequence, chunk, completed)
-        while admit and budget > 0 and self.waiting and len(self.running) < self.config.capacity.max_num_seqs:
-            sequence = self.waiting[0]
-            self._reuse_prefix(sequence)
-            chunk = min(budget, sequence.total_tokens - sequence.computed)
-            if not self._grow(sequence, sequence.computed + chunk):
-                self._give_back(sequence)
-                break
-            self._start(self.waiting.popleft())
-            budget -= self._compute(sequence, chunk, completed)
-        return started - budget, [sequence for sequence in completed if sequence.running]
-
-    def _compute(self, sequence: Sequence, chunk: int, completed: list[Sequence]) -> int:
-        self._advance(sequence, chunk)
-        if sequence.computed >= sequence.total_tokens:
-            completed.append(sequence)
-        return chunk
-
-    def _reuse_prefix(self, sequence: Sequence) -> None:
-        """Take the cached blocks of the prompt; at least one token is always left to compute."""
-        size = self.config.block_size
-        block_hashes(bytes(sequence.content), size, sequence.salt, sequence.hashes)
-        hit = self.pool.match(sequence.hashes[: (sequence.total_tokens - 1) // size])
-        self.pool.take_cached(hit)
-        sequence.blocks = hit
-        sequence.published = len(hit)
-        sequence.computed = len(hit) * size
-
-    def _start(self, sequence: Sequence) -> None:
-        sequence.running = True
-        self.running.append(sequence)
-        if sequence.cached_tokens is None:
-            sequence.cached_tokens = sequence.computed
-            self.counters.prefix_queries += sequence.prompt_tokens
-            self.counters.prefix_hits += sequence.computed
-
-    def _give_back(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.computed = 0
-        sequence.published = 0
-
-    def _grow(self, sequence: Sequence, tokens: int) -> bool:
-        missing = -(-tokens // self.config.block_size) - len(sequence.blocks)
-        if missing <= 0:
-            return True
-        taken = self.pool.take_new(missing)
-        if taken is None:
+    def _speak(self, sequence: Sequence, tokens: int) -> bool:
+        """Choose words up to `tokens` tokens of the answer; whether that filled a block of the cache."""
+        new = tokens - sequence.generated
+        if new <= 0:
             return False
-        sequence.blocks += taken
-        return True
+        words = b"".join([sequence.speaker.next() for _ in range(new)])
+        sequence.content += words
+        sequence.generated = tokens
+        self._generated += new
+        self._accepted += new - 1
+        self._said.append((sequence, words))
+        size = self.config.block_size
+        # the newest token enters the cache with the next step only
+        filled = (sequence.total_tokens - 1) // size > (sequence.total_tokens - 1 - new) // size
+        if filled:
+            block_hashes(bytes(sequence.content), size, sequence.salt, sequence.hashes)
+        return filled
 
-    def _grow_or_preempt(self, sequence: Sequence, tokens: int) -> bool:
-        """Blocks for `tokens` tokens, preempting the newest sequences; False when it was itself preempted."""
-        while sequence.running:
-            if self._grow(sequence, tokens):
-                return True
-            self._preempt(self.running[-1])
-        return False
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        sequence.running = False
-        self._give_back(sequence)
-        self.waiting.appendleft(sequence)
-        self.counters.preemptions += 1
-
-    def _advance(self, sequence: Sequence, tokens: int) -> None:
-        sequence.computed += tokens
-        full = sequence.computed // self.config.block_size
-        if full > sequence.published:
-            hashes = block_hashes(
-                bytes(sequence.content), self.config.block_size, sequence.salt, sequence.hashes
-            )
-            for index in range(sequence.published, min(full, len(hashes))):
-                self.pool.publish(sequence.blocks[index], hashes[index])
-            sequence.published = full
-
-    def _accepted(self) -> int:
-        """Tokens this step yields for a decode."""
-        mean = self.config.capacity.accept_per_step
-        if mean <= 1.0:
-            return 1
-        whole = int(mean)
-        tokens = whole + (1 if self._random.random() < mean - whole else 0)
-        self.counters.drafts += 1
-        self.counters.accepted_tokens += tokens - 1
-        return tokens
-
-    def _produce(self, sequence: Sequence, tokens: int) -> bytes:
-        """Generate up to `tokens` tokens; finishes the sequence at its end."""
-        if sequence.generated == 0:  # of every choice, as vLLM does
-            self.counters.prompt_tokens += sequence.prompt_tokens
-            self.counters.cached_prompt_tokens += sequence.cached_tokens or 0
-        room = sequence.max_tokens
-        natural = sequence.natural_length if sequence.natural_length is not None else room + 1
-        tokens = min(tokens, min(room, natural) - sequence.generated)
-        new = b"".join([sequence.speaker.next() for _ in range(tokens)])
-        sequence.content += new
-        sequence.generated += tokens
-        self.counters.generation_tokens += tokens
-        behind = sequence.total_tokens - 1 - sequence.computed
-        if behind > 0:
-            self._advance(sequence, behind)
-        if sequence.generated >= natural:
-            self._finish(sequence, "stop")
-        elif sequence.generated >= room:
-            self._finish(sequence, "length")
-        return new
-
-    def _finish(self, sequence: Sequence, reason: str) -> None:
+    def _end(self, job: Job) -> None:
+        """The engine's word that a job ends with this step."""
+        sequence = self._sequences[job.key]
+        self._speak(sequence, job.output_tokens)
+        natural = sequence.natural_length
+        reason = "stop" if natural is not None and natural <= sequence.max_tokens else "length"
         sequence.finish_reason = reason
-        self.counters.finished[reason] += 1
-        if sequence.running:
-            sequence.running = False
-            self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self._finished[reason] += 1
+
+    def _drop(self, sequence: Sequence, reason: str) -> None:
+        job = sequence.job
+        if sequence.finish_reason is not None or job is None:
+            return
+        sequence.finish_reason = reason
+        self._finished[reason] += 1
+        del self._sequences[job.key]
+        self._engine.abort(job, self._engine.clock)
 
 
 def new_sequence(

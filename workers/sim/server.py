@@ -108,7 +108,7 @@ class SimServer:
             case "GET", "/version":
                 await _reply(send, msgspec.json.encode({"version": VERSION, "simulated": True}))
             case "GET", "/load":
-                busy = len(self._loop.model.running) + len(self._loop.model.waiting)
+                busy = self._loop.model.running + self._loop.model.waiting
                 await _reply(send, msgspec.json.encode({"server_load": busy}))
             case "POST", "/tokenize":
                 await _reply(send, self._tokenize(await _read(receive)))
@@ -120,7 +120,7 @@ class SimServer:
         match scope["method"], scope["path"]:
             case "POST", "/sleep":
                 query = scope.get("query_string", b"").decode()
-                self._loop.sleep(2 if "level=2" in query else 1)
+                await self._loop.sleep(2 if "level=2" in query else 1)
                 await _reply(send, b"", content_type=b"")
             case "POST", "/wake_up":
                 self._loop.wake()

@@ -8,6 +8,7 @@ import pytest
 from core.errors import InvalidRequest
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
 from workers.catalog import DEFAULT_CATALOG, load_catalog
+from workers.kv_endpoints import KvEndpoints
 
 PRODUCTION_LINES = {
     ("deepseek-v3.2", "tp8"): """
@@ -17,8 +18,7 @@ PRODUCTION_LINES = {
         --reasoning-parser deepseek_v3 --enable-auto-tool-choice --tool-call-parser deepseek_v32
         --enable-prefix-caching --prefix-caching-hash-algo sha256_cbor --enable-prompt-tokens-details
         --max-model-len 163840 --max-num-seqs 256 --gpu-memory-utilization 0.92 --scheduling-policy priority
-        --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:9001",
-        "replay_endpoint":"tcp://*:9002","topic":"deepseek-v3.2"}' --enable-sleep-mode --shutdown-timeout 120""",
+        --enable-sleep-mode --shutdown-timeout 120""",
     ("minimax-m2.5", "tp4"): """
         vllm serve MiniMaxAI/MiniMax-M2.5 --served-model-name minimax-m2.5 --tensor-parallel-size 4
         --kv-cache-dtype fp8 --speculative-config '{"method":"eagle3","model":"thoughtworks/MiniMax-M2.5-Eagle3",
@@ -52,6 +52,16 @@ def test_production_command_lines(model: str, profile: str) -> None:
     entry = load_catalog().model(model)
     line = entry.profile(profile).command_line(entry, 9000)
     assert line == [*words(PRODUCTION_LINES[model, profile]), "--host", "127.0.0.1", "--port", "9000"]
+
+
+def test_an_engine_that_publishes_its_cache_binds_unix_sockets() -> None:
+    entry = load_catalog().model("deepseek-v3.2")
+    kv = KvEndpoints("ipc:///run/a.pub", "ipc:///run/a.replay")
+    line = entry.profile().command_line(entry, 9000, kv=kv)
+    assert line[line.index("--kv-events-config") + 1] == (
+        '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"ipc:///run/a.pub",'
+        '"replay_endpoint":"ipc:///run/a.replay","topic":"deepseek-v3.2"}'
+    )
 
 
 def test_llama_has_a_speculative_draft_and_several_instances() -> None:
@@ -109,7 +119,7 @@ WRONG = [
         "args.tensor-parallel-size = 4",
         "tensor-parallel-size is 4, but gpus is 8",
     ),
-    ("{kv_events_port}", "{secret}", "unknown placeholder"),
+    ('args.tokenizer-mode = "deepseek_v32"', 'args.tokenizer-mode = "{secret}"', "unknown placeholder"),
     ('basis = "assumed"', 'basis = "guessed"', "Invalid enum value 'guessed'"),
     (
         "step_base_s = { value = 0.00812",

@@ -1,0 +1,121 @@
+"""What a scheduler hears of prefix caches on a connection: after the heartbeat that names the boot, all of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from core.framing import read_frame
+from tests.support.kv_publisher import BLOCK, removed, stored
+from workers.kv_events_feed import KvOutbox
+from workers.scheduler_link import SchedulerLink
+from workers.token_blocks import packed, token_block_hashes
+from workers.wire import (
+    AgentHello,
+    Capacity,
+    CommandResult,
+    Heartbeat,
+    KvDelta,
+    ReplicaCommand,
+    ReplicaState,
+    ReplicaStatus,
+)
+
+_decode = msgspec.msgpack.Decoder(AgentHello | Heartbeat | KvDelta).decode
+ONE, TWO = ([number] * 2 * BLOCK for number in (1, 2))
+
+
+def own(tokens: list[int]) -> set[int]:
+    return set(token_block_hashes(packed(tokens), BLOCK, ""))
+
+
+class Scheduler:
+    """Accepts one agent at a time and hands out its frames."""
+
+    def __init__(self) -> None:
+        self._connections: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self.boots: set[str] = set()
+        """Boots that heartbeats of this connection have named."""
+
+    async def joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._connections.put((reader, writer))
+
+    async def next_connection(self) -> None:
+        """Hang up and wait for the agent to come again."""
+        await self.close()
+        self.boots = set()
+        self._reader, self._writer = await self._connections.get()
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._writer is not None:
+            self._writer.close()
+            await self._writer.wait_closed()
+
+    async def frame(self) -> object:
+        """The next frame of this connection."""
+        assert self._reader is not None
+        return _decode(await read_frame(self._reader))
+
+    async def delta(self) -> KvDelta:
+        """The next delta, and that the boot was named before it."""
+        while True:
+            frame = await self.frame()
+            if isinstance(frame, Heartbeat):
+                self.boots |= {status.boot_id for status in frame.replicas}
+            elif isinstance(frame, KvDelta):
+                assert frame.boot_id in self.boots
+                return frame
+
+
+@pytest.fixture
+async def agent() -> AsyncIterator[tuple[Scheduler, KvOutbox]]:
+    scheduler, outbox = Scheduler(), KvOutbox()
+    server = await asyncio.start_server(scheduler.joined, "127.0.0.1", 0)
+    feed = outbox.feed("h/m-0")
+
+    def beat() -> Heartbeat:
+        status = ReplicaStatus(
+            "h/m-0", "m", "http://h", "vllm", feed.boot_id, ReplicaState.READY, Capacity(1, 1, 1)
+        )
+        return Heartbeat("a", "h", "b", 1, "here", "local-cpu", 0, [status], {})
+
+    async def obey(command: ReplicaCommand) -> CommandResult:
+        return CommandResult(command.command_id, False)
+
+    port = server.sockets[0].getsockname()[1]
+    link = SchedulerLink("127.0.0.1", port, AgentHello("t", "a"), beat=beat, obey=obey, outbox=outbox)
+    task = asyncio.create_task(link.run())
+    yield scheduler, outbox
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await scheduler.close()
+    server.close()
+
+
+async def test_everything_again_after_a_reconnection(agent: tuple[Scheduler, KvOutbox]) -> None:
+    scheduler, outbox = agent
+    feed = outbox.feed("h/m-0")
+    feed.begin("boot-1")
+    feed.live = True
+    feed.apply([stored(ONE)])
+    await scheduler.next_connection()
+    delta = await scheduler.delta()
+    assert (delta.cleared, set(delta.stored)) == (True, own(ONE))
+    feed.apply([removed(ONE), stored(TWO)])
+    delta = await scheduler.delta()
+    assert (delta.cleared, set(delta.stored), set(delta.removed)) == (False, own(TWO), own(ONE))
+
+    await scheduler.next_connection()
+    delta = await scheduler.delta()
+    assert (delta.cleared, set(delta.stored), delta.removed) == (True, own(TWO), [])
+
+    feed.begin("boot-2")
+    feed.live = True
+    feed.apply([stored(ONE)])
+    delta = await scheduler.delta()
+    assert (delta.boot_id, delta.seq, delta.cleared) == ("boot-2", 1, True)
+    assert set(delta.stored) == own(ONE)

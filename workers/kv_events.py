@@ -1,0 +1,197 @@
+"""Follows one engine's KV events over ZMQ: in order, gaps replayed, what cannot be replayed forgotten."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+import zmq
+import zmq.asyncio
+from prometheus_client import Counter
+
+from workers.kv_endpoints import KvEndpoints
+from workers.kv_events_feed import KvFeed
+from workers.kv_events_wire import END_OF_REPLAY, decode_batch
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1
+REPLAY_S = 5.0
+"""A running engine that has sent nothing of a replay for so long is not going to."""
+AUDIT_S = 5.0
+"""How often an engine that says nothing is asked whether it has said anything: its last message may have been lost."""
+MAX_HELD = 10_000
+"""Live messages kept while a replay runs, as many as vLLM keeps for replay."""
+
+_MESSAGES = Counter("penstock_agent_kv_messages", "Messages of KV events that were taken.", ["replica"])
+_MALFORMED = Counter("penstock_agent_kv_malformed", "KV events that could not be read.", ["replica"])
+_REPLAYS = Counter("penstock_agent_kv_replays", "Gaps that an engine was asked to replay.", ["replica"])
+_LOST = Counter("penstock_agent_kv_lost", "Gaps that could not be replayed: all was forgotten.", ["replica"])
+
+
+class KvFollower:
+    """Keeps a replica's feed up to date through its engine's restarts.
+
+    Begins every boot by asking for all that the engine has kept (10,000 messages), so nothing that it published
+    before we listened is missed, whether it has just started or was adopted.
+    """
+
+    def __init__(
+        self,
+        endpoints: KvEndpoints,
+        feed: KvFeed,
+        *,
+        boot_id: Callable[[], str],
+        now: Callable[[], float],
+        context: "zmq.asyncio.Context",
+    ) -> None:
+        self._endpoints = endpoints
+        self._feed = feed
+        self._boot_id = boot_id
+        self._now = now
+        self._context = context
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            boot_id = self._boot_id()
+            if not boot_id:
+                await asyncio.sleep(POLL_S)
+                continue
+            self._feed.begin(boot_id)
+            stream = _Stream(self._endpoints, self._feed, self._now, self._context)
+            try:
+                while self._boot_id() == boot_id:
+                    await stream.step(POLL_S)
+            finally:
+                stream.close()
+
+
+class _Stream:
+    """One boot's messages."""
+
+    def __init__(
+        self, endpoints: KvEndpoints, feed: KvFeed, now: Callable[[], float], context: "zmq.asyncio.Context"
+    ) -> None:
+        self._endpoints = endpoints
+        self._feed = feed
+        self._now = now
+        self._context = context
+        self._next = 0
+        """The sequence number that is due."""
+        self._held: dict[int, bytes] = {}
+        """Live messages that came while a replay runs."""
+        self._heard_at = now()
+        self._asked_at: float | None = None
+        """Since when a replay runs."""
+        self._live = context.socket(zmq.SUB)
+        self._live.setsockopt(zmq.RCVHWM, MAX_HELD)
+        self._live.subscribe(b"")
+        self._live.connect(endpoints.events)
+        self._replay: zmq.asyncio.Socket | None = None
+        self._ask()
+
+    def close(self) -> None:
+        """Let go of both sockets."""
+        self._live.close(linger=0)
+        if self._replay is not None:
+            self._replay.close(linger=0)
+
+    async def step(self, wait_s: float) -> None:
+        """Take the messages that are here or come within `wait_s`."""
+        poller = zmq.asyncio.Poller()
+        poller.register(self._live, zmq.POLLIN)
+        if self._replay is not None:
+            poller.register(self._replay, zmq.POLLIN)
+        for socket, _ in await poller.poll(wait_s * 1000):
+            frames = await socket.recv_multipart()
+            if socket is self._replay:
+                self._replayed(frames[1:])  # DEALER: an empty frame comes first
+            else:
+                self._published(frames)
+        self._look_after_replay()
+
+    def _published(self, frames: list[bytes]) -> None:
+        message = self._parse(frames)
+        if message is None:
+            return
+        seq, payload = message
+        self._heard_at = self._now()
+        if seq < self._next:
+            return
+        if self._asked_at is None and seq == self._next:
+            self._take(seq, payload)
+            return
+        if len(self._held) < MAX_HELD:
+            self._held[seq] = payload
+        if self._asked_at is None:
+            _REPLAYS.labels(self._feed.replica_id).inc()
+            self._ask()
+
+    def _replayed(self, frames: list[bytes]) -> None:
+        message = self._parse(frames)
+        if message is None:
+            return
+        seq, payload = message
+        if seq == END_OF_REPLAY:
+            self._end_replay()
+        elif seq >= self._next:
+            if self._asked_at is not None:
+                self._asked_at = self._now()  # it answers, only not all at once
+            self._take(seq, payload)
+
+    def _parse(self, frames: list[bytes]) -> tuple[int, bytes] | None:
+        if len(frames) != 3 or len(frames[1]) != 8:
+            _MALFORMED.labels(self._feed.replica_id).inc()
+            return None
+        return int.from_bytes(frames[1], "big", signed=True), frames[2]
+
+    def _take(self, seq: int, payload: bytes) -> None:
+        """Apply the message with a sequence number that is due or past due; what lies between is lost."""
+        if seq > self._next:
+            self._lose(f"messages {self._next} to {seq - 1} are gone")
+        self._next = seq + 1
+        _MESSAGES.labels(self._feed.replica_id).inc()
+        try:
+            events, unread = decode_batch(payload)
+        except msgspec.DecodeError:
+            events, unread = [], 1
+        if unread:
+            _MALFORMED.labels(self._feed.replica_id).inc(unread)
+        self._feed.apply(events)
+
+    def _lose(self, why: str) -> None:
+        if self._next or len(self._feed.blocks):
+            log.warning("replica %s: KV events were lost (%s)", self._feed.replica_id, why)
+        _LOST.labels(self._feed.replica_id).inc()
+        self._feed.forget()
+
+    def _ask(self) -> None:
+        """Ask for everything from the due message on; the request waits in ZMQ until the engine listens."""
+        if self._replay is not None:
+            self._replay.close(linger=0)
+        self._replay = self._context.socket(zmq.DEALER)
+        self._replay.setsockopt(zmq.RCVHWM, 0)
+        self._replay.connect(self._endpoints.replay)
+        self._replay.send_multipart([b"", self._next.to_bytes(8, "big")])
+        self._asked_at = self._now()
+
+    def _end_replay(self) -> None:
+        """The engine has sent what it had; go on with what came meanwhile."""
+        self._asked_at = None
+        self._heard_at = self._now()
+        held, self._held = sorted(self._held.items()), {}
+        for seq, payload in held:
+            if seq >= self._next:
+                self._take(seq, payload)
+        if not self._feed.live:
+            self._feed.live = True
+            self._feed.resend()
+
+    def _look_after_replay(self) -> None:
+        now = self._now()
+        if self._asked_at is None:
+            if now - self._heard_at >= AUDIT_S:
+                self._ask()
+        elif self._held and now - self._asked_at >= REPLAY_S:
+            self._end_replay()

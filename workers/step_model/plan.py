@@ -1,0 +1,55 @@
+"""Some steps ahead in closed form: an arithmetic series of step times."""
+
+import math
+
+
+class Plan:
+    """`left` steps of which the next takes `first` seconds and each further one `slope` more than the one before.
+
+    The first j of them take  t(j) = j*first + slope*j*(j-1)/2  seconds.
+    """
+
+    __slots__ = ("first", "left", "slope")
+
+    def __init__(self) -> None:
+        self.left = 0
+        """0 = no plan."""
+        self.first = 0.0
+        self.slope = 0.0
+
+    def seconds(self, steps: int) -> float:
+        """t(steps)."""
+        return steps * self.first + self.slope * (steps * (steps - 1) / 2)
+
+    def within(self, clock: float, until: float) -> int:
+        """How many whole steps end by `until` when the first begins at `clock`.
+
+        The largest j with clock + t(j) <= until, compared in just this form:
+        who waits until `clock + t(j)` must find that j steps are over.
+        """
+        left, first, slope = self.left, self.first, self.slope
+        if clock + self.seconds(left) <= until:
+            return left
+        if clock + first > until:
+            return 0
+        room = until - clock
+        if slope <= 0.0:
+            steps = int(room / first)
+        else:
+            linear = first - slope / 2
+            steps = int((math.sqrt(linear * linear + 2 * slope * room) - linear) / slope)
+        steps = min(steps, left)
+        while steps and clock + self.seconds(steps) > until:
+            steps -= 1
+        while steps < left and clock + self.seconds(steps + 1) <= until:
+            steps += 1
+        return steps
+
+    def pass_(self, steps: int) -> None:
+        """The next `steps` steps are over."""
+        self.first += self.slope * steps
+        self.left -= steps
+
+    def cut(self) -> None:
+        """End with the step in progress."""
+        self.left = min(self.left, 1)

@@ -1,0 +1,43 @@
+"""Hashes of a prompt's token blocks: the one definition that agents and API processes share.
+
+The agent computes them from an engine's KV events, an API process from the tokens of a prompt; both get the same
+numbers without knowing the engine's own hash function. Each digest is keyed by the one before it and the first by
+the tenant's salt, so equal hashes mean equal prefixes of one tenant (DESIGN §6).
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+LINK_BYTES = 8
+TOKEN_BYTES = 4
+
+
+def first_link(salt: str) -> bytes:
+    """What the first block of a tenant's prompts is keyed by."""
+    return blake2b(salt.encode(), digest_size=LINK_BYTES).digest()
+
+
+def next_link(link: bytes, block: bytes) -> bytes:
+    """The digest of one block of packed tokens, given the one before it."""
+    return blake2b(block, digest_size=LINK_BYTES, key=link).digest()
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian 32-bit numbers. Raises OverflowError for one that is not a 32-bit number."""
+    numbers = array("I", tokens)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def token_block_hashes(tokens: bytes, block_tokens: int, salt: str) -> list[int]:
+    """Chained 64-bit hashes of the whole blocks of packed `tokens`, first to last."""
+    width = block_tokens * TOKEN_BYTES
+    link = first_link(salt)
+    hashes = []
+    for start in range(0, len(tokens) - width + 1, width):
+        link = next_link(link, tokens[start : start + width])
+        hashes.append(int.from_bytes(link, "big"))
+    return hashes

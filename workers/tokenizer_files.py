@@ -1,0 +1,39 @@
+"""Where a model's tokenizer and chat template lie on this machine, and how they get there."""
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+
+from core.errors import Unavailable
+from workers.catalog import CatalogModel
+from workers.engine_command import tiny_directory
+
+_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+_NEEDED = "tokenizer.json"
+
+
+def tokenizer_directory(model: CatalogModel, data_dir: Path, tokenizer_dir: Path) -> Path:
+    """A directory with the model's tokenizer: the operator's, the toy's own, or one fetched from the hub.
+
+    Blocks while it downloads a few megabytes, once. Raises Unavailable saying what is missing and where it belongs.
+    """
+    base = tokenizer_dir if tokenizer_dir != Path() else data_dir / "tokenizers"
+    place = base / model.name.replace("/", "--")
+    if (place / _NEEDED).exists():
+        return place
+    if model.toy:
+        toy = tiny_directory(data_dir)
+        if (toy / _NEEDED).exists():
+            return toy
+        raise Unavailable(f"{toy} has no tokenizer yet; the agent makes it on the machine it runs on")
+    try:
+        snapshot_download(model.hub_id, allow_patterns=_FILES, local_dir=place)
+    except (OSError, HfHubHTTPError, ValueError) as error:
+        raise Unavailable(
+            f"the tokenizer of {model.hub_id} could not be fetched ({type(error).__name__}); put its "
+            f"{', '.join(_FILES)} into {place}"
+        ) from None
+    if not (place / _NEEDED).exists():
+        raise Unavailable(f"{model.hub_id} has no {_NEEDED}, which is needed to match its prompts exactly")
+    return place
