@@ -7,6 +7,8 @@ Away for longer than `FALLBACK_AFTER_S`, the client places by itself (scheduler/
 import asyncio
 import logging
 import random
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,11 +22,13 @@ from scheduler.messages import (
     Announce,
     CancelPlace,
     ClientHello,
+    Counters,
     OpenPlacement,
     PlaceRefused,
     PrefillDone,
     Progress,
     QueuedRequest,
+    TenantCounter,
     ToClient,
     Welcome,
 )
@@ -40,6 +44,17 @@ DEADLINE_SLACK_S = 1.0
 """The scheduler refuses at the deadline; the client itself only this much later, should it not answer."""
 BACKOFF_S = (0.05, 1.0)
 CONNECT_TIMEOUT_S = 2.0
+MAX_COUNTERS = 16_384
+"""Tenants' counters kept for the next scheduler, those heard of last; a few megabytes."""
+
+MAX_ANNOUNCED_BYTES = 256 * 1024 * 1024
+"""What a client that waits for much may have to announce at once; it holds all of it in memory anyway."""
+ANNOUNCED_PART_BYTES = 1024 * 1024
+"""About so much is announced in one frame."""
+QUEUED_BYTES = 1024
+"""What a queued request takes there at most without its blocks ..."""
+HASH_BYTES = 9
+"""... and each of them."""
 
 log = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(ToClient)
@@ -62,13 +77,15 @@ class _Held:
     produced: int = 0
     told: int = 0
     prefilled: bool = False
+    counted_by: str = ""
+    """Epoch of the scheduler that last took it into its counters."""
 
 
 class _ClientLink(Link):
     """One connection; hands everything to its client."""
 
     def __init__(self, client: "SchedulerClient") -> None:
-        super().__init__()
+        super().__init__(max_unsent_bytes=MAX_ANNOUNCED_BYTES)
         self.client = client
 
     def on_frame(self, frame: bytes) -> None:
@@ -105,6 +122,7 @@ class SchedulerClient:
         self._away_since = clock.monotonic()
         self._heard_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self._counters = _CounterBook(MAX_COUNTERS)
         self._informed = asyncio.Event()
         """Connected, and the first snapshot of this connection is here."""
 
@@ -225,6 +243,8 @@ class SchedulerClient:
                 self._placed(message)
             case PlaceRefused():
                 self._refused(message)
+            case Counters():
+                self._counters.heard(message.epoch, message.counters)
             case PoolSnapshot():
                 self._snapshot = message
                 self._informed.set()
@@ -243,7 +263,12 @@ class SchedulerClient:
             return
         now = self._clock.monotonic()
         self.connected, self.denied = True, ""
-        link.send(Announce([_open(held, now) for held in self._held.values()], self._still_waiting(now)))
+        held = [_open(held, now) for held in self._held.values()]
+        counters = self._counters.unknown_to(welcome.epoch)
+        for part in announcements(held, self._still_waiting(now), counters):
+            link.send(part)
+        for each in self._held.values():
+            each.counted_by = welcome.epoch
 
     def _still_waiting(self, now: float) -> list[QueuedRequest]:
         queued = []
@@ -286,8 +311,12 @@ class SchedulerClient:
     def _hold(self, waiting: _Waiting, placement: Placement) -> None:
         self._waiting.pop(placement.request_id, None)
         self._held[placement.request_id, placement.replica_id] = _Held(
-            placement, waiting.request, self._clock.monotonic()
+            placement, waiting.request, self._clock.monotonic(), counted_by=placement.epoch
         )
+        if placement.epoch:
+            request = waiting.request
+            counter = TenantCounter(request.tenant_id, request.model, placement.service, request.tier)
+            self._counters.heard(placement.epoch, [counter])
         self._running[placement.replica_id] = self._running.get(placement.replica_id, 0) + 1
         waiting.future.set_result(placement)
 
@@ -321,6 +350,7 @@ class SchedulerClient:
     ) -> None:
         self._waiting.pop(waiting.request.request_id, None)
         details = {"reason": reason, "position": 0, "warm_replicas": 0, "predicted_wait_s": 0.0} | facts
+        details["retry_after_s"] = retry_s
         code = "tenant_share" if status == 429 else "no_capacity"
         if not waiting.future.done():
             waiting.future.set_exception(
@@ -377,6 +407,25 @@ class SchedulerClient:
                 self._refuse(waiting, 503, "scheduler_away", message, 2.0)
 
 
+def announcements(
+    held: list[OpenPlacement], queued: list[QueuedRequest], counters: list[TenantCounter]
+) -> Iterator[Announce]:
+    """An announcement in frames of bounded size: what is held, then the counters, then what waits, oldest first."""
+    yield Announce(held, [])
+    if counters:
+        yield Announce([], [], counters, more=True)
+    part: list[QueuedRequest] = []
+    size = 0
+    for each in queued:
+        part.append(each)
+        size += QUEUED_BYTES + HASH_BYTES * len(each.request.blocks)
+        if size >= ANNOUNCED_PART_BYTES:
+            yield Announce([], part, more=True)
+            part, size = [], 0
+    if part:
+        yield Announce([], part, more=True)
+
+
 def _open(held: _Held, now: float) -> OpenPlacement:
     request, placement = held.request, held.placement
     return OpenPlacement(
@@ -391,4 +440,32 @@ def _open(held: _Held, now: float) -> OpenPlacement:
         held.produced,
         held.prefilled,
         now - held.since,
+        request.tier,
+        request.weight,
+        held.counted_by,
     )
+
+
+class _CounterBook:
+    """What schedulers said of tenants' counters: bounded, those heard of longest ago are forgotten first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heard: OrderedDict[tuple[str, str, str], tuple[str, float]] = OrderedDict()
+
+    def heard(self, epoch: str, counters: Sequence[TenantCounter]) -> None:
+        """The newest word replaces the older."""
+        for counter in counters:
+            key = (counter.model, counter.tier, counter.tenant_id)
+            self._heard[key] = (epoch, counter.service)
+            self._heard.move_to_end(key)
+        while len(self._heard) > self._most:
+            self._heard.popitem(last=False)
+
+    def unknown_to(self, epoch: str) -> list[TenantCounter]:
+        """Those that were not heard from the scheduler `epoch` itself."""
+        return [
+            TenantCounter(tenant_id, model, service, tier)
+            for (model, tier, tenant_id), (source, service) in self._heard.items()
+            if source != epoch
+        ]

@@ -6,7 +6,6 @@ used. An engine stands still while nothing is placed on it, nothing runs or wait
 that show the same counters.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -15,12 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from scheduler import metrics
+from scheduler.store_loop import StoreLoop
 from workers.engine_counters import CounterReport, Cut
 from workers.wire import EngineCounters, Heartbeat, ReplicaState, ReplicaStatus
 
 STORE_EVERY_S = 3.0
-STORE_TIMEOUT_S = 10.0
-CLOSE_S = 5.0
 TOUCH_EVERY_S = 30.0
 """An engine whose counters stand still is written this often, to show that it lives."""
 CUT_EVERY_S = 10.0
@@ -163,59 +161,35 @@ class CounterBook:
                 del self._of_replica[boot.status.replica_id]
 
 
-class CounterStore:
+class CounterStore(StoreLoop):
     """Stores what a CounterBook has; PostgreSQL away holds up nothing, the counters are cumulative."""
 
     def __init__(
         self, database: Database, record: Record, now: Callable[[], float], *, every_s: float = STORE_EVERY_S
     ) -> None:
         """`record` is workers.engine_counters.record_counters, `now` a monotonic clock."""
+        super().__init__(
+            database, "engine counters", every_s=every_s, failures=metrics.ENGINE_COUNTERS_FAILURES
+        )
         self.book = CounterBook()
-        self._database, self._record, self._now, self._every_s = database, record, now, every_s
-        self._task: asyncio.Task[None] | None = None
-        self._failing = False
+        self._record, self._now = record, now
 
     def heard(self, beat: Heartbeat, open_placements: OpenPlacements) -> None:
         """Note a heartbeat; never waits."""
         self.book.heard(beat, open_placements, self._now())
 
-    async def start(self) -> None:
-        """Begin to store."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """Store what is left, if PostgreSQL answers; a frozen one does not hold up the shutdown."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=CLOSE_S)
-            if not self._task.done():
-                return
-        await asyncio.wait({asyncio.create_task(self.store())}, timeout=CLOSE_S)
-
-    async def store(self) -> None:
+    async def write(self) -> None:
         """Store what is due in one transaction; on failure it stays due. A report that PostgreSQL refuses, such as one
         of a number that no column holds, does not stop the others."""
         boots = sorted(self.book.due(self._now()), key=lambda boot: boot.status.boot_id)
         if not boots:
             return
         stored: list[tuple[_Boot, CounterReport]] = []
-        try:
-            async with asyncio.timeout(STORE_TIMEOUT_S), self._database.system() as connection:
-                for boot in boots:
-                    report = boot.report(self._now())
-                    if await self._stored(connection, boot, report):
-                        stored.append((boot, report))
-        except Exception as error:  # noqa: BLE001 - whatever PostgreSQL does, placement goes on; the next round retries
-            metrics.ENGINE_COUNTERS_FAILURES.inc()
-            if not self._failing:
-                log.warning(
-                    "engine counters cannot be stored, trying again every %s s: %s", self._every_s, error
-                )
-            self._failing = True
-            return
-        if self._failing:
-            log.info("engine counters are stored again")
-        self._failing = False
+        async with self.database.system() as connection:
+            for boot in boots:
+                report = boot.report(self._now())
+                if await self._stored(connection, boot, report):
+                    stored.append((boot, report))
         self.book.stored([boot for boot, _ in stored], [report for _, report in stored], self._now())
 
     async def _stored(self, connection: AsyncConnection, boot: _Boot, report: CounterReport) -> bool:
@@ -233,8 +207,3 @@ class CounterStore:
                 )
             return False
         return True
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            await self.store()

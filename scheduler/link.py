@@ -25,7 +25,10 @@ class Link(asyncio.Protocol):
     A frame that is too large or does not decode closes this connection and no other.
     """
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self, max_frame_bytes: int = MAX_FRAME_BYTES, max_unsent_bytes: int = MAX_UNSENT_BYTES
+    ) -> None:
+        self.max_unsent_bytes = max_unsent_bytes
         self.splitter = FrameSplitter(max_frame_bytes)
         self.transport: asyncio.Transport | None = None
         self.lost = asyncio.Event()
@@ -83,7 +86,7 @@ class Link(asyncio.Protocol):
         if not out or self.transport is None or self.transport.is_closing():
             return
         self.transport.write(b"".join(out))
-        if self.unsent_bytes > MAX_UNSENT_BYTES:
+        if self.unsent_bytes > self.max_unsent_bytes:
             self.abort()
 
     def close(self) -> None:

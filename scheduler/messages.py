@@ -6,7 +6,7 @@ scheduler/wire.py holds what other packages see; these frames stay between clien
 import msgspec
 
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
-from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand
+from workers.wire import AgentHello, CommandResult, Heartbeat, KvDelta, ReplicaCommand
 
 
 class ClientHello(msgspec.Struct, tag="client_hello"):
@@ -75,6 +75,10 @@ class OpenPlacement(msgspec.Struct):
     """Output tokens so far, as far as reported."""
     prefilled: bool = False
     age_s: float = 0.0
+    tier: str = "standard"
+    weight: float = 1.0
+    epoch: str = ""
+    """The scheduler that last counted it, so that announced counters include its estimate; empty = none has."""
 
 
 class QueuedRequest(msgspec.Struct):
@@ -84,11 +88,38 @@ class QueuedRequest(msgspec.Struct):
     age_s: float
 
 
+class TenantCounter(msgspec.Struct):
+    """What a tenant has been served of a model, in the fair queue's unit (weighted tokens)."""
+
+    tenant_id: str
+    model: str
+    service: float
+    tier: str = "standard"
+    """Counters are kept per band: what batches took of spare capacity is not held against interactive requests."""
+
+
+class Counters(msgspec.Struct, tag="counters"):
+    """Scheduler to clients, twice a second: the counters that changed, for the next scheduler.
+
+    The nameless tenant stands for a newcomer: the counter that one would start with.
+    """
+
+    epoch: str
+    counters: list[TenantCounter]
+
+
 class Announce(msgspec.Struct, tag="announce"):
-    """All a client holds and waits for, sent after every (re)connection; it replaces what was known."""
+    """All a client holds and waits for, sent after every (re)connection; it replaces what was known.
+
+    Where it is more than a frame takes, further ones follow that add to it.
+    """
 
     placements: list[OpenPlacement]
     queued: list[QueuedRequest]
+    counters: list[TenantCounter] = []
+    """The fair queue's counters as last heard from a scheduler; the largest announced wins."""
+    more: bool = False
+    """It goes on from the announcement before it; nothing is replaced."""
 
 
 ToScheduler = (
@@ -96,6 +127,7 @@ ToScheduler = (
     | AgentHello
     | Heartbeat
     | CommandResult
+    | KvDelta
     | PlaceRequest
     | CancelPlace
     | Released
@@ -105,5 +137,5 @@ ToScheduler = (
     | ReplicaCommand
 )
 FromClient = PlaceRequest | CancelPlace | Released | PrefillDone | Progress | Announce | ReplicaCommand
-FromAgent = Heartbeat | CommandResult
-ToClient = Welcome | Placement | PlaceRefused | PoolSnapshot | CommandResult
+FromAgent = Heartbeat | CommandResult | KvDelta
+ToClient = Welcome | Placement | PlaceRefused | PoolSnapshot | Counters | CommandResult

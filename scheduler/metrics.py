@@ -1,19 +1,28 @@
 """What the scheduler counts, pre-bound."""
 
+import heapq
 from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from scheduler.wire import QueueView
+from scheduler.core.board import Board
+from scheduler.core.rules import NEWCOMER
+from scheduler.messages import TenantCounter
+from scheduler.wire import PlanView, QueueView
+
+MAX_TENANTS = 20
+"""Tenants shown by name per model."""
+OTHER = "other"
 
 PLACEMENTS = Counter("penstock_scheduler_placements", "Requests placed on a replica", ["model"])
 REFUSALS = Counter("penstock_scheduler_refusals", "Requests refused", ["model", "status", "reason"])
-QUEUE_WAITING = Gauge("penstock_scheduler_queue_waiting", "Requests waiting for a replica", ["model"])
+QUEUE_WAITING = Gauge("penstock_scheduler_queue_waiting", "Requests waiting for a replica", ["model", "band"])
+QUEUE_OLDEST = Gauge("penstock_scheduler_queue_oldest_seconds", "Age of who waits longest", ["model", "band"])
 IN_FLIGHT = Gauge("penstock_scheduler_in_flight", "Placements not released yet", ["model"])
 QUEUE_SECONDS = Histogram(
     "penstock_scheduler_queue_seconds",
     "Seconds from arrival to placement",
-    ["model"],
+    ["model", "band"],
     buckets=(0.0005, 0.002, 0.01, 0.05, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60),
 )
 DECISION_SECONDS = Histogram(
@@ -21,14 +30,63 @@ DECISION_SECONDS = Histogram(
     "Processor seconds of one round of decisions",
     buckets=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
 )
+DISPATCH_SECONDS = Counter(
+    "penstock_scheduler_dispatch_seconds",
+    "Processor seconds spent deciding, rounds without a decision included",
+)
+_RATIOS = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
+TTFT_RATIO = Histogram(
+    "penstock_scheduler_ttft_ratio", "Observed over predicted time to first token", ["model"], buckets=_RATIOS
+)
+ITL_RATIO = Histogram(
+    "penstock_scheduler_itl_ratio",
+    "Observed over predicted time per output token",
+    ["model"],
+    buckets=_RATIOS,
+)
+PREDICTION_MAPE = Gauge(
+    "penstock_scheduler_prediction_mape",
+    "Mean absolute error as a share of what was observed",
+    ["model", "kind"],
+)
+PREDICTION_BIAS = Gauge(
+    "penstock_scheduler_prediction_bias_seconds", "Mean of observed minus predicted", ["model", "kind"]
+)
+PREDICTION_COVERAGE = Gauge(
+    "penstock_scheduler_prediction_coverage",
+    "Share of outcomes within the bound stated with them",
+    ["model", "kind"],
+)
+TENANT_SERVICE = Gauge(
+    "penstock_scheduler_tenant_service",
+    "Counter of the fair queue in weighted tokens: the tenants served most, the rest summed up as other",
+    ["model", "tenant"],
+)
+PREFIX_ENTRIES = Gauge(
+    "penstock_scheduler_prefix_entries", "Prefix marks remembered of a model's replicas", ["model"]
+)
+KV_EVENTS_REFUSED = Counter("penstock_scheduler_kv_events_refused", "Frames of KV events not taken", ["why"])
+REPLICAS_REFUSED = Counter(
+    "penstock_scheduler_replicas_refused", "Reports of replicas not taken: a capacity or target is no figure"
+)
 HIT_TOKENS_PREDICTED = Counter(
-    "penstock_scheduler_hit_tokens_predicted", "Prompt tokens believed cached at placement", ["model"]
+    "penstock_scheduler_hit_tokens_predicted",
+    "Prompt tokens believed cached at placement, by what was known: exact (token blocks) or mirrored (text blocks)",
+    ["model", "source"],
 )
 HIT_TOKENS_ACTUAL = Counter(
-    "penstock_scheduler_hit_tokens_actual", "Prompt tokens the engine said were cached", ["model"]
+    "penstock_scheduler_hit_tokens_actual",
+    "Prompt tokens the engine said were cached, by what was known at placement",
+    ["model", "source"],
 )
 CONNECTIONS = Gauge("penstock_scheduler_connections", "Open connections", ["kind"])
 REJECTED_CONNECTIONS = Counter("penstock_scheduler_rejected_connections", "Connections closed by us", ["why"])
+REPLICAS_WANTED = Gauge(
+    "penstock_scheduler_replicas_wanted", "Replicas that the autoscaler would have awake", ["model"]
+)
+FORECAST_RPS = Gauge(
+    "penstock_scheduler_forecast_rps", "Arrivals a second that the autoscaler plans for", ["model"]
+)
 HOST_HOURS_FAILURES = Counter(
     "penstock_scheduler_host_hours_failures", "Rounds in which host seconds could not be stored"
 )
@@ -38,12 +96,65 @@ ENGINE_COUNTERS_FAILURES = Counter(
 ENGINE_COUNTERS_REFUSED = Counter(
     "penstock_scheduler_engine_counters_refused", "Reports of one engine's counters that PostgreSQL refused"
 )
+SHAPES_FAILURES = Counter(
+    "penstock_scheduler_shapes_failures", "Rounds in which shapes of requests could not be stored"
+)
+SHAPES_DROPPED = Counter(
+    "penstock_scheduler_shapes_dropped", "Requests whose shape is not recorded because too many waited"
+)
 
 
 def show_queues(queues: Sequence[QueueView]) -> None:
     """Set the gauges of every model; those that nobody waits for or runs any more disappear."""
     QUEUE_WAITING.clear()
+    QUEUE_OLDEST.clear()
     IN_FLIGHT.clear()
     for queue in queues:
-        QUEUE_WAITING.labels(queue.model).set(queue.waiting)
         IN_FLIGHT.labels(queue.model).set(queue.in_flight)
+        for band in queue.bands:
+            QUEUE_WAITING.labels(queue.model, band.tier).set(band.waiting)
+            QUEUE_OLDEST.labels(queue.model, band.tier).set(band.oldest_s)
+
+
+def show_board(board: Board) -> None:
+    """Set the gauges of predictions, tenants' service and the size of prefix knowledge."""
+    for (model, kind), accuracy in board.accuracy().items():
+        if accuracy.count:
+            PREDICTION_MAPE.labels(model, kind).set(accuracy.mape)
+            PREDICTION_BIAS.labels(model, kind).set(accuracy.bias_s)
+            PREDICTION_COVERAGE.labels(model, kind).set(accuracy.coverage)
+    TENANT_SERVICE.clear()
+    for model, tenants in service_by_tenant(board.counters()).items():
+        for tenant_id, service in tenants.items():
+            TENANT_SERVICE.labels(model, tenant_id).set(service)
+    entries: dict[str, int] = {}
+    for replica in board.fleet.replicas.values():
+        entries[replica.status.model] = entries.get(replica.status.model, 0) + len(replica.prefix)
+    PREFIX_ENTRIES.clear()
+    for model, count in entries.items():
+        PREFIX_ENTRIES.labels(model).set(count)
+
+
+def service_by_tenant(
+    counters: Sequence[TenantCounter], most: int = MAX_TENANTS
+) -> dict[str, dict[str, float]]:
+    """Per model the `most` tenants with the largest counters, bands together, and the sum of the rest as `other`."""
+    models: dict[str, dict[str, float]] = {}
+    for counter in counters:
+        if counter.tenant_id != NEWCOMER:
+            tenants = models.setdefault(counter.model, {})
+            tenants[counter.tenant_id] = tenants.get(counter.tenant_id, 0.0) + counter.service
+    for model, tenants in models.items():
+        if len(tenants) > most:
+            top = dict(heapq.nlargest(most, tenants.items(), key=lambda item: (item[1], item[0])))
+            models[model] = top | {OTHER: sum(tenants.values()) - sum(top.values())}
+    return models
+
+
+def show_plan(plan: PlanView | None) -> None:
+    """Set what the autoscaler wants of every model; those it no longer plans for disappear."""
+    REPLICAS_WANTED.clear()
+    FORECAST_RPS.clear()
+    for row in plan.models if plan is not None else ():
+        REPLICAS_WANTED.labels(row.model).set(row.target)
+        FORECAST_RPS.labels(row.model).set(row.forecast_rps)

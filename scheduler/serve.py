@@ -1,6 +1,7 @@
 """The scheduler role: settings in, a service and its internal port up, everything down on SIGTERM."""
 
 import asyncio
+import gc
 import random
 import signal
 
@@ -11,9 +12,12 @@ from core.db import Database
 from core.errors import Unavailable
 from core.settings import Settings
 from core.telemetry import MetricsServer
+from scheduler.autoscaling import LivePlanner
 from scheduler.engine_counters import CounterStore
 from scheduler.host_hours import HostHours
 from scheduler.service import SchedulerService
+from scheduler.shapes_store import ShapeStore
+from workers.catalog import load_catalog
 from workers.engine_counters import record_counters
 from workers.host_hours import record_heartbeat
 
@@ -35,6 +39,7 @@ async def _serve(settings: Settings) -> int:
     clock = SystemClock()
     host_hours = HostHours(database, record_heartbeat)
     counters = CounterStore(database, record_counters, clock.monotonic)
+    shapes = ShapeStore(database, clock, recording=settings.record_shapes)
     service = SchedulerService(
         settings.scheduler_host,
         settings.scheduler_port,
@@ -43,19 +48,25 @@ async def _serve(settings: Settings) -> int:
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
         host_hours=host_hours,
         counters=counters,
+        shapes=shapes.book,
+        planner=LivePlanner(load_catalog()),
     )
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     try:
         await host_hours.start()
         await counters.start()
+        await shapes.start()
         await _listen(service, settings)
         await metrics.start()
+        gc.collect()
+        gc.freeze()  # what lives as long as the process need not be walked through between two decisions
         await _until(stop, service)
     finally:
         await metrics.close()
         await service.close()
         await host_hours.close()
         await counters.close()
+        await shapes.close()
         await database.close()
     return 0
 

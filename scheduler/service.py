@@ -13,23 +13,29 @@ import time
 from core.clock import Clock
 from core.ids import incarnation
 from scheduler import metrics
+from scheduler.autoscaling import LOOK_S, LivePlanner
 from scheduler.commands import ACTIONS, CommandDesk
 from scheduler.core.board import Board, Decision, Placed
+from scheduler.core.rules import NEWCOMER
 from scheduler.engine_counters import CounterStore
 from scheduler.host_hours import HostHours
+from scheduler.limits import client_message, sound
 from scheduler.link import encoded
 from scheduler.messages import (
     Announce,
     CancelPlace,
+    Counters,
     FromAgent,
     FromClient,
     PrefillDone,
     Progress,
+    TenantCounter,
 )
 from scheduler.sessions import Session, TokenCheck
+from scheduler.shapes import ShapeBook
 from scheduler.views import HostBook, pool_snapshot
-from scheduler.wire import PlaceRequest, PoolSnapshot, Released
-from workers.wire import CommandResult, Heartbeat, ReplicaCommand
+from scheduler.wire import PlaceRequest, PlanView, PoolSnapshot, Released
+from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand
 
 TICK_S = 0.1
 SNAPSHOT_S = 1.0
@@ -37,6 +43,13 @@ CLIENT_GRACE_S = 2.0
 """A client's placements outlive its connection by this much: it may only be reconnecting."""
 FORGET_S = 60.0
 """A host silent for this long is no longer shown."""
+COUNTERS_S = 0.5
+"""How often clients hear the counters that moved: what a restart can forget of anybody's service."""
+COUNTERS_PER_FRAME = 4096
+MAX_KV_HASHES = 250_000
+"""Hashes taken from one frame of KV events; agents send at most 200,000."""
+MAX_TOLD = 16_384
+"""Counters told to a client that joins: as many as it keeps, those of the most served tenants."""
 MAX_SNAPSHOT_BACKLOG = 256 * 1024
 """A client with this much unread skips snapshots; the next one replaces them anyway."""
 
@@ -44,7 +57,10 @@ log = logging.getLogger(__name__)
 
 
 class SchedulerService:
-    """One incarnation of the scheduler. `host_hours` and `counters` are None where nothing is to be stored."""
+    """One incarnation of the scheduler. `host_hours`, `counters`, `shapes`: None where nothing is to be stored.
+
+    `planner` says what the autoscaler would do; without one, snapshots carry no plan.
+    """
 
     def __init__(
         self,
@@ -56,6 +72,8 @@ class SchedulerService:
         rng: random.Random,
         host_hours: HostHours | None = None,
         counters: CounterStore | None = None,
+        shapes: ShapeBook | None = None,
+        planner: LivePlanner | None = None,
         grace_s: float = 3.0,
     ) -> None:
         self.epoch = incarnation("scheduler")
@@ -65,6 +83,9 @@ class SchedulerService:
         self._clock, self._rng = clock, rng
         self._host_hours = host_hours
         self._counters = counters
+        self._shapes = shapes or ShapeBook(recording=False)
+        self._planner = planner
+        self._plan: PlanView | None = None
         self.board = Board(self.epoch, clock.monotonic(), grace_s=grace_s)
         self._hosts = HostBook()
         self._commands = CommandDesk()
@@ -121,6 +142,11 @@ class SchedulerService:
             timer.cancel()
         self._clients[session.name] = session
         session.send_encoded(encoded(self._snapshot()))
+        most_served = sorted(
+            self.board.counters(), key=lambda each: (each.tenant_id == NEWCOMER, each.service)
+        )
+        for frame in self._frames(most_served[-MAX_TOLD:]):
+            session.send_encoded(frame)
 
     def agent_joined(self, session: Session) -> None:
         """A newer connection of the same agent replaces the older."""
@@ -132,20 +158,28 @@ class SchedulerService:
     def from_client(self, session: Session, message: FromClient) -> None:
         """Feed the board."""
         now = self._clock.monotonic()
+        client_message(message)
         match message:
             case PlaceRequest():
+                self._shapes.asked(session.name, message, now)
+                if self._planner is not None:
+                    self._planner.arrived(message.model, message.prompt_tokens, message.output_tokens)
                 self.board.submit(session.name, message, now)
             case Released():
-                self._released(session.name, message)
+                self._released(session.name, message, now)
             case PrefillDone():
-                self.board.prefill_done(session.name, message.request_id, message.replica_id)
+                self._shapes.first_token(session.name, message.request_id, now)
+                self._first_token(session.name, message, now)
             case Progress():
                 self.board.progress(
                     session.name, message.request_id, message.replica_id, message.output_tokens
                 )
             case CancelPlace():
+                self._shapes.cancelled(session.name, message.request_id, now)
                 self.board.cancel(session.name, message.request_id)
             case Announce():
+                for queued in message.queued:
+                    self._shapes.asked(session.name, queued.request, now - queued.age_s)
                 self.board.announce(session.name, message, now)
             case ReplicaCommand():
                 self._command(session, message)
@@ -155,6 +189,10 @@ class SchedulerService:
         match message:
             case Heartbeat():
                 message.agent_id = session.name
+                message.replicas, unsound = sound(message.replicas)
+                if unsound:
+                    metrics.REPLICAS_REFUSED.inc(len(unsound))
+                    log.warning("agent %s reports %s without sound figures", session.name, unsound[0])
                 now = self._clock.monotonic()
                 self._changed |= self.board.heartbeat(message, now)
                 self._hosts.heard(message, now)
@@ -164,13 +202,17 @@ class SchedulerService:
                     self._counters.heard(message, self.board.placements_on)
             case CommandResult():
                 self._commands.answer(message)
+            case KvDelta():
+                self._kv_events(session, message)
 
     def settle(self) -> None:
         """Decide, and queue the answers on their connections."""
         began = time.perf_counter()
         decisions = self.board.dispatch(self._clock.monotonic(), self._rng)
+        spent_s = time.perf_counter() - began
+        metrics.DISPATCH_SECONDS.inc(spent_s)
         if decisions:
-            metrics.DECISION_SECONDS.observe(time.perf_counter() - began)
+            metrics.DECISION_SECONDS.observe(spent_s)
             for decision in decisions:
                 self._tell(decision)
 
@@ -193,22 +235,48 @@ class SchedulerService:
 
     def _bury(self, name: str) -> None:
         self._funerals.pop(name, None)
-        dropped = self.board.drop_placements(name)
+        dropped = self.board.drop_placements(name, self._clock.monotonic())
         if dropped:
             log.warning("client %s is gone; %s open placements dropped", name, dropped)
         self.settle()
 
-    def _released(self, client: str, released: Released) -> None:
-        entry = self.board.release(client, released)
+    def _released(self, client: str, released: Released, now: float) -> None:
+        self._shapes.released(client, released, now)
+        entry = self.board.release(client, released, now)
         if entry is not None and not released.failed:
-            metrics.HIT_TOKENS_PREDICTED.labels(entry.model).inc(entry.hit_tokens)
-            metrics.HIT_TOKENS_ACTUAL.labels(entry.model).inc(max(0, released.cached_input_tokens))
+            if self._planner is not None:
+                self._planner.released(
+                    entry.model, entry.replica_id, released.input_tokens, released.cached_input_tokens
+                )
+            source = "exact" if entry.block_tokens else "mirrored"
+            metrics.HIT_TOKENS_PREDICTED.labels(entry.model, source).inc(entry.hit_tokens)
+            metrics.HIT_TOKENS_ACTUAL.labels(entry.model, source).inc(max(0, released.cached_input_tokens))
+            further = released.output_tokens - 1
+            if further > 0 and entry.first_token_at > 0 and entry.predicted_itl_s > 0:
+                itl_s = (now - entry.first_token_at) / further
+                metrics.ITL_RATIO.labels(entry.model).observe(itl_s / entry.predicted_itl_s)
+
+    def _first_token(self, client: str, message: PrefillDone, now: float) -> None:
+        entry = self.board.prefill_done(client, message.request_id, message.replica_id, now)
+        if entry is not None and entry.predicted_ttft_s > 0:
+            ratio = (now - entry.placed_at) / entry.predicted_ttft_s
+            metrics.TTFT_RATIO.labels(entry.model).observe(ratio)
+
+    def _kv_events(self, session: Session, delta: KvDelta) -> None:
+        """Only an agent's own replicas, and only so much at once."""
+        replica = self.board.fleet.replicas.get(delta.replica_id)
+        if replica is None or replica.agent_id != session.name:
+            metrics.KV_EVENTS_REFUSED.labels("not_its_replica").inc()
+        elif len(delta.stored) + len(delta.removed) > MAX_KV_HASHES:
+            metrics.KV_EVENTS_REFUSED.labels("too_many").inc()
+        else:
+            self.board.fleet.kv_events(delta)
 
     def _command(self, session: Session, command: ReplicaCommand) -> None:
-        replica = self.board.replicas.get(command.replica_id)
+        replica = self.board.fleet.replicas.get(command.replica_id)
         agent = self._agents.get(replica.agent_id) if replica else None
         if replica is None:
-            known = ", ".join(sorted(self.board.replicas)) or "none"
+            known = ", ".join(sorted(self.board.fleet.replicas)) or "none"
             why = f"no such replica: {command.replica_id!r}; known replicas: {known}"
             session.send(CommandResult(command.command_id, False, why))
         elif agent is None:
@@ -221,25 +289,43 @@ class SchedulerService:
 
     def _tell(self, decision: Decision) -> None:
         session = self._clients.get(decision.client)
+        now = self._clock.monotonic()
         if isinstance(decision, Placed):
             placement = decision.placement
+            self._shapes.placed(decision.client, placement, now)
             metrics.PLACEMENTS.labels(placement.model).inc()
-            metrics.QUEUE_SECONDS.labels(placement.model).observe(placement.queue_s)
+            metrics.QUEUE_SECONDS.labels(placement.model, decision.tier).observe(placement.queue_s)
             if session is not None:
                 session.send(placement)
         else:
             refusal = decision.refusal
+            self._shapes.refused(decision.client, refusal, now)
             metrics.REFUSALS.labels(decision.model, str(refusal.status), refusal.reason).inc()
             if session is not None:
                 session.send(refusal)
 
     def _snapshot(self) -> PoolSnapshot:
         now = self._clock.monotonic()
-        return pool_snapshot(self.board, self._hosts, now, self._clock.now())
+        snapshot = pool_snapshot(self.board, self._hosts, now, self._clock.now())
+        snapshot.plan = self._plan
+        return snapshot
+
+    def _look(self, now: float) -> None:
+        """What the autoscaler would do; nobody acts on it."""
+        if self._planner is not None:
+            today = self._clock.now()
+            self._plan = self._planner.look(
+                self.board.fleet.replicas,
+                self._hosts.views(now),
+                self.board.queue_views(now),
+                now,
+                today.hour * 3600.0 + today.minute * 60.0 + today.second,
+            )
+            metrics.show_plan(self._plan)
 
     async def _tick(self) -> None:
-        """Deadlines, silent replicas, snapshots on change and every second."""
-        pushed_at = self._clock.monotonic()
+        """Deadlines, silent replicas, counters twice a second, snapshots on change and every second."""
+        pushed_at = told_at = looked_at = self._clock.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.monotonic()
@@ -247,13 +333,31 @@ class SchedulerService:
             self._hosts.forget_silent(now, FORGET_S)
             self.board.tick()
             self.settle()
+            if now - told_at >= COUNTERS_S - TICK_S / 2:
+                told_at = now
+                self._tell_counters()
+            if now - looked_at >= LOOK_S - TICK_S / 2:
+                looked_at = now
+                self._look(now)
             if self._changed or now - pushed_at >= SNAPSHOT_S:
                 self._changed, pushed_at = False, now
                 self._push_snapshot()
 
+    def _tell_counters(self) -> None:
+        for frame in self._frames(self.board.changed_counters()):
+            for session in list(self._clients.values()):
+                session.send_encoded(frame)
+
+    def _frames(self, counters: list[TenantCounter]) -> list[bytes]:
+        """Encoded frames of a bounded size."""
+        step = COUNTERS_PER_FRAME
+        chunks = (counters[at : at + step] for at in range(0, len(counters), step))
+        return [encoded(Counters(self.epoch, chunk)) for chunk in chunks]
+
     def _push_snapshot(self) -> None:
         snapshot = self._snapshot()
         metrics.show_queues(snapshot.queues)
+        metrics.show_board(self.board)
         packed = encoded(snapshot)
         for session in list(self._clients.values()):
             if session.unsent_bytes < MAX_SNAPSHOT_BACKLOG:

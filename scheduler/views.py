@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from scheduler.core.board import Board
-from scheduler.core.policy import HEARTBEAT_STALE_S
+from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
 from scheduler.wire import HostView, PoolSnapshot
 from workers.wire import Heartbeat, ReplicaState, ReplicaStatus
@@ -45,7 +45,7 @@ class HostBook:
 
 def pool_snapshot(board: Board, hosts: HostBook, now: float, at: datetime) -> PoolSnapshot:
     """Everything the console, /v1/models and the clients' fallback want to know."""
-    replicas = [_status(replica, now) for _, replica in sorted(board.replicas.items())]
+    replicas = [_status(replica, now) for _, replica in sorted(board.fleet.replicas.items())]
     unix_ms = int(at.timestamp() * 1000)
     return PoolSnapshot(board.epoch, unix_ms, replicas, hosts.views(now), board.queue_views(now))
 

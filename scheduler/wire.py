@@ -3,6 +3,8 @@
 Frames on the socket are a 4-byte big-endian length and one msgpack-encoded, tagged struct.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from workers.wire import ReplicaStatus
@@ -18,8 +20,10 @@ class PlaceRequest(msgspec.Struct, tag="place"):
     """Estimated prompt tokens (learned tokens-per-byte ratio; no tokenizer on this path)."""
     output_tokens: int
     """Estimated output tokens."""
-    blocks: list[int] = []
-    """Chained 64-bit hashes of the prompt's text blocks, salted per tenant, longest prefix first to last."""
+    blocks: Sequence[int] = ()
+    """Chained 64-bit hashes of the prompt's text or token blocks, salted per tenant, first to last."""
+    block_tokens: int = 0
+    """Tokens in each of `blocks` where they are token blocks; 0 = text blocks, each an even share of the prompt."""
     deadline_s: float = 30.0
     """Seconds from now that the request may wait in the queue."""
     tier: str = "standard"
@@ -45,6 +49,10 @@ class Placement(msgspec.Struct, tag="placed"):
     predicted_ttft_s: float = 0.0
     hit_tokens: int = 0
     """Prompt tokens believed to be cached on the replica."""
+    predicted_itl_s: float = 0.0
+    """Predicted seconds between output tokens."""
+    service: float = 0.0
+    """The tenant's counter in the fair queue after this placement; announced again to the next scheduler."""
 
 
 class Released(msgspec.Struct, tag="released"):
@@ -67,6 +75,8 @@ class PoolSnapshot(msgspec.Struct, tag="snapshot"):
     replicas: list[ReplicaStatus] = []
     hosts: list["HostView"] = []
     queues: list["QueueView"] = []
+    plan: "PlanView | None" = None
+    """What the autoscaler would do now; None until it has seen enough."""
 
 
 class HostView(msgspec.Struct):
@@ -89,3 +99,57 @@ class QueueView(msgspec.Struct):
     waiting: int = 0
     oldest_s: float = 0.0
     in_flight: int = 0
+    bands: list["BandView"] = []
+    """Bands that somebody waits in, first served first."""
+    tenants: list["TenantView"] = []
+    """The tenants with most in this queue, largest first; a bounded number."""
+
+
+class BandView(msgspec.Struct):
+    """Those of one tier that wait for a model."""
+
+    tier: str
+    waiting: int
+    oldest_s: float
+
+
+class TenantView(msgspec.Struct):
+    """One tenant's part of a model's queue."""
+
+    tenant_id: str
+    tier: str
+    waiting: int
+    running: int
+    service: float
+    """Its counter in the fair queue, weighted tokens."""
+
+
+class ModelPlanView(msgspec.Struct):
+    """How many replicas of a model the autoscaler wants awake, and why."""
+
+    model: str
+    awake: int
+    pending: int
+    target: int
+    forecast_rps: float
+    reason: str
+
+
+class PlanChangeView(msgspec.Struct):
+    """A replica that the autoscaler would move; rungs are awake, sleep_1, sleep_2, stopped, destroyed."""
+
+    replica_id: str
+    before: str
+    after: str
+    reason: str
+
+
+class PlanView(msgspec.Struct):
+    """The autoscaler's plan, bounded; it is shown, nobody acts on it yet."""
+
+    models: list[ModelPlanView] = []
+    changes: list[PlanChangeView] = []
+    changes_total: int = 0
+    """How many there are; `changes` holds the first of them."""
+    hosts_to_create: int = 0
+    hosts_to_destroy: list[str] = []

@@ -4,57 +4,40 @@ Every input is a method; what must be said to clients is returned by `dispatch`.
 that decides, so two requests never see the same free slot.
 """
 
-from dataclasses import dataclass
+import math
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from scheduler.core import refusals
-from scheduler.core.policy import Choice, Rng, place
-from scheduler.core.prefix import PrefixMirror
-from scheduler.core.queue import ModelQueue, QueueOutcome, Ticket
-from scheduler.core.replica import Load, Replica
-from scheduler.messages import Announce, OpenPlacement, PlaceRefused
+from scheduler.core.desk import Desk
+from scheduler.core.fair_queue import band_index
+from scheduler.core.fleet import Fleet
+from scheduler.core.placements import Open
+from scheduler.core.policy import Choice, Rng
+from scheduler.core.predict import Accuracy
+from scheduler.core.queue import QueueOutcome, Ticket
+from scheduler.core.rules import BANDS, BoardConfig
+from scheduler.messages import Announce, OpenPlacement, PlaceRefused, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, QueueView, Released
 from workers.wire import Heartbeat, ReplicaState
 
-MAX_WAITING = 4096
-"""Requests that may wait for one model."""
 MAX_BLOCKS = 4096
 MAX_EXCLUDED = 16
 MAX_DEADLINE_S = 600.0
-MAX_BYPASSES = 32
-"""Tickets looked at behind one that only its own excluded replicas hold back."""
+WEIGHTS = (0.01, 100.0)
+"""Least and most a tenant may weigh."""
+MAX_ANNOUNCED_COUNTERS = 16_384
 
 
-@dataclass
-class Open:
-    """A placement that is not over."""
-
-    client: str
-    tenant_id: str
-    model: str
-    replica_id: str
-    boot_id: str
-    prompt_tokens: int
-    hit_tokens: int
-    produced: int
-    prefilled: bool
-    placed_at: float
-
-    @property
-    def uncached(self) -> int:
-        """Prompt tokens the replica has to prefill for it."""
-        return max(0, self.prompt_tokens - self.hit_tokens)
-
-
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """Tell `client` where its request runs."""
 
     client: str
     placement: Placement
+    tier: str = "standard"
 
 
-@dataclass(frozen=True)
-class Turned:
+class Turned(NamedTuple):
     """Tell `client` that its request is refused."""
 
     client: str
@@ -71,16 +54,15 @@ class Board:
     """Replicas, queues and open placements of one scheduler incarnation."""
 
     def __init__(
-        self, epoch: str, now: float, *, grace_s: float = 3.0, max_waiting: int = MAX_WAITING
+        self, epoch: str, now: float, *, grace_s: float = 3.0, config: BoardConfig | None = None
     ) -> None:
         """`grace_s` from `now` on nobody is refused for want of replicas: agents may not have reported yet."""
         self.epoch = epoch
-        self.replicas: dict[str, Replica] = {}
-        self.queues: dict[str, ModelQueue] = {}
+        self.config = config or BoardConfig()
+        self.fleet = Fleet(self.config.policy)
+        self.desks: dict[str, Desk] = {}
         self.open: dict[PlacementKey, Open] = {}
-        self._loads: dict[str, Load] = {}
         self._grace_ends = now + grace_s
-        self._max_waiting = max_waiting
         self._seq = 0
         self._dirty: set[str] = set()
         self._decisions: list[Decision] = []
@@ -89,177 +71,140 @@ class Board:
 
     def heartbeat(self, beat: Heartbeat, now: float) -> bool:
         """Take an agent's whole view; True when replicas came, went or changed state."""
-        changed = False
-        for status in beat.replicas:
-            known = self.replicas.get(status.replica_id)
-            if known is None:
-                load = self._loads.setdefault(status.replica_id, Load())
-                known = Replica(status, beat.agent_id, now, load, PrefixMirror(0))
-                self.replicas[status.replica_id] = known
-                changed = True
-            changed |= (known.status.state, known.status.boot_id) != (status.state, status.boot_id)
-            if known.status.boot_id != status.boot_id:
-                known.prefix.clear()
-            known.status, known.agent_id, known.heard_at, known.hold = status, beat.agent_id, now, None
-            known.beats += 1
-            known.prefix.room_tokens = known.kv_capacity
-            self._dirty.add(status.model)
-        listed = {status.replica_id for status in beat.replicas}
-        for replica_id, replica in list(self.replicas.items()):
-            if replica.agent_id == beat.agent_id and replica_id not in listed:
-                self._forget(replica_id)
-                changed = True
+        changed, models = self.fleet.heartbeat(beat, now)
+        self._look_again(models, changed)
         return changed
 
     def forget_silent(self, now: float, after_s: float) -> bool:
         """Drop replicas whose agent has not been heard of for `after_s`; True when there were any."""
-        gone = [name for name, replica in self.replicas.items() if now - replica.heard_at > after_s]
-        for replica_id in gone:
-            self._forget(replica_id)
-        return bool(gone)
+        models = self.fleet.forget_silent(now, after_s)
+        self._look_again(models, True)
+        return bool(models)
+
+    def _look_again(self, models: set[str], changed: bool) -> None:
+        self._dirty |= models
+        if changed:
+            for model in models & self.desks.keys():
+                self.desks[model].pool_changed()
 
     def placements_on(self, replica_id: str) -> int:
         """Open placements on a replica."""
-        load = self._loads.get(replica_id)
-        return load.running if load is not None else 0
+        return self.fleet.running_on(replica_id)
 
     def expect(self, replica_id: str, state: ReplicaState) -> None:
         """Believe that a replica is in `state` until its next heartbeat: a command has just been sent."""
-        if replica := self.replicas.get(replica_id):
-            replica.hold = state
+        self.fleet.expect(replica_id, state)
+        if replica := self.fleet.replicas.get(replica_id):
+            self._look_again({replica.status.model}, True)
 
     # What clients say
 
-    def submit(self, client: str, request: PlaceRequest, now: float, age_s: float = 0.0) -> None:
-        """Queue a request; `dispatch` answers. One that already waits under the same id is left alone."""
+    def submit(
+        self, client: str, request: PlaceRequest, now: float, age_s: float = 0.0, *, admitted: bool = False
+    ) -> None:
+        """Queue a request or refuse it; `dispatch` answers. One that already waits under the same id is left alone.
+
+        `admitted`: an earlier scheduler has let it in; its wait is not judged again. Nor is that of one whose replica
+        has failed it: it has been let in, and paid for, before.
+        """
         self._seq += 1
         request = bounded(request)
-        queue = self.queues.setdefault(request.model, ModelQueue())
-        ticket = Ticket(client, request, now - max(0.0, age_s), now + request.deadline_s, self._seq)
-        if ticket.key in queue:
+        desk = self._desk(request.model)
+        admitted = admitted or bool(request.exclude)
+        enqueued_at = now - max(0.0, age_s)
+        ticket = Ticket(client, request, enqueued_at, now + request.deadline_s, self._seq, admitted)
+        if ticket.key in desk.queue:
             return
         self._dirty.add(request.model)
-        if refusal := refusals.crowded(request, queue, self._of(request.model), self._max_waiting):
-            self._decisions.append(Turned(client, request.model, refusal))
-            return
-        queue.add(ticket)
+        if refusal := desk.submit(ticket, now):
+            self.refuse(client, request.model, refusal)
 
     def cancel(self, client: str, request_id: str) -> None:
         """The caller is gone: drop its ticket. A placement that crosses this is released by the client."""
-        for queue in self.queues.values():
-            queue.remove((client, request_id), QueueOutcome.CANCELLED)
+        for model, desk in self.desks.items():
+            if desk.queue.remove((client, request_id), QueueOutcome.CANCELLED) is not None:
+                self._dirty.add(model)  # it may have been in the way of the next
 
-    def prefill_done(self, client: str, request_id: str, replica_id: str) -> None:
-        """The first token came: its prompt no longer waits for prefill."""
+    def prefill_done(self, client: str, request_id: str, replica_id: str, now: float) -> Open | None:
+        """The first token came: its prompt no longer waits for prefill. None when that is no news."""
         entry = self.open.get((client, request_id, replica_id))
-        if entry is not None and not entry.prefilled:
-            entry.prefilled = True
-            self._loads[replica_id].unprefilled -= entry.uncached
+        if entry is None or entry.prefilled:
+            return None
+        self.fleet.prefilled(entry, now)
+        return entry
 
     def progress(self, client: str, request_id: str, replica_id: str, produced: int) -> None:
         """So many output tokens so far; counts never go back."""
         entry = self.open.get((client, request_id, replica_id))
-        if entry is not None and produced > entry.produced:
-            self._loads[replica_id].kv_tokens += produced - entry.produced
-            entry.produced = produced
+        if entry is not None:
+            self.fleet.progressed(entry, produced)
+            self._desk(entry.model).queue.progressed(entry)
 
-    def release(self, client: str, released: Released) -> Open | None:
+    def release(self, client: str, released: Released, now: float) -> Open | None:
         """A placement is over; None when it is not known (any more), which is no error."""
-        entry = self._close((client, released.request_id, released.replica_id))
-        replica = self.replicas.get(released.replica_id)
-        if entry is not None and released.failed and replica is not None:
-            replica.prefix.clear()
-        return entry
+        return self._close((client, released.request_id, released.replica_id), released, now)
 
     def announce(self, client: str, announced: Announce, now: float) -> None:
-        """A client (re)connected and says all it holds and waits for: that is now the truth about it."""
-        self.drop_waiting(client)
-        self.drop_placements(client)
+        """A client (re)connected and says all it holds and waits for: that is now the truth about it.
+
+        Its counters come from earlier schedulers; they are taken over before anything is charged on top of them.
+        """
+        if not announced.more:
+            self.drop_waiting(client)
+            for held in announced.placements:
+                self._close((client, held.request_id, held.replica_id), None, now, void=True)
+            self.drop_placements(client, now)
+        for counter in announced.counters[:MAX_ANNOUNCED_COUNTERS]:
+            if 0.0 < counter.service < math.inf:
+                self._desk(counter.model).queue.adopt(counter)
         for held in announced.placements:
-            self._open(client, _opened(client, held, now), held.request_id)
+            self._open(
+                _opened(client, held, now), held.request_id, now, counted=held.epoch not in ("", self.epoch)
+            )
         for queued in announced.queued:
-            self.submit(client, queued.request, now, queued.age_s)
+            self.submit(client, queued.request, now, queued.age_s, admitted=True)
 
     def drop_waiting(self, client: str) -> int:
         """The client's connection is gone: nobody waits for these answers. Returns how many there were."""
-        return sum(len(queue.remove_client(client)) for queue in self.queues.values())
+        dropped = {model: len(desk.queue.remove_client(client)) for model, desk in self.desks.items()}
+        self._dirty.update(model for model, count in dropped.items() if count)
+        return sum(dropped.values())
 
-    def drop_placements(self, client: str) -> int:
+    def drop_placements(self, client: str, now: float) -> int:
         """The client is dead: its placements no longer load anything. Returns how many there were."""
         keys = [key for key in self.open if key[0] == client]
         for key in keys:
-            self._close(key)
+            self._close(key, None, now)
         return len(keys)
 
     # What is decided
 
     def dispatch(self, now: float, rng: Rng) -> list[Decision]:
         """Expire what is overdue, place what can be placed; the answers in the order they were decided."""
-        for model, queue in self.queues.items():
-            if expired := queue.expire(now):
-                self._expire(model, queue, expired)
-        for model in sorted(self._dirty):
-            self._serve(model, now, rng)
+        grace = now < self._grace_ends
+        for desk in self.desks.values():
+            desk.expire(now, self)
+        for model in sorted(self._dirty & self.desks.keys()):
+            self.desks[model].serve(now, rng, self, grace=grace)
         self._dirty.clear()
-        for model in [model for model, queue in self.queues.items() if not queue]:
-            del self.queues[model]
+        for model in [model for model, desk in self.desks.items() if desk.idle]:
+            del self.desks[model]
         decisions, self._decisions = self._decisions, []
         return decisions
 
     def tick(self) -> None:
         """Look at every queue in the next dispatch: time alone may have changed what is possible."""
-        self._dirty.update(self.queues)
+        self._dirty.update(self.desks)
 
-    def queue_views(self, now: float) -> list[QueueView]:
-        """Every model that is waited for or running."""
-        in_flight: dict[str, int] = {}
-        for entry in self.open.values():
-            in_flight[entry.model] = in_flight.get(entry.model, 0) + 1
-        views = []
-        for model in sorted(self.queues.keys() | in_flight.keys()):
-            queue = self.queues.get(model)
-            oldest = queue.oldest if queue else None
-            age_s = now - oldest.enqueued_at if oldest else 0.0
-            views.append(QueueView(model, len(queue) if queue else 0, age_s, in_flight.get(model, 0)))
-        return views
+    def next_deadline(self) -> float | None:
+        """When `dispatch` has something to say though nothing happens; None when nobody waits."""
+        ends = [end for desk in self.desks.values() if (end := desk.queue.next_deadline()) is not None]
+        return min(ends, default=None)
 
-    def _serve(self, model: str, now: float, rng: Rng) -> None:
-        queue = self.queues.get(model)
-        if not queue:
-            return
-        snapshot = self._of(model)
-        bypassed = 0
-        for ticket in list(queue):
-            verdict = place(ticket.request, snapshot, now, rng)
-            if isinstance(verdict, Choice):
-                queue.remove(ticket.key, QueueOutcome.PLACED)
-                self._decisions.append(self._place(ticket, verdict, now))
-            elif not verdict.reason.worth_waiting and now >= self._grace_ends:
-                queue.remove(ticket.key, QueueOutcome.HOPELESS)
-                refusal = refusals.hopeless(ticket.request, verdict.reason, snapshot)
-                self._decisions.append(Turned(ticket.client, model, refusal))
-            elif ticket.request.exclude and bypassed < MAX_BYPASSES:
-                bypassed += 1
-            else:
-                return
+    # scheduler.core.desk.Answers
 
-    def _expire(self, model: str, queue: ModelQueue, expired: list[tuple[Ticket, int]]) -> None:
-        running = dict.fromkeys(queue.tenant_ids, 0)
-        for entry in self.open.values():
-            if entry.model == model:
-                running[entry.tenant_id] = running.get(entry.tenant_id, 0) + 1
-        replicas = self._of(model)
-        for ticket, position in expired:
-            tenant_id = ticket.request.tenant_id
-            others_wait = len(queue) > queue.waiting_of(tenant_id)
-            over_share = others_wait and refusals.over_share(running, tenant_id)
-            refusal = refusals.overdue(ticket, position, over_share, replicas)
-            self._decisions.append(Turned(ticket.client, model, refusal))
-
-    def _of(self, model: str) -> list[Replica]:
-        return [replica for replica in self.replicas.values() if replica.status.model == model]
-
-    def _place(self, ticket: Ticket, choice: Choice, now: float) -> Placed:
+    def place_ticket(self, ticket: Ticket, choice: Choice, now: float) -> None:
+        """Open the placement and tell the client."""
         request, status = ticket.request, choice.replica.status
         entry = Open(
             ticket.client,
@@ -269,12 +214,18 @@ class Board:
             status.boot_id,
             request.prompt_tokens,
             choice.hit_tokens,
-            0,
-            False,
-            now,
+            request.output_tokens,
+            produced=0,
+            prefilled=False,
+            placed_at=now,
+            predicted_ttft_s=choice.ttft_s,
+            predicted_itl_s=choice.itl_s,
+            tier=request.tier,
+            weight=request.weight,
+            blocks=request.blocks,
+            block_tokens=request.block_tokens,
         )
-        self._open(ticket.client, entry, request.request_id)
-        choice.replica.prefix.remember(request.blocks, request.prompt_tokens)
+        service = self._open(entry, request.request_id, now)
         placement = Placement(
             request.request_id,
             self.epoch,
@@ -286,51 +237,97 @@ class Board:
             max(0.0, now - ticket.enqueued_at),
             choice.ttft_s,
             choice.hit_tokens,
+            choice.itl_s,
+            service,
         )
-        return Placed(ticket.client, placement)
+        self._decisions.append(Placed(ticket.client, placement, BANDS[band_index(request.tier)]))
 
-    def _open(self, client: str, entry: Open, request_id: str) -> None:
-        key = (client, request_id, entry.replica_id)
-        self._close(key)
+    def refuse(self, client: str, model: str, refusal: PlaceRefused) -> None:
+        """Tell the client."""
+        self._decisions.append(Turned(client, model, refusal))
+
+    # What is shown
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, of all models."""
+        return sum(len(desk.queue) for desk in self.desks.values())
+
+    def queue_views(self, now: float) -> list[QueueView]:
+        """Every model that is waited for or running."""
+        views = [self.desks[model].view(now) for model in sorted(self.desks)]
+        return [view for view in views if view is not None]
+
+    def changed_counters(self) -> list[TenantCounter]:
+        """The counters that moved since the last call, for clients to keep through a restart of this scheduler."""
+        return [counter for model in sorted(self.desks) for counter in self.desks[model].queue.changed(model)]
+
+    def counters(self) -> list[TenantCounter]:
+        """Every counter, and what newcomers begin with."""
+        return [
+            counter for model in sorted(self.desks) for counter in self.desks[model].queue.counters(model)
+        ]
+
+    def accuracy(self) -> dict[tuple[str, str], Accuracy]:
+        """How good predictions have been, by model and kind: wait, ttft, itl."""
+        waits = {(model, "wait"): desk.admission.waits for model, desk in self.desks.items()}
+        reports = self.fleet.reports.items()
+        return (
+            waits
+            | {(model, "ttft"): report.ttft for model, report in reports}
+            | {(model, "itl"): report.itl for model, report in reports}
+        )
+
+    # Inside
+
+    def _desk(self, model: str) -> Desk:
+        desk = self.desks.get(model)
+        if desk is None:
+            desk = self.desks[model] = Desk(model, self.fleet, self.config)
+        return desk
+
+    def _open(self, entry: Open, request_id: str, now: float, *, counted: bool = False) -> float:
+        """Load its replica and charge its tenant; the tenant's counter."""
+        key = (entry.client, request_id, entry.replica_id)
+        self._close(key, None, now)
         self.open[key] = entry
-        load = self._loads.setdefault(entry.replica_id, Load())
-        load.running += 1
-        load.kv_tokens += entry.uncached + entry.produced
-        if not entry.prefilled:
-            load.unprefilled += entry.uncached
+        self.fleet.opened(entry)
+        return self._desk(entry.model).queue.opened(entry, counted=counted)
 
-    def _close(self, key: PlacementKey) -> Open | None:
+    def _close(
+        self, key: PlacementKey, released: Released | None, now: float, *, void: bool = False
+    ) -> Open | None:
         entry = self.open.pop(key, None)
-        if entry is None:
-            return None
-        load = self._loads[entry.replica_id]
-        load.running -= 1
-        load.kv_tokens -= entry.uncached + entry.produced
-        if not entry.prefilled:
-            load.unprefilled -= entry.uncached
-        if load.running == 0 and entry.replica_id not in self.replicas:
-            del self._loads[entry.replica_id]
-        self._dirty.add(entry.model)
+        if entry is not None:
+            self.fleet.closed(entry, released, now)
+            self._desk(entry.model).queue.closed(entry, released, void=void)
+            self._dirty.add(entry.model)
         return entry
-
-    def _forget(self, replica_id: str) -> None:
-        replica = self.replicas.pop(replica_id)
-        if replica.load.running == 0:
-            self._loads.pop(replica_id, None)
-        self._dirty.add(replica.status.model)
 
 
 def bounded(request: PlaceRequest) -> PlaceRequest:
-    """`request` with every count in range, whatever the peer sent."""
+    """`request` with every count in range, whatever the peer sent, and its blocks packed."""
     deadline_s = request.deadline_s if 0.0 < request.deadline_s <= MAX_DEADLINE_S else 0.0
     if request.deadline_s > MAX_DEADLINE_S:
         deadline_s = MAX_DEADLINE_S
     request.prompt_tokens = max(0, request.prompt_tokens)
     request.output_tokens = max(0, request.output_tokens)
-    request.blocks = request.blocks[:MAX_BLOCKS]
+    request.blocks = packed(request.blocks)
     request.exclude = request.exclude[:MAX_EXCLUDED]
     request.deadline_s = deadline_s
+    request.weight = min(max(request.weight, WEIGHTS[0]), WEIGHTS[1]) if request.weight > 0 else 1.0
     return request
+
+
+def packed(blocks: Sequence[int]) -> Sequence[int]:
+    """Block hashes in a fifth of a list's memory, which the garbage collector need not walk through while they wait.
+
+    None when one of them is no 64-bit hash: then nothing is known of the prompt.
+    """
+    try:
+        return array("Q", blocks[:MAX_BLOCKS])
+    except OverflowError:
+        return ()
 
 
 def _opened(client: str, held: OpenPlacement, now: float) -> Open:
@@ -342,7 +339,10 @@ def _opened(client: str, held: OpenPlacement, now: float) -> Open:
         held.boot_id,
         max(0, held.prompt_tokens),
         max(0, held.hit_tokens),
-        max(0, held.produced),
-        held.prefilled,
-        now - max(0.0, held.age_s),
+        max(0, held.output_tokens),
+        produced=max(0, held.produced),
+        prefilled=held.prefilled,
+        placed_at=now - max(0.0, held.age_s),
+        tier=held.tier,
+        weight=min(max(held.weight, WEIGHTS[0]), WEIGHTS[1]) if held.weight > 0 else 1.0,
     )

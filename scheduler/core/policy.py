@@ -1,31 +1,29 @@
 """Where should this request run? Filter, score, pick: three small steps behind one pure call (DESIGN §6).
 
-Deterministic given its arguments: no clock, no random source, no I/O of its own.
+Deterministic given its arguments: no clock, no random source, no I/O of its own. Vectors run over the rows of the
+model's pool; where few replicas can take anything, `few` does the same in plain numbers. The formulas are in `cost`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.core import few
+from scheduler.core.cost import Vector, cost_s, enough, patience_s, tokens_per_block, ttft_s
+from scheduler.core.pool import MIN_HIT_SHARE, Pool
+from scheduler.core.predict import MIN_TTFT_S
 from scheduler.core.replica import Replica
 from scheduler.wire import PlaceRequest
 from workers.wire import ReplicaState
 
-HEARTBEAT_STALE_S = 2.0
-"""A replica not heard of for longer is not routed to."""
-KV_FILL = 0.9
-"""Share of the KV cache that placements may plan with; the rest is for outputs longer than estimated."""
-MAX_ENGINE_WAITING = 4
-"""The queue is ours: a replica whose own queue is longer takes nothing new."""
-STICKY_HIT_FRACTION = 0.8
-STICKY_HIT_TOKENS = 4096
-STICKY_MAX_EXTRA_TTFT_S = 2.0
-"""T_max: how much later a first token may come for the sake of a cached prefix."""
-STICKY_MAX_EXTRA_OCCUPANCY = 0.25
-"""A shared system prompt must not send everybody to one replica: beyond this lead in occupied slots, spread."""
-NEAR_TIE = 1.03
-"""Scores within 3 % are equal; choosing among them at random keeps replicas from starving."""
+Flags = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+FEW = 10
+"""Up to so many replicas that take anything are looked at one by one: about where vectors begin to be cheaper."""
 
 
 class Rng(Protocol):
@@ -56,114 +54,174 @@ _CURABLE = frozenset({Reason.BUSY, Reason.KV_FULL, Reason.SILENT, Reason.STARTIN
 _HOPE = {reason: rank for rank, reason in enumerate(Reason)}
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Run it here."""
 
     replica: Replica
     hit_tokens: int
     ttft_s: float
     """Predicted seconds to the first token."""
+    itl_s: float = 0.0
+    """Predicted seconds between output tokens."""
+    cost_s: float = 0.0
+    """J: what the placement costs this request and those that it delays, in seconds."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Blocked:
     """Nowhere now."""
 
     reason: Reason
+    best_ttft_s: float = field(default=math.inf, compare=False)
+    """Least predicted TTFT among warm replicas of the model, were one to take it now; infinite where none is warm."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A replica that could take the request, with what is predicted for it there."""
+class Scores(NamedTuple):
+    """One request on every row of the pool."""
 
-    replica: Replica
-    hit_tokens: int
-    hit_fraction: float
-    ttft_s: float
-    cost_s: float
-    """J: predicted seconds of the whole answer."""
+    hits: Vector | None
+    """Prompt tokens believed cached there; None = nowhere any."""
+    backlog_s: Vector
+    """Prefill that is before it."""
+    ttft_s: Vector
+    cost_s: Vector
 
 
-def place(request: PlaceRequest, snapshot: Sequence[Replica], now: float, rng: Rng) -> Choice | Blocked:
-    """Choose a replica of `snapshot` for `request` at monotonic time `now`, or say why none can take it.
+def place(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | Blocked:
+    """Choose a replica of `pool` for `request` at monotonic time `now`, or say why none can take it.
 
     Reads load counters and changes nothing: the caller moves them in the same step.
     """
-    obstacles = [(replica, obstacle(request, replica, now)) for replica in snapshot]
-    open_to_it = [score(request, replica) for replica, reason in obstacles if reason is None]
-    if not open_to_it:
-        reasons = [reason for _, reason in obstacles if reason is not None]
-        return Blocked(min(reasons, key=_HOPE.__getitem__, default=Reason.UNKNOWN_MODEL))
-    chosen = pick(open_to_it, rng)
-    return Choice(chosen.replica, chosen.hit_tokens, chosen.ttft_s)
+    rows = pool.takers(now)
+    if len(rows) > FEW:
+        return place_among_many(request, pool, now, rng)
+    able = few.options(request, pool, rows, now) if rows else []
+    if not able:
+        return blocked(request, pool, score(request, pool, now), now)
+    near = few.near_best(request, pool, able)
+    row, hits, ttft, cost = near[rng.randrange(len(near))]
+    return chosen(request, pool, row, hits, ttft, cost)
 
 
-def obstacle(request: PlaceRequest, replica: Replica, now: float) -> Reason | None:
-    """Filter: the first reason why `replica` cannot take `request` now; None when it can."""
-    state = replica.hold or replica.status.state
-    if replica.status.model != request.model:
-        return Reason.UNKNOWN_MODEL
-    if replica.status.replica_id in request.exclude:
-        return Reason.EXCLUDED
-    if now - replica.heard_at > HEARTBEAT_STALE_S:
-        return Reason.SILENT
-    if state in (ReplicaState.LOADING, ReplicaState.FAILED):
-        return Reason.STARTING
-    if state is not ReplicaState.READY:
-        return Reason.NOT_WARM
-    if replica.running >= replica.slots or replica.status.waiting > MAX_ENGINE_WAITING:
-        return Reason.BUSY
-    needed = replica.kv_tokens + request.prompt_tokens + request.output_tokens
-    if replica.running > 0 and needed > KV_FILL * replica.kv_capacity:
-        return Reason.KV_FULL  # an idle replica takes even what does not fit the plan: waiting would not help
-    return None
+def place_among_many(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | Blocked:
+    """The same with a few vector operations over all rows."""
+    scores = score(request, pool, now)
+    able = filter_(request, pool, scores, now)
+    cost_s = np.where(able, scores.cost_s, np.inf)
+    best_s = float(cost_s[cost_s.argmin()])
+    if best_s == np.inf:
+        return blocked(request, pool, scores, now)
+    row = pick(request, pool, scores, cost_s, best_s, rng)
+    hits = float(scores.hits[row]) if scores.hits is not None else 0.0
+    return chosen(request, pool, row, hits, float(scores.ttft_s[row]), float(cost_s[row]))
 
 
-def score(request: PlaceRequest, replica: Replica) -> Scored:
-    """Predict TTFT = (P + u) / R, ITL = (alpha + beta*(D+1) + gamma*(K+n)) / accept and J = TTFT + o*ITL.
-
-    n prompt tokens of which u are not cached on the replica; units as in workers.wire.Capacity.
-    """
-    capacity = replica.status.capacity
-    hit_fraction = replica.prefix.match(request.blocks) / len(request.blocks) if request.blocks else 0.0
-    hit_tokens = int(request.prompt_tokens * hit_fraction)
-    uncached = request.prompt_tokens - hit_tokens
-    ttft_s = (replica.load.unprefilled + uncached) / max(1.0, capacity.prefill_tokens_per_s)
-    itl_s = step_time_s(replica, replica.running + 1, replica.kv_tokens + request.prompt_tokens)
-    return Scored(replica, hit_tokens, hit_fraction, ttft_s, ttft_s + request.output_tokens * itl_s)
+def chosen(request: PlaceRequest, pool: Pool, row: int, hits: float, ttft: float, cost: float) -> Choice:
+    """The verdict for a row."""
+    figures = pool.figures[row]
+    itl_s = figures.itl + request.prompt_tokens * figures.itl_per_kv
+    return Choice(pool.replica(row), int(hits), max(MIN_TTFT_S, ttft), itl_s, cost)
 
 
-def step_time_s(replica: Replica, sequences: int, kv_tokens: int) -> float:
-    """Predicted seconds per output token with `sequences` running over `kv_tokens` of KV cache."""
-    capacity = replica.status.capacity
-    step_s = (
-        capacity.step_base_s + capacity.step_per_seq_s * sequences + capacity.step_per_kv_token_s * kv_tokens
+def score(request: PlaceRequest, pool: Pool, now: float) -> Scores:
+    """Every row's cost, whether it can take the request or not."""
+    prompt, output, columns = float(request.prompt_tokens), float(request.output_tokens), pool.columns
+    hits = cached_tokens(request, pool)
+    uncached = np.full(pool.size, prompt) if hits is None else prompt - hits
+    backlog = np.maximum(columns.clear_at - now, columns.least_backlog)
+    pushed_out = np.maximum(columns.overfull + (uncached + output), 0.0)
+    return Scores(
+        hits,
+        backlog,
+        ttft_s(uncached, backlog, columns),
+        cost_s(prompt, output, uncached, backlog, pushed_out, columns),
     )
-    return step_s / max(1.0, capacity.accept_per_step)
 
 
-def pick(candidates: Sequence[Scored], rng: Rng) -> Scored:
+def cached_tokens(request: PlaceRequest, pool: Pool) -> Vector | None:
+    """Prompt tokens believed cached per row; None when no replica holds any."""
+    matches = pool.index.match(request.blocks, len(request.blocks) * MIN_HIT_SHARE)
+    if not matches:
+        return None
+    return pool.hits(matches, tokens_per_block(request), request.prompt_tokens)
+
+
+def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Flags:
+    """Which rows may take the request: room for it, a batch that keeps its promise, a short backlog of prefill.
+
+    Beyond that, prompts wait in our own queue, where they can be reordered. A row that holds the prompt is held to
+    less: sent elsewhere, the prompt would be prefilled again and push out what others need. That is how pools collapse
+    under load, each cache holding a bit of everything.
+    """
+    config, columns, need = pool.config, pool.columns, request.prompt_tokens + request.output_tokens
+    able: Flags = columns.open_until >= now
+    able &= columns.room >= need
+    able &= scores.backlog_s <= config.backlog_cold_s
+    if scores.hits is not None:
+        warm = scores.hits >= enough(request, config)
+        warm &= columns.warm_until >= now
+        warm &= columns.kv_room >= need
+        warm &= scores.backlog_s <= config.backlog_warm_s
+        able |= warm
+    for replica_id in request.exclude:
+        if (row := pool.row_of(replica_id)) is not None:
+            able[row] = False
+    return able
+
+
+def pick(request: PlaceRequest, pool: Pool, scores: Scores, cost_s: Vector, best_s: float, rng: Rng) -> int:
     """Replicas that hold most of the prompt first, unless they lag too far; then evenly among near-ties."""
-    pool = sticky(candidates) or candidates
-    limit = min(candidate.cost_s for candidate in pool) * NEAR_TIE
-    near = [candidate for candidate in pool if candidate.cost_s <= limit]
-    return near[rng.randrange(len(near))]
+    if scores.hits is not None:
+        warm = sticky(request, pool, scores.hits, scores.ttft_s, cost_s, best_s)
+        if warm.size:
+            costs = cost_s[warm]
+            best_s = float(costs[costs.argmin()])
+            near = warm[costs <= best_s + pool.config.near_tie * abs(best_s)]
+            return int(near[rng.randrange(near.size)])
+    near = (cost_s <= best_s + pool.config.near_tie * abs(best_s)).nonzero()[0]
+    return int(near[rng.randrange(near.size)])
 
 
-def sticky(candidates: Sequence[Scored]) -> list[Scored]:
-    """The candidates whose cached prefix is worth going to; may be none."""
-    best_ttft_s = min(candidate.ttft_s for candidate in candidates)
-    least_occupied = min(occupancy(candidate.replica) for candidate in candidates)
-    return [
-        candidate
-        for candidate in candidates
-        if (candidate.hit_fraction >= STICKY_HIT_FRACTION or candidate.hit_tokens >= STICKY_HIT_TOKENS)
-        and candidate.ttft_s - best_ttft_s <= STICKY_MAX_EXTRA_TTFT_S
-        and occupancy(candidate.replica) - least_occupied <= STICKY_MAX_EXTRA_OCCUPANCY
-    ]
+def sticky(
+    request: PlaceRequest, pool: Pool, hits: Vector, ttft_s: Vector, cost_s: Vector, best_s: float
+) -> Rows:
+    """The rows whose cached prefix is worth going to; `cost_s` is infinite where the request cannot go.
+
+    Both the first token and the whole cost may lag by T_max: a short prompt behind a long shared prefix costs little
+    prefill anywhere it is cached, and it is the decode batch that fills up there.
+    """
+    rows: Rows = (hits >= enough(request, pool.config)).nonzero()[0]
+    if not rows.size:
+        return rows
+    patience = patience_s(request, pool.prefill_rate, pool.config)
+    reachable = np.where(cost_s < np.inf, ttft_s, np.inf)
+    soonest = reachable[reachable.argmin()]
+    kept: Rows = rows[(cost_s[rows] <= best_s + patience) & (ttft_s[rows] <= soonest + patience)]
+    return kept
 
 
-def occupancy(replica: Replica) -> float:
-    """Share of the replica's sequence slots in use."""
-    return replica.running / replica.slots
+def blocked(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Blocked:
+    """Why no row can take the request: the most hopeful of the replicas' reasons."""
+    excluded = set(request.exclude)
+    awake = pool.columns.awake_until >= now
+    for replica_id in excluded:
+        if (row := pool.row_of(replica_id)) is not None:
+            awake[row] = False
+    if awake.any():
+        fits = awake & (pool.columns.room >= request.prompt_tokens + request.output_tokens)
+        ttft_s = max(MIN_TTFT_S, float(scores.ttft_s[awake].min()))
+        return Blocked(Reason.BUSY if fits.any() else Reason.KV_FULL, ttft_s)
+    reasons = {replica.status.replica_id: obstacle(replica, pool, now) for replica in pool}
+    reasons |= {replica_id: Reason.EXCLUDED for replica_id in excluded & reasons.keys()}
+    warm = [pool.row_of(replica_id) for replica_id, reason in reasons.items() if reason is Reason.BUSY]
+    ttft_s = max(MIN_TTFT_S, min((float(scores.ttft_s[row]) for row in warm), default=math.inf))
+    return Blocked(min(reasons.values(), key=_HOPE.__getitem__), ttft_s)
+
+
+def obstacle(replica: Replica, pool: Pool, now: float) -> Reason:
+    """What keeps a replica that is not open from any request."""
+    if now - replica.heard_at > pool.config.heartbeat_stale_s:
+        return Reason.SILENT
+    if replica.state in (ReplicaState.LOADING, ReplicaState.FAILED):
+        return Reason.STARTING
+    return Reason.BUSY if replica.state is ReplicaState.READY else Reason.NOT_WARM

@@ -1,7 +1,6 @@
-"""One model's queue: first come first served, each with a deadline, each ending in exactly one outcome."""
+"""What waits: a ticket, and one tenant's line of tickets in order of arrival."""
 
-import heapq
-from collections import OrderedDict
+import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,12 +18,12 @@ class QueueOutcome(StrEnum):
     DEADLINE = "deadline"
     """It waited as long as it was willing to."""
     HOPELESS = "hopeless"
-    """Waiting can no longer help: no replica will come."""
+    """Waiting can no longer help: no replica will come, or not in time."""
     CANCELLED = "cancelled"
     CLIENT_GONE = "client_gone"
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class Ticket:
     """A request in the queue."""
 
@@ -33,95 +32,112 @@ class Ticket:
     enqueued_at: float
     deadline_at: float
     seq: int
+    admitted: bool = False
+    """An earlier scheduler let it in: it stays until its deadline, whatever is predicted."""
+    work: float = 0.0
+    """Weighted tokens it asks for, as far as is known on arrival."""
     outcome: QueueOutcome | None = field(default=None)
+    predicted_wait_s: float | None = None
+    """Told by admission on arrival; None when there was nothing to predict from."""
+    predicted_at: float = 0.0
+    residual: float = 0.0
+    """The correction in that prediction, a logarithm."""
+    late: bool = False
+    """Its wait was predicted (again) as that of a late request."""
+    overtaken: int = 0
+    """Times that a request behind it went first because it fitted nowhere."""
+    hit_tokens: int = 0
+    """Prompt tokens cached somewhere, as looked up at `hit_at`."""
+    hit_at: float = -1e9
 
     @property
     def key(self) -> Key:
         """What names it in the queue."""
         return self.client, self.request.request_id
 
+    @property
+    def place(self) -> "Place":
+        """Where it stands in its line."""
+        return self.enqueued_at, self.seq, self
 
-class ModelQueue:
-    """FIFO by arrival. A request re-announced after a restart takes the place its age entitles it to."""
 
-    def __init__(self) -> None:
-        self._tickets: OrderedDict[Key, Ticket] = OrderedDict()
-        self._deadlines: list[tuple[float, int, Key]] = []
-        self._by_tenant: dict[str, int] = {}
-        self._last = (float("-inf"), -1)
+Place = tuple[float, int, Ticket]
+"""Arrival, number, ticket: sorts by age; a request announced again after a restart keeps its age."""
+
+
+class Line:
+    """One tenant's requests of one band, oldest first, with the tenant's counter and what it runs.
+
+    A sorted list: any place is found by bisection, and moving a few thousand pointers costs a microsecond.
+    """
+
+    __slots__ = ("counter", "here", "kv_tokens", "name", "running", "turn", "waiting", "weight", "work")
+
+    def __init__(self, name: str, counter: float) -> None:
+        self.name = name
+        self.counter = counter
+        """Service received: weighted tokens divided by the tenant's weight."""
+        self.here = 0.0
+        """The part of `counter` that this scheduler has charged itself, net of refunds."""
+        self.weight = 1.0
+        self.waiting: list[Place] = []
+        self.work = 0.0
+        """Weighted tokens that wait."""
+        self.running = 0
+        self.kv_tokens = 0
+        """KV tokens that its running requests plan with."""
+        self.turn = 0
+        """Picks made while both late and timely requests waited."""
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self.waiting)
 
     def __iter__(self) -> Iterator[Ticket]:
-        return iter(self._tickets.values())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._tickets
-
-    @property
-    def oldest(self) -> Ticket | None:
-        """The head of the queue."""
-        return next(iter(self._tickets.values()), None)
-
-    @property
-    def tenant_ids(self) -> list[str]:
-        """Tenants that wait."""
-        return list(self._by_tenant)
-
-    def waiting_of(self, tenant_id: str) -> int:
-        """Requests of one tenant that wait."""
-        return self._by_tenant.get(tenant_id, 0)
+        return (place[2] for place in self.waiting)
 
     def add(self, ticket: Ticket) -> None:
-        """Queue a ticket at the place of its arrival time. Raises ValueError when its key already waits."""
-        if ticket.key in self._tickets:
-            raise ValueError(f"request {ticket.request.request_id} already waits")
-        self._tickets[ticket.key] = ticket
-        order = (ticket.enqueued_at, ticket.seq)
-        if order < self._last and len(self._tickets) > 1:
-            by_arrival = sorted(self._tickets.values(), key=lambda each: (each.enqueued_at, each.seq))
-            self._tickets = OrderedDict((each.key, each) for each in by_arrival)
-        else:
-            self._last = order
-        heapq.heappush(self._deadlines, (ticket.deadline_at, ticket.seq, ticket.key))
-        tenant_id = ticket.request.tenant_id
-        self._by_tenant[tenant_id] = self._by_tenant.get(tenant_id, 0) + 1
+        """Let it stand where its age entitles it to."""
+        bisect.insort(self.waiting, ticket.place)
+        self.work += ticket.work
 
-    def remove(self, key: Key, outcome: QueueOutcome) -> Ticket | None:
-        """Take a ticket out with its outcome; None when it does not wait (any more)."""
-        ticket = self._tickets.pop(key, None)
-        if ticket is None:
-            return None
-        ticket.outcome = outcome
-        tenant_id = ticket.request.tenant_id
-        left = self._by_tenant[tenant_id] - 1
-        if left:
-            self._by_tenant[tenant_id] = left
-        else:
-            del self._by_tenant[tenant_id]
-        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._tickets):
-            self._deadlines = [(each.deadline_at, each.seq, each.key) for each in self._tickets.values()]
-            heapq.heapify(self._deadlines)
-        return ticket
+    def remove(self, ticket: Ticket) -> None:
+        """Take it out wherever it stands."""
+        del self.waiting[self.rank(ticket)]
+        self.work = self.work - ticket.work if self.waiting else 0.0
 
-    def remove_client(self, client: str) -> list[Ticket]:
-        """Take out everything of a client whose connection is gone."""
-        keys = [key for key in self._tickets if key[0] == client]
-        removed = [self.remove(key, QueueOutcome.CLIENT_GONE) for key in keys]
-        return [ticket for ticket in removed if ticket is not None]
+    def rank(self, ticket: Ticket) -> int:
+        """How many stand before it."""
+        return bisect.bisect_left(self.waiting, ticket.place)
 
-    def expire(self, now: float) -> list[tuple[Ticket, int]]:
-        """Take out every ticket whose deadline has passed, each with the position (1 = next) it had reached."""
-        due: list[Key] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, seq, key = heapq.heappop(self._deadlines)
-            ticket = self._tickets.get(key)
-            if ticket is not None and ticket.seq == seq:
-                due.append(key)
-        if not due:
-            return []
-        wanted = set(due)
-        positions = {key: place for place, key in enumerate(self._tickets, 1) if key in wanted}
-        expired = [(self.remove(key, QueueOutcome.DEADLINE), positions[key]) for key in due]
-        return [(ticket, position) for ticket, position in expired if ticket is not None]
+    def late(self, late_before: float) -> int:
+        """How many arrived before `late_before`."""
+        return bisect.bisect_left(self.waiting, (late_before,))
+
+    def next(self, late_before: float, late_every: int) -> Ticket:
+        """Who goes next: the oldest that can still be in time; every `late_every`-th time simply the oldest.
+
+        Those that arrived before `late_before` are late. Raises IndexError when nobody waits.
+        """
+        oldest = self.waiting[0]
+        if late_every <= 1 or oldest[0] >= late_before or (self.turn + 1) % late_every == 0:
+            return oldest[2]
+        timely = self.late(late_before)
+        return self.waiting[timely][2] if timely < len(self.waiting) else oldest[2]
+
+    def near(self, first: Ticket, late_every: int, most: int) -> list[Ticket]:
+        """The one whose turn it is with those right behind it that may go in its place, at most so many together.
+
+        When it is the oldest's turn, nobody may: that is what keeps everybody from starving.
+        """
+        if most <= 1 or len(self.waiting) == 1 or (self.turn + 1) % late_every == 0:
+            return [first]
+        rank = self.rank(first)
+        return [place[2] for place in self.waiting[rank : rank + most]]
+
+    def took(self, late_before: float, *, chosen: bool) -> None:
+        """Count a turn where there was a choice between late and timely ones, or one by cached prefix (`chosen`).
+
+        Call before `remove`.
+        """
+        if self.waiting[0][0] < late_before <= self.waiting[-1][0] or (chosen and len(self.waiting) > 1):
+            self.turn += 1

@@ -1,56 +1,66 @@
-"""What a refused caller is told: status, reason, position, prediction, when to come back."""
+"""What a refused caller is told: status, reason, position, prediction, when to come back.
 
-from collections.abc import Mapping, Sequence
+429 = its own tenant's share is used up while others wait; 503 = no capacity for anyone.
+"""
 
-from scheduler.core.policy import Reason, step_time_s
-from scheduler.core.queue import ModelQueue, Ticket
-from scheduler.core.replica import Replica
+from dataclasses import dataclass
+
+from scheduler.core.policy import Reason
 from scheduler.messages import PlaceRefused
 from scheduler.wire import PlaceRequest
-from workers.wire import ReplicaState
 
-MAX_WAITING_SHARE = 0.5
-"""The part of a model's queue that one tenant may fill while others wait."""
 RETRY_AFTER_S = (1.0, 60.0)
-"""Least and most we ask a refused caller to wait."""
+"""Least and most we ask a refused caller to wait; whoever retries adds the jitter."""
+NEVER_S = 600.0
+"""A wait nobody can predict is told as the longest deadline there is."""
 
 
-def crowded(
-    request: PlaceRequest, queue: ModelQueue, replicas: Sequence[Replica], max_waiting: int
-) -> PlaceRefused | None:
-    """The refusal of a request that may not even queue: 503 when the queue is full, 429 when its tenant fills it."""
-    if len(queue) >= max_waiting:
-        text = f"{len(queue)} requests already wait for model {request.model}; try again later"
-        return _refusal(request, 503, "queue_full", text, len(queue) + 1, replicas)
-    mine = queue.waiting_of(request.tenant_id)
-    if mine >= max_waiting * MAX_WAITING_SHARE and len(queue) > mine:
-        text = f"{mine} of your requests already wait for model {request.model} and others wait too"
-        return _refusal(request, 429, "tenant_share", text, mine + 1, replicas)
-    return None
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a request stood when it was refused."""
+
+    position: int
+    """1 = next, in fair order; 0 = it never queued."""
+    warm_replicas: int
+    wait_s: float | None
+    """Predicted further wait; None where there is nothing to predict from."""
 
 
-def overdue(ticket: Ticket, position: int, over_share: bool, replicas: Sequence[Replica]) -> PlaceRefused:
-    """The refusal of a request that waited until its deadline; 429 when its tenant holds more than its share."""
-    request = ticket.request
-    waited_s = ticket.deadline_at - ticket.enqueued_at
+def queue_full(request: PlaceRequest, standing: Standing, waiting: int) -> PlaceRefused:
+    """The model's queue takes nobody any more."""
+    text = f"{waiting} requests already wait for model {request.model}; try again later"
+    return _refusal(request, 503, "queue_full", text, standing)
+
+
+def tenant_fills_queue(request: PlaceRequest, standing: Standing, mine: int) -> PlaceRefused:
+    """One tenant fills its part of the queue while others wait."""
+    text = f"{mine} of your requests already wait for model {request.model} and others wait too"
+    return _refusal(request, 429, "tenant_share", text, standing)
+
+
+def too_late(request: PlaceRequest, standing: Standing, allowed_s: float, own_fault: bool) -> PlaceRefused:
+    """It would wait longer than it (still) may. `own_fault`: only because of its own tenant's requests ahead of it."""
+    wait_s = standing.wait_s or 0.0
+    text = (
+        f"the wait for model {request.model} would be {wait_s:.1f} s, more than the {allowed_s:.1f} s allowed"
+    )
+    if own_fault:
+        text += ", because of your organisation's own requests ahead of it while others wait"
+        return _refusal(request, 429, "tenant_share", text, standing, allowed_s)
+    return _refusal(request, 503, "predicted_wait", text, standing, allowed_s)
+
+
+def overdue(request: PlaceRequest, waited_s: float, standing: Standing, over_share: bool) -> PlaceRefused:
+    """It waited until its deadline; 429 when its tenant holds more than its share while others wait."""
     text = f"no replica of model {request.model} came free within {waited_s:.1f} s"
     if over_share:
         text += ", while your organisation runs more than its share and others wait"
-        return _refusal(request, 429, "tenant_share", text, position, replicas)
-    return _refusal(request, 503, "queue_deadline", text, position, replicas)
+        return _refusal(request, 429, "tenant_share", text, standing)
+    return _refusal(request, 503, "queue_deadline", text, standing)
 
 
-def over_share(running: Mapping[str, int], tenant_id: str) -> bool:
-    """Whether a tenant runs more than an even share of a model.
-
-    `running` counts placements by tenant, with 0 for those that only wait.
-    """
-    tenants = len(running) + (tenant_id not in running)
-    return running.get(tenant_id, 0) * tenants > sum(running.values())
-
-
-def hopeless(request: PlaceRequest, reason: Reason, replicas: Sequence[Replica]) -> PlaceRefused:
-    """The refusal of a request for which waiting cannot help."""
+def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> PlaceRefused:
+    """Waiting cannot help."""
     model = request.model
     texts = {
         Reason.NOT_WARM: f"model {model} has no warm replica and none is starting",
@@ -58,30 +68,22 @@ def hopeless(request: PlaceRequest, reason: Reason, replicas: Sequence[Replica])
         Reason.UNKNOWN_MODEL: f"no host serves model {model} now",
     }
     text = texts.get(reason, f"model {model} has no capacity now")
-    return _refusal(request, 503, reason.value, text, 0, replicas)
-
-
-def predicted_wait_s(request: PlaceRequest, warm: Sequence[Replica], position: int) -> float:
-    """Seconds until `position` in the queue is served, were all requests like this one.
-
-    Little's law over the replicas' full batches. With no warm replica nothing can be predicted: the request's
-    own deadline.
-    """
-    per_s = 0.0
-    for replica in warm:
-        prefill_s = request.prompt_tokens / max(1.0, replica.status.capacity.prefill_tokens_per_s)
-        kv_tokens = replica.slots * (request.prompt_tokens + request.output_tokens)
-        decode_s = request.output_tokens * step_time_s(replica, replica.slots, kv_tokens)
-        per_s += replica.slots / max(1e-3, prefill_s + decode_s)
-    return position / per_s if per_s > 0 else request.deadline_s
+    return _refusal(request, 503, reason.value, text, standing)
 
 
 def _refusal(
-    request: PlaceRequest, status: int, reason: str, text: str, position: int, replicas: Sequence[Replica]
+    request: PlaceRequest, status: int, reason: str, text: str, standing: Standing, allowed_s: float = 0.0
 ) -> PlaceRefused:
-    warm = [replica for replica in replicas if replica.status.state is ReplicaState.READY]
-    wait_s = predicted_wait_s(request, warm, max(1, position))
-    retry_s = min(max(wait_s, RETRY_AFTER_S[0]), RETRY_AFTER_S[1])
+    """Come back when the queue will have shrunk so far that the wait is within `allowed_s`."""
+    wait_s = standing.wait_s if standing.wait_s is not None else min(request.deadline_s, NEVER_S)
+    retry_s = min(max(wait_s - allowed_s, RETRY_AFTER_S[0]), RETRY_AFTER_S[1])
     return PlaceRefused(
-        request.request_id, status, reason, text, round(retry_s, 1), position, len(warm), round(wait_s, 3)
+        request.request_id,
+        status,
+        reason,
+        text,
+        round(retry_s, 1),
+        standing.position,
+        standing.warm_replicas,
+        round(wait_s, 3),
     )

@@ -1,15 +1,20 @@
-"""One replica as the policy sees it: its last heartbeat, the load we routed there, and its prefix mirror."""
+"""One replica as placement sees it: its last heartbeat, the load we routed there, its prefix cache, what was learnt."""
 
 from dataclasses import dataclass, field
 
-from scheduler.core.prefix import PrefixMirror
+from scheduler.core.config import PolicyConfig
+from scheduler.core.predict import PrefillShare, Residual, step_s
+from scheduler.core.prefix import PrefixSource
 from workers.wire import ReplicaState, ReplicaStatus
 
 SETTLING_BEATS = 2
 """Heartbeats after (re)discovery during which load is max(announced, engine-reported) (DESIGN §6)."""
 
+OVERDUE_S = 2.0
+"""A first token that is late by more than this says that the work before it is not being done."""
 
-@dataclass
+
+@dataclass(slots=True)
 class Load:
     """What is routed to a replica and not yet over; moved before any await, never recomputed from a scan."""
 
@@ -19,9 +24,59 @@ class Load:
     """P: uncached prompt tokens routed but not yet prefilled."""
     kv_tokens: int = 0
     """K: uncached prompt tokens plus the output tokens produced so far."""
+    outstanding: int = 0
+    """Output tokens that are still expected of what runs."""
+    due: dict[int, float] = field(default_factory=dict)
+    """By placement, oldest first: when the first token of those not prefilled yet should come."""
+
+    def overdue(self, now: float) -> bool:
+        """Whether the oldest first token is late by so much that the replica perhaps stands still."""
+        return bool(self.due) and now - next(iter(self.due.values())) > OVERDUE_S
 
 
-@dataclass
+class Learnt:
+    """What a replica's answers have taught about it."""
+
+    __slots__ = ("prefill_share", "slowdown", "trust", "ttft")
+
+    def __init__(self, config: PolicyConfig) -> None:
+        gain, half_life_s = config.residual_gain, config.residual_half_life_s
+        self.ttft = Residual(gain, config.residual_limit_s, half_life_s)
+        """q: seconds that first tokens come later than the step model says."""
+        self.slowdown = Residual(gain, 1.0, half_life_s)
+        """ITL: observed / predicted - 1."""
+        self.prefill_share = PrefillShare()
+        self.trust = 1.0
+        """Share of believed cache hits that turned out to be there."""
+
+
+class Fixed:
+    """What follows from a heartbeat alone, worked out once for all decisions until the next."""
+
+    __slots__ = (
+        "accept", "itl_per_kv", "kv_capacity", "kv_used", "per_token", "prefill_rate", "promised_s", "slots",
+    )  # fmt: skip
+
+    def __init__(self, status: ReplicaStatus, config: PolicyConfig) -> None:
+        capacity = status.capacity
+        self.kv_capacity = status.kv_blocks * status.block_size or capacity.kv_cache_tokens
+        """Room of the KV cache in tokens: the engine's own figure where it gives one."""
+        self.kv_used = int(status.kv_usage * self.kv_capacity)
+        self.slots = max(1, capacity.max_num_seqs)
+        """Sequences it may run at once."""
+        self.prefill_rate = max(1.0, capacity.prefill_tokens_per_s)
+        """R: prompt tokens per second ..."""
+        self.per_token = 1.0 / self.prefill_rate
+        """... and seconds per token."""
+        self.accept = max(1.0, capacity.accept_per_step)
+        self.itl_per_kv = capacity.step_per_kv_token_s / self.accept
+        """Seconds per output token and KV token."""
+        alone_s = step_s(capacity, 1, 0) / self.accept
+        self.promised_s = max(config.itl_slack * status.targets.tpot_s, config.itl_floor * alone_s)
+        """Seconds per output token that a full batch may take."""
+
+
+@dataclass(slots=True, eq=False)
 class Replica:
     """The state of one replica; `status` is replaced by every heartbeat."""
 
@@ -30,17 +85,23 @@ class Replica:
     heard_at: float
     """Monotonic seconds of the last heartbeat."""
     load: Load
-    prefix: PrefixMirror
+    prefix: PrefixSource
+    learnt: Learnt
+    row: int
+    """Its column in the model's pool, and its bit in the prefix index."""
+    fixed: Fixed
+    """What follows from `status`."""
     beats: int = 0
     """Heartbeats since this scheduler first heard of it."""
     hold: ReplicaState | None = field(default=None)
     """A state we have just commanded, believed until a heartbeat says otherwise."""
+    clear_at: float = float("-inf")
+    """When the prefill work routed so far should be done."""
 
     @property
-    def kv_capacity(self) -> int:
-        """Room of the KV cache in tokens: the engine's own figure where it gives one."""
-        blocks = self.status.kv_blocks * self.status.block_size
-        return blocks or self.status.capacity.kv_cache_tokens
+    def state(self) -> ReplicaState:
+        """What it is believed to be in."""
+        return self.hold or self.status.state
 
     @property
     def running(self) -> int:
@@ -52,9 +113,14 @@ class Replica:
     @property
     def kv_tokens(self) -> int:
         """K: KV tokens in use, by our count or the engine's, whichever is larger."""
-        return max(self.load.kv_tokens, int(self.status.kv_usage * self.kv_capacity))
+        return max(self.load.kv_tokens, self.fixed.kv_used)
 
     @property
     def slots(self) -> int:
         """Sequences it may run at once."""
-        return max(1, self.status.capacity.max_num_seqs)
+        return self.fixed.slots
+
+    @property
+    def kv_capacity(self) -> int:
+        """Room of the KV cache in tokens."""
+        return self.fixed.kv_capacity

@@ -67,7 +67,7 @@ async def test_a_failed_round_is_made_up_for(database: Database) -> None:
 
 
 async def test_a_frozen_postgresql_does_not_hold_up_the_shutdown(database: Database, monkeypatch) -> None:
-    monkeypatch.setattr("scheduler.host_hours.CLOSE_S", 0.1)
+    monkeypatch.setattr("scheduler.store_loop.CLOSE_S", 0.1)
     thawed, entered, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def record(connection, heartbeat) -> None:

@@ -7,10 +7,19 @@ import struct
 import msgspec
 
 from core.framing import pack, read_frame
-from scheduler.messages import ClientHello, Welcome
+from scheduler.messages import (
+    Announce,
+    ClientHello,
+    OpenPlacement,
+    QueuedRequest,
+    TenantCounter,
+    Welcome,
+)
+from scheduler.sessions import HELLO_MAX_BYTES
 from scheduler.wire import Released
-from tests.support.scheduling import TOKEN, agent, client, replica, request, service
+from tests.support.scheduling import MODEL, TOKEN, agent, beat, capacity, client, replica, request, service
 from tests.support.waiting import until
+from workers.wire import AgentHello, Targets
 
 HELLO = pack(msgspec.msgpack.encode(ClientHello(TOKEN, "stranger")))
 
@@ -70,6 +79,17 @@ async def test_hostile_frames_close_only_their_own_connection() -> None:
         api.release(Released(second.request_id, second.replica_id))
 
 
+async def test_a_large_first_heartbeat_may_come_with_the_greeting() -> None:
+    hello = pack(msgspec.msgpack.encode(AgentHello(TOKEN, "agent-1")))
+    first = pack(msgspec.msgpack.encode(beat(*(replica(f"host/r{n}") for n in range(40)))))
+    assert len(first) > HELLO_MAX_BYTES
+    async with service() as scheduler:
+        _, writer = await asyncio.open_connection("127.0.0.1", scheduler.port)
+        writer.write(hello + first)
+        await until(lambda: len(scheduler.board.fleet.replicas) == 40)
+        writer.close()
+
+
 async def test_absurd_figures_are_bounded() -> None:
     async with service() as scheduler, agent(scheduler.port, replica()), client(scheduler.port) as api:
         await api.place(request())
@@ -86,8 +106,62 @@ async def test_absurd_figures_are_bounded() -> None:
             if answer["type"] in ("refused", "placed"):
                 answers.append(answer)
         writer.close()
-        assert len(scheduler.board.replicas["host/r0"].prefix) <= 4096
+        assert len(scheduler.board.fleet.replicas["host/r0"].prefix) <= 4096
         assert await api.place(request())
+
+
+async def test_figures_that_are_none_end_nobody_elses_decisions() -> None:
+    nan, inf = float("nan"), float("inf")
+    broken = [capacity(), capacity(), capacity()]
+    broken[0] = msgspec.structs.replace(broken[0], step_base_s=nan)
+    broken[1] = msgspec.structs.replace(broken[1], step_per_kv_token_s=inf)
+    broken[2] = msgspec.structs.replace(broken[2], step_base_s=0.0, step_per_seq_s=0.0)
+    bad = [
+        replica(f"bad/r{n}", capacity=each, targets=Targets(2.0, 0.0 if n == 2 else 0.1))
+        for n, each in enumerate(broken)
+    ]
+    unmeasured = replica("host/r0", kv_usage=nan, running=-5)
+    async with (
+        service() as scheduler,
+        agent(scheduler.port, unmeasured),
+        agent(scheduler.port, *bad, name="agent-2"),
+        client(scheduler.port) as api,
+    ):
+        assert (await api.place(request())).replica_id == "host/r0"
+        await until(lambda: "agent-2" in scheduler._agents)
+        reader, writer = await asyncio.open_connection("127.0.0.1", scheduler.port)
+        writer.write(HELLO)
+        await read_frame(reader)
+        ages = (nan, inf, -inf, 1e300)
+        queued = [QueuedRequest(request(f"q{n}"), age) for n, age in enumerate(ages)]
+        held = [_held(f"h{n}", age) for n, age in enumerate(ages)]
+        greedy = TenantCounter("tenant-1", MODEL, 1e308)
+        writer.write(pack(msgspec.msgpack.encode(Announce(held, queued, [greedy]))))
+        answered = set()
+        while len(answered) < len(queued):
+            answer = msgspec.msgpack.decode(await read_frame(reader))
+            if answer["type"] in ("refused", "placed"):
+                answered.add(answer["request_id"])
+                if answer["type"] == "placed":
+                    done = Released(answer["request_id"], answer["replica_id"], -5, -(2**60), 2**62)
+                    writer.write(pack(msgspec.msgpack.encode(done)))
+            elif answer["type"] == "welcome":
+                continue
+            writer.write(
+                b"".join(pack(msgspec.msgpack.encode(Released(f"h{n}", "host/r0"))) for n in range(len(ages)))
+            )
+        writer.close()
+        placement = await api.place(request())
+        assert placement.replica_id == "host/r0"
+        assert placement.service < 1e12
+        assert not scheduler._ticker.done()
+        assert {name for name in scheduler.board.fleet.replicas} == {"host/r0"}
+
+
+def _held(name: str, age_s: float) -> OpenPlacement:
+    return OpenPlacement(
+        name, "tenant-1", MODEL, "host/r0", "boot-1", 2**62, -5, 2**62, produced=-1, age_s=age_s
+    )
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_blocks_nobody() -> None:

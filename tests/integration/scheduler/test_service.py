@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 
 import pytest
+from prometheus_client import generate_latest
 
 from core.errors import Refused, Unavailable
 from core.ids import uuid7
 from scheduler import client as client_module
+from scheduler import service as service_module
+from scheduler.sessions import Session
 from scheduler.wire import Placement, Released
 from tests.support.ports import free_port
 from tests.support.scheduling import MODEL, agent, client, replica, request, service
 from tests.support.waiting import until
-from workers.wire import ReplicaCommand, ReplicaState
+from workers.wire import KvDelta, ReplicaCommand, ReplicaState
 
 
 def released(placement: Placement, **fields) -> Released:
@@ -33,7 +36,7 @@ async def test_place_and_release_move_the_load_at_once() -> None:
         for placement in (two, three, three, one):
             api.release(released(placement))
         await until(lambda: not scheduler.board.open)
-        assert scheduler.board.replicas["host/r0"].load.running == 0
+        assert scheduler.board.fleet.replicas["host/r0"].load.running == 0
 
 
 async def test_two_clients_share_the_slots() -> None:
@@ -75,9 +78,9 @@ async def test_a_cancelled_caller_leaves_the_queue_and_holds_nothing() -> None:
     async with service() as scheduler, agent(scheduler.port, replica(slots=1)), client(scheduler.port) as api:
         first = await api.place(request())
         waiting = asyncio.create_task(api.place(request()))
-        await until(lambda: scheduler.board.queues)
+        await until(lambda: scheduler.board.waiting)
         waiting.cancel()
-        await until(lambda: not scheduler.board.queues)
+        await until(lambda: not scheduler.board.waiting)
         racing = []
         for _ in range(30):
             task = asyncio.create_task(api.place(request()))
@@ -87,7 +90,7 @@ async def test_a_cancelled_caller_leaves_the_queue_and_holds_nothing() -> None:
         for task in racing:
             task.cancel()
         await asyncio.gather(*racing, return_exceptions=True)
-        await until(lambda: not scheduler.board.open and not scheduler.board.queues)
+        await until(lambda: not scheduler.board.open and not scheduler.board.waiting)
 
 
 async def test_a_dead_client_frees_its_load() -> None:
@@ -100,7 +103,7 @@ async def test_a_dead_client_frees_its_load() -> None:
             await mortal.place(request())
             await mortal.place(request())
             waiting = asyncio.create_task(mortal.place(request()))
-            await until(lambda: scheduler.board.queues)
+            await until(lambda: scheduler.board.waiting)
         with pytest.raises(Refused):
             await waiting
         heirs = await asyncio.wait_for(heir.place(request()), 10)
@@ -128,9 +131,9 @@ async def test_a_restart_under_load_loses_no_request() -> None:
         assert not all(task.done() for task in tasks)
         async with service(port) as second:
             await asyncio.gather(*tasks)
-            await until(lambda: not second.board.open and not second.board.queues)
+            await until(lambda: not second.board.open and not second.board.waiting)
             assert second.epoch in epochs
-            assert all(entry.load.running == 0 for entry in second.board.replicas.values())
+            assert all(entry.load.running == 0 for entry in second.board.fleet.replicas.values())
 
 
 async def test_a_restart_keeps_open_placements_counted() -> None:
@@ -142,7 +145,9 @@ async def test_a_restart_keeps_open_placements_counted() -> None:
             await asyncio.sleep(0)
         await until(lambda: not api.connected)
         async with service(port) as second:
-            await until(lambda: len(second.board.open) == 2 and second.board.queues and second.board.replicas)
+            await until(
+                lambda: len(second.board.open) == 2 and second.board.waiting and second.board.fleet.replicas
+            )
             assert not waiting.done()
             api.release(released(held[0]))
             placement = await waiting
@@ -201,7 +206,7 @@ async def test_silent_replicas_are_not_routed_to_and_shown_as_failed() -> None:
         host.silent = True
         await until(lambda: [r for r in api.snapshot().replicas if r.state is ReplicaState.FAILED])
         waiting = asyncio.create_task(api.place(request()))
-        await until(lambda: scheduler.board.queues)
+        await until(lambda: scheduler.board.waiting)
         assert not waiting.done()
         host.silent = False
         assert (await waiting).replica_id == "host/r0"
@@ -281,3 +286,38 @@ async def test_an_address_that_only_accepts_is_no_scheduler(
         assert placement.epoch == ""
         server.close()
     await until(lambda: all(handler.done() for handler in handlers))
+
+
+async def test_kv_events_are_taken_from_the_replicas_own_agent_only_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_KV_HASHES", 10)
+    async with service() as scheduler, agent(scheduler.port, replica()):
+        await until(lambda: scheduler.board.fleet.replicas)
+        taken = []
+        monkeypatch.setattr(scheduler.board.fleet, "kv_events", taken.append)
+        own, stranger = scheduler._agents["agent-1"], Session(scheduler)
+        stranger.name = "agent-2"
+        fine = KvDelta("host/r0", "boot-1", 1, stored=[1, 2])
+        scheduler.from_agent(own, fine)
+        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 2, stored=list(range(8)), removed=[1, 2, 3]))
+        scheduler.from_agent(own, KvDelta("host/none", "boot-1", 1))
+        scheduler.from_agent(stranger, fine)
+        assert taken == [fine]
+
+
+async def test_metrics_name_bands_predictions_and_tenants() -> None:
+    async with service() as scheduler, agent(scheduler.port, replica(slots=1)), client(scheduler.port) as api:
+        first = await api.place(request(tenant="metric-tenant"))
+        api.prefill_done(first)
+        waiting = asyncio.create_task(api.place(request(tier="batch")))
+        view = (await until(lambda: [q for q in api.snapshot().queues if q.waiting]))[0]
+        assert [(band.tier, band.waiting) for band in view.bands] == [("batch", 1)]
+        assert ("metric-tenant", 1) in [(tenant.tenant_id, tenant.running) for tenant in view.tenants]
+        scheduler._push_snapshot()
+        shown = generate_latest().decode()
+        assert f'penstock_scheduler_queue_waiting{{band="batch",model="{MODEL}"}} 1.0' in shown
+        assert f'penstock_scheduler_tenant_service{{model="{MODEL}",tenant="metric-tenant"}} 200.0' in shown
+        assert f'penstock_scheduler_ttft_ratio_count{{model="{MODEL}"}}' in shown
+        assert f'penstock_scheduler_prediction_mape{{kind="ttft",model="{MODEL}"}}' in shown
+        waiting.cancel()

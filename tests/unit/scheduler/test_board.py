@@ -4,11 +4,12 @@ import random
 from dataclasses import astuple
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler.core.board import Board, Placed, Turned, bounded
+from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
 from scheduler.messages import Announce, OpenPlacement, QueuedRequest
 from scheduler.wire import Placement, Released
 from tests.support.scheduling import MODEL, beat, replica, request
@@ -58,12 +59,30 @@ class BoardMachine(RuleBasedStateMachine):
         wait=st.floats(0.1, 30),
         blocks=st.lists(st.integers(0, 20), max_size=6),
         exclude=st.lists(st.sampled_from(["host/r0", "host/r1"]), max_size=2),
+        tenant=st.sampled_from(["tenant-1", "tenant-2", "tenant-3"]),
+        tier=st.sampled_from(["priority", "standard", "batch"]),
     )
-    def submit(self, client: str, prompt: int, wait: float, blocks: list[int], exclude: list[str]) -> None:
+    def submit(
+        self,
+        client: str,
+        prompt: int,
+        wait: float,
+        blocks: list[int],
+        exclude: list[str],
+        tenant: str,
+        tier: str,
+    ) -> None:
         self.seq += 1
         name = f"r{self.seq}"
         wanted = request(
-            name, deadline_s=wait, prompt_tokens=prompt, blocks=blocks, exclude=exclude, output_tokens=100
+            name,
+            tenant,
+            deadline_s=wait,
+            prompt_tokens=prompt,
+            blocks=blocks,
+            exclude=exclude,
+            output_tokens=100,
+            tier=tier,
         )
         self.waiting[client, name] = self.now + wait
         self.board.submit(client, wanted, self.now)
@@ -98,11 +117,11 @@ class BoardMachine(RuleBasedStateMachine):
             client, name = pick.choice(sorted(self.held))
             placement = self.held.pop((client, name))
             if failed:
-                self.board.prefill_done(client, name, placement.replica_id)
+                self.board.prefill_done(client, name, placement.replica_id, self.now)
                 self.board.progress(client, name, placement.replica_id, 40)
             done = Released(name, placement.replica_id, failed=failed)
-            assert self.board.release(client, done) is not None
-            assert self.board.release(client, done) is None
+            assert self.board.release(client, done, self.now) is not None
+            assert self.board.release(client, done, self.now) is None
             self._dispatch()
 
     @rule(pick=st.randoms(use_true_random=False))
@@ -116,7 +135,7 @@ class BoardMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def client_dies(self, client: str) -> None:
         self.board.drop_waiting(client)
-        self.board.drop_placements(client)
+        self.board.drop_placements(client, self.now)
         self.waiting = {key: at for key, at in self.waiting.items() if key[0] != client}
         self.held = {key: placement for key, placement in self.held.items() if key[0] != client}
         self._dispatch()
@@ -138,7 +157,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_or_invented(self) -> None:
-        waiting = {ticket.key for queue in self.board.queues.values() for ticket in queue}
+        waiting = {ticket.key for desk in self.board.desks.values() for ticket in desk.queue}
         assert waiting == set(self.waiting)
         assert {key[:2]: key[2] for key in self.board.open} == {
             key: placement.replica_id for key, placement in self.held.items()
@@ -153,11 +172,11 @@ class BoardMachine(RuleBasedStateMachine):
                 sum(entry.uncached for entry in entries if not entry.prefilled),
                 sum(entry.uncached + entry.produced for entry in entries),
             )
-            assert astuple(self.board.replicas[name].load) == expected
+            assert astuple(self.board.fleet.replicas[name].load)[:3] == expected
 
     @invariant()
     def no_replica_is_oversubscribed(self) -> None:
-        for seen in self.board.replicas.values():
+        for seen in self.board.fleet.replicas.values():
             assert seen.load.running <= seen.slots
 
 
@@ -182,7 +201,7 @@ def story(seed: int) -> list[str]:
             decisions.append(f"{decision.placement.request_id}@{decision.placement.replica_id}")
         if len(held) > 15:
             done = held.pop(order.randrange(len(held)))
-            made.release("api", Released(done.request_id, done.replica_id))
+            made.release("api", Released(done.request_id, done.replica_id), n * 0.01)
     return decisions
 
 
@@ -226,12 +245,13 @@ def test_a_tenant_over_its_share_is_told_429_and_others_503() -> None:
     made, rng = board(replica(slots=2)), random.Random(0)
     for n in range(2):
         made.submit("api", request(f"hog-{n}", tenant="hog"), 0.0)
+    assert len(made.dispatch(0.0, rng)) == 2
     made.submit("api", request("hog-late", tenant="hog", deadline_s=5), 0.0)
     made.submit("api", request("other", tenant="other", deadline_s=6), 0.0)
-    assert len(made.dispatch(0.0, rng)) == 2
+    assert made.dispatch(0.0, rng) == []
     made.tick()
     first = only(made.dispatch(5.0, rng))
-    assert (first.refusal.status, first.refusal.reason, first.refusal.position) == (429, "tenant_share", 1)
+    assert (first.refusal.status, first.refusal.reason, first.refusal.position) == (429, "tenant_share", 2)
     second = only(made.dispatch(6.0, rng))
     assert (second.refusal.status, second.refusal.reason, second.refusal.position) == (
         503,
@@ -244,7 +264,10 @@ def test_a_tenant_over_its_share_is_told_429_and_others_503() -> None:
 
 
 def test_the_queue_is_bounded_for_all_and_for_each() -> None:
-    made, rng = board(replica(state=ReplicaState.LOADING), max_waiting=10), random.Random(0)
+    made, rng = (
+        board(replica(state=ReplicaState.LOADING), config=BoardConfig(queue=QueueRules(max_waiting=10))),
+        random.Random(0),
+    )
     made.submit("api", request("other", tenant="other"), 0.0)
     for n in range(6):
         made.submit("api", request(f"r{n}", tenant="hog"), 0.0)
@@ -269,11 +292,11 @@ def test_one_with_excluded_replicas_does_not_hold_up_those_behind_it() -> None:
 def test_an_announced_queue_keeps_its_order_of_arrival() -> None:
     made, rng = board(replica(slots=1)), random.Random(0)
     made.submit("new", request("newcomer"), 10.0)
-    made.announce("old", Announce([], [QueuedRequest(request("veteran"), 8.0)]), 10.0)
+    made.announce("old", Announce([], [QueuedRequest(request("veteran"), 1.0)]), 10.0)
     made.heartbeat(beat(replica(slots=1)), 10.0)
     placed = only(made.dispatch(10.0, rng))
     assert placed.placement.request_id == "veteran"
-    assert placed.placement.queue_s == 8.0
+    assert placed.placement.queue_s == 1.0
 
 
 def test_placements_announced_before_the_agent_is_heard_count_when_it_is() -> None:
@@ -282,7 +305,7 @@ def test_placements_announced_before_the_agent_is_heard_count_when_it_is() -> No
     made.announce("api", Announce([held], [QueuedRequest(request("r2"), 0.1)]), 0.0)
     made.heartbeat(beat(replica(slots=1)), 0.0)
     assert made.dispatch(0.0, rng) == []
-    made.release("api", Released("r1", "host/r0"))
+    made.release("api", Released("r1", "host/r0"), 0.2)
     assert isinstance(only(made.dispatch(0.0, rng)), Placed)
 
 
@@ -290,16 +313,16 @@ def test_a_restarted_engine_has_an_empty_cache() -> None:
     made, rng = board(replica()), random.Random(0)
     made.submit("api", request("a", blocks=[1, 2]), 0.0)
     made.dispatch(0.0, rng)
-    assert len(made.replicas["host/r0"].prefix) == 2
+    assert len(made.fleet.replicas["host/r0"].prefix) == 2
     made.heartbeat(beat(replica(boot_id="boot-2")), 0.1)
-    assert len(made.replicas["host/r0"].prefix) == 0
+    assert len(made.fleet.replicas["host/r0"].prefix) == 0
 
 
 def test_silent_hosts_are_forgotten_in_the_end() -> None:
     made = board(replica())
     assert not made.forget_silent(59.0, 60.0)
     assert made.forget_silent(61.0, 60.0)
-    assert made.replicas == {}
+    assert made.fleet.replicas == {}
 
 
 @pytest.mark.parametrize(
@@ -309,3 +332,76 @@ def test_figures_are_brought_into_range(given: float, kept: float) -> None:
     made = bounded(request(deadline_s=given, prompt_tokens=-1, output_tokens=-1, blocks=list(range(10_000))))
     assert made.deadline_s == kept
     assert (made.prompt_tokens, made.output_tokens, len(made.blocks)) == (0, 0, 4096)
+
+
+@given(seed=st.integers(0, 10_000), late_every=st.integers(1, 6), slack=st.sampled_from([0.0, 5_000.0]))
+@settings(max_examples=25, deadline=None)
+def test_nobody_starves_while_capacity_frees(seed: int, late_every: int, slack: float) -> None:
+    """Forty wait, many of them late, some too large to fit beside others, while a rival keeps asking."""
+    rng = random.Random(seed)
+    queue = QueueRules(late_every=late_every, slack=slack, max_overtakes=4)
+    made = board(config=BoardConfig(queue=queue, admission=AdmissionRules(enabled=False)))
+    pool = beat(replica("host/r0", slots=2, kv=20_000))
+    wanted = set()
+    for n in range(40):
+        prompt = 15_000 if n % 9 == 0 else rng.randrange(10, 500)
+        made.submit("api", request(f"r{n}", f"t{n % 4}", 600.0, prompt_tokens=prompt), 0.0, rng.uniform(0, 5))
+        wanted.add(f"r{n}")
+    held: list[Placement] = []
+    now, placed = 0.0, 0
+    while wanted:
+        now += 2.0
+        made.heartbeat(pool, now)
+        made.submit("api", request(f"rival-{now}", f"t{rng.randrange(4)}", 600.0), now)
+        made.submit("api", request(f"other-{now}", "rival", 600.0), now)
+        for decision in made.dispatch(now, rng):
+            assert isinstance(decision, Placed)
+            held.append(decision.placement)
+            wanted.discard(decision.placement.request_id)
+            placed += 1
+        while held:
+            done = held.pop()
+            made.prefill_done("api", done.request_id, done.replica_id, now)
+            made.release("api", Released(done.request_id, done.replica_id, 100, 0, 50), now)
+        assert placed <= 40 * 6 * 8, f"still waiting: {sorted(wanted)}"
+        assert now < 590, f"still waiting: {sorted(wanted)}"
+
+
+def test_one_that_fits_nowhere_is_overtaken_a_bounded_number_of_times() -> None:
+    rules = BoardConfig(queue=QueueRules(max_overtakes=3, late_every=1))
+    made, rng = board(replica(slots=8, kv=10_000), config=rules), random.Random(0)
+    made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
+    made.dispatch(0.0, rng)
+    made.submit("api", request("large", "t1", prompt_tokens=8_000), 0.1)
+    overtook = []
+    for n in range(6):
+        made.submit("api", request(f"small-{n}", "t1"), 0.2)
+        overtook += [decision.placement.request_id for decision in made.dispatch(0.2, rng)]
+    assert overtook == ["small-0", "small-1", "small-2"]
+
+
+def test_one_that_fits_nowhere_is_not_overtaken_more_often_because_all_come_at_once() -> None:
+    rules = BoardConfig(queue=QueueRules(max_overtakes=3, late_every=1))
+    made, rng = board(replica(slots=16, kv=10_000), config=rules), random.Random(0)
+    made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
+    made.dispatch(0.0, rng)
+    made.submit("api", request("large", "t1", prompt_tokens=8_000), 0.1)
+    for n in range(6):
+        made.submit("api", request(f"small-{n}", "t1"), 0.2)
+    assert len(made.dispatch(0.2, rng)) == 3
+    assert made.dispatch(0.3, rng) == []
+
+
+@pytest.mark.parametrize("leave", ["cancel", "drop_waiting"])
+def test_who_waited_behind_one_that_left_is_placed_at_once(leave: str) -> None:
+    rules = BoardConfig(queue=QueueRules(fair=False, look_past=0, late_every=1))
+    made, rng = Board("epoch-1", 0.0, grace_s=0.0, config=rules), random.Random(0)
+    made.heartbeat(beat(replica(slots=4, kv=1000)), 0.0)
+    for n, (client, tokens) in enumerate((("api", 500), ("api", 800), ("other", 100))):
+        made.submit(client, request(f"r{n}", prompt_tokens=tokens, output_tokens=1), 0.0)
+    assert [decision.placement.request_id for decision in made.dispatch(0.0, rng)] == ["r0"]
+    if leave == "cancel":
+        made.cancel("api", "r1")
+    else:
+        made.drop_waiting("api")
+    assert [decision.placement.request_id for decision in made.dispatch(0.01, rng)] == ["r2"]

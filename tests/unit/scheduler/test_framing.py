@@ -32,12 +32,22 @@ async def test_the_stream_reader_agrees() -> None:
 
 async def test_too_large_is_refused_before_it_is_read() -> None:
     splitter = FrameSplitter(10)
-    assert splitter.feed(pack(b"x" * 10)) == [b"x" * 10]
+    assert list(splitter.feed(pack(b"x" * 10))) == [b"x" * 10]
     with pytest.raises(FrameTooLarge, match="11 bytes"):
-        splitter.feed((11).to_bytes(4, "big"))
+        list(splitter.feed((11).to_bytes(4, "big")))
     reader = asyncio.StreamReader()
     reader.feed_data((11).to_bytes(4, "big"))
     with pytest.raises(FrameTooLarge):
         await read_frame(reader, 10)
     with pytest.raises(FrameTooLarge):
         pack(b"x" * (MAX_FRAME_BYTES + 1))
+
+
+def test_a_greeting_lifts_the_cap_of_what_came_with_it() -> None:
+    splitter = FrameSplitter(10)
+    got = []
+    for frame in splitter.feed(pack(b"hello") + pack(b"x" * 50) + pack(b"rest")[:5]):
+        got.append(frame)
+        splitter.max_bytes = 100
+    assert got == [b"hello", b"x" * 50]
+    assert list(splitter.feed(b"est")) == [b"rest"]

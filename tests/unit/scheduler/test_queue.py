@@ -1,91 +1,83 @@
-"""The queue as a state machine: every ticket ends once, in order, at the latest at its deadline."""
+"""One tenant's line: by age, timely ones first, and late ones not for ever."""
 
-from hypothesis import settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scheduler.core.queue import ModelQueue, QueueOutcome, Ticket
+from scheduler.core.queue import Line, Ticket
 from tests.support.scheduling import request
 
 
-class QueueMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.queue = ModelQueue()
-        self.now = 0.0
-        self.seq = 0
-        self.all: dict[tuple[str, str], Ticket] = {}
-        self.ended: set[tuple[str, str]] = set()
-
-    @rule(
-        client=st.sampled_from(["a", "b"]),
-        tenant=st.sampled_from(["t1", "t2", "t3"]),
-        age=st.floats(0, 30),
-        wait=st.floats(0, 30),
-    )
-    def add(self, client: str, tenant: str, age: float, wait: float) -> None:
-        self.seq += 1
-        wanted = request(f"r{self.seq}", tenant)
-        ticket = Ticket(client, wanted, self.now - age, self.now + wait, self.seq)
-        self.queue.add(ticket)
-        self.all[ticket.key] = ticket
-
-    @rule(step=st.floats(0, 20))
-    def time_passes(self, step: float) -> None:
-        self.now += step
-        before = [ticket.key for ticket in self.queue]
-        for ticket, position in self.queue.expire(self.now):
-            assert ticket.deadline_at <= self.now
-            assert before[position - 1] == ticket.key
-            self._end(ticket, QueueOutcome.DEADLINE)
-        assert all(ticket.deadline_at > self.now for ticket in self.queue)
-
-    @rule()
-    def serve(self) -> None:
-        head = self.queue.oldest
-        if head is not None:
-            assert self.queue.remove(head.key, QueueOutcome.PLACED) is head
-            self._end(head, QueueOutcome.PLACED)
-
-    @rule(pick=st.randoms(use_true_random=False))
-    def cancel(self, pick) -> None:
-        if self.all:
-            key = pick.choice(sorted(self.all))
-            ticket = self.queue.remove(key, QueueOutcome.CANCELLED)
-            assert (ticket is None) == (key in self.ended)
-            if ticket is not None:
-                self._end(ticket, QueueOutcome.CANCELLED)
-
-    @rule(client=st.sampled_from(["a", "b"]))
-    def client_goes(self, client: str) -> None:
-        for ticket in self.queue.remove_client(client):
-            assert ticket.client == client
-            self._end(ticket, QueueOutcome.CLIENT_GONE)
-        assert all(ticket.client != client for ticket in self.queue)
-
-    def _end(self, ticket: Ticket, outcome: QueueOutcome) -> None:
-        assert ticket.key not in self.ended
-        assert ticket.outcome is outcome
-        self.ended.add(ticket.key)
-
-    @invariant()
-    def every_ticket_waits_or_has_ended(self) -> None:
-        waiting = {ticket.key for ticket in self.queue}
-        assert waiting | self.ended == set(self.all)
-        assert not waiting & self.ended
-        assert len(self.queue) == len(waiting)
-
-    @invariant()
-    def first_come_first_served(self) -> None:
-        order = [(ticket.enqueued_at, ticket.seq) for ticket in self.queue]
-        assert order == sorted(order)
-
-    @invariant()
-    def tenants_are_counted(self) -> None:
-        tenants = [ticket.request.tenant_id for ticket in self.queue]
-        assert set(self.queue.tenant_ids) == set(tenants)
-        assert all(self.queue.waiting_of(tenant) == tenants.count(tenant) for tenant in ("t1", "t2", "t3"))
+def ticket(seq: int, at: float) -> Ticket:
+    return Ticket("api", request(f"r{seq}"), at, at + 30.0, seq, work=10.0)
 
 
-TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def line_of(*arrivals: float) -> Line:
+    line = Line("tenant-1", 0.0)
+    for seq, at in enumerate(arrivals):
+        line.add(ticket(seq, at))
+    return line
+
+
+def taken(line: Line, late_before: float, every: int) -> list[float]:
+    """Arrival times in the order of service."""
+    served = []
+    while len(line):
+        chosen = line.next(late_before, every)
+        line.took(late_before, chosen=False)
+        line.remove(chosen)
+        served.append(chosen.enqueued_at)
+    return served
+
+
+@given(st.lists(st.floats(0, 100), max_size=30))
+def test_a_line_is_sorted_by_age_whatever_the_order_of_coming(arrivals: list[float]) -> None:
+    line = line_of(*arrivals)
+    assert [each.enqueued_at for each in line] == sorted(arrivals)
+    assert [line.rank(each) for each in line] == list(range(len(arrivals)))
+    assert taken(line, 200.0, 1) == sorted(arrivals)
+    assert line.work == 0.0
+
+
+def test_timely_requests_go_first_and_every_third_pick_is_the_oldest() -> None:
+    assert taken(line_of(1, 2, 11, 12, 13, 14), late_before=10, every=3) == [11, 12, 1, 13, 14, 2]
+
+
+def test_without_turns_for_late_ones_a_line_is_first_come_first_served() -> None:
+    assert taken(line_of(1, 2, 11, 12), late_before=10, every=1) == [1, 2, 11, 12]
+
+
+@given(late=st.integers(1, 10), timely=st.integers(0, 60), every=st.integers(2, 8), place=st.integers(0, 9))
+def test_a_late_request_is_served_within_every_times_its_place(
+    late: int, timely: int, every: int, place: int
+) -> None:
+    """Even when timely ones keep coming, and always the newest of those that may be chosen is."""
+    line = line_of(*range(late))
+    place = min(place, late - 1)
+    seq = late
+    for pick in range(1, every * (place + 1) + 1):
+        line.add(ticket(seq := seq + 1, 1000.0 + seq))
+        chosen = line.near(line.next(500.0, every), every, 8)[-1]
+        line.took(500.0, chosen=True)
+        line.remove(chosen)
+        if chosen.enqueued_at == place:
+            assert pick <= every * (place + 1)
+            return
+    raise AssertionError(f"the late request at place {place} starves (timely: {timely})")
+
+
+def test_who_may_go_in_another_ones_place_stands_right_behind_it() -> None:
+    line = line_of(1, 2, 11, 12, 13)
+    first = line.next(10.0, 4)
+    assert [each.enqueued_at for each in line.near(first, 4, 2)] == [11, 12]
+    assert [each.enqueued_at for each in line.near(first, 4, 8)] == [11, 12, 13]
+    assert line.near(first, 4, 1) == [first]
+
+
+def test_on_the_turn_of_the_oldest_nobody_goes_in_its_place_though_all_are_timely() -> None:
+    line, served = line_of(11, 12, 13, 14, 15, 16), []
+    while len(line):
+        chosen = line.near(line.next(10.0, 3), 3, 8)[-1]
+        line.took(10.0, chosen=True)
+        line.remove(chosen)
+        served.append(chosen.enqueued_at)
+    assert served == [16, 15, 11, 14, 13, 12]

@@ -1,0 +1,202 @@
+"""The autoscaler beside the live scheduler: counts what comes, looks at the fleet, and says what it would do.
+
+It acts on nothing. The service calls `arrived` and `released` as requests come and go, and `look` every LOOK_S seconds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from scheduler.core.autoscale.autoscaler import Autoscaler
+from scheduler.core.autoscale.plan import view
+from scheduler.core.autoscale.state import (
+    CacheValue,
+    DemandSeen,
+    HostSeen,
+    ModelSpec,
+    Observation,
+    ReplicaSeen,
+    Rung,
+    RungFigures,
+)
+from scheduler.core.autoscale.watch import Settings
+from scheduler.core.replica import Replica
+from scheduler.wire import HostView, PlanView, QueueView
+from workers.catalog import Catalog, CatalogModel
+from workers.wire import Capacity, ReplicaState, ReplicaStatus, Targets
+
+LOOK_S = 2.0
+"""Seconds between two looks."""
+HIT_WEIGHT = 0.02
+"""Weight of a look in a replica's hit rate: what was hot within the last minutes."""
+_UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
+
+
+def model_spec(catalog: Catalog, model: CatalogModel, capacity: Capacity, targets: Targets) -> ModelSpec:
+    """A model as the autoscaler handles it, with the ladder's figures of the catalog.
+
+    What an answer earns is its list price at 1,000 prompt and 300 answer tokens: it only ranks models.
+    """
+    price = model.list_price
+    usd = (1000.0 * float(price.input) + 300.0 * float(price.output)) / 1e6
+    return ModelSpec(model.name, capacity, targets, ladder_of(catalog, model), usd_per_request=usd)
+
+
+def ladder_of(catalog: Catalog, model: CatalogModel) -> dict[Rung, RungFigures]:
+    """The rungs below awake, as far as the catalog has figures; sleeping needs the engine's sleep mode."""
+    figures = catalog.ladder
+    if figures is None:
+        return {Rung.STOPPED: RungFigures(0.0)}
+    cold_s = figures.stopped_wake_s.value
+    ladder = {
+        Rung.STOPPED: RungFigures(cold_s),
+        Rung.DESTROYED: RungFigures(figures.create_s.value + cold_s),
+    }
+    if model.profile().args.get("enable-sleep-mode"):
+        share = figures.sleep_1_host_share.value
+        ladder[Rung.SLEEP_1] = RungFigures(figures.sleep_1_wake_s.value, share * model.weights_gb)
+        ladder[Rung.SLEEP_2] = RungFigures(figures.sleep_2_wake_s.value, figures.sleep_2_host_gb.value)
+    return ladder
+
+
+class _Counts(msgspec.Struct):
+    """One model's requests since the last look."""
+
+    arrivals: int = 0
+    prompt: int = 0
+    output: int = 0
+    served: int = 0
+    uncached: int = 0
+    uncached_sq: int = 0
+
+    def seen(self, model: str, queue: QueueView | None) -> DemandSeen:
+        """As the autoscaler takes it; requests that ended tell what was uncached."""
+        came, ended = max(1, self.arrivals), max(1, self.served)
+        prompt = self.prompt / came
+        waiting = queue.waiting if queue is not None else 0
+        return DemandSeen(
+            model,
+            self.arrivals,
+            prompt,
+            self.uncached / ended if self.served else prompt,
+            self.uncached_sq / ended if self.served else prompt * prompt,
+            self.output / came,
+            waiting,
+            waiting * prompt,
+        )
+
+
+class LivePlanner:
+    """Plans for a running fleet: every model of the catalog that some replica serves. Others are left alone."""
+
+    def __init__(self, catalog: Catalog, settings: Settings | None = None) -> None:
+        self._catalog = catalog
+        self._autoscaler = Autoscaler(settings=settings)
+        self._specs: dict[str, ModelSpec] = {}
+        self._counts: dict[str, _Counts] = {}
+        self._hits: dict[str, float] = {}
+        self._hit_tokens: dict[str, int] = {}
+        self._states: dict[str, tuple[Rung, float]] = {}
+        self._last = 0.0
+
+    def arrived(self, model: str, prompt_tokens: int, output_tokens: int) -> None:
+        """A request came, with the estimate of its answer."""
+        if counts := self._counts.get(model):
+            counts.arrivals += 1
+            counts.prompt += prompt_tokens
+            counts.output += output_tokens
+
+    def released(self, model: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """A request ended, and its replica had so much of its prompt cached."""
+        if (counts := self._counts.get(model)) and replica_id in self._states:
+            uncached = max(0, prompt_tokens - cached_tokens)
+            counts.served += 1
+            counts.uncached += uncached
+            counts.uncached_sq += uncached * uncached
+            self._hit_tokens[replica_id] = self._hit_tokens.get(replica_id, 0) + cached_tokens
+
+    def look(
+        self,
+        replicas: Mapping[str, Replica],
+        hosts: Sequence[HostView],
+        queues: Sequence[QueueView],
+        now: float,
+        time_of_day_s: float,
+    ) -> PlanView | None:
+        """Observe and plan; None where nothing in the catalog is served."""
+        elapsed, self._last = max(1e-3, now - self._last), now
+        for replica in replicas.values():
+            self._learn(replica)
+        host_of = {host.agent_id: host.host_id for host in hosts}
+        seen = [
+            self._replica(replica, host_of.get(replica.agent_id, ""), elapsed, now)
+            for _, replica in sorted(replicas.items())
+            if replica.status.model in self._specs
+        ]
+        by_model = {queue.model: queue for queue in queues}
+        demand = [counts.seen(model, by_model.get(model)) for model, counts in self._counts.items()]
+        self._counts = {model: _Counts() for model in self._counts}
+        self._forget(replicas)
+        if not self._specs:
+            return None
+        self._autoscaler.observe(
+            Observation(now, [self._host(host) for host in hosts], seen, demand, time_of_day_s)
+        )
+        return view(self._autoscaler.plan(), seen)
+
+    def _learn(self, replica: Replica) -> None:
+        """A model seen for the first time: capacity and targets as its replica reports them."""
+        status = replica.status
+        if status.model in self._specs or status.model not in self._catalog.models:
+            return
+        spec = model_spec(self._catalog, self._catalog.models[status.model], status.capacity, status.targets)
+        self._specs[status.model] = spec
+        self._counts[status.model] = _Counts()
+        self._autoscaler.add(spec)
+
+    def _replica(self, replica: Replica, host_id: str, elapsed: float, now: float) -> ReplicaSeen:
+        status = replica.status
+        name = status.replica_id
+        rung = _rung(status)
+        before = self._states.get(name)
+        if before is None or before[0] is not rung:
+            self._states[name] = (rung, now)
+        hits = self._hit_tokens.pop(name, 0) / elapsed
+        self._hits[name] = self._hits.get(name, 0.0) + HIT_WEIGHT * (hits - self._hits.get(name, 0.0))
+        spec = self._specs[status.model]
+        since = now - self._states[name][1]
+        loading = status.state is ReplicaState.LOADING
+        return ReplicaSeen(
+            name,
+            status.model,
+            host_id,
+            rung,
+            since,
+            max(1.0, spec.ladder[Rung.STOPPED].wake_s - since) if loading else 0.0,
+            status.state is ReplicaState.DRAINING,
+            status.running,
+            replica.load.unprefilled,
+            status.kv_usage,
+            CacheValue(self._hits[name]),
+        )
+
+    def _host(self, host: HostView) -> HostSeen:
+        kind = self._catalog.hosts.get(host.host_kind)
+        ram = kind.ram_gb.value if kind is not None and kind.ram_gb is not None else 0.0
+        price = float(kind.price.usd_per_hour) if kind is not None and kind.price is not None else 0.0
+        droplet = host.host_kind.startswith("gpu-") and "contracted" not in host.host_kind
+        return HostSeen(host.host_id, host.gpus, ram, not droplet, price)
+
+    def _forget(self, known: Iterable[str]) -> None:
+        keep = set(known)
+        self._hits = {name: value for name, value in self._hits.items() if name in keep}
+        self._hit_tokens = {name: value for name, value in self._hit_tokens.items() if name in keep}
+        self._states = {name: value for name, value in self._states.items() if name in keep}
+
+
+def _rung(status: ReplicaStatus) -> Rung:
+    if status.state in _UP:
+        return Rung.AWAKE
+    if status.state is ReplicaState.ASLEEP:
+        return Rung.SLEEP_2 if status.sleep_level >= 2 else Rung.SLEEP_1
+    return Rung.STOPPED

@@ -1,0 +1,103 @@
+"""Admission by prediction: how long will a request wait, and is that within its deadline?
+
+The wait is the work ahead of it in fair order over the rate at which the pool has been draining its queue. The rate is
+measured only while somebody waits (an idle pool says nothing about its limits) and per slot, so that it follows the
+pool's size at once. What is left of error is corrected by a running mean of observed over predicted waits, per band.
+"""
+
+import math
+from dataclasses import dataclass
+
+from scheduler.core.predict import Accuracy
+from scheduler.core.rules import BANDS, AdmissionRules
+
+MIN_JUDGED_S = 0.05
+"""Waits shorter than this are as good as none: they are judged as if they had lasted so long."""
+MAX_LOG_ERROR = math.log(16.0)
+MAX_LOG_RESIDUAL = math.log(4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """What the warm replicas of a model can hold together."""
+
+    ready: int
+    slots: int
+    kv_tokens: int
+    ttft_target_s: float
+
+
+class DrainMeter:
+    """Weighted tokens that leave the queue per slot and second while somebody waits."""
+
+    def __init__(self, memory_s: float) -> None:
+        self.placements = 0
+        self._memory_s = memory_s
+        self._work = 0.0
+        self._slot_seconds = 0.0
+        self._at = 0.0
+        self._backlogged = False
+
+    def advance(self, now: float, slots: int, backlogged: bool) -> None:
+        """The queue was looked at; `backlogged`: somebody still waits. Time before that counts if somebody did then."""
+        if self._backlogged and now > self._at:
+            seconds = now - self._at
+            fade = math.exp(-seconds / self._memory_s)
+            self._work *= fade
+            self._slot_seconds = self._slot_seconds * fade + seconds * slots
+        self._at, self._backlogged = now, backlogged
+
+    def placed(self, work: float) -> None:
+        """A request left the queue for a replica."""
+        if self._backlogged:
+            self._work += work
+            self.placements += 1
+
+    def rate(self, slots: int) -> float:
+        """Weighted tokens a second that `slots` slots drain; 0 = not known."""
+        return self._work / self._slot_seconds * slots if self._slot_seconds > 0 else 0.0
+
+
+class Admission:
+    """Predicts the waits of one model's queue and learns from them."""
+
+    def __init__(self, rules: AdmissionRules) -> None:
+        self.rules = rules
+        self.drain = DrainMeter(rules.drain_memory_s)
+        self.waits = Accuracy()
+        """Predicted against observed waits."""
+        self._residuals = [0.0] * (2 * len(BANDS))
+
+    def predict(self, work: float, pool: Warm, band: int, *, late: bool = False) -> float | None:
+        """Seconds until `work` weighted tokens have left the queue; None where there is nothing to predict from.
+
+        Timely and late requests of a band have a residual each: they are not served in the same order.
+        """
+        if self.drain.placements < self.rules.min_observations or pool.ready == 0:
+            return None
+        rate = self.drain.rate(pool.slots)
+        return work / rate * math.exp(self._residuals[2 * band + late]) if rate > 0 else None
+
+    def residual(self, band: int, *, late: bool) -> float:
+        """The correction that predictions carry now: the logarithm of observed over uncorrected."""
+        return self._residuals[2 * band + late]
+
+    def too_long(self, wait_s: float | None, deadline_s: float) -> bool:
+        """Whether a request that may wait `deadline_s` is to be refused now."""
+        return self.rules.enabled and wait_s is not None and wait_s > deadline_s * self.rules.margin
+
+    def waited(
+        self, predicted_s: float | None, observed_s: float, residual: float, band: int, *, late: bool
+    ) -> None:
+        """A request whose wait had been predicted has left the queue: placed, or at its deadline.
+
+        Learns from what the prediction was without the `residual` in it: it was made long ago, with another one.
+        """
+        if predicted_s is None or max(predicted_s, observed_s) < MIN_JUDGED_S:
+            return
+        predicted_s, observed_s = max(predicted_s, MIN_JUDGED_S), max(observed_s, MIN_JUDGED_S)
+        self.waits.learn(predicted_s, observed_s)
+        error = min(max(math.log(observed_s / predicted_s) + residual, -MAX_LOG_ERROR), MAX_LOG_ERROR)
+        kind = 2 * band + late
+        moved = self._residuals[kind] + self.rules.residual_step * (error - self._residuals[kind])
+        self._residuals[kind] = min(max(moved, -MAX_LOG_RESIDUAL), MAX_LOG_RESIDUAL)

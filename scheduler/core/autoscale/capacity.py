@@ -1,0 +1,194 @@
+"""How many replicas a load needs: the smallest number at which every promise still holds.
+
+Notation and laws are those of the step-time model: R prefill tokens a second, a step of alpha + beta*B + gamma*KV
+seconds yielding `accept` tokens a sequence. Prefill and decode share a replica: while a share phi of its time goes to
+prefill, decoding proceeds at 1 - phi (chunked prefill, one step at a time).
+"""
+
+import math
+
+import msgspec
+
+from workers.wire import Capacity, Targets
+
+MAX_UTILISATION = 0.7
+"""phi: share of a replica's time that may go to prefill."""
+MAX_KV = 0.8
+"""Share of the KV cache that may be in use."""
+MAX_MISSES = 0.01
+"""Share of requests for which a promise may be broken by chance: the 99th percentile keeps the targets."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What a model is asked for."""
+
+    rate: float
+    """lambda: requests a second."""
+    prompt: float
+    """Mean prompt tokens."""
+    uncached: float
+    """u: mean prompt tokens that no cache has."""
+    output: float
+    """o: mean output tokens."""
+    cv2: float = 1.0
+    """Squared coefficient of variation of the uncached tokens."""
+
+
+class Margins(msgspec.Struct, frozen=True):
+    """How far a pool may be filled."""
+
+    utilisation: float = MAX_UTILISATION
+    kv: float = MAX_KV
+    misses: float = MAX_MISSES
+
+
+DEFAULT_MARGINS = Margins()
+
+
+class Prediction(msgspec.Struct, frozen=True):
+    """What N replicas would make of a load."""
+
+    utilisation: float
+    """phi = lambda*u / (N*R)."""
+    tpot_s: float
+    """Seconds per output token; infinite when decoding cannot keep up."""
+    ttft_s: float
+    """Mean seconds to the first token."""
+    late: float
+    """Share of requests whose wait for prefill alone exceeds what the target leaves for waiting."""
+    slow: float
+    """Share of requests whose time per token misses the target because of prompts that come in between."""
+    batch: float
+    """B: sequences on a replica."""
+    kv: float
+    """Share of the KV cache in use."""
+
+
+def predict(load: Load, replicas: int, capacity: Capacity, targets: Targets) -> Prediction:
+    """What `replicas` (at least 1) evenly loaded replicas make of `load`."""
+    phi = load.rate * load.uncached / (replicas * capacity.prefill_tokens_per_s)
+    service = load.uncached / capacity.prefill_tokens_per_s
+    if phi >= 1.0:
+        return Prediction(phi, math.inf, math.inf, 1.0, 1.0, math.inf, math.inf)
+    ttft = service * (1.0 + phi * (1.0 + load.cv2) / (2.0 * (1.0 - phi)))
+    tpot = _tpot(load, replicas, capacity, phi, ttft)
+    batch = load.rate * (ttft + load.output * tpot) / replicas
+    kv = batch * (load.prompt + load.output / 2.0) / capacity.kv_cache_tokens
+    late = wait_exceeds(targets.ttft_s, replicas, phi, service, load.cv2)
+    slow = decode_exceeds(targets.tpot_s, tpot, load.output, phi, service * (1.0 + load.cv2))
+    return Prediction(phi, tpot, ttft, late, slow, batch, kv)
+
+
+def _tpot(load: Load, replicas: int, capacity: Capacity, phi: float, ttft: float) -> float:
+    """TPOT = (alpha + (beta + gamma*kv) B) / (accept (1 - phi)) with B = lambda*E2E/N (Little's law).
+
+    E2E = TTFT + o*TPOT makes it linear in TPOT, so it is solved instead of iterated; where the batch would grow
+    without bound there is no solution.
+    """
+    per_sequence = capacity.step_per_seq_s + capacity.step_per_kv_token_s * (load.prompt + load.output / 2.0)
+    share = per_sequence * load.rate / replicas
+    room = capacity.accept_per_step * (1.0 - phi) - share * load.output
+    return (capacity.step_base_s + share * ttft) / room if room > 0.0 else math.inf
+
+
+def wait_exceeds(limit_s: float, replicas: int, phi: float, service_s: float, cv2: float) -> float:
+    """Probability that a request waits longer than `limit_s` for prefill, with a router that finds the idle replica.
+
+    Erlang's C for the chance of waiting at all, and an exponential tail with the Allen-Cunneen correction for
+    service times that are not exponential: P(W > t) = C(N, N*phi) exp(-2 N (1-phi) t / (s (1 + cv^2))).
+    """
+    if phi >= 1.0:
+        return 1.0
+    if phi <= 0.0 or service_s <= 0.0:
+        return 0.0
+    tail = 2.0 * replicas * (1.0 - phi) * limit_s / (service_s * (1.0 + cv2))
+    return erlang_c(replicas, replicas * phi) * math.exp(-tail)
+
+
+def decode_exceeds(limit_s: float, tpot_s: float, output: float, phi: float, burst_s: float) -> float:
+    """Probability that an answer's mean time per token exceeds `limit_s`.
+
+    An answer of o tokens has o*limit seconds. Its own steps take o*(1-phi)*TPOT of these; prompts that arrive meanwhile
+    take a compound Poisson share with mean phi*o*limit and variance phi*s*(1+cv^2)*o*limit, taken as normal:
+    P = Q(sqrt(o) ((1-phi)(limit - TPOT)) / sqrt(phi s (1+cv^2) limit)). `burst_s` is s*(1+cv^2).
+    """
+    if tpot_s >= limit_s:
+        return 1.0
+    spread = phi * burst_s * limit_s / max(1.0, output)
+    if spread <= 0.0:
+        return 0.0
+    return 0.5 * math.erfc((1.0 - phi) * (limit_s - tpot_s) / math.sqrt(2.0 * spread))
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """Erlang's C: the chance that all of `servers` are busy when `offered` Erlangs (below `servers`) arrive.
+
+    By the recursion of Erlang's B, which stays within 0 to 1 for any number of servers.
+    """
+    if offered >= servers:
+        return 1.0
+    blocked = 1.0
+    for n in range(1, servers + 1):
+        blocked = offered * blocked / (n + offered * blocked)
+    return servers * blocked / (servers - offered * (1.0 - blocked))
+
+
+def shortfall(
+    load: Load, replicas: int, capacity: Capacity, targets: Targets, margins: Margins = DEFAULT_MARGINS
+) -> str:
+    """Why `replicas` are too few for `load`, in words; empty when every margin holds.
+
+    The target for the first token is on top of the request's own prefill without any cache (workers.wire.Targets).
+    """
+    if load.rate <= 0.0:
+        return ""
+    if replicas < 1:
+        return "no replica"
+    seen = predict(load, replicas, capacity, targets)
+    ttft_limit = targets.ttft_s + load.prompt / capacity.prefill_tokens_per_s
+    if seen.utilisation > margins.utilisation:
+        return f"phi {seen.utilisation:.2f}, limit {margins.utilisation:.2f}"
+    if seen.tpot_s > targets.tpot_s:
+        return f"{1000 * seen.tpot_s:.0f} ms a token, target {1000 * targets.tpot_s:.0f}"
+    if seen.ttft_s > ttft_limit:
+        return f"TTFT {seen.ttft_s:.2f} s, target {ttft_limit:.2f}"
+    if seen.kv > margins.kv:
+        return f"KV cache {100 * seen.kv:.0f} % full, limit {100 * margins.kv:.0f} %"
+    if seen.batch > capacity.max_num_seqs:
+        return f"{seen.batch:.0f} sequences, limit {capacity.max_num_seqs}"
+    if seen.late + seen.slow > margins.misses:
+        kind = (
+            f"wait over {targets.ttft_s:.1f} s"
+            if seen.late > seen.slow
+            else "get slower tokens than promised"
+        )
+        return f"{100 * (seen.late + seen.slow):.1f} % {kind}, limit {100 * margins.misses:.1f} %"
+    return ""
+
+
+def needed(
+    load: Load,
+    capacity: Capacity,
+    targets: Targets,
+    margins: Margins = DEFAULT_MARGINS,
+    *,
+    at_most: int = 4096,
+) -> int:
+    """The smallest number of replicas at which no margin is broken; `at_most` where even that breaks one.
+
+    Every law is monotone in the number of replicas, so the answer is found by doubling and halving.
+    """
+    if load.rate <= 0.0:
+        return 0
+    low, high = 0, 1
+    while shortfall(load, high, capacity, targets, margins):
+        if high >= at_most:
+            return at_most
+        low, high = high, min(2 * high, at_most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if shortfall(load, middle, capacity, targets, margins):
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,71 @@
+"""The ladder: how long a replica rests on a rung before it goes down one, and on which rung it can rest at all.
+
+Ski rental (Karlin et al., "Competitive snoopy caching", 1988): stay until what staying has cost equals what coming back
+from below would cost. Whatever the future brings, that is at most twice the cost of having known it.
+"""
+
+import math
+from collections.abc import Iterable
+
+from scheduler.core.autoscale.state import HostSeen, ModelSpec, ReplicaSeen, Rung, RungFigures
+
+RESTING = (Rung.SLEEP_1, Rung.SLEEP_2, Rung.STOPPED)
+
+
+def dwell_s(wake_s: float, wake_below_s: float, hold_usd_per_s: float, busy_usd_per_s: float) -> float:
+    """Seconds to stay on a rung: the extra wake cost of the rung below over what holding this one costs.
+
+    `hold_usd_per_s` is what going down saves each second; a wake costs `busy_usd_per_s` (the GPUs that load weights
+    instead of serving) for as long as it takes. Infinite where holding costs nothing, as on a contracted host.
+    """
+    if hold_usd_per_s <= 0.0:
+        return math.inf
+    return max(0.0, wake_below_s - wake_s) * busy_usd_per_s / hold_usd_per_s
+
+
+def host_dwell_s(host: HostSeen, wake: RungFigures, destroyed: RungFigures) -> float:
+    """Seconds a host may rest with nobody awake before it is destroyed; infinite for a contracted one.
+
+    A droplet costs the same whatever rests on it, and is paid for while it boots, so the price cancels: it stays as
+    long as bringing a new one up would take longer than waking the best of what it holds.
+    """
+    if host.contracted:
+        return math.inf
+    price = host.usd_per_hour / 3600.0 or 1.0
+    return dwell_s(wake.wake_s, destroyed.wake_s, price, price)
+
+
+def resting_rung(spec: ModelSpec, host: HostSeen, asleep_gb: float) -> Rung:
+    """The shallowest rung that fits into the host's memory beside the `asleep_gb` that rest there already."""
+    for rung in RESTING:
+        figures = spec.ladder.get(rung)
+        if figures is not None and (rung is Rung.STOPPED or asleep_gb + figures.host_gb <= host.ram_gb):
+            return rung
+    return Rung.STOPPED
+
+
+def host_memory_gb(specs: dict[str, ModelSpec], replicas: Iterable[ReplicaSeen]) -> float:
+    """Host memory that resting replicas hold, in GB."""
+    held = 0.0
+    for replica in replicas:
+        figures = specs[replica.model].ladder.get(replica.rung) if replica.model in specs else None
+        held += figures.host_gb if figures is not None else 0.0
+    return held
+
+
+def wake_s(spec: ModelSpec, replica: ReplicaSeen) -> float:
+    """Seconds until a replica could serve: nothing for one that still drains, else its rung's figure."""
+    if replica.rung is Rung.AWAKE:
+        return replica.ready_in_s
+    if replica.draining:
+        return 0.0
+    figures = spec.ladder.get(replica.rung)
+    return figures.wake_s if figures is not None else math.inf
+
+
+def next_rung(spec: ModelSpec, replicas: Iterable[ReplicaSeen]) -> Rung:
+    """The rung that the next replica would come up from: the quickest of those that rest, else a new droplet."""
+    resting = [replica for replica in replicas if replica.rung is not Rung.AWAKE]
+    if resting:
+        return min(resting, key=lambda replica: (wake_s(spec, replica), replica.replica_id)).rung
+    return Rung.DESTROYED if Rung.DESTROYED in spec.ladder else Rung.STOPPED

@@ -1,0 +1,82 @@
+"""The same decision as `policy` makes with vectors, in plain numbers, where only few replicas take anything at all.
+
+That is how it is while a queue is long: a slot becomes free, and one replica of hundreds has room. Then a vector
+operation over all of them costs more than the arithmetic of the one, and only its part of the prefix index is read.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scheduler.core.cost import cost_s, enough, patience_s, tokens_per_block, ttft_s
+from scheduler.core.pool import MIN_HIT_SHARE, Pool
+from scheduler.wire import PlaceRequest
+
+
+class Option(NamedTuple):
+    """A row that can take the request."""
+
+    row: int
+    hits: float
+    """Prompt tokens believed cached there."""
+    ttft_s: float
+    cost_s: float
+
+
+def options(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: float) -> list[Option]:
+    """Filter and score: which of `rows` can take the request, and what it would cost there."""
+    config, prompt, output = pool.config, request.prompt_tokens, request.output_tokens
+    need, held = prompt + output, cached_tokens(request, pool, rows)
+    holding = enough(request, config)
+    excluded = {pool.row_of(replica_id) for replica_id in request.exclude}
+    able = []
+    for row in rows:
+        figures = pool.figures[row]
+        hits = held.get(row, 0.0) * figures.trust
+        backlog_s = max(figures.clear_at - now, figures.least_backlog)
+        cold = figures.open_until >= now and figures.room >= need and backlog_s <= config.backlog_cold_s
+        warm = (
+            hits >= holding
+            and figures.warm_until >= now
+            and figures.kv_room >= need
+            and backlog_s <= config.backlog_warm_s
+        )
+        if not (cold or warm) or row in excluded:
+            continue
+        uncached = prompt - hits
+        pushed_out = max(figures.overfull + (uncached + output), 0.0)
+        cost = cost_s(float(prompt), float(output), uncached, backlog_s, pushed_out, figures)
+        able.append(Option(row, hits, ttft_s(uncached, backlog_s, figures), cost))
+    return able
+
+
+def cached_tokens(request: PlaceRequest, pool: Pool, rows: Sequence[int]) -> dict[int, float]:
+    """Prompt tokens cached on those of `rows` that hold any."""
+    among = 0
+    for row in rows:
+        among |= 1 << row
+    matches = pool.index.match(request.blocks, len(request.blocks) * MIN_HIT_SHARE, among)
+    if not matches:
+        return {}
+    each, most = tokens_per_block(request), request.prompt_tokens
+    return {row: min(depth * each, most) for bits, depth in matches for row in rows if bits >> row & 1}
+
+
+def near_best(request: PlaceRequest, pool: Pool, able: list[Option]) -> list[Option]:
+    """Those to choose among, as `policy.pick` finds them: who holds the prompt first, then the near-ties in cost."""
+    if len(able) == 1:
+        return able
+    best_s = min(option.cost_s for option in able)
+    holding = enough(request, pool.config)
+    warm = [option for option in able if option.hits >= holding]
+    if warm:
+        patience = patience_s(request, pool.prefill_rate, pool.config)
+        soonest = min(option.ttft_s for option in able)
+        warm = [
+            option
+            for option in warm
+            if option.cost_s <= best_s + patience and option.ttft_s <= soonest + patience
+        ]
+    kept = warm or able
+    best_s = min(option.cost_s for option in kept)
+    limit = best_s + pool.config.near_tie * abs(best_s)
+    return [option for option in kept if option.cost_s <= limit]

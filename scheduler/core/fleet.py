@@ -1,0 +1,299 @@
+"""Every replica with what is routed to it: the one place where load counters and prefix beliefs move.
+
+The board (queues, clients) calls it for every event; policy reads it. Pure: time and randomness come in.
+"""
+
+from scheduler.core.config import PolicyConfig
+from scheduler.core.cost import tokens_per_block
+from scheduler.core.placements import Open
+from scheduler.core.policy import Blocked, Choice, Reason, Rng, place
+from scheduler.core.pool import MIN_HIT_SHARE, Pool
+from scheduler.core.predict import Report
+from scheduler.core.prefix import Exact, Mirrored, PrefixSource
+from scheduler.core.replica import Fixed, Learnt, Load, Replica
+from scheduler.wire import PlaceRequest, Released
+from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
+
+MIN_REPLICA_BLOCKS = 1024
+"""Prefix marks a replica may always remember, however many replicas share the total."""
+
+
+class Fleet:
+    """All replicas of all models, as agents report them and as our own placements load them."""
+
+    def __init__(self, config: PolicyConfig | None = None) -> None:
+        self.config = config or PolicyConfig()
+        self.replicas: dict[str, Replica] = {}
+        self.reports: dict[str, Report] = {}
+        """By model: how far predictions were off."""
+        self._pools: dict[str, Pool] = {}
+        self._loads: dict[str, Load] = {}
+
+    # What agents say
+
+    def heartbeat(self, beat: Heartbeat, now: float) -> tuple[bool, set[str]]:
+        """Take an agent's whole view.
+
+        Returns whether replicas came, went or changed state, and the models whose queues should be looked at.
+        """
+        changed = False
+        models: set[str] = set()
+        for status in beat.replicas:
+            known = self.replicas.get(status.replica_id)
+            if known is not None and _moved(known.status, status):
+                models.add(self._forget(status.replica_id))
+                known = None
+            if known is None:
+                known = self._discover(status, beat.agent_id, now)
+                changed = True
+            changed |= (known.status.state, known.status.boot_id) != (status.state, status.boot_id)
+            if known.status.boot_id != status.boot_id:
+                known.prefix.clear()
+                known.learnt = Learnt(self.config)
+                known.clear_at = float("-inf")
+            known.status, known.agent_id, known.heard_at, known.hold = status, beat.agent_id, now, None
+            known.fixed = Fixed(status, self.config)
+            known.beats += 1
+            known.prefix.room_tokens = known.fixed.kv_capacity
+            known.prefix.trim(now)
+            pool = self._pools[status.model]
+            pool.targets, pool.prefill_rate = status.targets, known.fixed.prefill_rate
+            pool.refresh(known, now)
+            models.add(status.model)
+        listed = {status.replica_id for status in beat.replicas}
+        for replica_id, replica in list(self.replicas.items()):
+            if replica.agent_id == beat.agent_id and replica_id not in listed:
+                models.add(self._forget(replica_id))
+                changed = True
+        return changed, models
+
+    def forget_silent(self, now: float, after_s: float) -> set[str]:
+        """Drop replicas whose agent has not been heard of for `after_s`; the models that lost one."""
+        gone = [name for name, replica in self.replicas.items() if now - replica.heard_at > after_s]
+        return {self._forget(replica_id) for replica_id in gone}
+
+    def expect(self, replica_id: str, state: ReplicaState) -> None:
+        """Believe that a replica is in `state` until its next heartbeat: a command has just been sent."""
+        if replica := self.replicas.get(replica_id):
+            replica.hold = state
+            self._pools[replica.status.model].refresh(replica, replica.heard_at)
+
+    def kv_events(self, delta: KvDelta) -> None:
+        """An engine's own word on its prefix cache; ignored when it is of another incarnation."""
+        replica = self.replicas.get(delta.replica_id)
+        if replica is not None and replica.status.boot_id == delta.boot_id:
+            replica.prefix.apply(delta)
+
+    # What is read
+
+    def of(self, model: str) -> list[Replica]:
+        """The replicas of a model."""
+        pool = self._pools.get(model)
+        return list(pool) if pool is not None else []
+
+    def running_on(self, replica_id: str) -> int:
+        """Open placements on a replica, known or not."""
+        load = self._loads.get(replica_id)
+        return load.running if load is not None else 0
+
+    def has_room(self, model: str, now: float) -> bool:
+        """Whether any replica of `model` may have room for some request: False means that trying is pointless."""
+        pool = self._pools.get(model)
+        return pool is not None and pool.has_room(now)
+
+    def best_hit(self, request: PlaceRequest) -> int:
+        """Prompt tokens of `request` that some replica of its model is believed to hold; the fair queue asks."""
+        pool = self._pools.get(request.model)
+        least = len(request.blocks) * MIN_HIT_SHARE
+        longest = pool.index.longest(request.blocks, least) if pool is not None else 0
+        return min(request.prompt_tokens, int(longest * tokens_per_block(request)))
+
+    def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:
+        """Where `request` should run now; changes nothing."""
+        pool = self._pools.get(request.model)
+        return place(request, pool, now, rng) if pool is not None else Blocked(Reason.UNKNOWN_MODEL)
+
+    def ttft_bound_s(self, model: str, predicted_s: float) -> float:
+        """Seconds within which nine in ten first tokens come that were predicted for `predicted_s`."""
+        report = self.reports.get(model)
+        return report.ttft.bound(predicted_s) if report is not None else predicted_s
+
+    # What happens to placements
+
+    def opened(self, entry: Open) -> None:
+        """A placement begins, decided here or announced by a client: its load counts from now on."""
+        load = self._loads.setdefault(entry.replica_id, Load())
+        replica, now, notes = self._current(entry), entry.placed_at, entry.notes
+        if replica is not None and entry.predicted_ttft_s > 0.0:
+            notes.raw_ttft_s = entry.predicted_ttft_s - replica.learnt.ttft.at(now)
+            notes.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.learnt.slowdown.at(now))
+        load.running += 1
+        load.kv_tokens += entry.uncached + entry.produced
+        load.outstanding += _outstanding(entry)
+        if not entry.prefilled:
+            load.unprefilled += entry.uncached
+            if entry.predicted_ttft_s > 0.0:
+                load.due[id(entry)] = now + entry.predicted_ttft_s
+        if replica is None:
+            return
+        if not entry.prefilled:
+            seconds = entry.uncached / replica.fixed.prefill_rate
+            replica.clear_at = max(replica.clear_at, now) + seconds
+            self._pools[entry.model].placed(entry.uncached, entry.output_tokens)
+            replica.learnt.prefill_share.add(seconds, now)
+        if entry.blocks:
+            notes.prefix_used_at = replica.prefix.routed(entry.blocks, _block_tokens(entry), now)
+        self._pools[entry.model].refresh(replica, now)
+
+    def prefilled(self, entry: Open, now: float) -> None:
+        """The first token came: the prompt no longer waits for prefill. Learns from the time it took."""
+        if entry.prefilled:
+            return
+        entry.prefilled = True
+        entry.first_token_at = now
+        load = self._loads[entry.replica_id]
+        load.unprefilled -= entry.uncached
+        load.due.pop(id(entry), None)
+        replica = self._current(entry)
+        if replica is None:
+            return
+        replica.clear_at = now + load.unprefilled / replica.fixed.prefill_rate
+        replica.prefix.prefilled(entry.blocks, now)
+        if entry.notes.raw_ttft_s >= 0.0:
+            observed_s = now - entry.placed_at
+            replica.learnt.ttft.learn(observed_s - entry.notes.raw_ttft_s, now)
+            self._report(entry.model).ttft.learn(entry.predicted_ttft_s, observed_s)
+        self._pools[entry.model].refresh(replica, now)
+
+    def progressed(self, entry: Open, produced: int) -> None:
+        """So many output tokens so far; counts never go back."""
+        if produced > entry.produced:
+            load = self._loads[entry.replica_id]
+            load.kv_tokens += produced - entry.produced
+            load.outstanding -= _outstanding(entry)
+            entry.produced = produced
+            load.outstanding += _outstanding(entry)
+
+    def closed(self, entry: Open, released: Released | None, now: float) -> None:
+        """A placement is over. `released` is None when the client died or announced something else."""
+        load = self._loads[entry.replica_id]
+        load.running -= 1
+        load.kv_tokens -= entry.uncached + entry.produced
+        load.outstanding -= _outstanding(entry)
+        if not entry.prefilled:
+            load.unprefilled -= entry.uncached
+            load.due.pop(id(entry), None)
+        if load.running == 0 and entry.replica_id not in self.replicas:
+            del self._loads[entry.replica_id]
+        replica = self._current(entry)
+        if replica is not None:
+            self._learn(replica, entry, released, now)
+            self._pools[entry.model].refresh(replica, now)
+
+    # What is learnt
+
+    def _learn(self, replica: Replica, entry: Open, released: Released | None, now: float) -> None:
+        """What an ended placement says about its replica's cache and speed."""
+        prefix, block_tokens = replica.prefix, _block_tokens(entry)
+        if released is not None and released.failed:
+            prefix.failed(entry.blocks, entry.prefilled, now)
+            return
+        if not entry.prefilled and (released is None or not released.output_tokens):
+            prefix.given_up(entry.blocks, entry.hit_tokens, block_tokens, now)
+            replica.clear_at -= entry.uncached / replica.fixed.prefill_rate
+            return
+        if not entry.prefilled:
+            prefix.prefilled(entry.blocks, now)
+        answer = max(entry.produced, released.output_tokens if released is not None else 0)
+        prefix.ended(entry.blocks, block_tokens, answer, now)
+        if released is not None and released.input_tokens:
+            self._correct(replica, entry, released)
+        if entry.first_token_at > 0.0 and entry.notes.raw_itl_s > 0.0 and answer > 1:
+            observed_s = (now - entry.first_token_at) / (answer - 1)
+            replica.learnt.slowdown.learn(observed_s / entry.notes.raw_itl_s - 1.0, now)
+            self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
+
+    def _correct(self, replica: Replica, entry: Open, released: Released) -> None:
+        """Compare what the engine found in its cache with what was believed.
+
+        What it lost from a cache that is full, it lost by age, and all that is older with it. What it lacks of a cache
+        that is not, it does not keep: the blocks are equal and the tokens are not, or it caches nothing.
+        """
+        believed, found = entry.hit_tokens, released.cached_input_tokens
+        self._report(entry.model).hits.learn(released.input_tokens, believed, found)
+        if not believed:
+            return
+        learnt, config, prefix = replica.learnt, self.config, replica.prefix
+        learnt.trust += config.residual_gain * (min(1.0, found / believed) - learnt.trust)
+        aged = entry.placed_at - entry.notes.prefix_used_at >= config.miss_age_s
+        if found >= config.miss_share * believed or not aged:
+            return
+        if prefix.tokens > config.full_share * prefix.room_tokens:
+            prefix.missed(entry.notes.prefix_used_at)
+        else:
+            prefix.given_up(entry.blocks, found, _block_tokens(entry), entry.placed_at)
+
+    def _report(self, model: str) -> Report:
+        return self.reports.setdefault(model, Report())
+
+    # Coming and going
+
+    def _current(self, entry: Open) -> Replica | None:
+        """The replica of a placement, if it is still the incarnation that was placed on."""
+        replica = self.replicas.get(entry.replica_id)
+        same = replica is not None and (replica.status.boot_id, replica.status.model) == (
+            entry.boot_id,
+            entry.model,
+        )
+        return replica if same else None
+
+    def _discover(self, status: ReplicaStatus, agent_id: str, now: float) -> Replica:
+        pool = self._pools.setdefault(status.model, Pool(self.config))
+        load = self._loads.setdefault(status.replica_id, Load())
+        row = pool.next_row()
+        source, fixed = self._source(status, pool, row), Fixed(status, self.config)
+        found = Replica(status, agent_id, now, load, source, Learnt(self.config), row, fixed)
+        self.replicas[status.replica_id] = found
+        pool.add(found)
+        self._share_memory()
+        return found
+
+    def _source(self, status: ReplicaStatus, pool: Pool, row: int) -> PrefixSource:
+        most = self.config.max_replica_blocks
+        if status.prefix_kind == "tokens":
+            return Exact(pool.index, 1 << row, 0, most, self.config.belief_grace_s)
+        return Mirrored(pool.index, 1 << row, 0, most)
+
+    def _forget(self, replica_id: str) -> str:
+        replica = self.replicas.pop(replica_id)
+        pool = self._pools[replica.status.model]
+        pool.remove(replica)
+        if not len(pool):
+            del self._pools[replica.status.model]
+        if replica.load.running == 0:
+            self._loads.pop(replica_id, None)
+        self._share_memory()
+        return replica.status.model
+
+    def _share_memory(self) -> None:
+        """Divide what may be remembered of prefixes evenly among the replicas."""
+        share = self.config.max_blocks // max(1, len(self.replicas))
+        most = max(MIN_REPLICA_BLOCKS, min(self.config.max_replica_blocks, share))
+        for replica in self.replicas.values():
+            replica.prefix.max_entries = most
+
+
+def _moved(known: ReplicaStatus, status: ReplicaStatus) -> bool:
+    """Whether a replica is now another thing under the same name."""
+    return (known.model, known.prefix_kind) != (status.model, status.prefix_kind)
+
+
+def _outstanding(entry: Open) -> int:
+    return max(0, entry.output_tokens - entry.produced)
+
+
+def _block_tokens(entry: Open) -> float:
+    """Tokens in each of its blocks."""
+    if entry.block_tokens:
+        return entry.block_tokens
+    return max(1.0, entry.prompt_tokens / max(1, len(entry.blocks)))

@@ -1,0 +1,214 @@
+"""The replicas of one model in columns, so that a decision costs a handful of vector operations for 256 of them.
+
+`Replica` and `Load` are the truth; `figures` holds what the score needs of each, computed anew whenever one changes.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler.core.config import PolicyConfig
+from scheduler.core.cost import Figures, Vector
+from scheduler.core.predict import step_s
+from scheduler.core.prefix_index import PrefixIndex
+from scheduler.core.replica import Replica
+from workers.wire import ReplicaState, Targets
+
+INITIAL_ROWS = 8
+INFINITE = float("inf")
+NOBODY: Figures[float] = Figures(-INFINITE, -INFINITE, -INFINITE, *[0.0] * (len(Figures._fields) - 3))
+"""Of a row that is free."""
+MIN_HIT_SHARE = 1 / 16
+"""A smaller part of a prompt is not looked for: many replicas may hold it, and it changes nothing."""
+LEAST_SHARE = 0.1
+"""Prefill share that every replica is granted."""
+BITS_BY_HAND = 12
+"""Up to so many replicas are written one by one, more as a vector."""
+
+
+class Pool:
+    """Columns of all replicas of one model, and the index of the prefixes they hold. A freed row is used again."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self.config = config
+        self.index = PrefixIndex()
+        self.targets = Targets()
+        self.prefill_rate = 1.0
+        """R of the replica heard of last: what a request's own prefill is measured by."""
+        self.typical_uncached = 1000.0
+        self.typical_output = 200.0
+        """Running means over placements, tokens."""
+        self._takers: set[int] = set()
+        """Rows that are open and have some room."""
+        self.figures: list[Figures[float]] = []
+        """Of each row."""
+        self._rows: list[Replica | None] = []
+        self._by_id: dict[str, int] = {}
+        self._table = np.zeros((len(NOBODY), INITIAL_ROWS))
+        self._columns: Figures[Vector] = Figures(*self._table[:, :0])
+        self._stale: set[int] = set()
+        """Rows whose figures have changed since they were written into the table: it is read more rarely."""
+
+    @property
+    def columns(self) -> Figures[Vector]:
+        """The figures of all rows, used or free, as vectors."""
+        for row in self._stale:
+            self._table[:, row] = self.figures[row]
+        self._stale.clear()
+        return self._columns
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Replica]:
+        return (replica for replica in self._rows if replica is not None)
+
+    @property
+    def size(self) -> int:
+        """Rows in use or free: the length of every column."""
+        return len(self._rows)
+
+    def replica(self, row: int) -> Replica:
+        """The replica in a row."""
+        found = self._rows[row]
+        if found is None:
+            raise LookupError(f"row {row} is free")
+        return found
+
+    def row_of(self, replica_id: str) -> int | None:
+        """The row of a replica of this model."""
+        return self._by_id.get(replica_id)
+
+    def next_row(self) -> int:
+        """The row that the next replica will take."""
+        return next((row for row, replica in enumerate(self._rows) if replica is None), len(self._rows))
+
+    def add(self, replica: Replica) -> None:
+        """Take a replica into its row, which `next_row` has named."""
+        if replica.row == len(self._rows):
+            self._rows.append(replica)
+            self.figures.append(NOBODY)
+            count, room = len(self._rows), self._table.shape[1]
+            if count > room:
+                self._table = np.zeros((len(NOBODY), 2 * room))
+                self._stale.update(range(room))
+            self._columns = Figures(*self._table[:, :count])
+            self._stale.add(replica.row)
+        else:
+            self._rows[replica.row] = replica
+        self._by_id[replica.status.replica_id] = replica.row
+
+    def remove(self, replica: Replica) -> None:
+        """Forget a replica and what it holds."""
+        replica.prefix.clear()
+        self._rows[replica.row] = None
+        del self._by_id[replica.status.replica_id]
+        self.figures[replica.row] = NOBODY
+        self._stale.add(replica.row)
+        self._takers.discard(replica.row)
+
+    def refresh(self, replica: Replica, now: float) -> None:
+        """Compute a replica's figures anew: something about it has changed."""
+        config, row, status, fixed = self.config, replica.row, replica.status, replica.fixed
+        load, learnt = replica.load, replica.learnt
+        running, kv_tokens = replica.running, replica.kv_tokens
+        accept, per_token, per_kv = fixed.accept, fixed.per_token, fixed.itl_per_kv
+        share = learnt.prefill_share.at(now)
+        step = step_s(status.capacity, running + 1, kv_tokens)
+        batch_s, limit_s = step / accept, self._limit_s(replica, kv_tokens, share)
+        itl = step / (accept * (1.0 - share)) * (1.0 + learnt.slowdown.at(now))
+        awake = running < fixed.slots and replica.state is ReplicaState.READY
+        warm = awake and (not running or batch_s <= limit_s * config.warm_slack)
+        open_ = warm and status.waiting <= config.max_engine_waiting and (not running or batch_s <= limit_s)
+        until = replica.heard_at + config.heartbeat_stale_s
+        room = kv_room = INFINITE
+        if running:
+            planned = kv_tokens + config.kv_reserve * load.outstanding
+            room = kv_room = config.kv_fill * fixed.kv_capacity - planned
+            if per_kv > 0:
+                room = min(kv_room, (limit_s - batch_s) / per_kv)
+        cached = replica.prefix.tokens
+        turnover_s = cached * per_token / max(share, 1e-3)
+        self.figures[row] = Figures(
+            until if awake else -INFINITE,
+            until if open_ else -INFINITE,
+            until if warm else -INFINITE,
+            kv_room,
+            room,
+            replica.clear_at,
+            (1.0 if load.overdue(now) else config.backlog_floor) * load.unprefilled * per_token,
+            learnt.ttft.at(now),
+            per_token,
+            per_token * (1.0 + config.eta * running),
+            itl,
+            itl + config.eta * running * status.capacity.step_per_seq_s / accept,
+            per_kv,
+            cached + load.outstanding - replica.prefix.room_tokens,
+            config.epsilon * per_token * max(0.0, 1.0 - turnover_s / config.hot_s),
+            learnt.trust,
+        )
+        self._stale.add(row)
+        if warm and kv_room > 0.0:
+            self._takers.add(row)
+        else:
+            self._takers.discard(row)
+
+    def _limit_s(self, replica: Replica, kv_tokens: int, prefill_share: float) -> float:
+        """Seconds per token that a batch may take without prefill.
+
+        The promised time per token, less the part of it that prefill takes: `limit = promised * (1 - phi)`. Of phi, no
+        more counts than it would be at the highest rate of typical requests that keeps the promise, u uncached and o
+        output tokens each (a = u/R, b = o*beta/accept):
+
+            alpha + gamma*K + beta*B = S*(1 - phi), B = rate*o*S/accept, phi = rate*a, S = promised*accept
+            => phi = (1 - (alpha + gamma*K)/S) * a/(a + b)
+
+        A higher phi means that the engine works off a backlog of prefill; fewer running answers would not end it.
+        """
+        capacity, fixed = replica.status.capacity, replica.fixed
+        prefill_s = self.typical_uncached / fixed.prefill_rate
+        decode_s = self.typical_output * capacity.step_per_seq_s / fixed.accept
+        fixed_s = capacity.step_base_s + capacity.step_per_kv_token_s * kv_tokens
+        sustained = (
+            (1.0 - fixed_s / (fixed.promised_s * fixed.accept)) * prefill_s / max(prefill_s + decode_s, 1e-9)
+        )
+        return fixed.promised_s * (1.0 - min(max(sustained, LEAST_SHARE), prefill_share))
+
+    def placed(self, uncached: int, output: int) -> None:
+        """A request was placed: what is typical moves a little."""
+        gain = self.config.typical_gain
+        self.typical_uncached += gain * (uncached - self.typical_uncached)
+        self.typical_output += gain * (output - self.typical_output)
+
+    def hits(self, matches: list[tuple[int, int]], tokens_per_block: float, most: int) -> Vector:
+        """Cached tokens of a prompt per row, from a match in the index; never more than `most`."""
+        size = len(self._rows)
+        if sum(bits.bit_count() for bits, _ in matches) <= BITS_BY_HAND:
+            hits = np.zeros(size)
+            for bits, depth in matches:
+                tokens = min(depth * tokens_per_block, most)
+                while bits:
+                    low = bits & -bits
+                    hits[low.bit_length() - 1] = tokens
+                    bits ^= low
+        else:
+            width = (size + 7) // 8
+            raw = np.frombuffer(b"".join([bits.to_bytes(width, "little") for bits, _ in matches]), np.uint8)
+            held = np.unpackbits(raw, bitorder="little").reshape(len(matches), 8 * width)[:, :size]
+            tokens_held = np.array([depth for _, depth in matches], np.float64) * tokens_per_block
+            hits = np.minimum(tokens_held, most) @ held
+        hits *= self.columns.trust
+        return hits
+
+    def has_room(self, now: float) -> bool:
+        """Whether any replica may have room for some request; False = trying is pointless."""
+        limit = max(self.config.backlog_cold_s, self.config.backlog_warm_s)
+        for row in self._takers:
+            figures = self.figures[row]
+            if figures.warm_until >= now and max(figures.clear_at - now, figures.least_backlog) <= limit:
+                return True
+        return False
+
+    def takers(self, now: float) -> list[int]:
+        """The rows that are open and have some room, in order: no other can be chosen."""
+        return sorted([row for row in self._takers if self.figures[row].warm_until >= now])

@@ -1,0 +1,139 @@
+"""Which replicas hold which prompt prefix: one inverted index per model, block hash -> bitmask of replicas.
+
+Hashes are chained, so one hash names a whole prefix, and it is enough to know the chain at some depths. The depths
+are those of `RULER`: every block up to 32, then 8 in every doubling. A prompt of 4,096 blocks costs at most 89
+look-ups, and what is held is known to 1/8 of its length, on average to 1/16, always from below: a look-up in a million
+blocks is a cache miss of the processor, so their number is what a decision costs.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Sequence
+from itertools import pairwise
+from operator import itemgetter
+
+FINE_DEPTH = 32
+"""Up to this depth every block is a mark."""
+MARKS_PER_DOUBLING = 8
+MAX_DEPTH = 4096
+"""Blocks of one chain that are looked at."""
+
+
+def _ruler() -> tuple[int, ...]:
+    depths = list(range(1, FINE_DEPTH + 1))
+    start = FINE_DEPTH
+    while start < MAX_DEPTH:
+        step = start // MARKS_PER_DOUBLING
+        depths.extend(range(start + step, 2 * start + 1, step))
+        start *= 2
+    return tuple(depths)
+
+
+RULER = _ruler()
+"""Depths (1 = the first block) at which chains are marked."""
+SPANS = (1, *(deeper - depth for depth, deeper in pairwise(RULER)))
+"""Blocks since the mark before, for each of RULER."""
+
+
+_AT_MARKS = tuple(itemgetter(*[depth - 1 for depth in RULER[: count + 1]]) for count in range(1, len(RULER)))
+"""Takes a chain's first n marks out of its blocks at once, n from 2 on."""
+Numbers = tuple[int, ...]
+"""A tuple of numbers is no business of the garbage collector, as a list would be."""
+
+
+def marks(blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
+    """The hashes at a chain's marks, first to last, and their depths; its end is always the last mark."""
+    length = min(len(blocks), MAX_DEPTH)
+    if length <= FINE_DEPTH:
+        return tuple(blocks[:length]), RULER[:length]
+    count = bisect_right(RULER, length)
+    hashes, depths = _AT_MARKS[count - 2](blocks), RULER[:count]
+    if depths[-1] != length:
+        hashes += (blocks[length - 1],)
+        depths += (length,)
+    return hashes, depths
+
+
+def spanned(blocks: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
+    """As `marks`, with the blocks that each mark stands for: those since the mark before it."""
+    hashes, depths = marks(blocks)
+    count = len(depths)
+    if depths and depths[-1] != RULER[count - 1]:
+        return hashes, depths, (*SPANS[: count - 1], depths[-1] - depths[-2])
+    return hashes, depths, SPANS[:count]
+
+
+class PrefixIndex:
+    """Block hash -> replicas (bits) believed to hold the chain up to that block."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def holders(self, block: int) -> int:
+        """The bits of the replicas that hold `block`."""
+        return self._holders.get(block, 0)
+
+    def add(self, block: int, bit: int) -> None:
+        """The replica `bit` holds `block`."""
+        holders = self._holders
+        holders[block] = holders.get(block, 0) | bit
+
+    def add_new(self, blocks: Sequence[int], known: Container[int], bit: int) -> list[int]:
+        """The replica `bit` holds those of `blocks` that are not `known`; their places among them."""
+        new = [place for place, block in enumerate(blocks) if block not in known]
+        holders = self._holders
+        get = holders.get
+        for place in new:
+            block = blocks[place]
+            holders[block] = get(block, 0) | bit
+        return new
+
+    def drop(self, block: int, bit: int) -> None:
+        """The replica `bit` does not hold `block` (any more)."""
+        left = self._holders.get(block, 0) & ~bit
+        if left:
+            self._holders[block] = left
+        else:
+            self._holders.pop(block, None)
+
+    def match(self, blocks: Sequence[int], least: float = 1, among: int = -1) -> list[tuple[int, int]]:
+        """Who of `among` holds how much of the chain: (bits of replicas, leading blocks), shortest first; nobody twice.
+
+        Who holds fewer than `least` blocks is left out, and the chain before is taken on trust. From there it goes
+        from mark to mark and drops who lacks one: a replica whose engine lost a block in the middle counts up to the
+        hole only.
+        """
+        if not blocks:
+            return []
+        hashes, depths = marks(blocks)
+        first = bisect_left(depths, least)
+        found: list[tuple[int, int]] = []
+        alive, place = among, first
+        for place, holders in enumerate(map(self._holders.get, hashes[first:]), first):
+            if holders == alive:
+                continue
+            still = alive & holders if holders else 0
+            if still != alive:
+                if place > first:
+                    found.append((alive ^ still, depths[place - 1]))
+                if not still:
+                    return found
+                alive = still
+        found.append((alive, depths[place]))
+        return found
+
+    def longest(self, blocks: Sequence[int], least: float = 1) -> int:
+        """Leading blocks that whoever holds most of the chain holds, as `match` finds them; 0 = fewer than `least`."""
+        if not blocks:
+            return 0
+        hashes, depths = marks(blocks)
+        first = bisect_left(depths, least)
+        alive, place = -1, first
+        for place, holders in enumerate(map(self._holders.get, hashes[first:]), first):
+            if holders != alive:
+                alive = alive & holders if holders else 0
+                if not alive:
+                    return depths[place - 1] if place > first else 0
+        return depths[place]

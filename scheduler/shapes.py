@@ -1,0 +1,190 @@
+"""The shape of every request, as the scheduler sees it go by: times, counts, salted hashes; never text.
+
+From the shapes of past traffic a simulation can say what the same traffic would have met on another pool. Pure: the
+caller says what time it is. What the scheduler does not see is missing: requests that clients placed by themselves
+while it was away, and those that ran when it started. What waited then is announced to it and not missing.
+"""
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from core.errors import Unavailable
+from scheduler.messages import PlaceRefused
+from scheduler.wire import Placement, PlaceRequest, Released
+
+MAX_OPEN = 100_000
+"""Requests under way that are followed."""
+MAX_ENDED = 100_000
+MAX_ENDED_HASHES = 2_000_000
+"""About 80 MB of ended requests wait to be stored at most; what comes beyond is dropped and counted."""
+FORGET_S = 3_600.0
+"""A request whose end is never heard of (its client died) is dropped after this."""
+COARSE_TOKENS = 512
+"""Hashes are thinned to one per this many tokens: enough to tell how much of a prompt was shared."""
+MAX_HASHES = 256
+TEXT_BLOCK_TOKENS = 256
+"""What a text block of the gateway (1 KiB) is taken for."""
+MAX_BATCH_BYTES = 64 << 20
+
+
+class Shape(msgspec.Struct, array_like=True, frozen=True):
+    """One request. Written positionally: new fields go to the end, with a default."""
+
+    at_ms: int
+    """Unix time at which the scheduler heard of it."""
+    tenant_id: str
+    tier: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    """Counted by the engine where it ran; estimates where it did not."""
+    blocks: list[int]
+    """Every n-th of the salted, chained hashes of the prompt."""
+    block_tokens: int
+    """Prompt tokens that each of `blocks` stands for."""
+    queue_ms: int
+    """From `at_ms` to its placement or refusal; -1 = neither was heard of."""
+    ttft_ms: int
+    """From `at_ms` to its first token; -1 = none."""
+    total_ms: int
+    """From `at_ms` to its end."""
+    outcome: str
+    """done | failed (its replica's fault; tried again it appears again) | cancelled | refused:REASON"""
+    weight: float = 1.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request under way."""
+
+    at: float
+    request: PlaceRequest
+    blocks: list[int]
+    block_tokens: int
+    queue_ms: int = -1
+    ttft_ms: int = -1
+
+
+@dataclass(slots=True)
+class ShapeBook:
+    """Follows requests from the question to their end. `recording` False = notes nothing."""
+
+    recording: bool = True
+    wall_offset_s: float = 0.0
+    """Unix time less the monotonic clock that the callers' `now` is of."""
+    dropped: int = 0
+    """Requests of which nothing will be stored, since the start."""
+    _open: "OrderedDict[tuple[str, str], _Open]" = field(default_factory=OrderedDict)
+    _ended: dict[str, list[Shape]] = field(default_factory=dict)
+    _ended_count: int = 0
+    _ended_hashes: int = 0
+
+    def asked(self, client: str, request: PlaceRequest, now: float) -> None:
+        """A client wants a request placed."""
+        if not self.recording:
+            return
+        key = (client, request.request_id)
+        if key in self._open:
+            return
+        if len(self._open) >= MAX_OPEN:
+            self.dropped += 1
+            return
+        blocks, block_tokens = thinned(request.blocks, request.block_tokens)
+        self._open[key] = _Open(now, request, blocks, block_tokens)
+
+    def placed(self, client: str, placement: Placement, now: float) -> None:
+        """It has a replica."""
+        if entry := self._open.get((client, placement.request_id)):
+            entry.queue_ms = _ms(now - entry.at)
+
+    def first_token(self, client: str, request_id: str, now: float) -> None:
+        """Its first token came."""
+        if (entry := self._open.get((client, request_id))) and entry.ttft_ms < 0:
+            entry.ttft_ms = _ms(now - entry.at)
+
+    def refused(self, client: str, refusal: PlaceRefused, now: float) -> None:
+        """It will not run."""
+        if entry := self._open.pop((client, refusal.request_id), None):
+            entry.queue_ms = _ms(now - entry.at)
+            self._end(entry, None, f"refused:{refusal.reason}", now)
+
+    def cancelled(self, client: str, request_id: str, now: float) -> None:
+        """Its caller went before it was placed."""
+        if entry := self._open.pop((client, request_id), None):
+            self._end(entry, None, "cancelled", now)
+
+    def released(self, client: str, released: Released, now: float) -> None:
+        """It is over, or its replica failed it."""
+        if entry := self._open.pop((client, released.request_id), None):
+            self._end(entry, released, "failed" if released.failed else "done", now)
+
+    def take(self, now: float) -> dict[str, list[Shape]]:
+        """All that has ended since the last call, by model; forgets those whose end will never come."""
+        while self._open:
+            key, entry = next(iter(self._open.items()))
+            if now - entry.at < FORGET_S:
+                break
+            del self._open[key]
+            self.dropped += 1
+        ended, self._ended = self._ended, {}
+        self._ended_count = self._ended_hashes = 0
+        return ended
+
+    def _end(self, entry: _Open, released: Released | None, outcome: str, now: float) -> None:
+        if self._ended_count >= MAX_ENDED or self._ended_hashes + len(entry.blocks) > MAX_ENDED_HASHES:
+            self.dropped += 1
+            return
+        request = entry.request
+        self._ended_count += 1
+        self._ended_hashes += len(entry.blocks)
+        shape = Shape(
+            int((entry.at + self.wall_offset_s) * 1000),
+            request.tenant_id,
+            request.tier,
+            released.input_tokens if released and released.input_tokens > 0 else request.prompt_tokens,
+            max(0, released.cached_input_tokens) if released else 0,
+            max(0, released.output_tokens) if released else request.output_tokens,
+            entry.blocks,
+            entry.block_tokens,
+            entry.queue_ms,
+            entry.ttft_ms,
+            _ms(now - entry.at),
+            outcome,
+            request.weight,
+        )
+        self._ended.setdefault(request.model, []).append(shape)
+
+
+def thinned(blocks: Sequence[int], block_tokens: int) -> tuple[list[int], int]:
+    """Every n-th hash, and the tokens that each then stands for. n depends on the size of blocks alone, so that
+    requests with a common prefix keep the same hashes. `block_tokens` 0 = text blocks."""
+    size = block_tokens if block_tokens > 0 else TEXT_BLOCK_TOKENS
+    step = max(1, COARSE_TOKENS // size)
+    return list(blocks[step - 1 : step * MAX_HASHES : step]), size * step
+
+
+def pack(shapes: list[Shape]) -> bytes:
+    """Shapes of a batch for storage."""
+    return zlib.compress(msgspec.msgpack.encode(shapes), 6)
+
+
+def unpack(data: bytes) -> list[Shape]:
+    """What `pack` was given. Raises Unavailable when it cannot be read."""
+    try:
+        unpacker = zlib.decompressobj()
+        plain = unpacker.decompress(data, MAX_BATCH_BYTES)
+        if not unpacker.eof:
+            raise Unavailable(
+                f"a batch of recorded requests is cut off or larger than {MAX_BATCH_BYTES:,} bytes"
+            )
+        return msgspec.msgpack.decode(plain, type=list[Shape])
+    except (zlib.error, msgspec.MsgspecError) as error:
+        raise Unavailable(f"a batch of recorded requests is damaged: {error}") from None
+
+
+def _ms(seconds: float) -> int:
+    return max(0, round(seconds * 1000))

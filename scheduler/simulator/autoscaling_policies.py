@@ -1,0 +1,158 @@
+"""Scaling policies: ours, and what is in use elsewhere, behind one protocol. Each competitor has one knob.
+
+The competitors decide a number; replicas come up quickest rung first and go down youngest first, as a Kubernetes
+deployment removes its newest pods.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+from scheduler.core.autoscale.autoscaler import Autoscaler
+from scheduler.core.autoscale.ladder import wake_s
+from scheduler.core.autoscale.plan import Plan
+from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaSeen, Rung
+from scheduler.core.autoscale.watch import Settings
+
+
+class Ours:
+    """The scheduler's autoscaler. Knob: headroom, a factor on the load that is planned for."""
+
+    def __init__(
+        self, specs: Mapping[str, ModelSpec], settings: Settings | None = None, name: str = "penstock"
+    ) -> None:
+        self.name = name
+        self.autoscaler = Autoscaler(specs, settings)
+        self.plan: Plan | None = None
+
+    def look(self, seen: Observation) -> Mapping[str, Rung]:
+        """Observe and plan."""
+        self.autoscaler.observe(seen)
+        self.plan = self.autoscaler.plan()
+        return {row.replica_id: row.rung for row in self.plan.replicas}
+
+
+class ByCount:
+    """A policy that decides how many; `decide` is its whole subject."""
+
+    name = ""
+    every_s = 15.0
+
+    def __init__(self, specs: Mapping[str, ModelSpec], stabilisation_s: float = 300.0) -> None:
+        self._specs = specs
+        self._stabilisation_s = stabilisation_s
+        self._next_at = 0.0
+        self._wanted: dict[str, deque[tuple[float, int]]] = {model: deque() for model in specs}
+
+    def look(self, seen: Observation) -> Mapping[str, Rung]:
+        """Decide anew every `every_s`; down only to the largest number wanted in the stabilisation window."""
+        if seen.now < self._next_at:
+            return {}
+        self._next_at = seen.now + self.every_s
+        rungs: dict[str, Rung] = {}
+        for model, spec in self._specs.items():
+            mine = [replica for replica in seen.replicas if replica.model == model]
+            waiting = next((row.waiting for row in seen.demand if row.model == model), 0)
+            awake = [replica for replica in mine if replica.rung is Rung.AWAKE]
+            want = max(spec.min_awake, min(spec.max_awake, self.decide(spec, awake, waiting)))
+            rungs |= count_rungs(spec, mine, self._stabilised(model, want, seen.now, len(awake)))
+        return rungs
+
+    def decide(self, spec: ModelSpec, awake: list[ReplicaSeen], waiting: int) -> int:
+        """How many should be awake, given those that are (or come up) and the requests that wait for none."""
+        raise NotImplementedError
+
+    def _stabilised(self, model: str, want: int, now: float, count: int) -> int:
+        window = self._wanted[model]
+        window.append((now, want))
+        while window[0][0] < now - self._stabilisation_s:
+            window.popleft()
+        return want if want >= count else min(count, max(number for _, number in window))
+
+
+class Static(ByCount):
+    """The same number all day. Knob: the number."""
+
+    name = "static"
+
+    def __init__(self, specs: Mapping[str, ModelSpec], replicas: int) -> None:
+        super().__init__(specs)
+        self._replicas = replicas
+
+    def decide(self, spec: ModelSpec, awake: list[ReplicaSeen], waiting: int) -> int:
+        """Always the same."""
+        del spec, awake, waiting
+        return self._replicas
+
+
+class Hpa(ByCount):
+    """Kubernetes' horizontal pod autoscaler on requests in flight per replica: N' = ceil(N * metric / target), with
+    a tolerance of 10 %, every 15 s, five minutes' stabilisation before going down. Knob: the target.
+    """
+
+    name = "hpa"
+
+    def __init__(self, specs: Mapping[str, ModelSpec], target: float) -> None:
+        super().__init__(specs)
+        self._target = target
+
+    def decide(self, spec: ModelSpec, awake: list[ReplicaSeen], waiting: int) -> int:
+        """The published formula over the replicas that serve."""
+        del spec
+        serving = max(1, sum(replica.ready_in_s <= 0.0 for replica in awake))
+        flight = waiting + sum(replica.running for replica in awake)
+        ratio = flight / serving / self._target
+        if abs(ratio - 1.0) <= 0.1:
+            return len(awake)
+        return math.ceil(serving * ratio)
+
+
+class Wva(ByCount):
+    """llm-d's workload variant autoscaler, by saturation: one more when the mean spare KV cache is below 0.1 or the
+    mean spare queue below 3, none while one comes up; one less when the rest, with the load of the one that goes,
+    would keep both. A replica counts as full at 80 % KV or 5 waiting. Knob: a factor on the KV figures.
+    """
+
+    name = "wva"
+    every_s = 30.0
+    full_kv = 0.8
+    full_queue = 5.0
+    spare_kv = 0.1
+    spare_queue = 3.0
+
+    def __init__(self, specs: Mapping[str, ModelSpec], factor: float = 1.0) -> None:
+        super().__init__(specs)
+        self._factor = factor
+
+    def decide(self, spec: ModelSpec, awake: list[ReplicaSeen], waiting: int) -> int:
+        """The published rule."""
+        serving = [replica for replica in awake if replica.ready_in_s <= 0.0]
+        if not serving:
+            return max(1, len(awake))
+        kv = sum(replica.kv_usage for replica in serving) / len(serving)
+        prefill = spec.capacity.prefill_tokens_per_s
+        queued = sum(replica.waiting_tokens > prefill for replica in serving)
+        queue = (waiting + queued) / len(serving)
+        if self._short(kv, queue):
+            return len(awake) + (len(awake) == len(serving))
+        if len(serving) > 1 and not self._short(
+            kv * len(serving) / (len(serving) - 1), queue * len(serving) / (len(serving) - 1)
+        ):
+            return len(awake) - 1
+        return len(awake)
+
+    def _short(self, kv: float, queue: float) -> bool:
+        limit = self.full_kv * self._factor
+        return limit - kv < self.spare_kv * self._factor or self.full_queue - queue < self.spare_queue
+
+
+def count_rungs(spec: ModelSpec, replicas: list[ReplicaSeen], count: int) -> dict[str, Rung]:
+    """Rungs for `count` awake: quickest to wake first, youngest to go first."""
+    awake = [replica for replica in replicas if replica.rung is Rung.AWAKE]
+    if len(awake) < count:
+        resting = [replica for replica in replicas if replica.rung is not Rung.AWAKE]
+        resting.sort(key=lambda replica: (wake_s(spec, replica), replica.replica_id))
+        return {replica.replica_id: Rung.AWAKE for replica in resting[: count - len(awake)]}
+    rest = min(spec.ladder, key=lambda rung: rung.depth)
+    awake.sort(key=lambda replica: (replica.since_s, replica.replica_id))
+    return {replica.replica_id: rest for replica in awake[: len(awake) - count]}

@@ -1,0 +1,1 @@
+"""What arrives: readers of public traces and generators."""

@@ -1,0 +1,18 @@
+"""Tables that the scheduler writes; the DDL is in migrations/versions/0016_request_shapes.py."""
+
+from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, Uuid
+
+from core.db import metadata
+
+request_shapes = Table(
+    "request_shapes",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("model", Text, nullable=False),
+    Column("first_at", DateTime(timezone=True), nullable=False),
+    Column("last_at", DateTime(timezone=True), nullable=False),
+    Column("requests", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Index("ix_request_shapes_last_at", "last_at"),
+)
+"""Batches of recorded requests (scheduler/shapes.py): some seconds of one model, of all tenants."""

@@ -1,0 +1,146 @@
+"""Shapes of requests go from a running scheduler into PostgreSQL, and out again."""
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import select, text
+
+from core.clock import SystemClock
+from core.db import Database
+from core.settings import Settings
+from jobs.work import forget_shapes as forget_job
+from scheduler.shapes import Shape
+from scheduler.shapes_store import ShapeStore, forget_shapes, read_shapes, recorded_models
+from scheduler.tables import request_shapes
+from scheduler.wire import Released
+from tests.support.ports import free_port
+from tests.support.scheduling import MODEL, agent, client, replica, request, service
+from tests.support.waiting import until
+
+HOUR = timedelta(hours=1)
+
+
+async def _read(database: Database, **options) -> list[Shape]:
+    now = datetime.now(UTC)
+    span = {"since": now - HOUR, "until": now + HOUR} | options
+    async with database.read() as connection:
+        return [shape async for _, shape in read_shapes(connection, **span)]
+
+
+async def test_requests_are_recorded_and_read_back(database: Database) -> None:
+    store = ShapeStore(database, SystemClock(), every_s=0.05)
+    await store.start()
+    async with (
+        service(shapes=store.book) as scheduler,
+        agent(scheduler.port, replica()),
+        client(scheduler.port) as api,
+    ):
+        blocks = list(range(1, 17))
+        for number in range(20):
+            asked = request(tenant=f"tenant-{number % 3}", blocks=blocks, block_tokens=64)
+            placement = await api.place(asked)
+            api.prefill_done(placement)
+            api.release(Released(placement.request_id, placement.replica_id, 1100, 512, number + 1))
+        await until(lambda: _count(database, 20))
+    await store.close()
+    found = await _read(database)
+    assert sorted(shape.output_tokens for shape in found) == list(range(1, 21))
+    assert {shape.tenant_id for shape in found} == {"tenant-0", "tenant-1", "tenant-2"}
+    assert all(shape.blocks == [8, 16] and shape.block_tokens == 512 for shape in found)
+    assert all(0 <= shape.queue_ms <= shape.ttft_ms <= shape.total_ms for shape in found)
+    assert store.book.dropped == 0
+
+
+async def _count(database: Database, wanted: int) -> bool:
+    return len(await _read(database)) == wanted
+
+
+def _shape(at: datetime, output: int = 1) -> Shape:
+    return Shape(int(at.timestamp() * 1000), "t", "standard", 10, 0, output, [], 512, 0, 1, 2, "done")
+
+
+async def _put(store: ShapeStore, model: str, *shapes: Shape) -> None:
+    for shape in shapes:
+        store.book._ended.setdefault(model, []).append(shape)
+    await store.store()
+
+
+async def test_a_period_and_a_model_are_read_exactly(database: Database) -> None:
+    store = ShapeStore(database, SystemClock())
+    now = datetime.now(UTC).replace(microsecond=0)
+    await _put(store, "a", *(_shape(now + timedelta(seconds=second), second) for second in range(10)))
+    await _put(store, "b", _shape(now, 99))
+    got = await _read(database, since=now + timedelta(seconds=3), until=now + timedelta(seconds=6))
+    assert [shape.output_tokens for shape in got] == [3, 4, 5]
+    assert [shape.output_tokens for shape in await _read(database, model="b")] == [99]
+    async with database.read() as connection:
+        assert await recorded_models(connection, now, now + HOUR) == {"a": 10, "b": 1}
+
+
+async def test_a_round_that_failed_is_stored_once_later(database: Database) -> None:
+    away = Database(f"postgresql://nobody:x@127.0.0.1:{free_port()}/none", pool_size=1)
+    store = ShapeStore(away, SystemClock())
+    await _put(store, "a", _shape(datetime.now(UTC)))
+    assert await _read(database) == []
+    store.database = database
+    await store.store()
+    await store.store()
+    assert len(await _read(database)) == 1
+    await away.close()
+
+
+async def test_while_postgresql_is_away_the_oldest_go_and_are_counted(monkeypatch) -> None:
+    away = Database(f"postgresql://nobody:x@127.0.0.1:{free_port()}/none", pool_size=1)
+    monkeypatch.setattr("scheduler.shapes_store.MAX_UNSTORED_BYTES", 200)
+    store = ShapeStore(away, SystemClock())
+    for _ in range(10):
+        await _put(store, "a", _shape(datetime.now(UTC)))
+    assert 5 <= store.book.dropped <= 9
+    await away.close()
+
+
+async def test_a_name_that_no_column_holds_stops_nobody(database: Database) -> None:
+    store = ShapeStore(database, SystemClock())
+    now = datetime.now(UTC)
+    await _put(store, "a\x00" + "b" * 5000, _shape(now))
+    await _put(store, "c", _shape(now))
+    assert len(await _read(database)) == 2
+
+
+async def test_old_ones_are_forgotten_and_the_oldest_beyond_the_room(database: Database) -> None:
+    store = ShapeStore(database, SystemClock())
+    now = datetime.now(UTC)
+    for hours in (24 * 9, 24 * 6, 3, 2, 1):
+        await _put(store, "a", _shape(now - timedelta(hours=hours), hours))
+    assert await forget_job(database, Settings(database_url=database.url)) == 1
+    async with database.system() as connection:
+        sizes = "SELECT octet_length(data) FROM request_shapes ORDER BY last_at DESC LIMIT 2"
+        room = sum((await connection.execute(text(sizes))).scalars())
+        assert await forget_shapes(connection, 7, room) == 2
+    kept = await _read(database, since=now - timedelta(days=30))
+    assert [shape.output_tokens for shape in kept] == [2, 1]
+
+
+async def test_customers_sessions_cannot_read_them(database: Database) -> None:
+    async with database.engine.connect() as connection:
+        for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+            allowed = text(f"SELECT has_table_privilege('penstock_app', 'request_shapes', '{right}')")
+            assert await connection.scalar(allowed) is False
+        assert (await connection.execute(select(request_shapes.c.model))).all() == []
+
+
+async def test_nothing_is_stored_where_recording_is_off(database: Database) -> None:
+    store = ShapeStore(database, SystemClock(), recording=False)
+    async with (
+        service(shapes=store.book) as scheduler,
+        agent(scheduler.port, replica()),
+        client(scheduler.port) as api,
+    ):
+        placement = await api.place(request())
+        api.release(Released(placement.request_id, placement.replica_id))
+    await store.close()
+    assert MODEL not in {model for model in await _models(database)}
+
+
+async def _models(database: Database) -> list[str]:
+    async with database.read() as connection:
+        return list((await connection.execute(select(request_shapes.c.model))).scalars())

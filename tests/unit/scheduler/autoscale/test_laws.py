@@ -1,0 +1,163 @@
+"""The laws of capacity, the forecast, the fast loop and the ladder: what they must never get wrong."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.autoscale.capacity import Load, erlang_c, needed, predict, shortfall
+from scheduler.core.autoscale.forecast import Forecaster, Smoothing
+from scheduler.core.autoscale.ladder import dwell_s, host_dwell_s, resting_rung
+from scheduler.core.autoscale.state import HostSeen, ModelSpec, Rung, RungFigures
+from scheduler.core.autoscale.surge import needed_now, surge_rate
+from workers.wire import Capacity, Targets
+
+NODE = Capacity(
+    prefill_tokens_per_s=13_500,
+    step_base_s=0.00812,
+    step_per_seq_s=0.0004,
+    step_per_kv_token_s=1e-9,
+    accept_per_step=1.9,
+    kv_cache_tokens=4_000_000,
+    max_model_len=163_840,
+    gpus=8,
+)
+TARGETS = Targets(2.0, 0.03)
+
+loads = st.builds(
+    Load,
+    rate=st.floats(0.01, 60.0),
+    prompt=st.floats(8_000.0, 20_000.0),
+    uncached=st.floats(100.0, 8_000.0),
+    output=st.floats(10.0, 1_000.0),
+    cv2=st.floats(0.0, 3.0),
+)
+
+
+@given(loads, st.sampled_from(["rate", "uncached", "cv2"]), st.floats(1.0, 3.0))
+def test_more_load_never_needs_fewer(load: Load, what: str, factor: float) -> None:
+    """Longer answers are left out: their mean time per token is steadier, so they may need fewer."""
+    heavier = Load(
+        **{
+            name: getattr(load, name) * (factor if name == what else 1.0)
+            for name in ("rate", "prompt", "uncached", "output", "cv2")
+        }
+    )
+    assert needed(heavier, NODE, TARGETS) >= needed(load, NODE, TARGETS)
+
+
+@given(loads)
+def test_what_is_needed_is_enough_and_one_less_is_not(load: Load) -> None:
+    count = needed(load, NODE, TARGETS, at_most=500)
+    if count < 500:
+        assert shortfall(load, count, NODE, TARGETS) == ""
+    assert shortfall(load, count - 1, NODE, TARGETS) != ""
+
+
+@given(loads, st.integers(1, 40))
+def test_another_replica_makes_nothing_worse(load: Load, replicas: int) -> None:
+    few, more = predict(load, replicas, NODE, TARGETS), predict(load, replicas + 1, NODE, TARGETS)
+    for figure in ("utilisation", "tpot_s", "ttft_s", "late", "slow", "batch", "kv"):
+        assert getattr(more, figure) <= getattr(few, figure) + 1e-9
+
+
+def test_no_load_needs_nobody() -> None:
+    assert needed(Load(0.0, 1000, 1000, 100), NODE, TARGETS) == 0
+
+
+def test_predicted_time_per_token_satisfies_littles_law() -> None:
+    load = Load(8.0, 6_000, 4_000, 400)
+    seen = predict(load, 5, NODE, TARGETS)
+    assert seen.batch == pytest.approx(8.0 * (seen.ttft_s + 400 * seen.tpot_s) / 5)
+    step = NODE.step_base_s + (NODE.step_per_seq_s + 1e-9 * 6_200) * seen.batch
+    assert seen.tpot_s == pytest.approx(step / (1.9 * (1 - seen.utilisation)))
+
+
+def test_erlang_c_of_one_server_is_its_utilisation_and_two_wait_less() -> None:
+    assert erlang_c(1, 0.7) == pytest.approx(0.7)
+    assert erlang_c(2, 1.4) == pytest.approx(1.4**2 / 2 / 0.3 / (1 + 1.4 + 1.4**2 / 2 / 0.3), rel=1e-9)
+    assert erlang_c(3, 3.0) == 1.0
+
+
+def _poisson(mean: float, rng: random.Random) -> int:
+    count, mark = 0, rng.expovariate(1.0)
+    while mark < mean:
+        count += 1
+        mark += rng.expovariate(1.0)
+    return count
+
+
+def _fed(rate_at: "list[float]", smoothing: Smoothing, horizon_s: float, seed: int = 1) -> Forecaster:
+    rng, forecaster = random.Random(seed), Forecaster(horizon_s, smoothing)
+    for index, rate in enumerate(rate_at):
+        forecaster.count(_poisson(rate * smoothing.bin_s, rng), (index + 1) * smoothing.bin_s)
+    return forecaster
+
+
+def test_forecast_of_constant_arrivals_finds_the_rate_and_little_uncertainty() -> None:
+    smoothing = Smoothing(day_s=7_200.0)
+    forecast = _fed([5.0] * 480, smoothing, 90.0).forecast(480 * 30.0)
+    assert forecast.rate == pytest.approx(5.0, rel=0.15)
+    assert forecast.sigma < 0.5
+
+
+def test_forecast_sees_a_daily_ramp_before_it_comes() -> None:
+    smoothing = Smoothing(day_s=7_200.0)
+    day = [2.0] * 120 + [10.0] * 120
+    forecaster = _fed(day * 3 + [2.0] * 119, smoothing, 120.0)
+    assert forecaster.forecast((3 * 240 + 119) * 30.0).rate > 5.0
+    blind = _fed([2.0] * 119, smoothing, 120.0)
+    assert blind.forecast(119 * 30.0).rate < 4.0
+
+
+def test_forecast_uncertainty_grows_when_the_rate_wanders() -> None:
+    rng = random.Random(3)
+    wander = [5.0 * math.exp(0.5 * math.sin(index / 7.0) + rng.gauss(0, 0.3)) for index in range(480)]
+    smoothing = Smoothing(day_s=7_200.0)
+    wild, calm = _fed(wander, smoothing, 90.0), _fed([5.0] * 480, smoothing, 90.0)
+    assert wild.forecast(480 * 30.0).sigma > 2 * calm.forecast(480 * 30.0).sigma
+
+
+def test_backlog_that_is_gone_before_help_comes_wakes_nobody() -> None:
+    calm = Load(1.0, 4_000, 4_000, 100)
+    assert needed_now(calm, 20_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) == 0
+    assert needed_now(calm, 2_000_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) > 2
+
+
+@given(st.floats(0.0, 30.0), st.floats(0.0, 1e6), st.integers(0, 20), st.floats(0.0, 300.0))
+def test_pending_replicas_lower_what_the_backlog_needs(
+    rate: float, backlog: float, serving: int, wake_s: float
+) -> None:
+    load = Load(rate, 4_000, 4_000, 100)
+    few = needed_now(load, backlog, serving, wake_s, NODE, TARGETS)
+    assert needed_now(load, backlog, serving + 1, wake_s, NODE, TARGETS) <= few
+
+
+def test_a_surge_is_more_than_chance() -> None:
+    assert surge_rate(6.0, 0.4, 5.0) == 0.0
+    assert surge_rate(9.0, 0.4, 5.0) == 9.0
+
+
+def test_resting_costs_as_much_as_waking_when_it_ends() -> None:
+    assert dwell_s(5.0, 105.0, hold_usd_per_s=0.5, busy_usd_per_s=1.0) == 200.0
+    assert dwell_s(5.0, 105.0, hold_usd_per_s=0.0, busy_usd_per_s=1.0) == math.inf
+
+
+def test_contracted_hosts_are_kept_whatever_they_do() -> None:
+    wake, gone = RungFigures(98.0), RungFigures(398.0)
+    assert host_dwell_s(HostSeen("a", 8, 0, True, 64.0), wake, gone) == math.inf
+    assert host_dwell_s(HostSeen("a", 8, 0, False, 64.0), wake, gone) == 300.0
+
+
+def test_sleeping_weights_must_fit_into_the_hosts_memory() -> None:
+    ladder = {
+        Rung.SLEEP_1: RungFigures(5, 400),
+        Rung.SLEEP_2: RungFigures(45, 8),
+        Rung.STOPPED: RungFigures(98),
+    }
+    spec, host = ModelSpec("m", NODE, TARGETS, ladder), HostSeen("a", 8, 1_000, True)
+    assert resting_rung(spec, host, 600.0) is Rung.SLEEP_1
+    assert resting_rung(spec, host, 601.0) is Rung.SLEEP_2
+    assert resting_rung(spec, host, 995.0) is Rung.STOPPED

@@ -1,0 +1,64 @@
+"""The live scheduler's seam: what heartbeats and requests become in an observation, and the view that comes out."""
+
+import msgspec
+
+from scheduler.autoscaling import LivePlanner
+from scheduler.core.fleet import Fleet
+from scheduler.wire import HostView, PlanView, QueueView
+from workers.catalog import load_catalog
+from workers.wire import Heartbeat, ReplicaState, ReplicaStatus, Targets
+
+CATALOG = load_catalog()
+
+
+def _fleet(states: list[ReplicaState], model: str = "deepseek-v3.2") -> Fleet:
+    capacity = CATALOG.models["deepseek-v3.2"].profile().capacity
+    fleet = Fleet()
+    for number, state in enumerate(states):
+        status = ReplicaStatus(
+            f"h{number}/{model}-0", model, "http://x", "vllm", f"b{number}", state, capacity,
+            targets=Targets(2.0, 0.03), sleep_level=1 if state is ReplicaState.ASLEEP else 0,
+        )  # fmt: skip
+        kind = "gpu-b300x8-2304gb-contracted"
+        fleet.heartbeat(Heartbeat(f"a{number}", f"h{number}", "boot", 1, "nyc", kind, 8, [status], {}), 0.0)
+    return fleet
+
+
+def _hosts(count: int) -> list[HostView]:
+    kind = "gpu-b300x8-2304gb-contracted"
+    return [HostView(f"h{number}", f"a{number}", kind, "nyc", 8, 0.1) for number in range(count)]
+
+
+def test_a_growing_load_is_seen_and_sleeping_replicas_are_named() -> None:
+    planner = LivePlanner(CATALOG)
+    fleet = _fleet([ReplicaState.READY, ReplicaState.ASLEEP, ReplicaState.ASLEEP])
+    plan: PlanView | None = None
+    for number in range(60):
+        for _ in range(6):
+            planner.arrived("deepseek-v3.2", 10_000, 400)
+            planner.released("deepseek-v3.2", "h0/deepseek-v3.2-0", 10_000, 2_000)
+        plan = planner.look(fleet.replicas, _hosts(3), [QueueView("deepseek-v3.2", 2)], 2.0 * number, 60.0)
+    assert plan is not None
+    row = plan.models[0]
+    assert (row.model, row.awake, row.pending) == ("deepseek-v3.2", 1, 0)
+    assert row.target > 1
+    assert {change.before for change in plan.changes} == {"sleep_1"}
+    assert {change.after for change in plan.changes} == {"awake"}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=PlanView) == plan
+
+
+def test_every_state_a_heartbeat_can_name_is_understood() -> None:
+    planner = LivePlanner(CATALOG)
+    fleet = _fleet(list(ReplicaState))
+    for number in range(5):
+        assert planner.look(fleet.replicas, _hosts(6), [], 2.0 * number, 0.0) is not None
+    assert planner.look({}, [], [], 12.0, 0.0) is not None, (
+        "a model that lost its last replica is still planned for"
+    )
+
+
+def test_models_outside_the_catalog_are_left_alone() -> None:
+    planner = LivePlanner(CATALOG)
+    fleet = _fleet([ReplicaState.READY], model="not-in-the-catalog")
+    planner.arrived("not-in-the-catalog", 10, 10)
+    assert planner.look(fleet.replicas, _hosts(1), [], 0.0, 0.0) is None

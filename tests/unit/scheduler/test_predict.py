@@ -1,0 +1,78 @@
+"""Predictions: the step model, residuals that settle and fade, a report that tells the truth."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.predict import BAND, MAX_PREFILL_SHARE, Accuracy, PrefillShare, Residual, itl_s
+from tests.support.scheduling import capacity
+from workers.wire import Capacity
+
+
+def test_time_per_token_is_the_documented_formula() -> None:
+    node = Capacity(13_500.0, 0.008, 0.0004, 1e-8, accept_per_step=2.0)
+    assert itl_s(node, 10, 100_000) == pytest.approx((0.008 + 0.004 + 0.001) / 2)
+    assert itl_s(node, 10, 100_000, 0.5) == pytest.approx(0.013)
+    assert itl_s(node, 1, 0, 7.0) == pytest.approx(0.0042 / (1 - MAX_PREFILL_SHARE))
+    assert itl_s(capacity(), 3, 0) == pytest.approx(0.013)
+
+
+@given(st.floats(-3, 3), st.integers(0, 1000))
+def test_a_residual_settles_on_the_error(error: float, seed: int) -> None:
+    rng = random.Random(seed)
+    residual = Residual(gain=0.1, limit=5.0, half_life_s=1e9)
+    for step in range(200):
+        residual.learn(error + rng.uniform(-0.1, 0.1), float(step))
+    assert residual.at(200.0) == pytest.approx(error, abs=0.1)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=True))
+def test_one_outlier_moves_it_by_little(error: float) -> None:
+    residual = Residual(gain=0.1, limit=2.0, half_life_s=10.0)
+    residual.learn(error, 0.0)
+    assert abs(residual.at(0.0)) <= 0.2 + 1e-12
+
+
+def test_without_news_it_fades() -> None:
+    residual = Residual(gain=1.0, limit=2.0, half_life_s=10.0)
+    residual.learn(1.0, 5.0)
+    assert residual.at(15.0) == pytest.approx(0.5)
+    assert residual.at(0.0) == 1.0
+    assert residual.at(1e6) == pytest.approx(0.0)
+
+
+def test_the_prefill_share_is_seconds_of_prefill_per_second() -> None:
+    share = PrefillShare()
+    for tick in range(1000):
+        share.add(0.03, tick * 0.1)
+    assert share.at(100.0) == pytest.approx(0.3, rel=0.02)
+    assert share.at(200.0) < 1e-4
+    share.add(1e6, 200.0)
+    assert share.at(200.0) == MAX_PREFILL_SHARE
+
+
+@given(st.floats(0.5, 2.0), st.floats(0.05, 0.8), st.integers(0, 100))
+def test_the_bound_covers_what_it_says(bias: float, spread: float, seed: int) -> None:
+    rng, accuracy = random.Random(seed), Accuracy()
+    within = 0
+    for step in range(3000):
+        predicted = rng.uniform(0.1, 2.0)
+        observed = predicted * bias * math.exp(rng.gauss(0.0, spread))
+        within += step >= 1000 and observed <= accuracy.bound(predicted)
+        accuracy.learn(predicted, observed)
+    if bias * math.exp(1.3 * spread) > 1.0:  # the bound is never below the prediction itself
+        assert within / 2000 == pytest.approx(BAND, abs=0.05)
+    else:
+        assert within / 2000 >= BAND - 0.05
+
+
+def test_the_report_is_the_error() -> None:
+    accuracy = Accuracy()
+    for _ in range(500):
+        accuracy.learn(0.5, 1.0)
+    assert accuracy.mape == pytest.approx(0.5)
+    assert accuracy.bias_s == pytest.approx(0.5)
+    assert accuracy.count == 500

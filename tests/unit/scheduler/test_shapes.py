@@ -1,0 +1,136 @@
+"""Shapes of requests: what is noted, what is not, and how much of it is kept."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import Unavailable
+from scheduler import shapes
+from scheduler.messages import PlaceRefused
+from scheduler.shapes import Shape, ShapeBook, pack, thinned, unpack
+from scheduler.wire import Placement, Released
+from tests.support.scheduling import MODEL, request
+
+CLIENT = "api-1"
+
+
+def _placement(name: str) -> Placement:
+    return Placement(name, "epoch", "host/r0", "http://127.0.0.1:1", MODEL, "boot")
+
+
+def _book(**options) -> ShapeBook:
+    return ShapeBook(wall_offset_s=1_000_000.0, **options)
+
+
+def test_a_request_that_ran_has_its_times_and_the_engines_counts() -> None:
+    book = _book()
+    book.asked(CLIENT, request("r", tenant="acme", tier="priority"), 10.0)
+    book.placed(CLIENT, _placement("r"), 10.5)
+    book.first_token(CLIENT, "r", 11.0)
+    book.first_token(CLIENT, "r", 12.0)
+    book.released(CLIENT, Released("r", "host/r0", 120, 64, 33), 14.0)
+    [shape] = book.take(15.0)[MODEL]
+    assert (shape.at_ms, shape.queue_ms, shape.ttft_ms, shape.total_ms) == (1_000_010_000, 500, 1000, 4000)
+    assert (shape.prompt_tokens, shape.cached_tokens, shape.output_tokens) == (120, 64, 33)
+    assert (shape.tenant_id, shape.tier, shape.outcome) == ("acme", "priority", "done")
+    assert book.take(16.0) == {}
+
+
+def test_refused_cancelled_and_failed_ones_say_so_and_keep_their_estimates() -> None:
+    book = _book()
+    for name in ("refused", "cancelled", "failed"):
+        book.asked(CLIENT, request(name), 1.0)
+    book.refused(CLIENT, PlaceRefused("refused", 503, "queue_deadline", "no room", 1.0), 3.0)
+    book.cancelled(CLIENT, "cancelled", 2.0)
+    book.placed(CLIENT, _placement("failed"), 1.2)
+    book.released(CLIENT, Released("failed", "host/r0", failed=True), 2.0)
+    book.asked(CLIENT, request("failed", exclude=["host/r0"]), 2.1)
+    book.released(CLIENT, Released("failed", "host/r1", 100, 0, 7), 3.0)
+    found = {shape.outcome: shape for shape in book.take(5.0)[MODEL]}
+    assert found.keys() == {"refused:queue_deadline", "cancelled", "failed", "done"}
+    assert found["refused:queue_deadline"].queue_ms == 2000
+    assert (found["cancelled"].queue_ms, found["cancelled"].ttft_ms) == (-1, -1)
+    assert (found["cancelled"].prompt_tokens, found["cancelled"].output_tokens) == (100, 50)
+    assert found["done"].at_ms == 1_000_002_100
+
+
+def test_the_same_id_of_two_clients_is_two_requests() -> None:
+    book = _book()
+    book.asked("a", request("r", tenant="one"), 1.0)
+    book.asked("b", request("r", tenant="two"), 1.0)
+    book.released("b", Released("r", "host/r0"), 2.0)
+    assert [shape.tenant_id for shape in book.take(3.0)[MODEL]] == ["two"]
+
+
+def test_what_is_not_known_or_not_wanted_is_not_noted() -> None:
+    book = _book()
+    book.released(CLIENT, Released("placed by another scheduler", "host/r0"), 2.0)
+    off = _book(recording=False)
+    off.asked(CLIENT, request("r"), 1.0)
+    off.released(CLIENT, Released("r", "host/r0"), 2.0)
+    assert book.take(3.0) == off.take(3.0) == {}
+    assert book.dropped == off.dropped == 0
+
+
+def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "MAX_OPEN", 5)
+    monkeypatch.setattr(shapes, "MAX_ENDED", 3)
+    book = _book()
+    for number in range(8):
+        book.asked(CLIENT, request(str(number)), 1.0)
+    for number in range(8):
+        book.released(CLIENT, Released(str(number), "host/r0"), 2.0)
+    assert len(book.take(3.0)[MODEL]) == 3
+    assert book.dropped == 5
+
+
+def test_hashes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "MAX_ENDED_HASHES", 10)
+    book = _book()
+    for number in range(4):
+        book.asked(CLIENT, request(str(number), blocks=list(range(64)), block_tokens=64), 1.0)
+        book.released(CLIENT, Released(str(number), "host/r0"), 2.0)
+    assert [len(shape.blocks) for shape in book.take(3.0)[MODEL]] == [8]
+    assert book.dropped == 3
+
+
+def test_a_request_whose_end_never_comes_is_forgotten() -> None:
+    book = _book()
+    book.asked(CLIENT, request("lost"), 0.0)
+    book.asked(CLIENT, request("young"), 100.0)
+    assert book.take(shapes.FORGET_S + 1) == {}
+    book.released(CLIENT, Released("lost", "host/r0"), shapes.FORGET_S + 2)
+    book.released(CLIENT, Released("young", "host/r0"), shapes.FORGET_S + 2)
+    assert len(book.take(shapes.FORGET_S + 3)[MODEL]) == 1
+    assert book.dropped == 1
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1), max_size=600, unique=True),
+    st.integers(0, 600),
+    st.sampled_from([0, 16, 64, 128, 512, 1024]),
+)
+def test_thinning_keeps_common_prefixes(blocks: list[int], shared: int, block_tokens: int) -> None:
+    """The hashes that two prompts share are the leading ones after thinning as before."""
+    other = [*blocks[:shared], *(block ^ 1 for block in blocks[shared:])]
+    mine, size = thinned(blocks, block_tokens)
+    theirs, _ = thinned(other, block_tokens)
+    common = sum(a == b for a, b in zip(mine, theirs, strict=True))
+    whole = min(shared, len(blocks)) * (block_tokens or shapes.TEXT_BLOCK_TOKENS) // size
+    assert common == min(whole, shapes.MAX_HASHES)
+    assert size >= min(shapes.COARSE_TOKENS, block_tokens or shapes.COARSE_TOKENS)
+
+
+def test_batches_survive_packing_and_say_when_they_are_damaged() -> None:
+    made = [Shape(1, "t", "standard", 10, 5, 3, [2**64 - 1, 7], 512, 1, 2, 3, "done", 1.5)] * 3
+    packed = pack(made)
+    assert unpack(packed) == made
+    for broken in (packed[:-3], b"x" + packed, pack([])[:2], packed[:10] + b"\x00" + packed[11:]):
+        with pytest.raises(Unavailable, match="batch of recorded requests"):
+            unpack(broken)
+
+
+def test_a_shape_without_later_fields_can_still_be_read() -> None:
+    old = msgspec.to_builtins(Shape(1, "t", "standard", 10, 5, 3, [], 512, 1, 2, 3, "done"))[:-1]
+    assert msgspec.convert(old, Shape).weight == 1.0
