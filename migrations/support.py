@@ -17,6 +17,7 @@ _TABLE_MODULES = (
     "core.outbox",
     "tenants.tables",
     "workers.tables",
+    "scheduler.tables",
     "billing.tables",
     "billing.credit_tables",
     "billing.invoicing.tables",
