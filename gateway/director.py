@@ -11,7 +11,7 @@ from core.tokens import NO_TOKENS
 from gateway.estimate import Estimator
 from gateway.live import LiveRuns
 from gateway.ports import GrantT, Holds, Metering, Model, Models, Placer, Rates, Reply
-from gateway.prefix import block_hashes
+from gateway.prefix import PromptBlocks, PromptHasher
 from gateway.relay import Relay, released
 from gateway.run import Run
 from gateway.schemas.common import Prepared
@@ -31,6 +31,7 @@ class Director(Generic[GrantT]):
         rates: Rates[GrantT],
         holds: Holds,
         placer: Placer,
+        prompts: PromptHasher,
         meter: Metering,
         relay: Relay,
         live: LiveRuns,
@@ -44,6 +45,7 @@ class Director(Generic[GrantT]):
         self._rates = rates
         self._holds = holds
         self._placer = placer
+        self._prompts = prompts
         self._meter = meter
         self._relay = relay
         self._live = live
@@ -119,7 +121,7 @@ class Director(Generic[GrantT]):
         """A hold and a replica, both or neither. Raises PaymentRequired, Refused or Unavailable."""
         hold, placement = await both_or_neither(
             self._holds.place(self._hold_request(run)),
-            self._placer.place(self._place_request(run)),
+            self._place(run),
             void=lambda hold: self._holds.void(hold.request_id),
             unplace=self._unplace,
         )
@@ -128,9 +130,20 @@ class Director(Generic[GrantT]):
 
     async def place_again(self, run: Run[GrantT]) -> None:
         """Another replica after a failed attempt; money and rates stay as they are. Raises Refused."""
-        run.placement = await self._placer.place(self._place_request(run))
+        run.placement = await self._place(run)
         run.placed_again(self._now())
         run.open_record = self._open_record(run)
+
+    async def _place(self, run: Run[GrantT]) -> Placement:
+        """A replica for the prompt as it begins. Raises Refused."""
+        if run.blocks is None:
+            run.blocks = await self._prompts.blocks(
+                run.model.name,
+                run.prepared,
+                run.principal.cache_salt,
+                reasoning="reasoning" in run.model.capabilities,
+            )
+        return await self._placer.place(self._place_request(run, run.blocks))
 
     def _unplace(self, placement: Placement) -> None:
         self._placer.release(released(placement, NO_TOKENS))
@@ -185,16 +198,17 @@ class Director(Generic[GrantT]):
             default_output_tokens=model.max_output_tokens * prepared.choices,
         )
 
-    def _place_request(self, run: Run[GrantT]) -> PlaceRequest:
+    def _place_request(self, run: Run[GrantT], blocks: PromptBlocks) -> PlaceRequest:
         """Estimates and block hashes, never text; waits for what is left of the deadline."""
         waited_s = self._now() - run.received_at
         return PlaceRequest(
             request_id=str(run.request_id),
             tenant_id=str(run.principal.tenant_id),
             model=run.model.name,
-            prompt_tokens=run.input_estimate,
+            prompt_tokens=blocks.prompt_tokens or run.input_estimate,
             output_tokens=run.output_estimate,
-            blocks=block_hashes(run.prepared.prompt_text, run.principal.cache_salt.encode()),
+            blocks=blocks.hashes,
+            block_tokens=blocks.block_tokens,
             deadline_s=max(0.0, self._queue_deadline_s - waited_s),
             tier=run.principal.tier,
             exclude=run.excluded,

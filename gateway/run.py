@@ -11,6 +11,7 @@ from billing.records import HoldGranted, OpenRecord, Outcome, Unbilled, UsageRec
 from core.errors import AuthenticationFailed, PenstockError, Unavailable
 from core.tokens import NO_TOKENS, TokenUsage
 from gateway.ports import EngineStream, GrantT, Model, Reply
+from gateway.prefix import PromptBlocks
 from gateway.schemas.common import Prepared
 from gateway.sse import StreamCodec
 from gateway.tails import unbilled
@@ -46,11 +47,11 @@ class Run(Generic[GrantT]):
     """What one request has acquired, counted and become. `Director._settle` resolves whatever is set here, once."""
 
     __slots__ = (
-        "attempts", "checkpointed", "codec", "collected", "collected_bytes", "committed", "cut_reason", "excluded",
-        "failed", "failed_usage", "first_content_at", "grant", "heard_at", "hold", "input_estimate", "limit",
-        "model", "open_record", "outcome", "output_estimate", "placed_at", "placement", "prepared", "principal",
-        "rated_at", "received_at", "refusal", "reply", "request_id", "settled_at", "stream", "task", "touched_at",
-        "writing_since",
+        "attempts", "blocks", "checkpointed", "codec", "collected", "collected_bytes", "committed",
+        "cut_reason", "excluded", "failed", "failed_usage", "first_content_at", "grant", "heard_at", "hold",
+        "input_estimate", "limit", "model", "open_record", "outcome", "output_estimate", "placed_at",
+        "placement", "prepared", "principal", "rated_at", "received_at", "refusal", "reply", "request_id",
+        "settled_at", "stream", "task", "touched_at", "writing_since",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +78,8 @@ class Run(Generic[GrantT]):
         self.writing_since = 0.0
         """Since when the client has not taken what was written; 0 = nothing waits."""
         self.input_estimate = self.output_estimate = 0
+        self.blocks: PromptBlocks | None = None
+        """What the prompt begins with, once it is hashed."""
         self.grant: GrantT | None = None
         self.hold: HoldGranted | None = None
         self.placement: Placement | None = None

@@ -134,10 +134,16 @@ class Prepared(msgspec.Struct):
         body["stream_options"] = _ALWAYS_COUNTED
         if cache_salt:
             body["cache_salt"] = cache_salt
-        if reasoning and self.reasoning_effort:
-            thinking = self.reasoning_effort not in _NO_THINKING
-            body["chat_template_kwargs"] = {"thinking": thinking, "enable_thinking": thinking}
+        if switches := self.template_switches(reasoning=reasoning):
+            body["chat_template_kwargs"] = switches
         return msgspec.json.encode(body)
+
+    def template_switches(self, *, reasoning: bool) -> dict[str, bool]:
+        """What the chat template is told beside the messages; empty where there is nothing to say."""
+        if not (reasoning and self.reasoning_effort):
+            return {}
+        thinking = self.reasoning_effort not in _NO_THINKING
+        return {"thinking": thinking, "enable_thinking": thinking}
 
 
 _NO_THINKING = ("none", "minimal")

@@ -1,0 +1,200 @@
+"""Prompts as token blocks, for models whose engines say exactly what they have cached.
+
+Tokenising runs in a few threads (the tokenizer releases the interpreter's lock) under a budget of time. Whatever goes
+wrong, the request is placed by blocks of its text instead: what is lost is a better guess, never the request.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from core.errors import PenstockError
+from gateway.prefix import PromptBlocks, TextBlocks
+from gateway.schemas.common import Prepared
+from gateway.tokens_encode import TokenCache
+from gateway.tokens_model import ModelTokens, PromptTokens, Untokenisable
+from gateway.tokens_sim import SimTokens
+from scheduler.wire import PoolSnapshot
+from workers.token_blocks import TOKEN_BYTES, token_block_hashes
+from workers.wire import ReplicaState
+
+THREADS = 2
+MAX_WAITING = 64
+"""Prompts in the threads or before them; more are placed by text."""
+MAX_PROMPT_BYTES = 2**20
+BUDGET_S = 0.02
+"""Seconds that any prompt may take."""
+BUDGET_PER_BYTE_S = 1e-6
+"""Seconds more per byte of it: below a tenth of the prefill that a good choice saves, and beside the hold anyway."""
+RETRY_S = 60.0
+"""How long a model whose tokenizer cannot be had is placed by text before it is looked for again."""
+
+log = logging.getLogger(__name__)
+Find = Callable[[str], Path]
+"""A directory with a model's tokenizer. Blocks; raises PenstockError, OSError or ValueError when there is none."""
+
+
+class TokenMetrics:
+    """What exact matching costs and how often it falls back."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "penstock_prompt_blocks",
+            "Prompts hashed, by what their blocks are made of: tokens, or text and why",
+            ("model", "kind", "why"),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "penstock_prompt_blocks_seconds",
+            "Seconds of a thread to hash a prompt",
+            ("model", "kind"),
+            buckets=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0),
+            registry=registry,
+        )
+
+
+class _Exact(msgspec.Struct, frozen=True):
+    """How a model's prompts are matched exactly."""
+
+    block_tokens: int
+    simulated: bool
+
+
+class TokenBlocks:
+    """Token blocks where a model's replicas want them, text blocks otherwise."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], PoolSnapshot],
+        find: Find,
+        *,
+        metrics: TokenMetrics,
+        now: Callable[[], float],
+        today: Callable[[], datetime],
+        cache: TokenCache | None = None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._find = find
+        self._metrics = metrics
+        self._now = now
+        self._today = today
+        self._cache = cache or TokenCache()
+        self._text = TextBlocks()
+        self._threads: ThreadPoolExecutor | None = None
+        self._loader: ThreadPoolExecutor | None = None
+        """For downloads, which may take minutes, beside the threads that prompts wait for."""
+        self._waiting = 0
+        self._models: dict[str, PromptTokens] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._missing_until: dict[str, float] = {}
+        self._seen: PoolSnapshot | None = None
+        self._exact: dict[str, _Exact] = {}
+        self._simulated = SimTokens()
+
+    async def start(self) -> None:
+        """Have the threads."""
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokens")
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="tokenizers")
+
+    async def close(self) -> None:
+        """Let them go."""
+        for task in self._loading.values():
+            task.cancel()
+        for executor in (self._threads, self._loader):
+            if executor is not None:
+                executor.shutdown(wait=False, cancel_futures=True)
+
+    async def blocks(self, model: str, prepared: Prepared, salt: str, *, reasoning: bool) -> PromptBlocks:
+        """The blocks of a prompt, of the kind that the model's replicas can match."""
+        exact = self._exact_for(model)
+        why = "mirrored"
+        if exact is not None:
+            try:
+                found = await self._tokenised(model, exact, prepared, salt, reasoning)
+                self._metrics.requests.labels(model, "tokens", "").inc()
+                return found
+            except Untokenisable as error:
+                why = str(error)
+        began = self._now()
+        found = await self._text.blocks(model, prepared, salt, reasoning=reasoning)
+        self._metrics.seconds.labels(model, "text").observe(self._now() - began)
+        self._metrics.requests.labels(model, "text", why).inc()
+        return found
+
+    async def _tokenised(
+        self, model: str, exact: _Exact, prepared: Prepared, salt: str, reasoning: bool
+    ) -> PromptBlocks:
+        """Raises Untokenisable, with the reason, when it cannot be done in time."""
+        size = len(prepared.prompt_text)
+        if size > MAX_PROMPT_BYTES:
+            raise Untokenisable("too_long")
+        tokeniser: PromptTokens = self._simulated if exact.simulated else self._tokeniser(model)
+        if self._waiting >= MAX_WAITING or self._threads is None:
+            raise Untokenisable("busy")
+
+        def work() -> PromptBlocks:
+            began = self._now()
+            tokens = tokeniser.tokens(prepared, salt, reasoning=reasoning)
+            hashes = token_block_hashes(tokens, exact.block_tokens, salt)
+            self._metrics.seconds.labels(model, "tokens").observe(self._now() - began)
+            return PromptBlocks(hashes, exact.block_tokens, len(tokens) // TOKEN_BYTES)
+
+        self._waiting += 1
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        future.add_done_callback(self._done)
+        done, _ = await asyncio.wait({future}, timeout=BUDGET_S + size * BUDGET_PER_BYTE_S)
+        if not done:
+            raise Untokenisable("late")
+        try:
+            return future.result()
+        except Untokenisable:
+            raise
+        except Exception as error:
+            log.exception("a prompt for %s could not be tokenised; it is placed by its text", model)
+            raise Untokenisable("failed") from error
+
+    def _done(self, future: "asyncio.Future[PromptBlocks]") -> None:
+        self._waiting -= 1
+        if not future.cancelled():
+            future.exception()  # one that came late and failed has nobody else to look at it
+
+    def _tokeniser(self, model: str) -> PromptTokens:
+        """The model's, once it is loaded. Raises Untokenisable until then."""
+        known = self._models.get(model)
+        if known is not None:
+            return known
+        if model not in self._loading and self._now() >= self._missing_until.get(model, 0.0):
+            self._loading[model] = asyncio.create_task(self._load(model))
+        raise Untokenisable("loading" if model in self._loading else "no_tokenizer")
+
+    async def _load(self, model: str) -> None:
+        def load() -> PromptTokens:
+            return ModelTokens(self._find(model), model, self._cache, self._today)
+
+        try:
+            self._models[model] = await asyncio.get_running_loop().run_in_executor(self._loader, load)
+        except (PenstockError, OSError, ValueError) as error:
+            self._missing_until[model] = self._now() + RETRY_S
+            log.warning("no tokenizer for %s, its prompts are placed by their text: %s", model, error)
+        finally:
+            del self._loading[model]
+
+    def _exact_for(self, model: str) -> _Exact | None:
+        """Block size of the model's replicas that publish their caches; they are all started alike."""
+        snapshot = self._snapshot()
+        if snapshot is not self._seen:
+            self._seen = snapshot
+            self._exact = {
+                status.model: _Exact(status.block_size, status.simulated)
+                for status in snapshot.replicas
+                if status.prefix_kind == "tokens"
+                and status.block_size > 0
+                and status.state is ReplicaState.READY
+            }
+        return self._exact.get(model)

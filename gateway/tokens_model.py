@@ -1,0 +1,97 @@
+"""One model's way from a request to token ids: its files, its template, its tokenizer."""
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from jinja2 import TemplateError
+
+from gateway.schemas.common import Prepared
+from gateway.tokens_encode import TextEncoder, TokenCache
+from gateway.tokens_template import ChatTemplate
+from workers.token_blocks import packed
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Untokenisable(Exception):
+    """This request's tokens cannot be told; the text is why, for a metric."""
+
+
+class PromptTokens(Protocol):
+    """Tokenises requests of one model."""
+
+    def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+        """The prompt's packed token ids, as the engine will have them. Raises Untokenisable."""
+
+
+class ModelTokens:
+    """The model's own tokenizer and chat template, from a directory as the hub has it."""
+
+    def __init__(self, directory: Path, name: str, cache: TokenCache, now: Callable[[], datetime]) -> None:
+        """Raises ValueError or OSError when the files are missing or wrong."""
+        self._encoder = TextEncoder(directory / "tokenizer.json", name, cache)
+        config = _config(directory)
+        try:
+            variables = {key: _text_of(config[key]) for key in _SPECIAL if config.get(key)}
+            self._templates = {
+                key: ChatTemplate(source, variables, now)
+                for key, source in _templates(directory, config).items()
+            }
+        except TemplateError as error:
+            raise ValueError(f"the chat template in {directory} is wrong: {error}") from None
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"tokenizer_config.json in {directory} is none: {error!r}") from None
+
+    def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+        """The prompt's packed token ids. Raises Untokenisable."""
+        if prepared.dialect == "chat":
+            return self._encoder.chat(self._chat_text(prepared, reasoning), salt)
+        prompt = msgspec.json.decode(prepared.fields["prompt"])
+        if isinstance(prompt, str):
+            return self._encoder.plain(prompt, salt)
+        if len(prompt) == 1 and isinstance(prompt[0], str):
+            return self._encoder.plain(prompt[0], salt)
+        if isinstance(prompt[0], int):
+            return packed(prompt)
+        raise Untokenisable("several_prompts")
+
+    def _chat_text(self, prepared: Prepared, reasoning: bool) -> str:
+        fields = prepared.fields
+        tools = msgspec.json.decode(fields["tools"]) if "tools" in fields else None
+        template = self._templates.get("tool_use") if tools else None
+        template = template or self._templates.get("default")
+        if template is None:
+            raise Untokenisable("no_template")
+        try:
+            return template.render(
+                msgspec.json.decode(fields["messages"]),
+                tools,
+                prepared.template_switches(reasoning=reasoning),
+            )
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise Untokenisable("template_failed") from error
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    path = directory / "tokenizer_config.json"
+    if not path.exists():
+        return {}
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+
+
+def _templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name; a file of its own goes before the configuration's."""
+    path = directory / "chat_template.jinja"
+    if path.exists():
+        return {"default": path.read_text(encoding="utf-8")}
+    found = config.get("chat_template")
+    if isinstance(found, str):
+        return {"default": found}
+    return {each["name"]: each["template"] for each in found or ()}
+
+
+def _text_of(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)

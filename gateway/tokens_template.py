@@ -1,0 +1,120 @@
+"""A model's chat template, rendered as vLLM renders it: the text that the engine will tokenise.
+
+The rules are those of vllm/renderers (content parts, tool calls) and of transformers' apply_chat_template
+(environment, filters, variables). A difference would cost nothing but a wrong guess of what is cached.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = dict[str, Any]
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks answers for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own protocol
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The statements inside, as they stand."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """One compiled template; safe to use from several threads."""
+
+    def __init__(self, source: str, variables: Mapping[str, str], now: Callable[[], datetime]) -> None:
+        """`variables`: the special tokens by name (`bos_token` ...). Raises jinja2.TemplateError."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda shape: now().strftime(shape)
+        self._variables = dict(variables)
+        self._parts = _reads_parts(environment.parse(source))
+        self._template = environment.from_string(source)
+
+    def render(self, messages: list[Message], tools: list[Any] | None, switches: Mapping[str, Any]) -> str:
+        """The prompt's text up to where the answer begins. Raises jinja2.TemplateError, ValueError or TypeError."""
+        return self._template.render(
+            messages=[self._message(message) for message in messages],
+            tools=tools,
+            documents=None,
+            add_generation_prompt=True,
+            **self._variables,
+            **switches,
+        )
+
+    def _message(self, message: Message) -> Message:
+        """As templates expect it: content as parts or as text, arguments of calls parsed."""
+        content = message.get("content")
+        if content is None:
+            content = []
+        elif isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        else:
+            content = [
+                {"type": "text", "text": part.get("text", part.get("refusal", ""))} for part in content
+            ]
+        shaped: Message = {"role": message["role"]}
+        as_parts = self._parts and message["role"] != "tool"
+        shaped["content"] = content if as_parts else "\n".join(part["text"] for part in content)
+        if calls := message.get("tool_calls"):
+            shaped["tool_calls"] = [_call(call) for call in calls]
+        reasoning = message.get("reasoning")
+        if reasoning is not None:
+            shaped["reasoning"] = shaped["reasoning_content"] = reasoning
+        for key in ("name", "tool_call_id"):
+            if message.get(key) is not None:
+                shaped[key] = message[key]
+        return shaped
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    function["arguments"] = json.loads(function.get("arguments") or "{}")
+    return {**call, "function": function}
+
+
+def _reads_parts(tree: nodes.Template) -> bool:
+    """Whether the template loops over a message's content: then it gets parts, otherwise one text."""
+    return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    match node:
+        case nodes.Name(name=name):
+            return bool(name == "content")
+        case nodes.Getattr(attr=name):
+            return bool(name == "content")
+        case nodes.Getitem(arg=nodes.Const(value=name)):
+            return bool(name == "content")
+        case nodes.Getitem(node=inner) | nodes.Filter(node=inner) | nodes.Test(node=inner):
+            return _is_content(inner)
+    return False
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without jinja2's escaping of HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,408 @@
+"""Prompts as tokens: the model's own template and tokenizer, cached without changing a single token."""
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from core.errors import Unavailable
+from gateway.prefix import PromptBlocks, block_hashes
+from gateway.schemas.chat import parse_chat
+from gateway.schemas.common import Prepared
+from gateway.schemas.completions import parse_completion
+from gateway.tokens import MAX_PROMPT_BYTES, RETRY_S, TokenBlocks, TokenMetrics
+from gateway.tokens_encode import TextEncoder, TokenCache
+from gateway.tokens_model import ModelTokens, Untokenisable
+from gateway.tokens_sim import SimTokens
+from gateway.tokens_template import ChatTemplate
+from scheduler.wire import PoolSnapshot
+from tests.support.waiting import until
+from workers.sim.schemas import ChatBody
+from workers.sim.text import encode, token_ids
+from workers.tiny_model import TEMPLATE as TINY
+from workers.token_blocks import packed, token_block_hashes
+from workers.wire import Capacity, ReplicaState, ReplicaStatus
+
+START, END, BOS = "<|im_start|>", "<|im_end|>", "<s>"
+CORPUS = "The river runs to the sea and the sea is wide. def run(self): return self.river[0]  # 42\n" * 20
+BLOCK = 8
+SALT = "tenant"
+Json = dict[str, Any]
+
+
+def day() -> datetime:
+    return datetime(2026, 3, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory as the hub has it: a trained byte-level BPE that adds a BOS to bare prompts, and ChatML."""
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[BOS, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([CORPUS], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"bos_token": {"content": BOS}, "chat_template": TINY}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def encoder(directory: Path, cache: TokenCache | None = None) -> TextEncoder:
+    return TextEncoder(directory / "tokenizer.json", "m", cache or TokenCache())
+
+
+def uncached(directory: Path, text: str, *, special: bool = False) -> bytes:
+    """What the tokenizer itself says of the whole text."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return packed(tokenizer.encode(text, add_special_tokens=special).ids)
+
+
+PIECES = st.one_of(
+    st.sampled_from(
+        [START, END, BOS, "<|im_", "|>", "user\n", " ", "\n\n", "  x", "é", "river", "the sea", "\u3000"]
+    ),
+    st.text(max_size=12),
+)
+
+
+@given(st.lists(st.lists(PIECES, max_size=8).map("".join), max_size=6))
+def test_cached_equals_uncached(model_dir: Path, texts: list[str]) -> None:
+    """Whatever was encoded before, and however a conversation grows."""
+    cache = TokenCache(max_bytes=4000)
+    encode, whole = encoder(model_dir, cache), ""
+    for text in texts:
+        whole += text
+        assert encode.chat(whole, SALT) == uncached(model_dir, whole)
+        assert encode.chat(text, SALT) == uncached(model_dir, text)
+        assert encode.plain(text, SALT) == uncached(model_dir, text, special=True)
+        assert cache.bytes <= cache.max_bytes
+
+
+def test_a_growing_conversation_encodes_only_its_tail(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, seen = encoder(model_dir), []
+    batch = encode._tokenizer.encode_batch_fast
+
+    class Spy:
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+            seen.append(texts)
+            return batch(texts, **options)
+
+    monkeypatch.setattr(encode, "_tokenizer", Spy())
+    first = f"{START}user\nthe river{END}"
+    encode.chat(first, SALT)
+    encode.chat(f"{first}{START}assistant\nthe sea{END}", SALT)
+    encode.chat(first, "another tenant")
+    assert seen == [["user\nthe river"], ["assistant\nthe sea"], ["user\nthe river"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "cuts"),
+    [
+        ({}, 3),
+        ({"lstrip": True}, 2),
+        ({"normalized": True}, 2),
+        ({"special": False}, 2),
+        ({"content": END[:-2]}, 1),
+    ],
+)
+def test_only_safe_special_tokens_are_cut_at(
+    model_dir: Path, tmp_path: Path, change: Json, cuts: int
+) -> None:
+    facts = json.loads((model_dir / "tokenizer.json").read_text())
+    facts["added_tokens"][1] |= change
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(facts))
+    try:
+        found = TextEncoder(path, "m", TokenCache())
+    except ValueError:
+        pytest.skip("this build of tokenizers refuses the file itself")
+    assert len(found._border_tokens) == cuts
+
+
+def test_pieces_that_depend_on_their_place_are_never_cut(model_dir: Path, tmp_path: Path) -> None:
+    facts = json.loads((model_dir / "tokenizer.json").read_text())
+    facts["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": "_",
+        "prepend_scheme": "first",
+        "split": True,
+    }
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(facts))
+    assert TextEncoder(path, "m", TokenCache())._border is None
+
+
+@pytest.mark.parametrize("content", ["not json", "{}"])
+def test_a_file_that_is_no_tokenizer(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="is not a tokenizer"):
+        TextEncoder(path, "m", TokenCache())
+
+
+# Templates
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+def render(source: str, *messages: Json, tools: list[Json] | None = None, **switches: bool) -> str:
+    return ChatTemplate(source, {"bos_token": BOS}, day).render(list(messages), tools, switches)
+
+
+def test_the_tiny_models_template() -> None:
+    messages: list[Json] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": PARTS}]
+    expected = f"{START}system\nbe brief{END}\n{START}user\nab{END}\n{START}assistant\n"
+    assert render(TINY, *messages) == expected
+
+
+def test_parts_become_text_where_the_template_reads_text() -> None:
+    assert render("{{ messages[0]['content'] }}", {"role": "user", "content": PARTS}) == "a\nb"
+    assert render("{{ messages[0].content }}", {"role": "assistant", "content": None}) == ""
+
+
+def test_calls_tools_and_switches() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "<é>"}'}}
+    source = (
+        "{{ bos_token }}{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% endfor %}{{ tools | tojson }}{% if thinking %}!{% endif %}"
+    )
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    expected = '<s>{"x": "<é>"}[{"type": "function", "function": {"name": "f"}}]!'
+    assert render(source, message, tools=tools, thinking=True) == expected
+
+
+def test_dates_and_training_marks() -> None:
+    loop = "{% for a in [1, 2] %}{% break %}{% endfor %}"
+    source = "{{ strftime_now('%d %b %Y') }}{% generation %}x{% endgeneration %}" + loop
+    assert render(source, {"role": "user", "content": ""}) == "01 Mar 2026x"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception('no') }}", "{{ messages.append(1) }}", "{{ messages[0].nothing.deeper }}"]
+)
+def test_a_template_that_refuses_leaves_the_request_to_its_text(
+    tmp_path: Path, model_dir: Path, source: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(source)
+    tokens = ModelTokens(tmp_path, "m", TokenCache(), day)
+    with pytest.raises(Untokenisable, match="template_failed"):
+        tokens.tokens(chat("hello"), SALT, reasoning=False)
+
+
+def chat(*texts: str, **fields: Any) -> Prepared:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
+
+
+def completion(prompt: Any) -> Prepared:
+    return parse_completion(json.dumps({"model": "m", "prompt": prompt}).encode())
+
+
+def test_what_engines_are_sent_is_what_is_tokenised(model_dir: Path) -> None:
+    tokens = ModelTokens(model_dir, "m", TokenCache(), day)
+    rendered = f"{START}user\nthe river{END}\n{START}assistant\n"
+    assert tokens.tokens(chat("the river"), SALT, reasoning=False) == uncached(model_dir, rendered)
+    bare = uncached(model_dir, "the sea", special=True)
+    assert tokens.tokens(completion("the sea"), SALT, reasoning=False) == bare
+    assert tokens.tokens(completion(["the sea"]), SALT, reasoning=False) == bare
+    assert tokens.tokens(completion([5, 6]), SALT, reasoning=False) == packed([5, 6])
+    with pytest.raises(Untokenisable, match="several_prompts"):
+        tokens.tokens(completion(["a", "b"]), SALT, reasoning=False)
+
+
+def test_the_simulated_engine_sees_the_same_tokens() -> None:
+    """What its events will say of a prompt is what is hashed of it here."""
+    tokens = SimTokens()
+    prepared = chat("the river", "the sea", seed=1)
+    body = msgspec.json.decode(prepared.engine_body("m", "salt"), type=ChatBody)
+    assert tokens.tokens(prepared, "", reasoning=False) == packed(token_ids(body.prompts()[0]))
+    bare = completion("the river")
+    assert tokens.tokens(bare, "", reasoning=False) == packed(token_ids(encode("the river")))
+    with pytest.raises(Untokenisable):
+        tokens.tokens(completion([1, 2]), "", reasoning=False)
+
+
+# The service
+
+
+def snapshot(kind: str = "tokens", state: ReplicaState = ReplicaState.READY) -> PoolSnapshot:
+    status = ReplicaStatus(
+        "h/m-0", "m", "http://h", "vllm", "b", state, Capacity(1, 1, 1), block_size=BLOCK, prefix_kind=kind
+    )
+    return PoolSnapshot(replicas=[status])
+
+
+class Service:
+    """A started service with a clock and a pool in the test's hands."""
+
+    def __init__(self, find: Callable[[str], Path]) -> None:
+        self.pool = snapshot()
+        self.time = 100.0
+        self.registry = CollectorRegistry()
+        self.hasher = TokenBlocks(
+            lambda: self.pool, find, metrics=TokenMetrics(self.registry), now=lambda: self.time, today=day
+        )
+
+    async def blocks(self, prepared: Prepared) -> PromptBlocks:
+        return await self.hasher.blocks("m", prepared, SALT, reasoning=False)
+
+    def count(self, why: str) -> float:
+        labels = {"model": "m", "kind": "tokens" if not why else "text", "why": why}
+        return self.registry.get_sample_value("penstock_prompt_blocks_total", labels) or 0.0
+
+
+LONG = chat("the river runs " * 200)
+
+
+async def test_tokens_once_the_tokenizer_is_loaded(model_dir: Path) -> None:
+    service = Service(lambda _: model_dir)
+    await service.hasher.start()
+    assert await service.blocks(LONG) == PromptBlocks(block_hashes(LONG.prompt_text, SALT.encode()))
+    assert service.count("loading") == 1
+
+    async def exact() -> bool:
+        return (await service.blocks(LONG)).block_tokens == BLOCK
+
+    await until(exact)
+    tokens = ModelTokens(model_dir, "m", TokenCache(), day).tokens(LONG, SALT, reasoning=False)
+    assert await service.blocks(LONG) == PromptBlocks(
+        token_block_hashes(tokens, BLOCK, SALT), BLOCK, len(tokens) // 4
+    )
+    await service.hasher.close()
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [snapshot("text"), snapshot(state=ReplicaState.LOADING), PoolSnapshot()],
+    ids=["text", "loading", "none"],
+)
+async def test_text_where_no_replica_wants_tokens(model_dir: Path, pool: PoolSnapshot) -> None:
+    service = Service(lambda _: model_dir)
+    service.pool = pool
+    await service.hasher.start()
+    assert (await service.blocks(LONG)).block_tokens == 0
+    assert service.count("mirrored") == 1
+    await service.hasher.close()
+
+
+async def test_a_tokenizer_that_cannot_be_had_is_looked_for_again() -> None:
+    asked = []
+
+    def find(model: str) -> Path:
+        asked.append(model)
+        raise Unavailable("no such file")
+
+    service = Service(find)
+    await service.hasher.start()
+
+    async def given_up() -> bool:
+        return (await service.blocks(LONG)).block_tokens == 0 and service.count("no_tokenizer") > 0
+
+    await until(given_up)
+    await service.blocks(LONG)
+    assert len(asked) == 1
+    service.time += RETRY_S
+    await service.blocks(LONG)
+    await until(lambda: len(asked) == 2)
+    await service.hasher.close()
+
+
+async def test_tokenizers_that_do_not_come_keep_no_other_model_waiting(model_dir: Path) -> None:
+    release = threading.Event()
+
+    def find(model: str) -> Path:
+        assert release.wait(60)
+        raise Unavailable("the hub never answered")
+
+    service = Service(find)
+    names = ["slow-1", "slow-2", "m"]
+    service.pool = PoolSnapshot(
+        replicas=[msgspec.structs.replace(snapshot().replicas[0], model=name) for name in names]
+    )
+    service.hasher._models["m"] = ModelTokens(model_dir, "m", TokenCache(), day)
+    await service.hasher.start()
+    for name in names[:2]:
+        await service.hasher.blocks(name, LONG, SALT, reasoning=False)
+
+    async def exact() -> bool:
+        return (await service.blocks(LONG)).block_tokens == BLOCK
+
+    await until(exact)
+    assert not release.is_set()
+    release.set()
+    await service.hasher.close()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"chat_template": [{"x": 1}]}, {"chat_template": 3}, {"bos_token": {"id": 1}}, {"chat_template": [1]}],
+    ids=str,
+)
+def test_a_configuration_that_is_none_is_said_so(model_dir: Path, tmp_path: Path, config: Json) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="is none"):
+        ModelTokens(tmp_path, "m", TokenCache(), day)
+
+
+async def test_too_long_or_too_late_is_placed_by_text(model_dir: Path) -> None:
+    service = Service(lambda _: model_dir)
+    await service.hasher.start()
+    release = threading.Event()
+
+    class Slow:
+        def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+            assert release.wait(20)
+            return b""
+
+    service.hasher._models["m"] = Slow()
+    huge = chat("x" * (MAX_PROMPT_BYTES + 1))
+    assert (await service.blocks(huge)).block_tokens == 0
+    assert service.count("too_long") == 1
+    assert (await service.blocks(LONG)).block_tokens == 0
+    assert service.count("late") == 1
+    release.set()
+
+    async def again() -> bool:
+        return (await service.blocks(LONG)).block_tokens == BLOCK
+
+    await until(again)
+    await service.hasher.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"), [(Untokenisable("template_failed"), "template_failed"), (KeyError("x"), "failed")]
+)
+async def test_no_failure_reaches_the_request(model_dir: Path, error: Exception, why: str) -> None:
+    service = Service(lambda _: model_dir)
+    await service.hasher.start()
+
+    class Broken:
+        def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+            raise error
+
+    service.hasher._models["m"] = Broken()
+    assert (await service.blocks(LONG)).block_tokens == 0
+    assert service.count(why) == 1
+    await service.hasher.close()
