@@ -44,10 +44,11 @@ def run(coro_fn: Callable[[], Awaitable[T]]) -> T:
         with server_errors():
             return asyncio.run(call())
     except PenstockError as error:
-        _die(error.message)
+        end(error.message)
 
 
-def _die(message: str) -> NoReturn:
+def end(message: str) -> NoReturn:
+    """End the command with one line for the user and code 2."""
     print(f"penstock: {message}", file=sys.stderr)
     raise typer.Exit(2)
 

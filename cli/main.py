@@ -26,7 +26,7 @@ _COMMANDS = (
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
     "audit", "contracts", "adjustments", "ledger", "alerts", "statements", "sla", "exports", "invoices",
-    "periods", "corrections", "economics", "reconcile", "payments",
+    "periods", "corrections", "economics", "reconcile", "payments", "sim",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Two readers over the same format: `read_frame` for a stream that expects one fra
 """
 
 import asyncio
+from collections.abc import Iterator
 
 HEADER_BYTES = 4
 MAX_FRAME_BYTES = 4 * 1024 * 1024
@@ -40,11 +41,14 @@ class FrameSplitter:
         self.max_bytes = max_bytes
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes, in order. Raises FrameTooLarge; after that the stream is lost."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that `data` completes, in order; `max_bytes` may be changed between two of them.
+
+        A greeting may lift the cap of the frame that came in the same read. Raises FrameTooLarge; after that, or when
+        not all frames are taken, the stream is lost.
+        """
         rest = self._rest
         rest += data
-        frames: list[bytes] = []
         start = 0
         while len(rest) - start >= HEADER_BYTES:
             length = int.from_bytes(rest[start : start + HEADER_BYTES], "big")
@@ -55,7 +59,6 @@ class FrameSplitter:
             end = start + HEADER_BYTES + length
             if len(rest) < end:
                 break
-            frames.append(bytes(rest[start + HEADER_BYTES : end]))
+            yield bytes(rest[start + HEADER_BYTES : end])
             start = end
         del rest[:start]
-        return frames

@@ -77,6 +77,13 @@ class Settings(BaseSettings):
     sim_speedup: float = 1.0
     """How much faster than the profile the simulated engine runs."""
 
+    prefix: str = "auto"
+    """How prompts are matched to warm caches: mirrored | exact (needs the models' tokenizers) | auto = each model as
+    the catalog says."""
+    tokenizer_dir: Path = Path()
+    """Tokenizers for exact matching, one directory per model (`/` in its name written `--`); the default "." =
+    `tokenizers` in the data directory. A model without one there has its tokenizer fetched from the hub."""
+
     trace_sample: float = 0.01
     """Share of requests traced from the start; errors always are."""
     queue_deadline_s: float = 30.0
@@ -86,6 +93,12 @@ class Settings(BaseSettings):
     approval_limit_usd: Decimal = Field(default=Decimal(100), ge=0)
     """Manual adjustments above it, either way, need a second person."""
     log_level: str = "INFO"
+
+    record_shapes: bool = True
+    """Keep the shape of every request (times, counts, salted hashes; no text) for `penstock sim replay`."""
+    shapes_keep_days: int = Field(default=7, ge=1, le=366)
+    shapes_max_mb: int = Field(default=2048, ge=1)
+    """The oldest shapes go when all take more."""
 
     archive_dir: Path = Path()
     """Closed months of usage in Parquet; the default "." = `archive` in the data directory."""

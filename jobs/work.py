@@ -18,6 +18,7 @@ from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
 from jobs import outbox, payments, retention
+from scheduler import shapes_store
 from tenants import changes, logins
 
 log = logging.getLogger(__name__)
@@ -115,6 +116,14 @@ async def prune(database: Database, settings: Settings) -> int:
         return seen + await retention.forget(connection)
 
 
+async def forget_shapes(database: Database, settings: Settings) -> int:
+    """Forget recorded requests that are old, or the oldest where all take too much room."""
+    async with database.system() as connection:
+        return await shapes_store.forget_shapes(
+            connection, settings.shapes_keep_days, settings.shapes_max_mb << 20
+        )
+
+
 async def check_alerts(database: Database, settings: Settings) -> int:
     """Tell who has reached a threshold of a budget or whose credit runs low."""
     return await alerts.evaluate(database)
@@ -185,6 +194,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.archive_usage", 3600.0, archive_usage),
         Job("penstock.export", 300.0, export),
         Job("penstock.prune", 24 * 3600.0, prune),
+        Job("penstock.forget_shapes", 600.0, forget_shapes),
     )
 
 
