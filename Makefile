@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check engine browser test bench-gateway bench-billing lock clean
+.PHONY: help env up check engine browser test bench-gateway bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -51,8 +51,23 @@ test: check ## test everything: checks, unit, integration, the real engine, kill
 bench-gateway: env ## cost of the gateway per request and per chunk, beside a bare pass-through
 	$(BIN)/python -m bench.gateway $(ARGS)
 
+bench-prefix: env engine ## exact prefix knowledge beside the mirror, on two real engines
+	$(BIN)/python -m bench.prefix $(ARGS)
+
+bench-placement: env ## our placement beside every published policy, for docs/scheduling.md; can be stopped
+	$(BIN)/python -m bench.placement $(ARGS)
+
+bench-fairness: env ## what fairness costs: our queue beside plain VTC, for docs/scheduling-fairness.md; some minutes
+	$(BIN)/python -m bench.fairness $(ARGS)
+
 bench-billing: env ## settlement, bytes per row, month reports, invoice run; full size: ARGS="--rows 100000000"
 	$(BIN)/python -m bench.billing $(ARGS)
+
+bench-scheduler: env ## one scheduling decision: CPU time over replicas, cached blocks and prompt length; bytes per block
+	$(BIN)/python -m bench.scheduler $(ARGS)
+
+bench-engine: env engine ## measure the real vLLM on this machine, for `penstock sim validate`
+	$(BIN)/python -m bench.engine --out bench/out/engine.json $(ARGS)
 
 lock: ## resolve the requirements anew
 	cd requirements && for name in uv runtime dev; do \

@@ -1,0 +1,1 @@
+"""What fairness costs under backlog: see __main__."""

@@ -1,0 +1,126 @@
+"""Rows of all workloads -> docs/: data/scheduling-comparison.json, images/scheduling-*.svg, tables between markers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.errors import InvalidRequest
+from scheduler.simulator.comparison import Outcome
+from scheduler.simulator.plots import plot
+from scheduler.simulator.registry import BASELINES, OURS
+from scheduler.simulator.report import Standing, compact, markdown, standings
+
+BEGIN = "<!-- comparison: begin, written by python -m bench.placement -->"
+END = "<!-- comparison: end -->"
+PLOTS = (
+    ("scheduling-goodput.svg", "goodput_rps", "requests/s within both targets", False),
+    ("scheduling-ttft.svg", "ttft_p90_s", "TTFT p90, s", True),
+    ("scheduling-hits.svg", "hit_rate", "share of prompt tokens found cached", False),
+)
+
+
+def publish(outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any], docs: Path) -> list[Path]:
+    """Write everything under `docs`; the files written. Raises InvalidRequest where the page has no markers."""
+    page = page_of(docs)
+    text = page.read_text()
+    ranked = standings([row for outcome in outcomes.values() for row in outcome.rows])
+    (docs / "data").mkdir(exist_ok=True)
+    (docs / "images").mkdir(exist_ok=True)
+    data = docs / "data" / "scheduling-comparison.json"
+    data.write_text(as_json(ranked, outcomes, conditions))
+    images = []
+    for name, figure, label, log in PLOTS:
+        plot(ranked, docs / "images" / name, figure, label, log=log)
+        images.append(docs / "images" / name)
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    page.write_text(f"{head}{BEGIN}\n\n{section(ranked, outcomes, conditions)}\n\n{END}{tail}")
+    return [data, *images, page]
+
+
+def page_of(docs: Path) -> Path:
+    """The page with the markers; asked before the long work too. Raises InvalidRequest where there is none."""
+    page = docs / "scheduling.md"
+    if not page.is_file() or not all(marker in page.read_text() for marker in (BEGIN, END)):
+        raise InvalidRequest(f"{page} is not there, or without the markers {BEGIN} and {END}")
+    return page
+
+
+def as_json(
+    ranked: Sequence[Standing], outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any]
+) -> str:
+    """One standing a line, so that a new run is a readable change."""
+    knees = {
+        name: {
+            "knee_rps": round(outcome.knee.rate_rps, 3),
+            "seconds": outcome.setting.seconds,
+            "warmup_s": outcome.setting.warmup_s,
+            "slo_ttft_s": outcome.rows[0]["slo_ttft_s"],
+            "slo_tpot_s": outcome.rows[0]["slo_tpot_s"],
+            "replicas": outcome.rows[0]["replicas"],
+        }
+        for name, outcome in outcomes.items()
+    }
+    rows = ",\n".join(json.dumps(row) for row in compact(ranked))
+    return (
+        f'{{"conditions": {json.dumps(conditions)},\n"figures": "mean, half of the 95 % interval over seeds",\n'
+        f'"workloads": {json.dumps(knees, indent=1)},\n"standings": [\n{rows}\n]}}\n'
+    )
+
+
+def section(
+    ranked: Sequence[Standing], outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any]
+) -> str:
+    """The generated part of the page."""
+    first = next(iter(outcomes.values())).rows[0]
+    parts = [
+        f"{conditions['date']}, commit {conditions['commit']}: {conditions['model']} on {conditions['hosts']} hosts "
+        f"({first['replicas']} replicas), {conditions['seeds']} seeds, shed rate: {conditions['shed']}. In time: "
+        f"first token within {first['slo_ttft_s']:g} s on top of the prompt's own prefill, "
+        f"{1e3 * first['slo_tpot_s']:.0f} ms per further token. "
+        "Goodput in requests/s with half a 95 % interval over seeds; a lead is paired by seed, ▲ ▼ "
+        "where it is beyond chance.",
+        summary(ranked),
+        "![Goodput over load](images/scheduling-goodput.svg)",
+        "![TTFT p90 over load](images/scheduling-ttft.svg)",
+        "![Hit rate over load](images/scheduling-hits.svg)",
+    ]
+    for name, outcome in outcomes.items():
+        here = [each for each in ranked if each.workload == outcome.rows[0]["workload"]]
+        parts.append(
+            f"### {name}\n\nLoad 1 = {outcome.knee.rate_rps:.2f} requests/s; runs of {outcome.setting.seconds:.0f} s, "
+            f"{outcome.setting.warmup_s:.0f} s of them warm-up.\n\n{markdown(here)}"
+        )
+    return "\n\n".join(parts)
+
+
+def summary(ranked: Sequence[Standing]) -> str:
+    """Ours against the best published policy of each workload and load."""
+    by_place: dict[str, dict[float, list[Standing]]] = {}
+    for each in ranked:
+        if each.policy == OURS or each.policy in BASELINES:
+            by_place.setdefault(each.workload, {}).setdefault(each.load, []).append(each)
+    loads = sorted({each.load for each in ranked})
+    lines = [
+        "| workload | " + " | ".join(f"load {load:g}: best other, our lead" for load in loads) + " |",
+        "|---|" + "---|" * len(loads),
+    ]
+    lines += [
+        f"| {workload} | {' | '.join(against_best(places.get(load, [])) for load in loads)} |"
+        for workload, places in by_place.items()
+    ]
+    return "\n".join(lines)
+
+
+def against_best(rows: Sequence[Standing]) -> str:
+    others = [each for each in rows if each.policy != OURS and each.lead is not None]
+    if not others:
+        return "-"
+    best = max(others, key=lambda each: each.figures["goodput_rps"].mean)
+    goodput, lead = best.figures["goodput_rps"].mean, best.lead
+    if lead is None or goodput <= 0.0:
+        return f"{best.policy}, -"
+    mark = {"better": " ▲", "worse": " ▼", "same": ""}[lead.verdict]
+    half = f" ±{100 * lead.half / goodput:.1f}" if lead.n > 1 else ""
+    return f"{best.policy}, {100 * lead.mean / goodput:+.1f}{half} %{mark}"

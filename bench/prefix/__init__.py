@@ -1,0 +1,1 @@
+"""Exact prefix knowledge beside the mirror: what each costs, and what each finds on two real engines."""

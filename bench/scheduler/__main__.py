@@ -1,0 +1,144 @@
+"""`python -m bench.scheduler` (make bench-scheduler): what one scheduling decision costs, and how that grows.
+
+A decision is the fair queue's choice, the replica's, and every counter moved, with 10,000 requests of 200 tenants
+queued. Prompts have 1 to 4,096 blocks, even on a logarithmic scale; every second one continues a conversation. CPU time
+of the deciding thread is what is held to the targets; it suffers from whatever shares the core's caches. The garbage
+collector is on; what exists before the first decision is frozen out of it, as the service does at start-up.
+Writes JSON into bench/out and the plot that docs show.
+
+example: python -m bench.scheduler --decisions 2000 --json
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench.scheduler.measure import PARTS, ROUNDS, bytes_per_block, run
+from bench.scheduler.plot import plot
+from bench.scheduler.world import TENANTS, Size
+
+OUT = Path(__file__).resolve().parents[1] / "out"
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "bench-scheduler.png"
+MARKS = {"mean_us": 40.0, "p99_us": 100.0}
+REPLICAS = (8, 32, 128)
+BLOCKS = (10_000, 100_000)
+PROMPTS = (1, 16, 128, 1024, 4096)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Everything, in one run."""
+    full = Size(given.replicas, given.blocks, 1, given.longest, given.queued)
+    report: dict[str, Any] = {"conditions": conditions(given), "marks": MARKS}
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    steps: list[Size] = [replace(full, replicas=count) for count in REPLICAS if count < full.replicas]
+    smaller = [replace(full, cached_blocks=count) for count in BLOCKS if count < full.cached_blocks]
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("full size", total=3 + len(steps) + len(smaller))
+
+        def tell(text: str) -> None:
+            progress.update(task, advance=1, description=text)
+
+        ranges = [(length, length) for length in PROMPTS if length <= full.longest]
+        report["full"], *report["by_prompt"] = run(full, given.decisions, [(1, full.longest), *ranges])
+        report["by_replicas"] = [report["full"]]
+        for size in steps:
+            tell(f"{size.replicas} replicas")
+            report["by_replicas"] += run(size, given.decisions)
+        report["by_cached_blocks"] = [report["full"]]
+        for size in smaller:
+            tell(f"{size.cached_blocks:,} cached blocks")
+            report["by_cached_blocks"] += run(size, given.decisions)
+        tell("memory")
+        report["bytes_per_block"] = bytes_per_block()
+        tell("done")
+    return report
+
+
+def conditions(given: argparse.Namespace) -> dict[str, Any]:
+    """What must be said beside the numbers."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip(),
+        "machine": f"{platform.machine()}, {psutil.cpu_count()} cores, Python {platform.python_version()}",
+        "decisions": f"{given.decisions} in {ROUNDS} rounds, the best of them counts",
+        "queued": given.queued,
+        "tenants": TENANTS,
+        "prompts": "blocks log-uniform; every second prompt continues a conversation",
+        "garbage_collector": "on; the world is frozen out of it",
+        "load_average": psutil.getloadavg()[0],
+    }
+
+
+def show(report: dict[str, Any]) -> bool:
+    """Print the table; whether the targets are met."""
+    console = Console()
+    table = Table(
+        "replicas", "cached blocks", "prompt blocks", "mean us", "p50 us", "p99 us", *PARTS, "dispatch"
+    )
+    for series in ("by_replicas", "by_cached_blocks", "by_prompt"):
+        for point in report[series]:
+            shown = point["decision"]
+            prompt = f"{point['shortest']:,}-{point['longest']:,}"
+            row = [f"{point['replicas']:,}", f"{point['cached_blocks']:,}", prompt]
+            row += [f"{shown[name]:.1f}" for name in ("mean_us", "p50_us", "p99_us")]
+            table.add_row(*row, *(f"{point[name]['mean_us']:.1f}" for name in (*PARTS, "dispatch")))
+        table.add_section()
+    console.print(json.dumps(report["conditions"]), style="dim")
+    console.print(table)
+    full = report["full"]
+    console.print(
+        "Columns choice, place, opened, dispatch: means. A decision is the sum of the first three; dispatch is the "
+        "whole call around it, with deadlines, the review of late requests and the answer."
+    )
+    console.print(
+        f"submit {full['submit']['mean_us']:.1f} us, release {full['release']['mean_us']:.1f} us (mean)"
+    )
+    console.print(f"{report['bytes_per_block']:.0f} bytes per cached block and replica")
+    met = True
+    for name, mark in MARKS.items():
+        value = full["decision"][name]
+        met &= value <= mark
+        console.print(f"target {name} <= {mark:.0f}: {value:.1f} {'met' if value <= mark else 'MISSED'}")
+    return met
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--replicas", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="cached blocks over all replicas")
+    parser.add_argument("--longest", type=int, default=4096, help="blocks of the longest prompt")
+    parser.add_argument("--queued", type=int, default=10_000, help="requests that wait meanwhile")
+    parser.add_argument("--decisions", type=int, default=3000, help="for each point, in all rounds")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, too")
+    given = parser.parse_args()
+    report = measure(given)
+    met = show(report)
+    OUT.mkdir(parents=True, exist_ok=True)
+    name = f"scheduler-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
+    (OUT / name).write_text(json.dumps(report, indent=1))
+    plot(report, PICTURE)
+    if given.json:
+        print(json.dumps(report))
+    print(f"written: bench/out/{name} and docs/images/{PICTURE.name}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""Measuring one decision after another: the queue's choice, `place` and the counters, with a full queue behind."""
+
+import gc
+import random
+import time
+import tracemalloc
+from typing import Any
+
+from bench.scheduler.world import MODEL, Prompts, Size, World, fill, heartbeats, remembered
+from scheduler.core.config import PolicyConfig
+from scheduler.core.fleet import Fleet
+
+BEAT_EVERY = 500
+"""Decisions between heartbeats of the whole pool: half a second at a thousand a second."""
+MEMORY_BLOCKS = 200_000
+ROUNDS = 3
+"""Every point is measured so often and the best round counts: the others show what else ran on the machine."""
+PARTS = ("choice", "place", "opened")
+AROUND = ("dispatch", "dispatch_wall", "submit", "release")
+
+
+def figures(seconds: list[float]) -> dict[str, float]:
+    """Microseconds."""
+    ordered = sorted(seconds)
+    return {
+        "mean_us": 1e6 * sum(ordered) / len(ordered),
+        "p50_us": 1e6 * ordered[len(ordered) // 2],
+        "p99_us": 1e6 * ordered[int(len(ordered) * 0.99)],
+        "max_us": 1e6 * ordered[-1],
+    }
+
+
+class Stopwatch:
+    """CPU time of the deciding thread inside some methods, less what reading the clock takes."""
+
+    def __init__(self) -> None:
+        empty = []
+        for _ in range(1000):
+            began = time.thread_time_ns()
+            empty.append(time.thread_time_ns() - began)
+        self.clock_ns = sorted(empty)[len(empty) // 2]
+        self.spent: dict[str, float] = {}
+        """Seconds by part since the last reset."""
+        self.calls = 0
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.spent, self.calls = dict.fromkeys(PARTS, 0.0), 0
+
+    def watch(self, owner: object, method: str, part: str) -> None:
+        """Count the time inside `owner.method` to `part`."""
+        inner = getattr(owner, method)
+
+        def timed(*args: Any, **named: Any) -> Any:
+            began = time.thread_time_ns()
+            result = inner(*args, **named)
+            self.spent[part] += (time.thread_time_ns() - began - self.clock_ns) * 1e-9
+            self.calls += 1
+            return result
+
+        setattr(owner, method, timed)
+
+
+def watched(world: World) -> Stopwatch:
+    """A stopwatch on the three parts of a decision."""
+    watch, board = Stopwatch(), world.board
+    queue = board.desks[MODEL].queue
+    watch.watch(queue, "pick", "choice")
+    watch.watch(board.fleet, "place", "place")
+    watch.watch(board.fleet, "opened", "opened")
+    watch.watch(queue, "opened", "opened")
+    return watch
+
+
+def decisions(world: World, watch: Stopwatch, count: int) -> dict[str, dict[str, float]]:
+    """Free one slot at a time and let the board fill it from its queue; CPU time of each decision.
+
+    A decision is the sum of its parts: the queue's choice, `place`, and the counters and prefix beliefs that `opened`
+    moves. `dispatch` is the whole call around it, with what is done once for each call: deadlines, a review of who has
+    become late, the ticket's leaving the queue, the answer. What happens to a request before and after (submit,
+    release) is measured beside it.
+    """
+    found: dict[str, list[float]] = {name: [] for name in (*PARTS, "decision", *AROUND)}
+    done = 0
+    while done < count:
+        world.now += 0.001
+        if done % BEAT_EVERY == 0:
+            world.beat()
+        began = time.thread_time()
+        world.release()
+        found["release"].append(time.thread_time() - began)
+        watch.reset()
+        wall_began, began = time.perf_counter(), time.thread_time()
+        answers = world.board.dispatch(world.now, world.rng)
+        ended, wall_ended = time.thread_time(), time.perf_counter()
+        spent, clock_s = watch.spent, 2e-9 * watch.calls * watch.clock_ns
+        placed = world.take(answers)
+        if placed == 1:
+            done += 1
+            for part, seconds in spent.items():
+                found[part].append(seconds)
+            found["decision"].append(sum(spent.values()))
+            found["dispatch"].append(ended - began - clock_s)
+            found["dispatch_wall"].append(wall_ended - wall_began - clock_s)
+        for _ in range(placed):
+            began = time.thread_time()
+            world.submit()
+            found["submit"].append(time.thread_time() - began)
+    return {name: figures(seconds) for name, seconds in found.items()}
+
+
+def run(size: Size, count: int, ranges: list[tuple[int, int]] | None = None) -> list[dict[str, object]]:
+    """Build a world and measure it, once for each range of prompt lengths (by default the size's own)."""
+    gc.collect()
+    world = World(size)
+    gc.collect()
+    gc.freeze()
+    found, watch = [], watched(world)
+    for shortest, longest in ranges or [(size.shortest, size.longest)]:
+        world.prompts.range = (shortest, longest)
+        if ranges:
+            world.queue_anew()
+        rounds = [decisions(world, watch, count // ROUNDS) for _ in range(ROUNDS)]
+        measured = min(rounds, key=lambda each: each["decision"]["mean_us"])
+        found.append(
+            {
+                "replicas": size.replicas,
+                "cached_blocks": remembered(world.board.fleet),
+                "shortest": shortest,
+                "longest": longest,
+                "queued": size.queued,
+                **measured,
+            }
+        )
+    gc.unfreeze()
+    return found
+
+
+def bytes_per_block() -> float:
+    """Memory of what is remembered of prefixes, per block and replica, by the allocator's own count."""
+    rng = random.Random(1)
+    fleet = Fleet(PolicyConfig(max_blocks=MEMORY_BLOCKS, max_replica_blocks=MEMORY_BLOCKS))
+    for beat in heartbeats(64):
+        fleet.heartbeat(beat, 0.0)
+    prompts = Prompts(rng, 1, 4096)
+    gc.collect()
+    tracemalloc.start()
+    fill(fleet, MEMORY_BLOCKS, prompts, rng)
+    del prompts
+    gc.collect()
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return used / remembered(fleet)
