@@ -31,6 +31,8 @@ class ReplicaView(msgspec.Struct, frozen=True):
     waiting: int
     kv_usage_pct: float
     """Per cent of the KV cache in use."""
+    prefix_kind: str
+    """text | tokens: how prompts are matched to its cache."""
     restarts: int
     gpus: int
     url: str
@@ -131,6 +133,7 @@ def _view(status: ReplicaStatus) -> ReplicaView:
         status.running,
         status.waiting,
         round(100 * status.kv_usage, 1),
+        status.prefix_kind,
         status.restarts,
         status.capacity.gpus,
         status.url,

@@ -26,6 +26,9 @@ class ReplicaOut(Out):
     running: int = Field(description="Requests in its batch.")
     waiting: int = Field(description="Requests in the engine's own queue.")
     kv_usage_pct: float
+    prefix_kind: str = Field(
+        description="How prompts are matched to its cache: text (a mirror) or tokens (its own events)."
+    )
     restarts: int
     gpus: int
     url: str

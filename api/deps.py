@@ -2,6 +2,8 @@
 
 import random
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 from uuid import UUID
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -21,10 +23,13 @@ from gateway.live import LiveRuns
 from gateway.relay import Relay
 from gateway.run import Run
 from gateway.telemetry import Telemetry
+from gateway.tokens import TokenBlocks, TokenMetrics
 from scheduler.client import SchedulerClient
 from tenants.keys import KeyRing
 from tenants.rates import RateGrant, RateLimiter
+from workers.catalog import load_catalog
 from workers.models import ModelDirectory
+from workers.tokenizer_files import tokenizer_directory
 
 
 class Deps:
@@ -45,7 +50,8 @@ class Deps:
         self.meter = Meter(
             settings.database_url, settings.data_dir / "spool", name, on_settled=self.holds.forget
         )
-        self.models = ModelDirectory(self.database)
+        catalog = load_catalog()
+        self.models = ModelDirectory(self.database, catalog)
         self.scheduler = SchedulerClient(
             settings.scheduler_host,
             settings.scheduler_port,
@@ -53,6 +59,17 @@ class Deps:
             name="api",
             clock=clock,
             rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
+        )
+
+        def find(model: str) -> Path:
+            return tokenizer_directory(catalog.model(model), settings.data_dir, settings.tokenizer_dir)
+
+        self.prompts = TokenBlocks(
+            self.scheduler.snapshot,
+            find,
+            metrics=TokenMetrics(registry),
+            now=time.perf_counter,
+            today=lambda: datetime.now(UTC),
         )
         self.engines = AiohttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
@@ -68,6 +85,7 @@ class Deps:
             self.meter,
             self.engines,
             self.scheduler,
+            self.prompts,
             self.live,
         )
 
@@ -81,6 +99,7 @@ class Deps:
             rates=self.rates,
             holds=self.holds,
             placer=self.scheduler,
+            prompts=self.prompts,
             meter=self.meter,
             relay=relay,
             live=self.live,

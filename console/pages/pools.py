@@ -4,15 +4,17 @@ from datetime import UTC, datetime
 
 from fastapi import Request
 
+from admin import tenants as admin_tenants
 from admin.pools import command_replica
 from console.components.base import Stat, badge, box, card, notice, page_head
 from console.components.dialogs import confirm
 from console.components.table import Cell, Column, Row, acts_cell, cell, data_table, set_rows
 from console.deps import Console
 from console.format import Shown, count, percent, seconds
+from console.panels.scheduling import SchedulingPanel
 from console.viewer import Viewer, toast_ok
 from core.errors import NotFound
-from scheduler.wire import HostView, PoolSnapshot, QueueView
+from scheduler.wire import HostView, PoolSnapshot
 from workers.wire import ReplicaState, ReplicaStatus
 
 REFRESH_S = 1.5
@@ -58,16 +60,11 @@ _HOST_COLUMNS = (
     Column("seen", "Last heartbeat", numeric=True),
     Column("life", "Time by state"),
 )
-_QUEUE_COLUMNS = (
-    Column("model", "Model"),
-    Column("in_flight", "In flight", numeric=True),
-    Column("waiting", "Waiting", numeric=True),
-    Column("oldest", "Oldest waits", numeric=True),
-)
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
     """Draw the page and keep it fresh."""
+    tenants = await admin_tenants.list_tenants(console.database, viewer.actor)
     with page_head("Pools", "Engines as the scheduler sees them right now."):
         state = badge("", "ok")
     alerts = box("div", "stack")
@@ -88,8 +85,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
             nothing="No replica has reported yet. Is an agent connected?",
             on_act=viewer.act(act),
         )
-    with card("Queues", "One per model; requests wait here, not in the engines.", flush=True):
-        queues = data_table(_QUEUE_COLUMNS, [], label="Queues", nothing="No queue yet.")
+    scheduling = SchedulingPanel({tenant.id: tenant.name for tenant in tenants})
     with card("Hosts", flush=True):
         hosts = data_table(_HOST_COLUMNS, [], label="Hosts", nothing="No host has reported yet.")
 
@@ -109,7 +105,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         waiting.set(count(sum(queue.waiting for queue in snapshot.queues)), _oldest(snapshot))
         cache.set(_cache_use(snapshot))
         set_rows(replicas, [_replica_row(one, viewer.is_admin) for one in snapshot.replicas])
-        set_rows(queues, [_queue_row(one) for one in snapshot.queues])
+        scheduling.show(snapshot)
         set_rows(hosts, [_host_row(one) for one in snapshot.hosts])
         if (found := problems(snapshot, connected)) != shown_problems:
             shown_problems = found
@@ -243,14 +239,4 @@ def _host_row(host: HostView) -> Row:
         "gpus": cell(count(host.gpus)),
         "seen": seen,
         "life": cell(shares or "–", wrap=True),
-    }
-
-
-def _queue_row(queue: QueueView) -> Row:
-    return {
-        "id": queue.model,
-        "model": cell(queue.model),
-        "in_flight": cell(count(queue.in_flight)),
-        "waiting": cell(count(queue.waiting)),
-        "oldest": cell(seconds(queue.oldest_s if queue.waiting else None)),
     }

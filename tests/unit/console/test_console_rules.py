@@ -16,10 +16,11 @@ from console.panels.amounts import parse_instant, parse_usd
 from console.panels.limits import parse_limit
 from console.panels.prices import parse_rate, price_state
 from console.panels.report_choice import read_choice
+from console.panels.scheduling import hosts_line
 from console.periods import chosen_period, named_period
 from console.series import even_series
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES
-from scheduler.wire import HostView, PoolSnapshot
+from scheduler.wire import HostView, PlanChangeView, PlanView, PoolSnapshot
 from tests.support.scheduling import replica
 from workers.wire import ReplicaState
 
@@ -178,3 +179,12 @@ def test_the_series_is_even_and_adds_up() -> None:
     assert sum((point.cost for point in points), Decimal(0)) == Decimal("0.000000000003")
     assert (points[0].ttft_p50_ms, points[0].ttft_p95_ms) == (104, 204)
     assert points[1].ttft_p50_ms is None
+
+
+def test_what_the_plan_would_do_to_hosts_is_one_line() -> None:
+    assert hosts_line(PlanView()) == ""
+    move = PlanChangeView("host-1/r0", "awake", "sleep_1", "idle")
+    plan = PlanView(changes=[move], changes_total=4, hosts_to_create=1, hosts_to_destroy=["host-7", "host-8"])
+    assert hosts_line(plan) == (
+        "Would create 1 host; would give back host-7, host-8; 3 more moves are not listed"
+    )

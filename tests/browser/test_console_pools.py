@@ -1,0 +1,52 @@
+"""The pools page while requests wait: queues, who is in them, and what the autoscaler would do."""
+
+import asyncio
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from tests.browser.conftest import Person
+from tests.browser.seed import ADMIN, MODEL
+from tests.browser.site import Site
+from tests.support.scheduling import agent, client, replica, request
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+async def test_queues_tenants_and_the_plan_are_shown_as_they_are(
+    site: Site, browser: Browser, width: int
+) -> None:
+    context = await browser.new_context(viewport={"width": width, "height": 900})
+    person = Person(site, context, await context.new_page())
+    busy, modest = site.northwind, site.customers["Lumen Health"]
+    async with (
+        agent(site.scheduler_port, replica("host-1/tiny-0", slots=1, model=MODEL)),
+        client(site.scheduler_port) as api,
+    ):
+        await until(lambda: any(one.replica_id == "host-1/tiny-0" for one in api.snapshot().replicas))
+        first = await api.place(request(tenant=str(busy.tenant_id), model=MODEL))
+        waiting = [
+            asyncio.create_task(api.place(request(tenant=str(tenant_id), model=MODEL, deadline_s=60.0)))
+            for tenant_id in (busy.tenant_id, busy.tenant_id, modest.tenant_id)
+        ]
+        await person.sign_in(ADMIN)
+        await person.open("/pools")
+        page = person.page
+        queue = page.locator("[aria-label='Queues'] tbody tr", has_text=MODEL)
+        await expect(queue).to_contain_text("standard 3 for", timeout=15_000)
+        await expect(page.locator(".stat", has_text="Waiting in queue")).to_contain_text("oldest for")
+        rows = page.locator("[aria-label='Tenants in the queues'] tbody tr")
+        mine = rows.filter(has_text=busy.name)
+        await expect(mine.locator("td").nth(2)).to_have_text("2")
+        await expect(mine.locator("td").nth(3)).to_have_text("1")
+        await expect(rows.filter(has_text=modest.name).locator("td").nth(2)).to_have_text("1")
+        plan = page.locator("[aria-label='Autoscaler'] tbody tr", has_text=MODEL)
+        await expect(plan).to_be_visible(timeout=20_000)
+        assert await person.overflow() <= 0
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await expect(queue).not_to_contain_text("standard 3 for", timeout=15_000)
+        assert first.replica_id == "host-1/tiny-0"
+    await context.close()
+    assert person.troubles == []
