@@ -17,6 +17,7 @@ from gateway.director import Director
 from gateway.estimate import Estimator
 from gateway.live import LiveRuns
 from gateway.ports import Headers
+from gateway.prefix import TextBlocks
 from gateway.relay import Relay
 from gateway.telemetry import Telemetry
 from scheduler.wire import Placement, PlaceRequest, Released
@@ -316,6 +317,7 @@ class Gateway:
             rates=self.rates,
             holds=self.holds,
             placer=self.placer,
+            prompts=TextBlocks(),
             meter=self.meter,
             relay=relay,
             live=self.live,

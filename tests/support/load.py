@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -19,10 +20,21 @@ class Seen:
     finished: bool = False
     """The stream ended with [DONE]."""
     error: str = ""
+    problem: dict[str, Any] = field(default_factory=dict)
+    """The API's error object, whether it came as an answer or as an event of a stream."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Of the answer, names in lower case."""
     body: dict[str, object] = field(default_factory=dict)
+    asked_at: float = 0.0
+    """When it was sent, by the monotonic clock."""
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
     at: list[float] = field(default_factory=list)
     """When each chunk came, by the monotonic clock."""
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds from asking to the first content."""
+        return self.at[0] - self.asked_at
 
     def chunks_before(self, instant: float) -> int:
         """How many chunks had come by then."""
@@ -38,23 +50,28 @@ async def stream(
     max_tokens: int,
     seen: Seen,
     prompt: str = "hello",
+    system: str = "",
 ) -> None:
     """Send one streaming chat request and record what comes back into `seen`; transport errors are recorded too."""
+    instructions = [{"role": "system", "content": system}] if system else []
     payload = {
         "model": model,
         "max_tokens": max_tokens,
         "stream": True,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [*instructions, {"role": "user", "content": prompt}],
         "temperature": 0,
     }
+    seen.asked_at = time.monotonic()
     try:
         async with session.post(
             f"{base_url}/chat/completions", json=payload, headers={"Authorization": f"Bearer {key}"}
         ) as answer:
             seen.status = answer.status
-            seen.request_id = answer.headers.get("x-request-id", "")
+            seen.headers = {name.lower(): value for name, value in answer.headers.items()}
+            seen.request_id = seen.headers.get("x-request-id", "")
             if answer.status != 200:
                 seen.body = await answer.json()
+                seen.problem = dict(seen.body["error"])  # type: ignore[call-overload]
                 return
             async for raw in answer.content:
                 _event(raw.strip(), seen)
@@ -89,7 +106,8 @@ def _event(line: bytes, seen: Seen) -> None:
         return
     event = json.loads(data)
     if "error" in event:
-        seen.error = str(event["error"].get("message", event["error"]))
+        seen.problem = event["error"]
+        seen.error = str(seen.problem.get("message", seen.problem))
         return
     for choice in event.get("choices", []):
         if choice.get("delta", {}).get("content"):

@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import httpx
+import psutil
+
+from tests.support.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,6 +100,24 @@ class Stack:
             assert answer.status_code < 400, f"{method} {path}: {answer.status_code} {answer.text}"
             return answer.json() if answer.content else None
 
+    def internals(self) -> dict[str, Any]:
+        """What the platform tells its own commands alone: the scheduler's address and token."""
+        return dict(json.loads((self.data_dir / "runtime.json").read_text()))
+
+    def metrics(self, role: str) -> "Metrics":
+        """What the first process of a role shows on its internal port now."""
+        port = psutil.Process(self.pids(role)[0]).environ()["PENSTOCK_METRICS_PORT"]
+        return Metrics(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10.0).text)
+
+    def command(self, *words: str) -> str:
+        """Run a `penstock` command on this platform, as an operator would; returns what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", *words, "--data-dir", str(self.data_dir)],
+            cwd=ROOT, env=self._env, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"penstock {' '.join(words)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
     def make_tenant(self, name: str, credit_usd: str = "5.00") -> Tenant:
         """An organisation with credit and one live key."""
         tenant = self.admin("POST", "/tenants", json={"name": name})
@@ -113,10 +135,12 @@ class Stack:
         """A connection as the schema's owner, to look at the rows behind the numbers."""
         return await asyncpg.connect(self.ready["database_url"])
 
-    def failpoints(self, **values: Any) -> None:
-        """Order failures from every simulated engine; no values = none any more."""
+    def failpoints(self, *, but: Collection[str] = (), **values: Any) -> None:
+        """Order failures from every simulated engine but those of the replicas `but`; no values = none any more."""
         headers = {"Authorization": f"Bearer {self.ready['engine_key']}"}
-        for engine in self.ready["engines"]:
+        for engine in json.loads(self.ready_file.read_text())["engines"]:
+            if engine["replica_id"] in but:
+                continue
             httpx.post(f"{engine['url']}/failpoints", json=values, headers=headers).raise_for_status()
 
     def engine_counters(self) -> dict[str, float]:
