@@ -6,6 +6,7 @@ while it was away, and those that ran when it started. What waited then is annou
 """
 
 import zlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from scheduler.messages import PlaceRefused
 from scheduler.wire import Placement, PlaceRequest, Released
 
 MAX_OPEN = 100_000
-"""Requests under way that are followed."""
+"""Requests under way that are followed ..."""
+MAX_OPEN_HASHES = 10_000_000
+"""... and hashes of all of them: 80 MB. A request beyond either is not followed and counted as dropped."""
 MAX_ENDED = 100_000
 MAX_ENDED_HASHES = 2_000_000
 """About 80 MB of ended requests wait to be stored at most; what comes beyond is dropped and counted."""
@@ -59,11 +62,17 @@ class Shape(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(slots=True)
 class _Open:
-    """A request under way."""
+    """A request under way, without its whole prompt: of that, the thinned hashes are enough."""
 
     at: float
-    request: PlaceRequest
-    blocks: list[int]
+    model: str
+    tenant_id: str
+    tier: str
+    weight: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: "array[int]"
+    """64 bits each."""
     block_tokens: int
     queue_ms: int = -1
     ttft_ms: int = -1
@@ -79,6 +88,7 @@ class ShapeBook:
     dropped: int = 0
     """Requests of which nothing will be stored, since the start."""
     _open: "OrderedDict[tuple[str, str], _Open]" = field(default_factory=OrderedDict)
+    _open_hashes: int = 0
     _ended: dict[str, list[Shape]] = field(default_factory=dict)
     _ended_count: int = 0
     _ended_hashes: int = 0
@@ -90,11 +100,22 @@ class ShapeBook:
         key = (client, request.request_id)
         if key in self._open:
             return
-        if len(self._open) >= MAX_OPEN:
+        blocks, block_tokens = _kept(request)
+        if len(self._open) >= MAX_OPEN or self._open_hashes + len(blocks) > MAX_OPEN_HASHES:
             self.dropped += 1
             return
-        blocks, block_tokens = thinned(request.blocks, request.block_tokens)
-        self._open[key] = _Open(now, request, blocks, block_tokens)
+        self._open_hashes += len(blocks)
+        self._open[key] = _Open(
+            now,
+            request.model,
+            request.tenant_id,
+            request.tier,
+            request.weight,
+            request.prompt_tokens,
+            request.output_tokens,
+            blocks,
+            block_tokens,
+        )
 
     def placed(self, client: str, placement: Placement, now: float) -> None:
         """It has a replica."""
@@ -108,55 +129,61 @@ class ShapeBook:
 
     def refused(self, client: str, refusal: PlaceRefused, now: float) -> None:
         """It will not run."""
-        if entry := self._open.pop((client, refusal.request_id), None):
+        if entry := self._closed(client, refusal.request_id):
             entry.queue_ms = _ms(now - entry.at)
             self._end(entry, None, f"refused:{refusal.reason}", now)
 
     def cancelled(self, client: str, request_id: str, now: float) -> None:
         """Its caller went before it was placed."""
-        if entry := self._open.pop((client, request_id), None):
+        if entry := self._closed(client, request_id):
             self._end(entry, None, "cancelled", now)
 
     def released(self, client: str, released: Released, now: float) -> None:
         """It is over, or its replica failed it."""
-        if entry := self._open.pop((client, released.request_id), None):
+        if entry := self._closed(client, released.request_id):
             self._end(entry, released, "failed" if released.failed else "done", now)
 
     def take(self, now: float) -> dict[str, list[Shape]]:
         """All that has ended since the last call, by model; forgets those whose end will never come."""
         while self._open:
-            key, entry = next(iter(self._open.items()))
+            (client, request_id), entry = next(iter(self._open.items()))
             if now - entry.at < FORGET_S:
                 break
-            del self._open[key]
+            self._closed(client, request_id)
             self.dropped += 1
         ended, self._ended = self._ended, {}
         self._ended_count = self._ended_hashes = 0
         return ended
 
+    def _closed(self, client: str, request_id: str) -> _Open | None:
+        """No longer under way; None when it was not followed."""
+        entry = self._open.pop((client, request_id), None)
+        if entry is not None:
+            self._open_hashes -= len(entry.blocks)
+        return entry
+
     def _end(self, entry: _Open, released: Released | None, outcome: str, now: float) -> None:
         if self._ended_count >= MAX_ENDED or self._ended_hashes + len(entry.blocks) > MAX_ENDED_HASHES:
             self.dropped += 1
             return
-        request = entry.request
         self._ended_count += 1
         self._ended_hashes += len(entry.blocks)
         shape = Shape(
             int((entry.at + self.wall_offset_s) * 1000),
-            request.tenant_id,
-            request.tier,
-            released.input_tokens if released and released.input_tokens > 0 else request.prompt_tokens,
+            entry.tenant_id,
+            entry.tier,
+            released.input_tokens if released and released.input_tokens > 0 else entry.prompt_tokens,
             max(0, released.cached_input_tokens) if released else 0,
-            max(0, released.output_tokens) if released else request.output_tokens,
-            entry.blocks,
+            max(0, released.output_tokens) if released else entry.output_tokens,
+            entry.blocks.tolist(),
             entry.block_tokens,
             entry.queue_ms,
             entry.ttft_ms,
             _ms(now - entry.at),
             outcome,
-            request.weight,
+            entry.weight,
         )
-        self._ended.setdefault(request.model, []).append(shape)
+        self._ended.setdefault(entry.model, []).append(shape)
 
 
 def thinned(blocks: Sequence[int], block_tokens: int) -> tuple[list[int], int]:
@@ -165,6 +192,15 @@ def thinned(blocks: Sequence[int], block_tokens: int) -> tuple[list[int], int]:
     size = block_tokens if block_tokens > 0 else TEXT_BLOCK_TOKENS
     step = max(1, COARSE_TOKENS // size)
     return list(blocks[step - 1 : step * MAX_HASHES : step]), size * step
+
+
+def _kept(request: PlaceRequest) -> tuple["array[int]", int]:
+    """Its thinned hashes in 8 bytes each; none when one of them is no 64-bit number, which no prompt has."""
+    blocks, block_tokens = thinned(request.blocks, request.block_tokens)
+    try:
+        return array("Q", blocks), block_tokens
+    except OverflowError:
+        return array("Q"), block_tokens
 
 
 def pack(shapes: list[Shape]) -> bytes:

@@ -1,6 +1,8 @@
 """Recorded requests in PostgreSQL: written in compressed batches, read by period, forgotten by age and size."""
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +18,8 @@ from scheduler import metrics
 from scheduler.shapes import Shape, ShapeBook, pack, unpack
 from scheduler.store_loop import StoreLoop
 from scheduler.tables import request_shapes
+
+log = logging.getLogger(__name__)
 
 STORE_EVERY_S = 5.0
 BATCH = 5_000
@@ -34,15 +38,18 @@ class ShapeStore(StoreLoop):
         super().__init__(database, "shapes of requests", every_s=every_s, failures=metrics.SHAPES_FAILURES)
         self._clock = clock
         self.book = ShapeBook(recording, self._wall_offset_s())
+        self._unpacked: deque[tuple[str, list[Shape]]] = deque()
+        """Batches taken from the book, with their model; the book is bounded itself and waits until they are packed."""
         self._rows: list[dict[str, Any]] = []
+        """Packed batches, oldest first."""
         self._counted = 0
+        self._lost = 0
+        """Requests dropped for want of room since rows were stored last."""
 
     async def write(self) -> None:
         """Pack what has ended, off the event loop, and store it; batches that are not stored are kept."""
         self.book.wall_offset_s = self._wall_offset_s()
-        for model, shapes in self.book.take(self._clock.monotonic()).items():
-            for start in range(0, len(shapes), BATCH):
-                self._rows.append(await asyncio.to_thread(_row, model, shapes[start : start + BATCH]))
+        await self._pack()
         self._bound()
         if not self._rows:
             return
@@ -51,13 +58,49 @@ class ShapeStore(StoreLoop):
             # A round whose commit was not confirmed is written again under the same ids.
             await connection.execute(insert(request_shapes).on_conflict_do_nothing(), rows)
         del self._rows[: len(rows)]
+        if self._lost:
+            log.warning("%s recorded requests were dropped while they could not be stored", self._lost)
+            self._lost = 0
+
+    async def close(self) -> None:
+        """Store what is left, if PostgreSQL answers; says how much is lost if it does not."""
+        await super().close()
+        left = sum(row["requests"] for row in self._rows) + sum(len(shapes) for _, shapes in self._unpacked)
+        if left:
+            log.warning("%s recorded requests are lost: they could not be stored before the end", left)
+
+    async def _pack(self) -> None:
+        """All that has ended into rows. Interrupted anywhere, nothing is lost: a batch leaves when its row is there."""
+        if not self._unpacked:
+            for model, shapes in self.book.take(self._clock.monotonic()).items():
+                for start in range(0, len(shapes), BATCH):
+                    self._unpacked.append((model, shapes[start : start + BATCH]))
+        while self._unpacked:
+            model, shapes = self._unpacked[0]
+            try:
+                row = await asyncio.to_thread(_row, model, shapes)
+            except (ValueError, OverflowError) as error:
+                # It will never fit into a row; those behind it must not wait for it.
+                log.warning("%s recorded requests of %r cannot be packed: %s", len(shapes), model, error)
+                self.book.dropped += len(shapes)
+            else:
+                self._rows.append(row)
+            self._unpacked.popleft()
 
     def _bound(self) -> None:
-        size = sum(len(row["data"]) for row in self._rows)
+        size, lost = sum(len(row["data"]) for row in self._rows), 0
         while size > MAX_UNSTORED_BYTES:
             row = self._rows.pop(0)
             size -= len(row["data"])
-            self.book.dropped += row["requests"]
+            lost += row["requests"]
+        if lost and not self._lost:
+            log.warning(
+                "%s recorded requests are dropped, the oldest first: %s bytes wait for PostgreSQL already",
+                lost,
+                f"{MAX_UNSTORED_BYTES:,}",
+            )
+        self._lost += lost
+        self.book.dropped += lost
         metrics.SHAPES_DROPPED.inc(self.book.dropped - self._counted)
         self._counted = self.book.dropped
 

@@ -1,13 +1,16 @@
 """Shapes of requests go from a running scheduler into PostgreSQL, and out again."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import msgspec
 from sqlalchemy import select, text
 
 from core.clock import SystemClock
 from core.db import Database
 from core.settings import Settings
 from jobs.work import forget_shapes as forget_job
+from scheduler import shapes_store
 from scheduler.shapes import Shape
 from scheduler.shapes_store import ShapeStore, forget_shapes, read_shapes, recorded_models
 from scheduler.tables import request_shapes
@@ -88,14 +91,56 @@ async def test_a_round_that_failed_is_stored_once_later(database: Database) -> N
     await away.close()
 
 
-async def test_while_postgresql_is_away_the_oldest_go_and_are_counted(monkeypatch) -> None:
+async def test_while_postgresql_is_away_the_oldest_go_and_are_counted(
+    database: Database, monkeypatch, caplog
+) -> None:
     away = Database(f"postgresql://nobody:x@127.0.0.1:{free_port()}/none", pool_size=1)
     monkeypatch.setattr("scheduler.shapes_store.MAX_UNSTORED_BYTES", 200)
     store = ShapeStore(away, SystemClock())
-    for _ in range(10):
-        await _put(store, "a", _shape(datetime.now(UTC)))
-    assert 5 <= store.book.dropped <= 9
+    for number in range(10):
+        await _put(store, "a", _shape(datetime.now(UTC), number))
+    dropped = store.book.dropped
+    assert 5 <= dropped <= 9
+    told = [record.getMessage() for record in caplog.records if "are dropped" in record.getMessage()]
+    assert len(told) == 1, "once, not at every round"
+    await store.close()
+    assert f"{10 - dropped} recorded requests are lost" in caplog.text
+    store.database = database
+    await store.store()
+    assert f"{dropped} recorded requests were dropped" in caplog.text
+    assert [shape.output_tokens for shape in await _read(database)] == list(range(dropped, 10))
     await away.close()
+
+
+async def test_a_round_that_ends_while_it_packs_loses_nothing(database: Database, monkeypatch) -> None:
+    store = ShapeStore(database, SystemClock())
+    monkeypatch.setattr("scheduler.shapes_store.BATCH", 2)
+    row, left = shapes_store._row, [2]
+
+    def interrupted(model: str, shapes: list[Shape]) -> dict[str, Any]:
+        left[0] -= 1
+        if left[0] == 0:
+            raise TimeoutError
+        return row(model, shapes)
+
+    monkeypatch.setattr("scheduler.shapes_store._row", interrupted)
+    now = datetime.now(UTC)
+    await _put(store, "a", *(_shape(now, number) for number in range(5)))
+    assert await _read(database) == []
+    await _put(store, "b", _shape(now, 5))
+    await store.store()
+    assert sorted(shape.output_tokens for shape in await _read(database)) == list(range(6))
+    assert store.book.dropped == 0
+
+
+async def test_a_batch_that_fits_no_row_stops_nobody(database: Database, caplog) -> None:
+    store = ShapeStore(database, SystemClock())
+    now = datetime.now(UTC)
+    await _put(store, "a", msgspec.structs.replace(_shape(now), at_ms=10**17))
+    await _put(store, "b", _shape(now))
+    assert len(await _read(database)) == 1
+    assert store.book.dropped == 1
+    assert "cannot be packed" in caplog.text
 
 
 async def test_a_name_that_no_column_holds_stops_nobody(database: Database) -> None:

@@ -1,5 +1,7 @@
 """Shapes of requests: what is noted, what is not, and how much of it is kept."""
 
+import sys
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -83,6 +85,32 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.Mo
         book.released(CLIENT, Released(str(number), "host/r0"), 2.0)
     assert len(book.take(3.0)[MODEL]) == 3
     assert book.dropped == 5
+
+
+def test_a_request_under_way_does_not_keep_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "MAX_OPEN_HASHES", 20)
+    book = _book()
+    asked = request("0", blocks=list(range(2**63, 2**63 + 64)), block_tokens=64)
+    held_before = sys.getrefcount(asked), sys.getrefcount(asked.blocks), sys.getrefcount(asked.blocks[7])
+    book.asked(CLIENT, asked, 1.0)
+    held = sys.getrefcount(asked), sys.getrefcount(asked.blocks), sys.getrefcount(asked.blocks[7])
+    assert held == held_before
+    for number in range(1, 4):
+        book.asked(CLIENT, request(str(number), blocks=list(range(64)), block_tokens=64), 1.0)
+    assert book.dropped == 2, "eight hashes of each: two fit into twenty"
+    book.released(CLIENT, Released("0", "host/r0"), 2.0)
+    book.asked(CLIENT, request("room again", blocks=list(range(64)), block_tokens=64), 3.0)
+    assert book.dropped == 2
+    assert book.take(4.0)[MODEL][0].blocks == list(range(2**63 + 7, 2**63 + 64, 8))
+    assert book.take(4.0 + shapes.FORGET_S) == {}
+    assert book._open_hashes == 0
+
+
+def test_hashes_that_are_none_are_left_out() -> None:
+    book = _book()
+    book.asked(CLIENT, request("r", blocks=[-1], block_tokens=512), 1.0)
+    book.released(CLIENT, Released("r", "host/r0"), 2.0)
+    assert book.take(3.0)[MODEL][0].blocks == []
 
 
 def test_hashes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
