@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scheduler.core.cost import cost_s, enough, patience_s, tokens_per_block, ttft_s
-from scheduler.core.pool import MIN_HIT_SHARE, Pool
+from scheduler.core.pool import Pool
 from scheduler.wire import PlaceRequest
 
 
@@ -54,7 +54,7 @@ def cached_tokens(request: PlaceRequest, pool: Pool, rows: Sequence[int]) -> dic
     among = 0
     for row in rows:
         among |= 1 << row
-    matches = pool.index.match(request.blocks, len(request.blocks) * MIN_HIT_SHARE, among)
+    matches = pool.match(request.blocks, among)
     if not matches:
         return {}
     each, most = tokens_per_block(request), request.prompt_tokens

@@ -5,11 +5,12 @@ The board (queues, clients) calls it for every event; policy reads it. Pure: tim
 
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import tokens_per_block
+from scheduler.core.mirror import Mirrored
 from scheduler.core.placements import Open
 from scheduler.core.policy import Blocked, Choice, Reason, Rng, place
-from scheduler.core.pool import MIN_HIT_SHARE, Pool
+from scheduler.core.pool import Pool
 from scheduler.core.predict import Report
-from scheduler.core.prefix import Exact, Mirrored, PrefixSource
+from scheduler.core.prefix import Exact, PrefixSource
 from scheduler.core.replica import Fixed, Learnt, Load, Replica
 from scheduler.wire import PlaceRequest, Released
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
@@ -104,8 +105,9 @@ class Fleet:
     def best_hit(self, request: PlaceRequest) -> int:
         """Prompt tokens of `request` that some replica of its model is believed to hold; the fair queue asks."""
         pool = self._pools.get(request.model)
-        least = len(request.blocks) * MIN_HIT_SHARE
-        longest = pool.index.longest(request.blocks, least) if pool is not None else 0
+        longest = (
+            max([depth for _, depth in pool.match(request.blocks)], default=0) if pool is not None else 0
+        )
         return min(request.prompt_tokens, int(longest * tokens_per_block(request)))
 
     def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:
@@ -262,7 +264,7 @@ class Fleet:
         most = self.config.max_replica_blocks
         if status.prefix_kind == "tokens":
             return Exact(pool.index, 1 << row, 0, most, self.config.belief_grace_s)
-        return Mirrored(pool.index, 1 << row, 0, most)
+        return Mirrored(pool.tree, row, 0, most)
 
     def _forget(self, replica_id: str) -> str:
         replica = self.replicas.pop(replica_id)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from scheduler.core import few
 from scheduler.core.cost import Vector, cost_s, enough, patience_s, tokens_per_block, ttft_s
-from scheduler.core.pool import MIN_HIT_SHARE, Pool
+from scheduler.core.pool import Pool
 from scheduler.core.predict import MIN_TTFT_S
 from scheduler.core.replica import Replica
 from scheduler.wire import PlaceRequest
@@ -140,7 +140,7 @@ def score(request: PlaceRequest, pool: Pool, now: float) -> Scores:
 
 def cached_tokens(request: PlaceRequest, pool: Pool) -> Vector | None:
     """Prompt tokens believed cached per row; None when no replica holds any."""
-    matches = pool.index.match(request.blocks, len(request.blocks) * MIN_HIT_SHARE)
+    matches = pool.match(request.blocks)
     if not matches:
         return None
     return pool.hits(matches, tokens_per_block(request), request.prompt_tokens)

@@ -3,7 +3,7 @@
 `Replica` and `Load` are the truth; `figures` holds what the score needs of each, computed anew whenever one changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import Figures, Vector
 from scheduler.core.predict import step_s
 from scheduler.core.prefix_index import PrefixIndex
+from scheduler.core.prefix_tree import PrefixTree
 from scheduler.core.replica import Replica
 from workers.wire import ReplicaState, Targets
 
@@ -27,11 +28,14 @@ BITS_BY_HAND = 12
 
 
 class Pool:
-    """Columns of all replicas of one model, and the index of the prefixes they hold. A freed row is used again."""
+    """Columns of all replicas of one model, and what prefixes they hold. A freed row is used again."""
 
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config
         self.index = PrefixIndex()
+        """Of the replicas whose engines tell what they hold ..."""
+        self.tree = PrefixTree()
+        """... and of those that it is guessed of."""
         self.targets = Targets()
         self.prefill_rate = 1.0
         """R of the replica heard of last: what a request's own prefill is measured by."""
@@ -179,6 +183,12 @@ class Pool:
         gain = self.config.typical_gain
         self.typical_uncached += gain * (uncached - self.typical_uncached)
         self.typical_output += gain * (output - self.typical_output)
+
+    def match(self, blocks: Sequence[int], among: int = -1) -> list[tuple[int, int]]:
+        """Which of the rows `among` (bits) hold how many leading blocks of a chain, if it is worth looking for."""
+        least = len(blocks) * MIN_HIT_SHARE
+        found = self.tree.match(blocks, least, among)
+        return found + self.index.match(blocks, least, among) if len(self.index) else found
 
     def hits(self, matches: list[tuple[int, int]], tokens_per_block: float, most: int) -> Vector:
         """Cached tokens of a prompt per row, from a match in the index; never more than `most`."""

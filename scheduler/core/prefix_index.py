@@ -7,8 +7,7 @@ blocks is a cache miss of the processor, so their number is what a decision cost
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from operator import itemgetter
 
 FINE_DEPTH = 32
@@ -30,9 +29,6 @@ def _ruler() -> tuple[int, ...]:
 
 RULER = _ruler()
 """Depths (1 = the first block) at which chains are marked."""
-SPANS = (1, *(deeper - depth for depth, deeper in pairwise(RULER)))
-"""Blocks since the mark before, for each of RULER."""
-
 
 _AT_MARKS = tuple(itemgetter(*[depth - 1 for depth in RULER[: count + 1]]) for count in range(1, len(RULER)))
 """Takes a chain's first n marks out of its blocks at once, n from 2 on."""
@@ -53,15 +49,6 @@ def marks(blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
     return hashes, depths
 
 
-def spanned(blocks: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
-    """As `marks`, with the blocks that each mark stands for: those since the mark before it."""
-    hashes, depths = marks(blocks)
-    count = len(depths)
-    if depths and depths[-1] != RULER[count - 1]:
-        return hashes, depths, (*SPANS[: count - 1], depths[-1] - depths[-2])
-    return hashes, depths, SPANS[:count]
-
-
 class PrefixIndex:
     """Block hash -> replicas (bits) believed to hold the chain up to that block."""
 
@@ -79,16 +66,6 @@ class PrefixIndex:
         """The replica `bit` holds `block`."""
         holders = self._holders
         holders[block] = holders.get(block, 0) | bit
-
-    def add_new(self, blocks: Sequence[int], known: Container[int], bit: int) -> list[int]:
-        """The replica `bit` holds those of `blocks` that are not `known`; their places among them."""
-        new = [place for place, block in enumerate(blocks) if block not in known]
-        holders = self._holders
-        get = holders.get
-        for place in new:
-            block = blocks[place]
-            holders[block] = get(block, 0) | bit
-        return new
 
     def drop(self, block: int, bit: int) -> None:
         """The replica `bit` does not hold `block` (any more)."""
@@ -123,17 +100,3 @@ class PrefixIndex:
                 alive = still
         found.append((alive, depths[place]))
         return found
-
-    def longest(self, blocks: Sequence[int], least: float = 1) -> int:
-        """Leading blocks that whoever holds most of the chain holds, as `match` finds them; 0 = fewer than `least`."""
-        if not blocks:
-            return 0
-        hashes, depths = marks(blocks)
-        first = bisect_left(depths, least)
-        alive, place = -1, first
-        for place, holders in enumerate(map(self._holders.get, hashes[first:]), first):
-            if holders != alive:
-                alive = alive & holders if holders else 0
-                if not alive:
-                    return depths[place - 1] if place > first else 0
-        return depths[place]

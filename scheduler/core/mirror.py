@@ -1,0 +1,193 @@
+"""What a replica's prefix cache is guessed to hold: an LRU of the prompts that were routed there (DESIGN §6)."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from scheduler.core.prefix import NEVER
+from scheduler.core.prefix_index import RULER
+from scheduler.core.prefix_tree import DEPTHS, Node, PrefixTree, Touch, count_marks
+from workers.wire import KvDelta
+
+OVERFILL = 1.25
+"""How far a mirror may grow beyond its bounds until the next `trim`."""
+MAX_LOG = 2
+"""Uses in the log per mark remembered, beyond which the log is written anew ..."""
+MIN_LOG = 256
+"""... but not for fewer than this many."""
+BLOCK_TOKENS_GAIN = 0.05
+
+
+class Mirrored:
+    """An LRU of routed prompts, sized like the replica's KV cache, in the tree of its model.
+
+    The end of a chain ages first, as in vLLM, so what is held is always whole prefixes. Answers take room too, though
+    nobody knows their hashes. LRU: if the engine has lost what was used at t, it has lost all that was used before.
+
+    A use is written down once for each node of its chain; nodes used again since are passed over when it is the
+    oldest. The work of forgetting is left to `trim`.
+    """
+
+    def __init__(self, tree: PrefixTree, row: int, room_tokens: int, max_entries: int) -> None:
+        self.room_tokens = room_tokens
+        self.max_entries = max_entries
+        self._tree = tree
+        self._row = row
+        self._touches: deque[Touch] = deque()
+        """Uses, oldest first."""
+        self._marks = 0
+        self._blocks = 0
+        self._answer_tokens = 0
+        self._block_tokens = 1.0
+        """Tokens per block: a running mean, since text blocks hold more or fewer."""
+
+    def __len__(self) -> int:
+        return self._marks
+
+    @property
+    def tokens(self) -> int:
+        """Tokens believed cached."""
+        return int(self._blocks * self._block_tokens) + self._answer_tokens
+
+    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> float:
+        """Believed from the moment of routing: the engine serves in order, so who comes later finds it."""
+        if not blocks:
+            return NEVER
+        before = self._use(blocks, block_tokens, 0, now)
+        if self._marks > OVERFILL * self.max_entries or self.tokens > OVERFILL * self.room_tokens:
+            self.trim(now)
+        return before
+
+    def prefilled(self, blocks: Sequence[int], now: float) -> None:
+        """Nothing new: it was believed when it was routed."""
+
+    def ended(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
+        """The engine's LRU counts from the end of a request, not from its beginning."""
+        if blocks or answer_tokens:
+            self._use(blocks, block_tokens, answer_tokens, now)
+        self.trim(now)
+
+    def given_up(self, blocks: Sequence[int], known_tokens: int, block_tokens: float, now: float) -> None:
+        """Forget the part of the chain that was still to be prefilled."""
+        kept = 0
+        while kept < count_marks(blocks) and RULER[kept] * block_tokens <= known_tokens:
+            kept += 1
+        for node, _ in reversed(self._tree.path(blocks)):
+            if self._row in node.used:
+                self._shorten(node, max(0, kept - node.start))
+
+    def failed(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
+        """It may have restarted: nothing is believed."""
+        self.clear()
+
+    def missed(self, used_at: float) -> None:
+        """Forget what was last used at `used_at` or before."""
+        while self._touches and self._touches[0].at <= used_at:
+            touch = self._touches.popleft()
+            self._answer_tokens -= touch.answer_tokens
+            while (node := self._last_used(touch)) is not None:
+                self._shorten(node, 0)
+
+    def apply(self, delta: KvDelta) -> None:
+        """Only a cleared cache is believed: the engine's hashes are not those of text blocks."""
+        if delta.cleared:
+            self.clear()
+
+    def trim(self, now: float) -> None:
+        """Push out the oldest until it fits, and drop from the log what has been used again."""
+        while self._touches and (self.tokens > self.room_tokens or self._marks > self.max_entries):
+            self._forget_oldest()
+        if len(self._touches) > MAX_LOG * (self._marks + MIN_LOG):
+            self._touches = deque(
+                touch
+                for touch in self._touches
+                if touch.answer_tokens or self._last_used(touch) is not None
+            )
+
+    def clear(self) -> None:
+        """The engine restarted."""
+        self.missed(float("inf"))
+
+    def _use(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> float:
+        """Write down a use of a chain; when its first block was used before."""
+        touch = Touch(now, None, answer_tokens)
+        self._touches.append(touch)
+        self._answer_tokens += answer_tokens
+        if not blocks:
+            return NEVER
+        gain = BLOCK_TOKENS_GAIN if self._block_tokens > 1.0 else 1.0
+        self._block_tokens += gain * (block_tokens - self._block_tokens)
+        tree, row = self._tree, self._row
+        path = tree.path(blocks)
+        if path and path[-1][1] < len(path[-1][0].hashes):
+            path[-1] = tree.split(*path[-1]), path[-1][1]
+        before = path[0][0].used.get(row) if path else None
+        used_at = before.at if before is not None else NEVER
+        for node, _ in path:
+            self._hold(node, touch)
+        leaf = path[-1][0] if path else None
+        reached, most = (leaf.start + len(leaf.hashes) if leaf is not None else 0), count_marks(blocks)
+        if reached < most:
+            added = tuple([blocks[depth - 1] for depth in RULER[reached:most]])
+            if leaf is not None and not leaf.children and len(leaf.used) == 1:
+                leaf.hashes += added
+                self._count(reached, most)
+            else:
+                leaf = tree.add(added, reached, leaf)
+                self._hold(leaf, touch)
+        touch.leaf = leaf
+        return used_at
+
+    def _hold(self, node: Node, touch: Touch) -> None:
+        """This replica holds all of a node from now on."""
+        row, start = self._row, node.start
+        if row not in node.used:
+            node.holders |= 1 << row
+            self._count(start, start + len(node.hashes))
+        elif row in node.partial:
+            node.holders |= 1 << row
+            self._count(start + node.partial.pop(row), start + len(node.hashes))
+        node.used[row] = touch
+
+    def _count(self, begin: int, end: int) -> None:
+        self._marks += end - begin
+        self._blocks += DEPTHS[end] - DEPTHS[begin]
+
+    def _forget_oldest(self) -> None:
+        """Of the oldest use, the answer first, which follows its prompt, then the prompt from its end."""
+        touch = self._touches[0]
+        if touch.answer_tokens:
+            self._answer_tokens -= touch.answer_tokens
+            touch.answer_tokens = 0
+            return
+        node = self._last_used(touch)
+        if node is None:
+            self._touches.popleft()
+            return
+        held, start = node.held(self._row), node.start
+        marks, most, room = self._marks, self.max_entries, self.room_tokens - self._answer_tokens
+        blocks, each = self._blocks, self._block_tokens
+        while held and (int(blocks * each) > room or marks > most):
+            held -= 1
+            marks -= 1
+            blocks -= DEPTHS[start + held + 1] - DEPTHS[start + held]
+        self._shorten(node, held)
+
+    def _last_used(self, touch: Touch) -> Node | None:
+        """The deepest node whose last use this is; those below it are passed over for good."""
+        node, row = touch.leaf, self._row
+        while node is not None and node.used.get(row) is not touch:
+            node = node.parent
+        touch.leaf = node
+        return node
+
+    def _shorten(self, node: Node, kept: int) -> None:
+        """This replica holds no more than the first `kept` marks of a node that it uses."""
+        held = node.held(self._row)
+        if held <= kept:
+            return
+        self._count(node.start + held, node.start + kept)
+        if kept:
+            node.partial[self._row] = kept
+            node.holders &= ~(1 << self._row)
+        else:
+            self._tree.release(node, self._row)
