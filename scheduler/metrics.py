@@ -66,6 +66,9 @@ PREFIX_ENTRIES = Gauge(
     "penstock_scheduler_prefix_entries", "Prefix marks remembered of a model's replicas", ["model"]
 )
 KV_EVENTS_REFUSED = Counter("penstock_scheduler_kv_events_refused", "Frames of KV events not taken", ["why"])
+KV_RESYNCS = Counter(
+    "penstock_scheduler_kv_resyncs", "Times an agent was asked for all of a cache: what it said had a gap"
+)
 REPLICAS_REFUSED = Counter(
     "penstock_scheduler_replicas_refused", "Reports of replicas not taken: a capacity or target is no figure"
 )

@@ -35,7 +35,7 @@ from scheduler.sessions import Session, TokenCheck
 from scheduler.shapes import ShapeBook
 from scheduler.views import HostBook, pool_snapshot
 from scheduler.wire import PlaceRequest, PlanView, PoolSnapshot, Released
-from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand
+from workers.wire import CommandResult, Heartbeat, KvDelta, KvResync, ReplicaCommand
 
 TICK_S = 0.1
 SNAPSHOT_S = 1.0
@@ -198,6 +198,8 @@ class SchedulerService:
                 self._hosts.heard(message, now)
                 if self._host_hours is not None:
                     self._host_hours.heard(message)
+                for status in message.replicas:
+                    self._resync(session, status.replica_id, now)
                 if self._counters is not None:
                     self._counters.heard(message, self.board.placements_on)
             case CommandResult():
@@ -271,6 +273,13 @@ class SchedulerService:
             metrics.KV_EVENTS_REFUSED.labels("too_many").inc()
         else:
             self.board.fleet.kv_events(delta)
+            self._resync(session, delta.replica_id, self._clock.monotonic())
+
+    def _resync(self, session: Session, replica_id: str, now: float) -> None:
+        """Ask an agent for everything where some of what it said has not been heard."""
+        if self.board.fleet.must_ask(replica_id, now):
+            metrics.KV_RESYNCS.inc()
+            session.send(KvResync(replica_id))
 
     def _command(self, session: Session, command: ReplicaCommand) -> None:
         replica = self.board.fleet.replicas.get(command.replica_id)

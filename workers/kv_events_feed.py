@@ -19,7 +19,8 @@ class KvFeed:
         self.live = False
         """Whether this boot's events have been followed from a known point on."""
         self.told = False
-        """Whether the scheduler, on this connection, has heard of this boot: deltas it cannot place are lost."""
+        """Whether the scheduler, on this connection, has heard that this boot is matched by `tokens`: deltas that it
+        cannot place are lost."""
         self.blocks = BlockMap()
         self._changed = changed
         self._seq = 0
@@ -106,12 +107,24 @@ class KvOutbox:
             feed.resend()
 
     def told(self, beat: Heartbeat) -> None:
-        """A heartbeat is on its way: what follows it on the connection may be about its boots."""
+        """A heartbeat is on its way: what follows it on the connection may be about its boots.
+
+        The scheduler begins with nothing whenever a replica comes to be matched by `tokens`.
+        """
         for status in beat.replicas:
             feed = self._feeds.get(status.replica_id)
-            if feed is not None and feed.boot_id == status.boot_id and not feed.told:
-                feed.told = True
-                self.changed.set()
+            if feed is None or feed.boot_id != status.boot_id:
+                continue
+            exact = status.prefix_kind == "tokens"
+            if exact and not feed.told:
+                feed.resend()
+            feed.told = exact
+
+    def resend(self, replica_id: str) -> None:
+        """The scheduler has missed something: say again all that a replica's cache holds."""
+        feed = self._feeds.get(replica_id)
+        if feed is not None:
+            feed.resend()
 
     def take(self) -> list[KvDelta]:
         """Everything there is to say now."""

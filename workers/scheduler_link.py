@@ -1,7 +1,7 @@
 """The agent's connection to the scheduler: heartbeats and cache changes out, commands in, for ever reconnecting.
 
 The agent runs its engines whether or not there is a scheduler; a heartbeat carries everything and the first deltas of
-a connection say all that is cached, so nothing is queued.
+a connection say all that is cached, so nothing is queued; so do those after the scheduler asks for it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import msgspec
 
 from core.framing import FrameTooLarge, pack, read_frame
 from workers.kv_events_feed import KvOutbox
-from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand
+from workers.wire import AgentHello, CommandResult, Heartbeat, KvResync, ReplicaCommand
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ COALESCE_S = 0.015
 """Changes of prefix caches are gathered for this long: a busy engine publishes at every step."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_commands = msgspec.msgpack.Decoder(ReplicaCommand)
+_commands = msgspec.msgpack.Decoder(ReplicaCommand | KvResync)
 
 
 class SchedulerLink:
@@ -114,6 +114,9 @@ class SchedulerLink:
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             command = _commands.decode(await read_frame(reader))
+            if isinstance(command, KvResync):
+                self._outbox.resend(command.replica_id)
+                continue
             task = asyncio.create_task(self._answer(command, writer))
             self._commands.add(task)
             task.add_done_callback(self._commands.discard)

@@ -155,11 +155,21 @@ class KvDelta(msgspec.Struct, tag="kv_delta"):
     replica_id: str
     boot_id: str
     seq: int
-    """Counts up by one per delta of a boot; after a gap or a reconnection the agent sends `cleared` and everything."""
+    """Counts up by one per delta of a boot; after a reconnection or a KvResync the agent sends `cleared` and
+    everything, in as many deltas as it takes."""
     stored: list[int] = []
     removed: list[int] = []
     cleared: bool = False
     """Forget everything known of the replica first."""
+
+
+class KvResync(msgspec.Struct, tag="kv_resync"):
+    """Scheduler to agent: say again all that a replica's prefix cache holds; deltas of it have gone missing.
+
+    An agent that does not know this frame closes the connection, and says everything on the next one.
+    """
+
+    replica_id: str
 
 
 class ReplicaCommand(msgspec.Struct, tag="replica_command"):

@@ -85,6 +85,13 @@ class Fleet:
         if replica is not None and replica.status.boot_id == delta.boot_id:
             replica.prefix.apply(delta)
 
+    def must_ask(self, replica_id: str, now: float) -> bool:
+        """Whether the replica's agent should be asked now to say all that its engine holds: deltas have gone missing,
+        or the replica was found on a connection that had told everything before."""
+        replica = self.replicas.get(replica_id)
+        exact = replica.prefix if replica is not None else None
+        return isinstance(exact, Exact) and exact.must_ask(now)
+
     # What is read
 
     def of(self, model: str) -> list[Replica]:

@@ -12,6 +12,10 @@ from scheduler.core.prefix_index import Numbers, PrefixIndex, marks
 from workers.wire import KvDelta
 
 NEVER = float("-inf")
+RESYNC_S = 5.0
+"""An agent says by itself all that an engine holds, right after the heartbeat that names it; one that has not within
+this, or not after it was asked, is asked (again)."""
+OUT_OF_STEP = -1
 
 
 class PrefixSource(Protocol):
@@ -74,11 +78,19 @@ class Exact:
         self.grace_s = grace_s
         self.dropped = 0
         """Blocks the engine stored that did not fit in our bound."""
+        self._seq = OUT_OF_STEP
+        """Number of the last delta; OUT_OF_STEP = one is missing, or nothing has been heard yet."""
+        self._ask_at: float | None = None
+        """When to ask the agent for everything; None = a time is set at the next look."""
+        self._asked = False
         self._index = index
         self._bit = bit
         self._held: set[int] = set()
         self._pledged: dict[int, int] = {}
         """Block -> prompts on their way that bring it."""
+        self._on_way: dict[int, tuple[Sequence[int], int]] = {}
+        """By the identity of a chain: it, and how many prompts with it are on their way. One that was pledged before
+        `clear`, or to another belief, withdraws nothing of those that came after it."""
         self._leaving: deque[tuple[float, Numbers]] = deque()
         """Pledges that end, by when."""
 
@@ -102,12 +114,13 @@ class Exact:
             if not count and block not in self._held:
                 index.add(block, bit)
             pledged[block] = count + 1
+        self._on_way[id(blocks)] = (blocks, self._on_way.get(id(blocks), (blocks, 0))[1] + 1)
         return NEVER
 
     def prefilled(self, blocks: Sequence[int], now: float) -> None:
         """The engine's event is under way: the belief ends a little later."""
-        if blocks:
-            self._leaving.append((now + self.grace_s, marks(blocks)[0]))
+        if pledged := self._arrived(blocks):
+            self._leaving.append((now + self.grace_s, pledged))
         self._expire(now)
 
     def ended(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
@@ -116,20 +129,24 @@ class Exact:
 
     def given_up(self, blocks: Sequence[int], known_tokens: int, block_tokens: float, now: float) -> None:
         """Its belief ends now."""
-        self._withdraw(marks(blocks)[0])
+        self._withdraw(self._arrived(blocks))
         self._expire(now)
 
     def failed(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
         """What the engine holds it says itself, and only once: an engine that restarted has another boot."""
         if not prefilled:
-            self._withdraw(marks(blocks)[0])
+            self._withdraw(self._arrived(blocks))
         self._expire(now)
 
     def missed(self, used_at: float) -> None:
         """The engine's own events will tell."""
 
     def apply(self, delta: KvDelta) -> None:
-        """Stored and removed blocks, and what was there before if it was cleared."""
+        """Stored and removed blocks, and what was there before if it was cleared.
+
+        After a gap they are the best that is known until the agent has said everything again.
+        """
+        self._number(delta)
         held, index, bit, pledged = self._held, self._index, self._bit, self._pledged
         if delta.cleared:
             for block in held:
@@ -158,7 +175,36 @@ class Exact:
             self._index.drop(block, self._bit)
         self._held.clear()
         self._pledged.clear()
+        self._on_way.clear()
         self._leaving.clear()
+        self._seq, self._ask_at, self._asked = OUT_OF_STEP, None, False
+
+    def must_ask(self, now: float) -> bool:
+        """Whether the agent should be asked now for all that the engine holds; asking is then taken for done."""
+        if self._seq != OUT_OF_STEP:
+            return False
+        if self._ask_at is None:
+            self._ask_at = now + RESYNC_S
+        if now < self._ask_at:
+            return False
+        self._ask_at, self._asked = now + RESYNC_S, True
+        return True
+
+    def _number(self, delta: KvDelta) -> None:
+        """Notices deltas that went missing; those that were under way when the agent was asked are no news."""
+        if delta.cleared or (self._seq != OUT_OF_STEP and delta.seq == self._seq + 1):
+            self._seq, self._asked = delta.seq, False
+            return
+        if not self._asked:
+            self._ask_at = NEVER
+        self._seq = OUT_OF_STEP
+
+    def _arrived(self, blocks: Sequence[int]) -> Numbers:
+        """The marks that a prompt pledged, which is on its way no longer; none when nothing is known of it."""
+        chain, prompts = self._on_way.pop(id(blocks), (blocks, 0))
+        if prompts > 1:
+            self._on_way[id(blocks)] = (chain, prompts - 1)
+        return marks(blocks)[0] if prompts else ()
 
     def _expire(self, now: float) -> None:
         while self._leaving and self._leaving[0][0] <= now:

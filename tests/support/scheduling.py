@@ -18,6 +18,7 @@ from workers.wire import (
     Capacity,
     CommandResult,
     Heartbeat,
+    KvResync,
     ReplicaCommand,
     ReplicaState,
     ReplicaStatus,
@@ -76,6 +77,7 @@ class FakeAgent:
         self.port, self.name = port, name
         self.replicas = list(replicas)
         self.commands: list[ReplicaCommand] = []
+        self.resyncs: list[KvResync] = []
         self.answers = True
         self.silent = False
         self.seq = 0
@@ -117,7 +119,10 @@ class FakeAgent:
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            command = msgspec.msgpack.decode(await read_frame(reader), type=ReplicaCommand)
+            command = msgspec.msgpack.decode(await read_frame(reader), type=ReplicaCommand | KvResync)
+            if isinstance(command, KvResync):
+                self.resyncs.append(command)
+                continue
             self.commands.append(command)
             if self.answers:
                 self._send(writer, CommandResult(command.command_id, True, f"{command.action} done"))

@@ -15,7 +15,7 @@ from scheduler.wire import Placement, Released
 from tests.support.ports import free_port
 from tests.support.scheduling import MODEL, agent, client, replica, request, service
 from tests.support.waiting import until
-from workers.wire import KvDelta, ReplicaCommand, ReplicaState
+from workers.wire import KvDelta, KvResync, ReplicaCommand, ReplicaState
 
 
 def released(placement: Placement, **fields) -> Released:
@@ -304,6 +304,31 @@ async def test_kv_events_are_taken_from_the_replicas_own_agent_only_and_bounded(
         scheduler.from_agent(own, KvDelta("host/none", "boot-1", 1))
         scheduler.from_agent(stranger, fine)
         assert taken == [fine]
+
+
+async def test_an_agent_whose_events_have_a_gap_is_asked_for_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[KvResync] = []
+    async with service() as scheduler, agent(scheduler.port, replica(prefix_kind="tokens")):
+        await until(lambda: scheduler.board.fleet.replicas)
+        own = scheduler._agents["agent-1"]
+        monkeypatch.setattr(own, "send", asked.append)
+        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 1, stored=[1], cleared=True))
+        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 2, stored=[2]))
+        assert asked == []
+        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 4, stored=[4]))
+        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 5, stored=[5]))
+        assert asked == [KvResync("host/r0")]
+
+
+async def test_an_agent_that_has_told_everything_before_is_asked_at_a_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler.core.prefix.RESYNC_S", 0.0)
+    async with service() as scheduler, agent(scheduler.port, replica(prefix_kind="tokens")) as told:
+        await until(lambda: told.resyncs)
+        assert told.resyncs[0] == KvResync("host/r0")
 
 
 async def test_metrics_name_bands_predictions_and_tenants() -> None:

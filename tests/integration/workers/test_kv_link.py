@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from core.framing import read_frame
+from core.framing import pack, read_frame
 from tests.support.kv_publisher import BLOCK, removed, stored
 from workers.kv_events_feed import KvOutbox
 from workers.scheduler_link import SchedulerLink
@@ -17,6 +17,7 @@ from workers.wire import (
     CommandResult,
     Heartbeat,
     KvDelta,
+    KvResync,
     ReplicaCommand,
     ReplicaState,
     ReplicaStatus,
@@ -55,6 +56,11 @@ class Scheduler:
             self._writer.close()
             await self._writer.wait_closed()
 
+    def ask(self, message: msgspec.Struct) -> None:
+        """Send the agent something."""
+        assert self._writer is not None
+        self._writer.write(pack(msgspec.msgpack.encode(message)))
+
     async def frame(self) -> object:
         """The next frame of this connection."""
         assert self._reader is not None
@@ -81,6 +87,7 @@ async def agent() -> AsyncIterator[tuple[Scheduler, KvOutbox]]:
         status = ReplicaStatus(
             "h/m-0", "m", "http://h", "vllm", feed.boot_id, ReplicaState.READY, Capacity(1, 1, 1)
         )
+        status.prefix_kind = "tokens"
         return Heartbeat("a", "h", "b", 1, "here", "local-cpu", 0, [status], {})
 
     async def obey(command: ReplicaCommand) -> CommandResult:
@@ -119,3 +126,18 @@ async def test_everything_again_after_a_reconnection(agent: tuple[Scheduler, KvO
     delta = await scheduler.delta()
     assert (delta.boot_id, delta.seq, delta.cleared) == ("boot-2", 1, True)
     assert set(delta.stored) == own(ONE)
+
+
+async def test_everything_again_when_the_scheduler_asks(agent: tuple[Scheduler, KvOutbox]) -> None:
+    scheduler, outbox = agent
+    feed = outbox.feed("h/m-0")
+    feed.begin("boot-1")
+    feed.live = True
+    feed.apply([stored(ONE)])
+    await scheduler.next_connection()
+    await scheduler.delta()
+    feed.apply([stored(TWO)])
+    assert (await scheduler.delta()).cleared is False
+    scheduler.ask(KvResync("h/m-0"))
+    delta = await scheduler.delta()
+    assert (delta.cleared, delta.seq, set(delta.stored)) == (True, 3, own(ONE) | own(TWO))

@@ -24,10 +24,11 @@ def direct(tokens: list[int], salt: str) -> list[int]:
     return token_block_hashes(packed(tokens), BLOCK, salt)
 
 
-def beat(feed: KvFeed) -> Heartbeat:
+def beat(feed: KvFeed, kind: str = "tokens") -> Heartbeat:
     status = ReplicaStatus(
         feed.replica_id, "m", "http://h", "vllm", feed.boot_id, ReplicaState.READY, Capacity(1, 1, 1)
     )
+    status.prefix_kind = kind
     return Heartbeat("a", "h", "b", 1, "here", "local-cpu", 0, [status], {})
 
 
@@ -189,6 +190,37 @@ def test_nothing_is_said_before_the_scheduler_knows_the_boot() -> None:
     feed.begin("boot-2")
     feed.live = True
     outbox.told(heard)
+    assert outbox.take() == []
+
+
+def test_everything_is_said_when_it_is_asked_for() -> None:
+    outbox, feed = live_feed()
+    feed.apply([stored(list(range(2 * BLOCK)))])
+    belief = known(outbox.take())
+    feed.apply([stored([9] * BLOCK)])
+    outbox.take()  # lost
+    outbox.changed.clear()
+    outbox.resend("h/another")
+    assert outbox.take() == []
+    outbox.resend("h/m-0")
+    assert outbox.changed.is_set()
+    [delta] = outbox.take()
+    assert (delta.cleared, delta.seq) == (True, 3)
+    assert known([delta], belief) == set(feed.blocks.own_hashes())
+
+
+def test_a_replica_that_comes_to_be_matched_by_tokens_says_everything() -> None:
+    """The scheduler takes no token blocks before, and begins with nothing when a heartbeat says so."""
+    outbox, feed = live_feed()
+    outbox.take()
+    outbox.told(beat(feed, "text"))
+    feed.apply([stored(list(range(BLOCK)))])
+    assert outbox.take() == []
+    for _ in range(2):
+        outbox.told(beat(feed))
+    [delta] = outbox.take()
+    assert (delta.cleared, delta.stored) == (True, direct(list(range(BLOCK)), ""))
+    outbox.told(beat(feed))
     assert outbox.take() == []
 
 
