@@ -94,6 +94,8 @@ class SchedulerService:
         self._sessions: set[Session] = set()
         self._funerals: dict[str, asyncio.TimerHandle] = {}
         self._changed = True
+        self._going_on = False
+        """Another round of decisions is due in the next turn of the loop."""
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
@@ -217,6 +219,9 @@ class SchedulerService:
             metrics.DECISION_SECONDS.observe(spent_s)
             for decision in decisions:
                 self._tell(decision)
+        if self.board.unfinished and not self._going_on:
+            self._going_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
 
     def left(self, session: Session) -> None:
         """Nobody waits for a lost client's answers; its placements die a little later."""
@@ -234,6 +239,11 @@ class SchedulerService:
             self._funerals[session.name] = loop.call_later(CLIENT_GRACE_S, self._bury, session.name)
 
     # Inside
+
+    def _go_on(self) -> None:
+        """The next part of a dispatch that was cut short, once everybody else had a turn."""
+        self._going_on = False
+        self.settle()
 
     def _bury(self, name: str) -> None:
         self._funerals.pop(name, None)

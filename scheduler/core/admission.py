@@ -25,6 +25,8 @@ class Warm:
     slots: int
     kv_tokens: int
     ttft_target_s: float
+    largest_kv_tokens: int = 0
+    """Of the model's replicas, warm or not, the largest KV cache; 0 = not known."""
 
 
 class DrainMeter:

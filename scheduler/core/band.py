@@ -9,13 +9,16 @@ is, which costs no other tenant anything.
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from itertools import islice
 
 from scheduler.core.queue import Line, Ticket
 from scheduler.core.rules import QueueRules
 
 Hits = Callable[[Ticket], int]
 """How many prompt tokens of a ticket are cached somewhere."""
+MAX_PASSED = 16
+"""When so many at the head of a line are passed over, its others wait with them: the next line is looked at."""
 
 
 class Band:
@@ -92,7 +95,7 @@ class Band:
     # Who goes next
 
     def pick(
-        self, late_before: float, kv_tokens: int, hits: Hits, passed: set[Ticket], strict: bool
+        self, late_before: float, kv_tokens: int, hits: Hits, passed: Container[Ticket], strict: bool
     ) -> Ticket | None:
         """Whose turn it is, leaving out those that were `passed` over; None when there is nobody (else).
 
@@ -209,11 +212,9 @@ class Band:
             self.lines.pop(self._idle.popitem(last=False)[0], None)
 
 
-def _next(line: Line, late_before: float, late_every: int, passed: set[Ticket]) -> Ticket | None:
+def _next(line: Line, late_before: float, late_every: int, passed: Container[Ticket]) -> Ticket | None:
     """Who of a line goes next, were those that were passed over not there."""
-    if not passed:
-        return line.next(late_before, late_every)
     ticket = line.next(late_before, late_every)
     if ticket not in passed:
         return ticket
-    return next((other for other in line if other not in passed), None)
+    return next((other for other in islice(line, MAX_PASSED) if other not in passed), None)

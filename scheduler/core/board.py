@@ -16,6 +16,7 @@ from scheduler.core.placements import Open
 from scheduler.core.policy import Choice, Rng
 from scheduler.core.predict import Accuracy
 from scheduler.core.queue import QueueOutcome, Ticket
+from scheduler.core.queue_view import queue_view
 from scheduler.core.rules import BANDS, BoardConfig
 from scheduler.messages import Announce, OpenPlacement, PlaceRefused, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, QueueView, Released
@@ -65,6 +66,8 @@ class Board:
         self._grace_ends = now + grace_s
         self._seq = 0
         self._dirty: set[str] = set()
+        self.unfinished = False
+        """The last dispatch has put off some work so as not to take long: call it again soon."""
         self._decisions: list[Decision] = []
 
     # What agents say
@@ -180,13 +183,17 @@ class Board:
     # What is decided
 
     def dispatch(self, now: float, rng: Rng) -> list[Decision]:
-        """Expire what is overdue, place what can be placed; the answers in the order they were decided."""
+        """Expire what is overdue, place what can be placed; the answers in the order they were decided.
+
+        Work is bounded: where `unfinished` is set afterwards, another dispatch is due at once.
+        """
         grace = now < self._grace_ends
         for desk in self.desks.values():
             desk.expire(now, self)
         for model in sorted(self._dirty & self.desks.keys()):
             self.desks[model].serve(now, rng, self, grace=grace)
-        self._dirty.clear()
+        self._dirty = {model for model, desk in self.desks.items() if desk.unfinished}
+        self.unfinished = bool(self._dirty)
         for model in [model for model, desk in self.desks.items() if desk.idle]:
             del self.desks[model]
         decisions, self._decisions = self._decisions, []
@@ -255,7 +262,7 @@ class Board:
 
     def queue_views(self, now: float) -> list[QueueView]:
         """Every model that is waited for or running."""
-        views = [self.desks[model].view(now) for model in sorted(self.desks)]
+        views = [queue_view(model, self.desks[model].queue, now) for model in sorted(self.desks)]
         return [view for view in views if view is not None]
 
     def changed_counters(self) -> list[TenantCounter]:

@@ -3,36 +3,42 @@
 It reads the fleet and moves no load: whoever answers a placement (the board) opens it before the next is looked for.
 """
 
+from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
 from scheduler.core import refusals
 from scheduler.core.admission import Admission, Warm
-from scheduler.core.fair_queue import Ahead, FairQueue, band_index, heaviest
+from scheduler.core.fair_queue import Ahead, FairQueue, band_index
 from scheduler.core.fleet import Fleet
-from scheduler.core.policy import Choice, Reason, Rng
+from scheduler.core.policy import Blocked, Choice, Reason, Rng
 from scheduler.core.queue import QueueOutcome, Ticket
 from scheduler.core.refusals import Standing
-from scheduler.core.rules import BANDS, BoardConfig
+from scheduler.core.reservation import Reservation, need_of, reserve, usable
+from scheduler.core.rules import BoardConfig
+from scheduler.core.walk import Walk
 from scheduler.messages import PlaceRefused
-from scheduler.wire import BandView, PlaceRequest, QueueView, TenantView
-from workers.wire import ReplicaState
+from scheduler.wire import PlaceRequest
 
 MAX_BYPASSES = 32
-"""Tickets looked at behind those that only their own excluded replicas hold back."""
+"""Tickets looked at behind those that only their own excluded replicas hold back, or that a reservation goes before."""
 WARM_FRESH_S = 0.2
 """How long the sums over a model's replicas may be used; a heartbeat with news ends it sooner."""
 HIT_FRESH_S = 0.2
 """How long a waiting request's cached prefix is used for ordering before it is looked up again ..."""
-MAX_LOOKUPS = 4
-"""... where so many in one pick are: the others count with what was last known of them, at first nothing."""
+MAX_LOOKUPS = 1
+"""... where so many in one pick are: the others count with what was last known of them, first when they came. What has
+waited long has left the processor's caches, and looking it up is what a decision costs most."""
 SHRUNK = 0.8
 """When a pool falls below this share of its slots, waits are predicted again."""
 MAX_REVIEWED = 64
-"""Requests refused in one review; the next dispatch goes on."""
+"""Requests whose waits are predicted again in one dispatch; the next goes on."""
+MAX_EXPIRED = 64
+"""Deadlines told in one dispatch, about a millisecond's work: thousands may pass at once. The next goes on."""
+MAX_REFUSED = 64
+"""Likewise those that wait in vain."""
 MAX_LATE_REVIEWED = 2
 """Requests that have just become late looked at in one dispatch: a burst is spread over the decisions that follow."""
-MAX_TENANT_VIEWS = 20
 
 
 class Answers(Protocol):
@@ -56,8 +62,16 @@ class Desk:
         self._rules = config.queue
         self._warm = Warm(0, 0, 0, 0.0)
         self._warm_until = float("-inf")
+        self._stale_s = config.policy.heartbeat_stale_s
         self._reviewed_slots = 0
-        self._retries: list[Ticket] = []
+        self._review: Walk | None = None
+        self._retries: deque[Ticket] = deque()
+        """Those that have failed somewhere and have not been looked at since the pool changed."""
+        self._changed = False
+        self.reservation: Reservation | None = None
+        """The replica that is kept free for one that was overtaken too often."""
+        self.unfinished = False
+        """The last dispatch has left work to the next: it should come soon."""
 
     @property
     def idle(self) -> bool:
@@ -67,16 +81,14 @@ class Desk:
     def warm(self, now: float) -> Warm:
         """What the model's warm replicas can hold together."""
         if now >= self._warm_until:
-            ready = [
-                replica
-                for replica in self._fleet.of(self.model)
-                if (replica.hold or replica.status.state) is ReplicaState.READY
-            ]
+            known = self._fleet.of(self.model)
+            ready = [replica for replica in known if usable(replica, now, self._stale_s)]
             self._warm = Warm(
                 len(ready),
                 sum(replica.slots for replica in ready),
                 sum(replica.kv_capacity for replica in ready),
-                max((replica.status.targets.ttft_s for replica in ready), default=0.0),
+                max((replica.status.targets.ttft_s for replica in known), default=0.0),
+                max((replica.kv_capacity for replica in known), default=0),
             )
             self._warm_until = now + WARM_FRESH_S
         return self._warm
@@ -84,6 +96,7 @@ class Desk:
     def pool_changed(self) -> None:
         """Replicas came, went or changed state."""
         self._warm_until = float("-inf")
+        self._changed = True
 
     # Admission
 
@@ -105,6 +118,7 @@ class Desk:
                 standing = self._standing(request, None, now)
                 return self._too_late(request, standing, predicted_s, request.deadline_s, now)
             self._note(ticket, predicted_s, now, late=False)
+            ticket.hit_tokens, ticket.hit_at = self._fleet.best_hit(request), now
         self.queue.add(ticket)
         if request.exclude:
             self._retries.append(ticket)
@@ -180,8 +194,12 @@ class Desk:
     # Service
 
     def expire(self, now: float, answers: Answers) -> None:
-        """Refuse everybody whose deadline has passed."""
-        while (ticket := self.queue.overdue(now)) is not None:
+        """Refuse those whose deadline has passed, the most overdue first; at most MAX_EXPIRED of them."""
+        self.unfinished = False
+        for _ in range(MAX_EXPIRED):
+            ticket = self.queue.overdue(now)
+            if ticket is None:
+                return
             request = ticket.request
             standing = self._standing(request, ticket, now)
             over_share = self.queue.others_wait(request.tenant_id) and self.queue.over_share(
@@ -192,6 +210,7 @@ class Desk:
             answers.refuse(
                 ticket.client, self.model, refusals.overdue(request, waited_s, standing, over_share)
             )
+        self.unfinished = self.queue.overdue(now) is not None
 
     def serve(self, now: float, rng: Rng, answers: Answers, *, grace: bool) -> None:
         """Place what can be placed, in fair order; refuse what waits in vain, except during `grace`."""
@@ -200,46 +219,128 @@ class Desk:
             self._refuse_retries(now, rng, answers)
             self._review_all(warm, now, answers)
             self._review_late(self._late_before(now), now, answers)
-        late_before = self._late_before(now)
-        passed: set[Ticket] = set()
-        bypassed, strict, most = 0, False, self._rules.max_overtakes
+        late_before, look_past = self._late_before(now), self._rules.look_past
+        passed: dict[Ticket, None] = {}
+        bypassed, refused, strict, held_up = 0, 0, False, False
+        if self.reservation is not None:
+            bypassed = self._serve_reserved(passed, late_before, now, rng, answers)
         while len(self.queue) and (self._fleet.has_room(self.model, now) or not warm.ready):
             ticket = self.queue.pick(late_before, warm.kv_tokens, self._hits(now), passed, strict)
             if ticket is None:
+                held_up = strict and len(self.queue) > len(passed)
                 break
-            verdict = self._fleet.place(ticket.request, now, rng)
+            held = self.reservation
+            if held is not None and held.goes_before(ticket) and bypassed < MAX_BYPASSES:
+                bypassed += 1
+                passed[ticket] = None
+                continue
+            verdict = self._verdict(ticket, now, rng)
             if isinstance(verdict, Choice):
-                for other in passed:
-                    other.overtaken += 1
-                self.queue.took(ticket, late_before)
-                self._left(ticket, now)
-                self.admission.drain.placed(ticket.work)
-                answers.place_ticket(ticket, verdict, now)
-                if any(other.overtaken >= most and not other.request.exclude for other in passed):
-                    break
+                self._place(ticket, verdict, late_before, now, answers)
+                if passed:
+                    self._overtook(passed, now)
+            elif refused >= MAX_REFUSED:
+                self.unfinished = True
+                break
             elif not verdict.reason.worth_waiting and not grace:
+                refused += 1
                 self._refuse_hopeless(ticket, verdict.reason, now, answers)
+            elif 0 < warm.largest_kv_tokens < need_of(ticket):
+                refused += 1
+                self._refuse_too_large(ticket, warm, answers)
             elif ticket.request.exclude and bypassed < MAX_BYPASSES:
                 bypassed += 1
-                passed.add(ticket)
-            elif self._may_be_overtaken(ticket, len(passed) - bypassed):
+                passed[ticket] = None
+            elif len(passed) - bypassed < look_past:
                 strict = True
-                passed.add(ticket)
+                passed[ticket] = None
             else:
+                held_up = look_past > 0
                 break
+        if held_up:
+            self._overtook({next(iter(passed)): None}, now)
         self.admission.drain.advance(now, warm.slots, len(self.queue) > 0)
 
-    def _may_be_overtaken(self, ticket: Ticket, overtaken: int) -> bool:
-        return overtaken < self._rules.look_past and ticket.overtaken < self._rules.max_overtakes
+    def _verdict(self, ticket: Ticket, now: float, rng: Rng) -> Choice | Blocked:
+        """Where a ticket can go: anywhere but to a replica that is kept free for another."""
+        held, request = self.reservation, ticket.request
+        if held is None or not held.keeps_out(ticket) or held.replica_id in request.exclude:
+            return self._fleet.place(request, now, rng)
+        own, request.exclude = request.exclude, [*request.exclude, held.replica_id]
+        verdict = self._fleet.place(request, now, rng)
+        request.exclude = own
+        if isinstance(verdict, Choice) or verdict.reason.worth_waiting:
+            return verdict
+        return Blocked(Reason.BUSY)
+
+    def _place(
+        self, ticket: Ticket, choice: Choice, late_before: float, now: float, answers: Answers
+    ) -> None:
+        self.queue.took(ticket, late_before)
+        self._left(ticket, now)
+        self.admission.drain.placed(ticket.work)
+        answers.place_ticket(ticket, choice, now)
+
+    # Those that fit nowhere
+
+    def _overtook(self, passed: dict[Ticket, None], now: float) -> None:
+        """Those `passed` over fitted nowhere while another went, or nobody could because of them.
+
+        The first to whom this has happened too often gets a replica to itself.
+        """
+        for ticket in passed:
+            ticket.overtaken += 1
+            if self.reservation is None and ticket.overtaken >= self._rules.max_overtakes:
+                self.reservation = reserve(ticket, self._fleet.of(self.model), now, self._stale_s)
+
+    def _serve_reserved(
+        self, passed: dict[Ticket, None], late_before: float, now: float, rng: Rng, answers: Answers
+    ) -> int:
+        """Place the one that a replica is kept free for, or pass it over; how many were passed over.
+
+        While somebody waits in a higher band it has no turn.
+        """
+        held = self.reservation
+        replica = self._fleet.replicas.get(held.replica_id) if held is not None else None
+        if held is not None and (replica is None or not usable(replica, now, self._stale_s)):
+            held = reserve(held.ticket, self._fleet.of(self.model), now, self._stale_s)
+        if held is None or held.ticket.outcome is not None:
+            self.reservation = None
+            return 0
+        self.reservation, ticket = held, held.ticket
+        if any(band.waiting for band in self.queue.bands[: held.band]):
+            return 0
+        if self._fleet.has_room(self.model, now):
+            verdict = self._fleet.place(ticket.request, now, rng)
+            if isinstance(verdict, Choice):
+                self.reservation = None
+                self._place(ticket, verdict, late_before, now, answers)
+                return 0
+        passed[ticket] = None
+        return 1
+
+    def _refuse_too_large(self, ticket: Ticket, warm: Warm, answers: Answers) -> None:
+        self.queue.remove(ticket.key, QueueOutcome.HOPELESS)
+        refusal = refusals.too_large(
+            ticket.request, Standing(0, warm.ready, None), need_of(ticket), warm.largest_kv_tokens
+        )
+        answers.refuse(ticket.client, self.model, refusal)
 
     def _refuse_retries(self, now: float, rng: Rng, answers: Answers) -> None:
-        """One that has failed on every replica there is need not wait for room to be told so."""
-        retries, self._retries = self._retries, []
-        for ticket in retries:
+        """One that has failed on every replica there is need not wait for room to be told so.
+
+        Each is looked at when it comes, and again whenever the pool has changed; at most MAX_REFUSED in one dispatch.
+        """
+        if self._changed:
+            self._changed = False
+            self._retries = deque(ticket for ticket in self.queue if ticket.request.exclude)
+        for _ in range(min(len(self._retries), MAX_REFUSED)):
+            ticket = self._retries.popleft()
             if ticket.outcome is None:
                 verdict = self._fleet.place(ticket.request, now, rng)
                 if not isinstance(verdict, Choice) and not verdict.reason.worth_waiting:
                     self._refuse_hopeless(ticket, verdict.reason, now, answers)
+        self.unfinished |= bool(self._retries)
 
     def _refuse_hopeless(self, ticket: Ticket, reason: Reason, now: float, answers: Answers) -> None:
         self._leave(ticket, QueueOutcome.HOPELESS, now)
@@ -258,25 +359,25 @@ class Desk:
                 self._note(ticket, wait_s, now, late=True)
 
     def _review_all(self, warm: Warm, now: float, answers: Answers) -> None:
-        """The pool has shrunk: those at the ends of their lines who can no longer be served in time go at once."""
-        if warm.slots >= SHRUNK * self._reviewed_slots:
+        """The pool has shrunk: those at the ends of their lines who can no longer be served in time go."""
+        if warm.slots < SHRUNK * self._reviewed_slots:
+            self._review, self._reviewed_slots = Walk(self.queue.bands), warm.slots
+        elif self._review is None:
             self._reviewed_slots = max(warm.slots, self._reviewed_slots)
             return
-        refused = 0
-        for band in self.queue.bands:
-            for line in list(band):
-                for _, _, ticket in reversed(line.waiting):
-                    if refused >= MAX_REVIEWED:
-                        break
-                    if ticket.admitted:
-                        continue
-                    wait_s = self._wait_s(ticket.request, self.queue.own_before(ticket), warm, 1.0)
-                    if not self.admission.too_long(wait_s, ticket.deadline_at - now):
-                        break
-                    refused += 1
-                    self._give_up(ticket, wait_s, now, answers)
-        if refused < MAX_REVIEWED:
-            self._reviewed_slots = warm.slots
+        for _ in range(MAX_REVIEWED):
+            ticket = self._review.next()
+            if ticket is None:
+                self._review = None
+                return
+            if ticket.admitted:
+                continue
+            wait_s = self._wait_s(ticket.request, self.queue.own_before(ticket), warm, 1.0)
+            if self.admission.too_long(wait_s, ticket.deadline_at - now):
+                self._give_up(ticket, wait_s, now, answers)
+            else:
+                self._review.skip_line()
+        self.unfinished = True
 
     def _give_up(self, ticket: Ticket, wait_s: float | None, now: float, answers: Answers) -> None:
         standing = self._standing(ticket.request, ticket, now)
@@ -300,27 +401,6 @@ class Desk:
 
     def _hits(self, now: float) -> "_Hits":
         return _Hits(self._fleet, now)
-
-    # What is shown
-
-    def view(self, now: float) -> QueueView | None:
-        """The queue for snapshots; None when nobody waits or runs."""
-        queue = self.queue
-        if not len(queue) and not queue.running:
-            return None
-        bands, tenants = [], []
-        for tier, band in zip(BANDS, queue.bands, strict=True):
-            oldest_at = band.oldest_at()
-            if oldest_at is not None:
-                bands.append(BandView(tier, band.waiting, now - oldest_at))
-            tenants += [
-                TenantView(line.name, tier, len(line), line.running, line.counter)
-                for line in heaviest(band.lines.values(), MAX_TENANT_VIEWS)
-                if line.waiting or line.running
-            ]
-        tenants.sort(key=lambda tenant: (-tenant.waiting, -tenant.running, tenant.tenant_id))
-        oldest_s = max((band.oldest_s for band in bands), default=0.0)
-        return QueueView(self.model, len(queue), oldest_s, queue.running, bands, tenants[:MAX_TENANT_VIEWS])
 
 
 class _Hits:

@@ -5,7 +5,7 @@ beyond it and is replaced by the exact figures at the end. What failed because o
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from scheduler.core.band import Band, Hits
@@ -111,7 +111,7 @@ class FairQueue:
     # Who goes next
 
     def pick(
-        self, late_before: float, kv_tokens: int, hits: Hits, passed: set[Ticket], strict: bool
+        self, late_before: float, kv_tokens: int, hits: Hits, passed: Container[Ticket], strict: bool
     ) -> Ticket | None:
         """The next of the highest band in which somebody waits; see Band.pick."""
         for band in self.bands:

@@ -45,7 +45,7 @@ class Ticket:
     late: bool = False
     """Its wait was predicted (again) as that of a late request."""
     overtaken: int = 0
-    """Times that a request behind it went first because it fitted nowhere."""
+    """Times that it fitted nowhere while a request behind it went first, or while it held up those behind it."""
     hit_tokens: int = 0
     """Prompt tokens cached somewhere, as looked up at `hit_at`."""
     hit_at: float = -1e9

@@ -59,6 +59,15 @@ def overdue(request: PlaceRequest, waited_s: float, standing: Standing, over_sha
     return _refusal(request, 503, "queue_deadline", text, standing)
 
 
+def too_large(request: PlaceRequest, standing: Standing, need: int, largest: int) -> PlaceRefused:
+    """It plans with more tokens than the KV cache of any replica holds: room will never come free for it."""
+    text = (
+        f"the request needs about {need} tokens of KV cache and the largest replica of model {request.model} "
+        f"has {largest}"
+    )
+    return _refusal(request, 503, "larger_than_kv_cache", text, standing)
+
+
 def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> PlaceRefused:
     """Waiting cannot help."""
     model = request.model

@@ -43,7 +43,8 @@ class QueueRules:
     look_past: int = 3
     """When the next request fits nowhere, so many others within Q are tried in its place ..."""
     max_overtakes: int = 64
-    """... but none is overtaken like this more often than this, so that large prompts do not starve."""
+    """... but once a request has been in the way this often, a replica is kept free for it, so that large prompts do
+    not starve: nothing else of its band goes there until it is placed."""
     max_idle: int = 4096
     """Counters kept in each band of tenants that wait for nothing and run nothing."""
     max_waiting: int = 16_384

@@ -157,7 +157,9 @@ class PenstockRouting:
         return decisions
 
     def next_wake(self, now: float) -> float | None:
-        """While somebody waits, as often as the live service ticks."""
+        """While somebody waits, as often as the live service ticks; at once where a decision was cut short."""
+        if self._board.unfinished:
+            return now
         return None if self._board.next_deadline() is None else max(now, self._tick_at)
 
     # What goes wrong

@@ -249,7 +249,7 @@ def test_a_tenant_over_its_share_is_told_429_and_others_503() -> None:
     made.submit("api", request("hog-late", tenant="hog", deadline_s=5), 0.0)
     made.submit("api", request("other", tenant="other", deadline_s=6), 0.0)
     assert made.dispatch(0.0, rng) == []
-    made.tick()
+    made.heartbeat(beat(replica(slots=2)), 5.0)
     first = only(made.dispatch(5.0, rng))
     assert (first.refusal.status, first.refusal.reason, first.refusal.position) == (429, "tenant_share", 2)
     second = only(made.dispatch(6.0, rng))

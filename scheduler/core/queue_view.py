@@ -1,0 +1,26 @@
+"""One model's queue as snapshots show it."""
+
+from scheduler.core.fair_queue import FairQueue, heaviest
+from scheduler.core.rules import BANDS
+from scheduler.wire import BandView, QueueView, TenantView
+
+MAX_TENANT_VIEWS = 20
+
+
+def queue_view(model: str, queue: FairQueue, now: float) -> QueueView | None:
+    """Bands that somebody waits in and the tenants with most in the queue; None when nobody waits or runs."""
+    if not len(queue) and not queue.running:
+        return None
+    bands, tenants = [], []
+    for tier, band in zip(BANDS, queue.bands, strict=True):
+        oldest_at = band.oldest_at()
+        if oldest_at is not None:
+            bands.append(BandView(tier, band.waiting, now - oldest_at))
+        tenants += [
+            TenantView(line.name, tier, len(line), line.running, line.counter)
+            for line in heaviest(band.lines.values(), MAX_TENANT_VIEWS)
+            if line.waiting or line.running
+        ]
+    tenants.sort(key=lambda tenant: (-tenant.waiting, -tenant.running, tenant.tenant_id))
+    oldest_s = max((band.oldest_s for band in bands), default=0.0)
+    return QueueView(model, len(queue), oldest_s, queue.running, bands, tenants[:MAX_TENANT_VIEWS])

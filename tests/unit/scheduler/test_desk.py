@@ -1,0 +1,242 @@
+"""The desk's harder cases: a request too large for the room there is, silence, bounded work, hopeless retries."""
+
+import random
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from scheduler.core import desk as desks
+from scheduler.core.board import Board, Placed
+from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
+from scheduler.messages import Announce, QueuedRequest
+from scheduler.wire import Released
+from tests.support.scheduling import MODEL, beat, capacity, replica, request
+from workers.wire import ReplicaState
+
+OPEN = AdmissionRules(enabled=False)
+SERVICE_S = 2.0
+SMALL, HUGE = 1_000, 80_000
+
+
+class Pool:
+    """A pool of replicas with room for many small requests, which come as fast as they are served."""
+
+    def __init__(self, replicas: int = 4, rules: QueueRules | None = None) -> None:
+        self.rng = random.Random(1)
+        config = BoardConfig(queue=rules or QueueRules(), admission=OPEN)
+        self.board = Board("epoch-1", 0.0, grace_s=0.0, config=config)
+        self.statuses = [
+            replica(f"host/r{n}", slots=64, capacity=capacity(64, 100_000, 1e6)) for n in range(replicas)
+        ]
+        self.now = 0.0
+        self.seq = 0
+        self.ends: list[tuple[float, str, str]] = []
+        self.placed: list[tuple[float, str, str]] = []
+        """When, request id, replica."""
+        self.refused: dict[str, str] = {}
+
+    def small(self, count: int, tenant: str = "many", tier: str = "standard") -> None:
+        for _ in range(count):
+            self.seq += 1
+            asked = request(f"small-{self.seq}", tenant, 600.0, prompt_tokens=SMALL, tier=tier)
+            self.board.submit("api", asked, self.now)
+
+    def huge(self, name: str, tenant: str = "few", need: int = HUGE, **fields) -> None:
+        asked = request(name, tenant, 600.0, prompt_tokens=need - 50, **fields)
+        self.board.submit("api", asked, self.now)
+
+    def step(self, seconds: float = 0.1, small: int = 14, **fields) -> None:
+        """Time passes, answers end, small requests come, the scheduler decides."""
+        self.now += seconds
+        self.board.heartbeat(beat(*self.statuses), self.now)
+        for end in [end for end in self.ends if end[0] <= self.now]:
+            self.ends.remove(end)
+            self.board.prefill_done("api", end[1], end[2], self.now)
+            self.board.release("api", Released(end[1], end[2], SMALL, 0, 50), self.now)
+        self.small(small, **fields)
+        for decision in self.board.dispatch(self.now, self.rng):
+            if isinstance(decision, Placed):
+                name, where = decision.placement.request_id, decision.placement.replica_id
+                self.board.prefill_done("api", name, where, self.now)
+                self.placed.append((self.now, name, where))
+                self.ends.append((self.now + SERVICE_S * self.rng.uniform(0.5, 1.5), name, where))
+            else:
+                self.refused[decision.refusal.request_id] = decision.refusal.reason
+
+    def run(self, seconds: float, **fields) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.step(**fields)
+
+    def when(self, name: str) -> float | None:
+        return next((at for at, each, _ in self.placed if each == name), None)
+
+    def longest_pause(self, since: float) -> float:
+        """Seconds in which nothing at all was placed."""
+        times = [since, *(at for at, _, _ in self.placed if at >= since), self.now]
+        return max(after - before for before, after in pairwise(times))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("tenant", ["few", "many"])
+def test_huge_requests_are_placed_in_bounded_time_and_the_others_go_on(count: int, tenant: str) -> None:
+    """Small ones fill the pool: no replica ever has room for a huge one by itself."""
+    pool = Pool(rules=QueueRules(max_overtakes=4))
+    pool.run(3.0)
+    for n in range(count):
+        pool.huge(f"huge-{n}", tenant)
+    began = pool.now
+    pool.run(4.0 + 3.0 * count)
+    waits = [pool.when(f"huge-{n}") for n in range(count)]
+    assert None not in waits, f"never placed: {waits}"
+    assert pool.longest_pause(began) < 0.6, "the rest of the pool goes on"
+    others = {where for at, name, where in pool.placed if at > began and name.startswith("small")}
+    assert len(others) == 4
+
+
+def test_small_ones_of_a_third_tenant_are_served_while_a_huge_one_waits() -> None:
+    pool = Pool(rules=QueueRules(max_overtakes=16))
+    pool.run(5.0)
+    pool.huge("huge")
+    began = pool.now
+    while pool.when("huge") is None and pool.now < began + 30.0:
+        pool.step()
+        if pool.now - began < 0.15:
+            pool.small(200, "third")
+    rate = sum(1 for at, _, _ in pool.placed if at > began) / (pool.now - began)
+    assert rate > 85.0, f"three of four replicas serve {rate:.0f} a second"
+
+
+def test_what_no_replica_could_ever_hold_is_refused_at_once_when_it_fits_nowhere() -> None:
+    pool = Pool()
+    pool.run(3.0)
+    pool.huge("hopeless", need=120_000)
+    pool.step()
+    assert pool.refused == {"hopeless": "larger_than_kv_cache"}
+    assert pool.board.desks[MODEL].queue.running > 0
+
+
+def test_a_higher_band_does_not_respect_a_lower_ones_reservation() -> None:
+    pool = Pool(replicas=1, rules=QueueRules(max_overtakes=4))
+    pool.run(3.0, small=1)
+    pool.huge("huge", need=99_000, tier="batch")
+    pool.run(0.5, small=1, tier="batch")
+    before = len(pool.placed)
+    pool.step(small=3, tier="batch")
+    assert len(pool.placed) == before, "it is kept free of its own band"
+    pool.step(small=3, tier="priority")
+    assert len(pool.placed) == before + 3
+    pool.run(4.0, small=0)
+    assert pool.when("huge") is not None
+
+
+def test_a_reservation_moves_when_its_replica_goes_and_ends_with_its_request() -> None:
+    pool = Pool(replicas=2, rules=QueueRules(max_overtakes=4))
+    pool.run(3.0)
+    pool.huge("huge", need=95_000)
+    pool.run(0.3)
+    held = pool.board.desks[MODEL].reservation
+    assert held is not None
+    gone = next(n for n, status in enumerate(pool.statuses) if status.replica_id == held.replica_id)
+    pool.statuses[gone] = msgspec.structs.replace(pool.statuses[gone], state=ReplicaState.DRAINING)
+    pool.step()
+    moved = pool.board.desks[MODEL].reservation
+    assert moved is not None
+    assert moved.replica_id != held.replica_id
+    pool.board.cancel("api", "huge")
+    before = len(pool.placed)
+    pool.step()
+    assert pool.board.desks[MODEL].reservation is None
+    assert len(pool.placed) > before
+
+
+def test_a_retry_that_fits_nowhere_is_reserved_for_where_it_has_not_failed() -> None:
+    pool = Pool(replicas=2, rules=QueueRules(max_overtakes=4))
+    pool.run(3.0)
+    pool.huge("retry", exclude=["host/r0"])
+    began = pool.now
+    pool.run(10.0)
+    assert pool.when("retry") is not None
+    assert next(where for _, name, where in pool.placed if name == "retry") == "host/r1"
+    assert pool.longest_pause(began) <= 0.5
+
+
+def test_a_silent_replica_is_not_counted_on() -> None:
+    made = Board("epoch-1", 0.0, grace_s=0.0)
+    made.heartbeat(beat(replica("a/r0", slots=3), agent="a"), 0.0)
+    made.heartbeat(beat(replica("b/r0", slots=5), agent="b"), 0.0)
+    made.submit("api", request(), 0.0)
+    desk = made.desks[MODEL]
+    assert (desk.warm(0.0).ready, desk.warm(0.0).slots) == (2, 8)
+    made.heartbeat(beat(replica("b/r0", slots=5), agent="b"), 1.5)
+    assert (desk.warm(1.9).ready, desk.warm(1.9).slots) == (2, 8)
+    assert (desk.warm(2.2).ready, desk.warm(2.2).slots) == (1, 5)
+
+
+def waiting_board(count: int, deadline_s: float, **fields) -> Board:
+    made = Board("epoch-1", 0.0, grace_s=0.0, config=BoardConfig(admission=OPEN))
+    made.heartbeat(beat(replica(slots=1)), 0.0)
+    queued = [
+        QueuedRequest(request(f"r{n}", f"t{n % 7}", deadline_s, **fields), 1.0 + n / 1e6)
+        for n in range(count)
+    ]
+    made.announce("api", Announce([], queued), 0.0)
+    return made
+
+
+def drained(made: Board, now: float, most: int) -> int:
+    """Decisions until the board has nothing more to say; each dispatch says at most `most`."""
+    total = 0
+    while True:
+        decisions = made.dispatch(now, random.Random(0))
+        assert len(decisions) <= most
+        total += len(decisions)
+        if not made.unfinished:
+            return total
+
+
+def test_thousands_of_deadlines_at_once_are_told_in_parts() -> None:
+    made = waiting_board(1_000, 5.0)
+    assert drained(made, 0.0, 1) == 1
+    made.heartbeat(beat(replica(slots=1)), 6.0)
+    assert drained(made, 6.0, desks.MAX_EXPIRED + 1) == 999
+    assert made.waiting == 0
+
+
+def test_a_model_that_goes_to_sleep_refuses_those_that_wait_in_parts() -> None:
+    made = waiting_board(500, 50.0)
+    drained(made, 0.0, 1)
+    made.heartbeat(beat(replica(slots=1, state=ReplicaState.ASLEEP)), 0.1)
+    assert drained(made, 0.1, desks.MAX_REFUSED) == 499
+
+
+def test_a_shrunken_pool_is_reviewed_in_parts_and_to_the_end() -> None:
+    """Those that stay because they were let in before count as looked at too."""
+    made = waiting_board(400, 50.0)
+    made.heartbeat(beat(replica(slots=1), replica("host/r1", slots=60)), 0.0)
+    made.submit("api", request("judged", "t0", 50.0), 0.0)
+    drained(made, 0.0, 100)
+    desk = made.desks[MODEL]
+    looked: list[str] = []
+    desk._wait_s = lambda asked, *_, **__: looked.append(asked.request_id)  # type: ignore[method-assign,assignment]
+    made.heartbeat(beat(replica(slots=1)), 0.1)
+    rounds = 0
+    while made.unfinished or not rounds:
+        made.dispatch(0.1, random.Random(0))
+        rounds += 1
+    assert rounds > 300 // desks.MAX_REVIEWED
+    assert looked == ["judged"]
+
+
+def test_a_retry_that_becomes_hopeless_while_it_waits_is_told_so() -> None:
+    made, rng = Board("epoch-1", 0.0, grace_s=0.0), random.Random(0)
+    made.heartbeat(beat(replica("host/r0", slots=1), replica("host/r1", slots=1)), 0.0)
+    for _ in range(2):
+        made.submit("api", request(), 0.0)
+    made.submit("api", request("retry", exclude=["host/r0"]), 0.0)
+    assert len(made.dispatch(0.0, rng)) == 2
+    asleep = replica("host/r1", slots=1, state=ReplicaState.ASLEEP)
+    made.heartbeat(beat(replica("host/r0", slots=1), asleep), 0.5)
+    refusals = [decision.refusal for decision in made.dispatch(0.5, rng)]
+    assert [(refusal.request_id, refusal.status) for refusal in refusals] == [("retry", 503)]
