@@ -138,8 +138,13 @@ class TokenBlocks:
         if self._waiting >= MAX_WAITING or self._threads is None:
             raise Untokenisable("busy")
 
+        budget_s = BUDGET_S + size * BUDGET_PER_BYTE_S
+        late_at = self._now() + budget_s
+
         def work() -> PromptBlocks:
             began = self._now()
+            if began >= late_at:  # nobody waits any more: do not let those behind wait for it too
+                raise Untokenisable("late")
             tokens = tokeniser.tokens(prepared, salt, reasoning=reasoning)
             hashes = token_block_hashes(tokens, exact.block_tokens, salt)
             self._metrics.seconds.labels(model, "tokens").observe(self._now() - began)
@@ -148,7 +153,7 @@ class TokenBlocks:
         self._waiting += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         future.add_done_callback(self._done)
-        done, _ = await asyncio.wait({future}, timeout=BUDGET_S + size * BUDGET_PER_BYTE_S)
+        done, _ = await asyncio.wait({future}, timeout=budget_s)
         if not done:
             raise Untokenisable("late")
         try:

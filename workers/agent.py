@@ -228,7 +228,8 @@ class Agent:
         def live() -> bool:
             """Of this boot, and in blocks of the size that prompts will be cut into."""
             sizes = (0, runner.metrics.block_size)
-            return feed.live and feed.boot_id == runner.boot_id and feed.blocks.block_tokens in sizes
+            right = feed.blocks.fits and feed.blocks.block_tokens in sizes
+            return feed.live and feed.boot_id == runner.boot_id and right
 
         runner.events_live = live
         self._followers.append(
@@ -238,6 +239,7 @@ class Agent:
                 boot_id=lambda: runner.boot_id,
                 now=self._clock.monotonic,
                 context=self._kv_context,
+                block_tokens=lambda: runner.metrics.block_size,
             )
         )
 

@@ -11,7 +11,7 @@ from prometheus_client import Counter
 
 from workers.kv_endpoints import KvEndpoints
 from workers.kv_events_feed import KvFeed
-from workers.kv_events_wire import END_OF_REPLAY, decode_batch
+from workers.kv_events_wire import END_OF_REPLAY, decode_batch, sent_at
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,9 @@ MAX_HELD = 10_000
 _MESSAGES = Counter("penstock_agent_kv_messages", "Messages of KV events that were taken.", ["replica"])
 _MALFORMED = Counter("penstock_agent_kv_malformed", "KV events that could not be read.", ["replica"])
 _REPLAYS = Counter("penstock_agent_kv_replays", "Gaps that an engine was asked to replay.", ["replica"])
+_RESTARTS = Counter(
+    "penstock_agent_kv_restarts", "Times an engine was followed anew from its first message.", ["replica"]
+)
 _LOST = Counter("penstock_agent_kv_lost", "Gaps that could not be replayed: all was forgotten.", ["replica"])
 
 
@@ -44,9 +47,12 @@ class KvFollower:
         boot_id: Callable[[], str],
         now: Callable[[], float],
         context: "zmq.asyncio.Context",
+        block_tokens: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`block_tokens` is the size of blocks that prompts will be cut into; 0 = not known yet."""
         self._endpoints = endpoints
         self._feed = feed
+        self._block_tokens = block_tokens
         self._boot_id = boot_id
         self._now = now
         self._context = context
@@ -62,6 +68,7 @@ class KvFollower:
             stream = _Stream(self._endpoints, self._feed, self._now, self._context)
             try:
                 while self._boot_id() == boot_id:
+                    stream.expect(self._block_tokens())
                     await stream.step(POLL_S)
             finally:
                 stream.close()
@@ -79,6 +86,8 @@ class _Stream:
         self._context = context
         self._next = 0
         """The sequence number that is due."""
+        self._taken_at = 0.0
+        """By the engine's clock: when it made the message before that."""
         self._held: dict[int, bytes] = {}
         """Live messages that came while a replay runs."""
         self._heard_at = now()
@@ -96,6 +105,15 @@ class _Stream:
         self._live.close(linger=0)
         if self._replay is not None:
             self._replay.close(linger=0)
+
+    def expect(self, block_tokens: int) -> None:
+        """The size of blocks to follow. Where the engine's first event had another, all of them are read again."""
+        blocks = self._feed.blocks
+        if not block_tokens or block_tokens == blocks.block_tokens:
+            return
+        odd, blocks.block_tokens, blocks.fitting = blocks.block_tokens, block_tokens, 0
+        if odd:
+            self._begin_anew(f"blocks have {block_tokens} tokens, those of the first event had {odd}")
 
     async def step(self, wait_s: float) -> None:
         """Take the messages that are here or come within `wait_s`."""
@@ -118,6 +136,9 @@ class _Stream:
         seq, payload = message
         self._heard_at = self._now()
         if seq < self._next:
+            # Most have been replayed before; an engine that counts from the start again makes younger ones.
+            if sent_at(payload) > self._taken_at:
+                self._begin_anew(f"message {seq} is younger than message {self._next - 1}")
             return
         if self._asked_at is None and seq == self._next:
             self._take(seq, payload)
@@ -150,7 +171,7 @@ class _Stream:
         """Apply the message with a sequence number that is due or past due; what lies between is lost."""
         if seq > self._next:
             self._lose(f"messages {self._next} to {seq - 1} are gone")
-        self._next = seq + 1
+        self._next, self._taken_at = seq + 1, max(self._taken_at, sent_at(payload))
         _MESSAGES.labels(self._feed.replica_id).inc()
         try:
             events, unread = decode_batch(payload)
@@ -165,6 +186,17 @@ class _Stream:
             log.warning("replica %s: KV events were lost (%s)", self._feed.replica_id, why)
         _LOST.labels(self._feed.replica_id).inc()
         self._feed.forget()
+
+    def _begin_anew(self, why: str) -> None:
+        """Nothing that was followed so far counts: forget it and take all that the engine has kept."""
+        log.warning(
+            "replica %s: its KV events are followed from the first again: %s", self._feed.replica_id, why
+        )
+        _RESTARTS.labels(self._feed.replica_id).inc()
+        self._feed.forget()
+        self._held.clear()
+        self._next, self._taken_at = 0, 0.0
+        self._ask()
 
     def _ask(self) -> None:
         """Ask for everything from the due message on; the request waits in ZMQ until the engine listens."""

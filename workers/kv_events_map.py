@@ -31,12 +31,21 @@ class BlockMap:
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.max_blocks = max_blocks
         self.block_tokens = 0
-        """The engine's block size, from its first event; 0 before."""
+        """The engine's block size: as it was told here, or else that of the first event; 0 = not known yet."""
+        self.fitting = 0
+        """Events of that size, and ..."""
+        self.odd = 0
+        """... of another, which are passed over."""
         self.passed_over = 0
         self._blocks: OrderedDict[EngineHash, _Block] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the engine's events are of the size that is followed, as far as they have come."""
+        return bool(self.fitting) or not self.odd
 
     def own_hashes(self) -> list[int]:
         """Everything the cache holds now."""
@@ -50,11 +59,9 @@ class BlockMap:
         link = self._link_before(event)
         width = event.block_size * TOKEN_BYTES
         tokens = _packed(event.token_ids)
-        if (
-            link is None
-            or event.block_size != self.block_tokens
-            or len(tokens) != width * len(event.block_hashes)
-        ):
+        fits = event.block_size == self.block_tokens
+        self.fitting, self.odd = self.fitting + fits, self.odd + (not fits)
+        if link is None or not fits or len(tokens) != width * len(event.block_hashes):
             self.passed_over += len(event.block_hashes)
             return [], []
         stored = []

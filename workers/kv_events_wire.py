@@ -54,6 +54,14 @@ _batches = msgspec.msgpack.Decoder(_Batch)
 _events = msgspec.msgpack.Decoder(KvEvent)
 
 
+def sent_at(payload: bytes) -> float:
+    """When the engine made a message, in seconds since 1970 by its own clock; 0 = cannot be read."""
+    try:
+        return _batches.decode(payload).ts
+    except msgspec.DecodeError:
+        return 0.0
+
+
 def decode_batch(payload: bytes) -> tuple[list[KvEvent], int]:
     """The events of one message and how many of them could not be read. Raises msgspec.DecodeError."""
     events: list[KvEvent] = []

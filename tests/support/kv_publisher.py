@@ -59,13 +59,15 @@ class Publisher:
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self._next = 0
         self.replays = 0
+        self.ts = 1.0
+        """Of the next messages: seconds since 1970 by the engine's clock."""
         self.mute = False
         """Do not answer replay requests."""
         self._task = asyncio.create_task(self._serve())
 
     async def publish(self, *events: KvEvent, lose: bool = False) -> None:
         """Send one message; with `lose` only the replay buffer hears of it."""
-        await self.publish_raw(msgspec.msgpack.encode([1.0, list(events), 0]), lose=lose)
+        await self.publish_raw(msgspec.msgpack.encode([self.ts, list(events), 0]), lose=lose)
 
     async def publish_raw(self, payload: bytes, *, lose: bool = False) -> None:
         """Send any payload under the next number."""
@@ -81,6 +83,11 @@ class Publisher:
     def forget(self) -> None:
         """Nothing can be replayed any more."""
         self._buffer.clear()
+
+    def restart(self) -> None:
+        """Count from 0 again with nothing kept, as another engine behind the same sockets."""
+        self.forget()
+        self._next, self.ts = 0, self.ts + 1.0
 
     async def close(self) -> None:
         """Gone, as an engine that was killed."""

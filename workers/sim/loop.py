@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable
 
-from workers.kv_events_wire import AllBlocksCleared
+from workers.kv_events_wire import AllBlocksCleared, KvEvent
 from workers.sim.failpoints import Failpoints
 from workers.sim.kv_events import KvPublisher, cache_events
 from workers.sim.model import EngineModel, Sequence
@@ -62,6 +62,8 @@ class EngineLoop:
         self._publisher = publisher
         self._wall = wall
         """Seconds since 1970: the time stamps of KV events."""
+        self._untold: list[KvEvent] = []
+        """Events of the step that is under way: told when it ends."""
         self._owners: dict[int, tuple[Ticket, int]] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -109,8 +111,7 @@ class EngineLoop:
         """Stop generating; requests wait. The prefix cache is forgotten."""
         self.asleep, self.sleep_level = True, level
         self.model.forget_cache()
-        if self._publisher is not None:
-            await self._publisher.publish([AllBlocksCleared()], self._wall())
+        await self._tell(AllBlocksCleared())
 
     def wake(self) -> None:
         """Go on after `sleep`."""
@@ -130,14 +131,14 @@ class EngineLoop:
                 due = loop.time()
                 continue
             step = self.model.step()
+            if self._publisher is not None:
+                self._untold = cache_events(step.cache, self.model.config.block_size)
             due += step.seconds / self._speedup + self.failpoints.step_delay_s
             wait = due - loop.time()
             await asyncio.sleep(wait if wait >= _SMALLEST_WAIT_S else 0)
             if wait < -1.0:
                 due = loop.time()
-            if self._publisher is not None:
-                events = cache_events(step.cache, self.model.config.block_size)
-                await self._publisher.publish(events, self._wall())
+            await self._tell()
             generated = 0
             for sequence, new in step.produced:
                 owner = self._owners.get(id(sequence))
@@ -148,6 +149,12 @@ class EngineLoop:
                 0
             )  # the requests look at their tokens (stop strings) before the next step begins
             await self._count_down(generated)
+
+    async def _tell(self, *after: KvEvent) -> None:
+        """Publish what has changed in the cache, in order: what a step stored comes before whatever cleared it."""
+        events, self._untold = [*self._untold, *after], []
+        if self._publisher is not None:
+            await self._publisher.publish(events, self._wall())
 
     async def _count_down(self, generated: int) -> None:
         """Let token-counting failpoints happen."""

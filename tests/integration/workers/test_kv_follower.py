@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq.asyncio
 
@@ -13,7 +14,7 @@ from tests.support.waiting import until
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import REPLAY_S, KvFollower
 from workers.kv_events_feed import KvFeed, KvOutbox
-from workers.kv_events_wire import AllBlocksCleared
+from workers.kv_events_wire import AllBlocksCleared, BlockStored
 from workers.token_blocks import packed, token_block_hashes
 
 SALT = "tenant"
@@ -30,6 +31,7 @@ class Following:
     def __init__(self, endpoints: KvEndpoints) -> None:
         self.endpoints = endpoints
         self.boot_id = "boot-1"
+        self.block_tokens = 0
         self.clock = ManualClock()
         self.feed: KvFeed = KvOutbox().feed("h/m-0")
         self.context = zmq.asyncio.Context()
@@ -39,6 +41,7 @@ class Following:
             boot_id=lambda: self.boot_id,
             now=self.clock.monotonic,
             context=self.context,
+            block_tokens=lambda: self.block_tokens,
         )
         self.task = asyncio.create_task(self.follower.run())
 
@@ -163,3 +166,51 @@ async def test_garbage_is_skipped(following: Following, publisher: Publisher) ->
     await publisher.publish_raw(b"\x93\x01\x02\x03")
     await publisher.publish(stored(TWO, SALT))
     await until(lambda: following.holds(ONE, TWO))
+
+
+async def test_an_engine_that_counts_from_the_start_again_is_followed_anew(
+    following: Following, publisher: Publisher
+) -> None:
+    await heard(following, publisher, ONE)
+    await publisher.publish(stored(TWO, SALT))
+    await until(lambda: following.holds(ONE, TWO))
+    publisher.restart()
+    await publisher.publish(stored(THREE, SALT))
+    await until(lambda: following.holds(THREE))
+    await publisher.publish(stored(ONE, SALT))
+    await until(lambda: following.holds(ONE, THREE))
+
+
+async def test_messages_that_come_again_are_no_restart(following: Following, publisher: Publisher) -> None:
+    await heard(following, publisher, ONE)
+    await publisher.publish(stored(TWO, SALT))
+    await until(lambda: following.holds(ONE, TWO))
+    replays = publisher.replays
+    old = msgspec.msgpack.encode([publisher.ts, [stored(THREE, SALT)], 0])
+    await publisher.send_frames(b"topic", (0).to_bytes(8, "big"), old)
+    await publisher.publish(removed(ONE, SALT))
+    await until(lambda: following.holds(TWO))
+    assert publisher.replays == replays
+
+
+async def test_a_first_event_of_another_block_size_is_not_taken_for_the_engines(
+    following: Following, publisher: Publisher
+) -> None:
+    odd = BlockStored([1], None, list(range(BLOCK + 1)), BLOCK + 1)
+    await publisher.publish(odd, lose=True)
+    await publisher.publish(stored(ONE, SALT), lose=True)
+    await until(lambda: following.feed.live)
+    assert following.feed.blocks.block_tokens == BLOCK + 1
+    following.block_tokens = BLOCK
+    await until(lambda: following.holds(ONE))
+    assert following.feed.blocks.fits
+
+
+async def test_an_engine_of_another_block_size_throughout_does_not_fit(
+    following: Following, publisher: Publisher
+) -> None:
+    following.block_tokens = BLOCK + 1
+    await publisher.publish(stored(ONE, SALT), lose=True)
+    await until(lambda: following.feed.live)
+    assert following.holds()
+    assert not following.feed.blocks.fits

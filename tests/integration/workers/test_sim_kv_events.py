@@ -12,6 +12,7 @@ from tests.support.waiting import until
 from workers.kv_endpoints import kv_endpoints, make_directory
 from workers.kv_events import KvFollower
 from workers.kv_events_feed import KvFeed, KvOutbox
+from workers.kv_events_wire import KvEvent
 from workers.sim.kv_events import KvPublisher
 from workers.sim.loop import EngineLoop, Ticket
 from workers.sim.model import EngineModel, new_sequence
@@ -105,3 +106,32 @@ async def test_sleep_clears_everything(rig: Rig) -> None:
     again = await rig.say("once upon a time " * 8, "one", 40)
     assert again == held
     await until(lambda: holds(feed, held))
+
+
+class Recorder:
+    """A publisher that only notes events."""
+
+    def __init__(self) -> None:
+        self.events: list[KvEvent] = []
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def publish(self, events: list[KvEvent], ts: float) -> None:
+        self.events += events
+
+
+async def test_what_a_step_under_way_stored_is_told_before_sleep_clears_it() -> None:
+    capacity = Capacity(1e6, 1e-4, 1e-5, kv_cache_tokens=30 * BLOCK)
+    config = StepConfig(capacity, block_size=BLOCK, noise_cv=0, kv_events=True)
+    recorder = Recorder()
+    loop = EngineLoop(EngineModel(config), publisher=recorder, speedup=1e-6)
+    loop.start()
+    sequence = new_sequence(encode("once upon a time " * 8), max_tokens=40, stops_by_itself=False, salt="")
+    loop.submit([sequence])
+    await until(lambda: loop._untold)
+    await loop.sleep(1)
+    assert [type(event).__name__ for event in recorder.events][-2:] == ["Stored", "AllBlocksCleared"]
+    assert loop._untold == []
+    await loop.close()

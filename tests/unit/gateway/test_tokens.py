@@ -1,5 +1,6 @@
 """Prompts as tokens: the model's own template and tokenizer, cached without changing a single token."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from gateway.prefix import PromptBlocks, block_hashes
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import Prepared
 from gateway.schemas.completions import parse_completion
-from gateway.tokens import MAX_PROMPT_BYTES, RETRY_S, TokenBlocks, TokenMetrics
+from gateway.tokens import MAX_PROMPT_BYTES, RETRY_S, THREADS, TokenBlocks, TokenMetrics
 from gateway.tokens_encode import TextEncoder, TokenCache
 from gateway.tokens_model import ModelTokens, Untokenisable
 from gateway.tokens_sim import SimTokens
@@ -388,6 +389,30 @@ async def test_too_long_or_too_late_is_placed_by_text(model_dir: Path) -> None:
         return (await service.blocks(LONG)).block_tokens == BLOCK
 
     await until(again)
+    await service.hasher.close()
+
+
+async def test_prompts_that_are_late_already_do_not_delay_those_behind(model_dir: Path) -> None:
+    service = Service(lambda _: model_dir)
+    await service.hasher.start()
+    release, started = threading.Event(), []
+
+    class Slow:
+        def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+            started.append(prepared)
+            assert release.wait(20)
+            return b""
+
+    service.hasher._models["m"] = Slow()
+    prompts = [chat(f"prompt {number}") for number in range(THREADS + 3)]
+    found = await asyncio.gather(*(service.blocks(prompt) for prompt in prompts))
+    assert [blocks.block_tokens for blocks in found] == [0] * len(prompts)
+    assert len(started) == THREADS, "the others wait for a thread"
+    service.time += 10.0
+    release.set()
+    await until(lambda: service.hasher._waiting == 0)
+    assert len(started) == THREADS
+    assert (await service.blocks(LONG)).block_tokens == BLOCK
     await service.hasher.close()
 
 
