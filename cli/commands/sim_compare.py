@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,9 +21,12 @@ from scheduler.simulator.comparison import ARRIVALS, Outcome, Plan, Watch, compa
 from scheduler.simulator.journal import Journal
 from scheduler.simulator.knee import SERVED, Knee
 from scheduler.simulator.plots import plot
+from scheduler.simulator.pool import ReplicaSpec
 from scheduler.simulator.registry import NAMES, OURS, PREFIX_KINDS, STRONGEST, checked_prefix, names_of
 from scheduler.simulator.report import COLUMNS, Standing, cells, standings
+from scheduler.simulator.summary import service_levels
 from scheduler.simulator.workloads.registry import catalogue
+from workers.catalog import load_catalog
 
 DEFAULT_MODEL = "llama-3.3-70b"
 DEFAULT_LOADS = "0.7,1.0,1.3"
@@ -31,6 +34,8 @@ _BAR = 40
 _WIDTH = 160
 """Where the output goes to a file or a pipe."""
 _MAX_LOAD = 100.0
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended: 128 and the number of SIGINT, as shells have it."""
 
 
 def register(group: typer.Typer) -> None:
@@ -102,7 +107,10 @@ def command(
         with Players(workers or os.cpu_count() or 1) as players:
             return _played(plan, players, _journal(plan, json_out, resume))
 
-    outcome = work(act)
+    try:
+        outcome = work(act)
+    except KeyboardInterrupt:
+        _interrupted(json_out)
     if json_out is not None:
         text = json.dumps(outcome.rows, indent=1)
         if str(json_out) == "-":
@@ -117,14 +125,23 @@ def command(
         show(outcome, ranked, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
 
 
+def _interrupted(json_out: Path | None) -> NoReturn:
+    """Ctrl-C: what to do to go on, in one line."""
+    kept = json_out is not None and str(json_out) != "-" and _journal_path(json_out).exists()
+    how = (
+        "go on with the same command and --resume"
+        if kept
+        else "with --json FILE it could go on with --resume"
+    )
+    typer.echo(f"stopped; {how}", err=True)
+    raise typer.Exit(INTERRUPTED) from None
+
+
 def show(outcome: Outcome, ranked: Sequence[Standing], console: Console) -> None:
     """The knee, and per load a table and bars."""
-    first = outcome.rows[0]
     console.print(_about(outcome.knee, outcome.setting))
-    console.print(
-        f"In time: first token within {first['slo_ttft_s']:g} s on top of the prompt's own prefill, "
-        f"{1e3 * first['slo_tpot_s']:.0f} ms per further token."
-    )
+    for line in in_time(outcome.setting.pool(load_catalog())):
+        console.print(line)
     for load in sorted({each.load for each in ranked}):
         here = [each for each in ranked if each.load == load]
         seeds = here[0].figures["goodput_rps"].n
@@ -138,6 +155,17 @@ def show(outcome: Outcome, ranked: Sequence[Standing], console: Console) -> None
     console.print(
         "± is half a 95 % confidence interval over seeds; a lead is ours minus theirs by seed, ▲ ▼ where beyond chance."
     )
+
+
+def in_time(pool: Sequence[ReplicaSpec]) -> list[str]:
+    """What is promised for the models of a pool: one line where it is the same for all of them."""
+    levels = {model: level.targets for model, level in service_levels(pool).items()}
+    alike = len(set(levels.values())) == 1
+    return [
+        f"In time{'' if alike else f' for {escape(model)}'}: first token within {targets.ttft_s:g} s on top of the "
+        f"prompt's own prefill, {1e3 * targets.tpot_s:.0f} ms per further token."
+        for model, targets in list(levels.items())[: 1 if alike else None]
+    ]
 
 
 def _played(plan: Plan, players: Players, journal: Journal | None) -> Outcome:

@@ -245,14 +245,15 @@ def _figures(played: Played) -> Table:
     )
     table.add_column()
     table.add_column(justify="right")
-    refusals = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.refusals.items()))
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.refusals.items()))
+    refusals = f" ({reasons})" if reasons else ""
     rows = (
         ("requests", f"{summary.requests:,} ({summary.finished:,} answered)"),
         ("goodput", f"{summary.goodput_rps:.3g}/s of {summary.offered_rps:.3g}/s ({summary.slo_met:.1%} in time)"),
         ("TTFT p50 / p90 / p99", f"{summary.ttft_p50_s:.3g} / {summary.ttft_p90_s:.3g} / {summary.ttft_p99_s:.3g} s"),
         ("time per token p50 / p99", f"{1e3 * summary.tpot_p50_s:.1f} / {1e3 * summary.tpot_p99_s:.1f} ms"),
         ("prompt tokens from cache", f"{summary.hit_rate:.1%}"),
-        ("without an answer", f"{summary.shed_rate:.2%}" + (f" ({refusals})" if refusals else "")),
+        ("refused / lost to faults", f"{summary.shed_rate:.2%} / {summary.lost_rate:.2%}{refusals}"),
         ("retried / preempted", f"{summary.retried} / {summary.preemptions}"),
         ("waiting, mean / most", f"{summary.mean_waiting:.1f} / {summary.max_waiting}"),
         ("Jain index, largest service gap", f"{summary.jain:.3f}, {summary.max_service_gap:,.0f} weighted tokens"),

@@ -5,6 +5,7 @@ replica and was tried again appears in the record once for each attempt; only th
 empty at the start of a replay, so that a short one finds less in them than the running platform did.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from scheduler.simulator.workloads.trace import TraceWorkload
 from workers.catalog import Catalog, EngineProfile
 
 MAX_REQUESTS = 500_000
-"""Of one replay; about 2 GB of memory."""
+"""Of one replay; about 2 GB of memory with long prompts."""
 SECONDS_PER_HOUR = 3600
 
 
@@ -108,7 +109,7 @@ def _row(model: str, shape: Shape, at_ms: int) -> Row:
         input_length=shape.prompt_tokens,
         output_length=shape.output_tokens,
         # An estimate of the prompt or of a text block may be short of what the hashes cover.
-        hash_ids=shape.blocks[: shape.prompt_tokens // size],
+        hash_ids=array("Q", shape.blocks[: shape.prompt_tokens // size]),
         tenant=shape.tenant_id,
         model=model,
         tier=shape.tier if shape.tier in ("priority", "batch") else "standard",
@@ -124,7 +125,7 @@ def _row(model: str, shape: Shape, at_ms: int) -> Row:
 
 def export(rows: Sequence[Row], path: Path) -> None:
     """Write rows as JSON lines that every command that takes a workload can read. Raises InvalidRequest."""
-    encoder = msgspec.json.Encoder()
+    encoder = msgspec.json.Encoder(enc_hook=list)  # for packed hashes, the one field that is no JSON
     try:
         with path.open("wb") as file:
             for row in rows:

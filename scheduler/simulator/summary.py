@@ -17,6 +17,8 @@ from scheduler.simulator.pool import ReplicaSpec
 from workers.wire import Targets
 
 Floats = NDArray[np.float64]
+LOST = frozenset(("attempts_failed", "api_process_died"))
+"""Why the cluster ends requests that nobody refused: engines or API processes died under them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ class Summary:
     hit_rate: float
     """Cached tokens / prompt tokens."""
     shed_rate: float
-    """Requests without an answer / requests."""
+    """Requests that were refused / requests."""
+    lost_rate: float
+    """Requests that ended without an answer because of faults, not of any decision / requests."""
     jain: float
     max_service_gap: float
     gpu_hours: float
@@ -100,6 +104,7 @@ def summarise(result: RunResult, levels: Mapping[str, ServiceLevel]) -> Summary:
         record for record in result.records if record.request.at >= start and record.refused != TOO_LONG
     ]
     done = [record for record in records if record.finished_at >= 0]
+    lost = sum(record.refused in LOST for record in records)
     met = sum(levels[record.request.model].met(record) for record in done)
     ttft = np.array([record.ttft_s for record in done])
     tpot = np.array([record.tpot_s for record in done if record.request.output_tokens > 1])
@@ -123,7 +128,8 @@ def summarise(result: RunResult, levels: Mapping[str, ServiceLevel]) -> Summary:
         tpot_p50_s=_quantile(tpot, 0.5),
         tpot_p99_s=_quantile(tpot, 0.99),
         hit_rate=sum(record.cached_tokens for record in done) / prompt if prompt else 0.0,
-        shed_rate=1.0 - len(done) / len(records) if records else 0.0,
+        shed_rate=_share(len(records) - len(done) - lost, len(records)),
+        lost_rate=_share(lost, len(records)),
         jain=fair.jain,
         max_service_gap=fair.max_service_gap,
         gpu_hours=result.gpu_hours,
@@ -193,6 +199,10 @@ def _usd_per_mtok(result: RunResult) -> float:
     done = [record.request for record in result.records if record.finished_at >= 0]
     tokens = sum(request.prompt_tokens + request.output_tokens for request in done)
     return result.gpu_hours * result.usd_per_gpu_hour / (tokens / 1e6) if tokens else 0.0
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def _quantile(values: Floats, share: float) -> float:

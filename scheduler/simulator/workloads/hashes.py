@@ -5,6 +5,7 @@ hashes are chained without being computed one after the other.
 """
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def salted(chain: Hashes, salt: int) -> tuple[int, ...]:
     return tuple(mixed(chain * np.uint64(_GOLDEN) + np.uint64(salt & _MASK)).tolist())
 
 
-def chained(ids: list[int]) -> list[int]:
+def chained(ids: Iterable[int]) -> list[int]:
     """One 64-bit hash per id that stands for the id and all before it."""
     out, above = [], _GOLDEN
     for block in ids:

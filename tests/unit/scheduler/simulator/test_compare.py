@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.placement.publish import BEGIN, END, publish
+from cli.commands.sim_compare import in_time
 from cli.main import app
 from core.errors import InvalidRequest
 from scheduler.simulator.compare import Cell, Players, Row, Setting, cells, missing, play
@@ -23,6 +24,8 @@ from scheduler.simulator.registry import BASELINES, NAMES, OURS, names_of, polic
 from scheduler.simulator.report import COLUMNS, compact, markdown, standings
 from scheduler.simulator.report import cells as shown
 from scheduler.simulator.shed import QuantileGate
+from workers.catalog import load_catalog
+from workers.wire import Targets
 
 MODEL = "llama-3.3-70b"
 SETTING = Setting("mooncake-conversation", (MODEL,), 1, 40.0)
@@ -281,6 +284,40 @@ def test_mistakes_are_told_in_a_line(words: list[str], said: str) -> None:
     assert result.exit_code == 2
     assert said in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        (["--json", "{out}"], "the same command and --resume"),
+        ([], "--json FILE"),
+        (["--json", "-"], "--json FILE"),
+    ],
+)
+def test_ctrl_c_says_in_a_line_how_to_go_on(
+    words: list[str], how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cli.commands.sim_compare.compare", stopped)
+    named = [word.format(out=tmp_path / "out.json") for word in words]
+    result = call("--policies", "random", "--workers", "1", *named)
+    assert result.exit_code == 130
+    [line] = [line for line in result.stderr.splitlines() if "stopped" in line]
+    assert how in line
+    assert "Traceback" not in result.output
+
+
+def test_each_models_promise_is_told_where_they_differ() -> None:
+    one = SETTING.pool(load_catalog())
+    assert len(in_time(one)) == 1
+    assert "for" not in in_time(one)[0].split(":")[0]
+    slow = [replace(spec, model="slow", targets=Targets(9.0, 0.5)) for spec in one]
+    lines = in_time([*one, *slow])
+    assert [MODEL in lines[0], "slow" in lines[1], "9 s" in lines[1], "500 ms" in lines[1]] == [True] * 4
+    twin = [replace(spec, model="twin") for spec in one]
+    assert len(in_time([*one, *twin])) == 1
 
 
 def test_every_policy_can_be_made() -> None:

@@ -62,6 +62,14 @@ def test_warm_up_and_what_no_replica_takes_are_left_out_and_refusals_are_not() -
     assert summary.tenants["a"].refused == 1
 
 
+def test_what_faults_ended_is_not_called_refused() -> None:
+    reasons = ("queue_full", "attempts_failed", "api_process_died", "", "")
+    records = [record(number, float(number), refused=reason) for number, reason in enumerate(reasons)]
+    summary = summarise(result(records), LEVELS)
+    assert (summary.shed_rate, summary.lost_rate) == (pytest.approx(0.2), pytest.approx(0.4))
+    assert summary.finished == 2
+
+
 def test_waiting_is_what_has_no_first_token_yet() -> None:
     records = [record(0, 0.0, first=4.0, end=5.0), record(1, 2.0, first=4.0, end=5.0), record(2, 10.0)]
     mean, most = waiting(records, 0.0, 10.0)
