@@ -107,6 +107,22 @@ SHAPES_DROPPED = Counter(
 )
 
 
+class Names:
+    """A bounded number of label values: a counter of prometheus_client never forgets one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def label(self, name: str) -> str:
+        """`name` while there is room for one more, then `other` for all that are new."""
+        if name not in self._known:
+            if len(self._known) >= self._most:
+                return "other"
+            self._known.add(name)
+        return name
+
+
 def show_queues(queues: Sequence[QueueView]) -> None:
     """Set the gauges of every model; those that nobody waits for or runs any more disappear."""
     QUEUE_WAITING.clear()

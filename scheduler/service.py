@@ -53,6 +53,9 @@ MAX_TOLD = 16_384
 MAX_SNAPSHOT_BACKLOG = 256 * 1024
 """A client with this much unread skips snapshots; the next one replaces them anyway."""
 
+MAX_REFUSED_MODELS = 1024
+"""Names of models that refusals are counted by; clients can make up any number of them."""
+
 log = logging.getLogger(__name__)
 
 
@@ -93,6 +96,7 @@ class SchedulerService:
         self._agents: dict[str, Session] = {}
         self._sessions: set[Session] = set()
         self._funerals: dict[str, asyncio.TimerHandle] = {}
+        self._refused_models = metrics.Names(MAX_REFUSED_MODELS)
         self._changed = True
         self._going_on = False
         """Another round of decisions is due in the next turn of the loop."""
@@ -319,7 +323,8 @@ class SchedulerService:
         else:
             refusal = decision.refusal
             self._shapes.refused(decision.client, refusal, now)
-            metrics.REFUSALS.labels(decision.model, str(refusal.status), refusal.reason).inc()
+            model = self._refused_models.label(decision.model)
+            metrics.REFUSALS.labels(model, str(refusal.status), refusal.reason).inc()
             if session is not None:
                 session.send(refusal)
 

@@ -169,6 +169,10 @@ class Band:
         line.kv_tokens += kv_tokens
         self._idle.pop(line.name, None)
 
+    def grew(self, line: Line, kv_tokens: int) -> None:
+        """One of its running requests plans with so much more."""
+        line.kv_tokens += kv_tokens
+
     def ended(self, line: Line, kv_tokens: int) -> None:
         """One of them is over; the line is forgotten when nothing depends on it any more."""
         self.running -= 1

@@ -9,11 +9,13 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from scheduler.core import refusals
 from scheduler.core.desk import Desk
 from scheduler.core.fair_queue import band_index
 from scheduler.core.fleet import Fleet
+from scheduler.core.lapsed import Lapsed, PlacementKey
 from scheduler.core.placements import Open
-from scheduler.core.policy import Choice, Rng
+from scheduler.core.policy import Choice, Reason, Rng
 from scheduler.core.predict import Accuracy
 from scheduler.core.queue import QueueOutcome, Ticket
 from scheduler.core.queue_view import queue_view
@@ -28,6 +30,12 @@ MAX_DEADLINE_S = 600.0
 WEIGHTS = (0.01, 100.0)
 """Least and most a tenant may weigh."""
 MAX_ANNOUNCED_COUNTERS = 16_384
+MAX_DESKS = 1024
+"""Models that may have a queue at once: names that no host serves are made up as easily as not."""
+MAX_OPEN = 262_144
+"""Open placements that announcements may bring the total to; those decided here are bounded by the replicas' slots."""
+LAPSED_S = 600.0
+"""How long it is remembered what a client held that seemed dead."""
 
 
 class Placed(NamedTuple):
@@ -47,8 +55,6 @@ class Turned(NamedTuple):
 
 
 Decision = Placed | Turned
-PlacementKey = tuple[str, str, str]
-"""Client, request id, replica id: a request may briefly have two placements, never two on one replica."""
 
 
 class Board:
@@ -63,6 +69,7 @@ class Board:
         self.fleet = Fleet(self.config.policy)
         self.desks: dict[str, Desk] = {}
         self.open: dict[PlacementKey, Open] = {}
+        self.lapsed = Lapsed()
         self._grace_ends = now + grace_s
         self._seq = 0
         self._dirty: set[str] = set()
@@ -79,9 +86,18 @@ class Board:
         return changed
 
     def forget_silent(self, now: float, after_s: float) -> bool:
-        """Drop replicas whose agent has not been heard of for `after_s`; True when there were any."""
+        """Drop replicas whose agent has not been heard of for `after_s`; True when there were any.
+
+        Models that nobody serves, waits for or runs are forgotten too: were they to come back, all begin anew.
+        """
         models = self.fleet.forget_silent(now, after_s)
         self._look_again(models, True)
+        self.lapsed.forget(now - LAPSED_S)
+        if now >= self._grace_ends:
+            resting = [model for model, desk in self.desks.items() if desk.queue.resting]
+            for model in resting:
+                if not self.fleet.of(model):
+                    del self.desks[model]
         return bool(models)
 
     def _look_again(self, models: set[str], changed: bool) -> None:
@@ -112,6 +128,10 @@ class Board:
         """
         self._seq += 1
         request = bounded(request)
+        if not self._may_have_desk(request.model):
+            unknown = refusals.hopeless(request, Reason.UNKNOWN_MODEL, refusals.Standing(0, 0, None))
+            self.refuse(client, request.model, unknown)
+            return
         desk = self._desk(request.model)
         admitted = admitted or bool(request.exclude)
         enqueued_at = now - max(0.0, age_s)
@@ -151,21 +171,38 @@ class Board:
         """A client (re)connected and says all it holds and waits for: that is now the truth about it.
 
         Its counters come from earlier schedulers; they are taken over before anything is charged on top of them.
+        Placements that are known go on as they are: nobody is charged twice, and no cached prefix is forgotten.
         """
         if not announced.more:
             self.drop_waiting(client)
-            for held in announced.placements:
-                self._close((client, held.request_id, held.replica_id), None, now, void=True)
-            self.drop_placements(client, now)
+            held = {(client, each.request_id, each.replica_id) for each in announced.placements}
+            for key in [key for key in self.open if key[0] == client and key not in held]:
+                self._close(key, None, now)
         for counter in announced.counters[:MAX_ANNOUNCED_COUNTERS]:
-            if 0.0 < counter.service < math.inf:
+            if 0.0 < counter.service < math.inf and self._may_have_desk(counter.model):
                 self._desk(counter.model).queue.adopt(counter)
-        for held in announced.placements:
-            self._open(
-                _opened(client, held, now), held.request_id, now, counted=held.epoch not in ("", self.epoch)
-            )
+        for each in announced.placements:
+            if self._may_have_desk(each.model) and len(self.open) < MAX_OPEN:
+                self._held(client, each, now)
         for queued in announced.queued:
             self.submit(client, queued.request, now, queued.age_s, admitted=True)
+
+    def _held(self, client: str, held: OpenPlacement, now: float) -> None:
+        """A placement that a client says it holds: one that goes on, one that lapsed, or one from before our time."""
+        key = (client, held.request_id, held.replica_id)
+        entry = self.open.get(key)
+        if entry is not None and (entry.boot_id, entry.model) == (held.boot_id, held.model):
+            if held.prefilled and not entry.prefilled:
+                entry.notes.raw_ttft_s = entry.notes.raw_itl_s = -1.0  # nobody saw when its first token came
+                self.fleet.prefilled(entry, now)
+                entry.first_token_at = 0.0
+            self.progress(*key, held.produced)
+            return
+        entry = _opened(client, held, now)
+        if lapsed := self.lapsed.claim(key, held.boot_id, held.model):
+            entry.charged = lapsed.charged
+            entry.blocks, entry.block_tokens = lapsed.blocks, lapsed.block_tokens
+        self._open(entry, held.request_id, now, counted=held.epoch not in ("", self.epoch))
 
     def drop_waiting(self, client: str) -> int:
         """The client's connection is gone: nobody waits for these answers. Returns how many there were."""
@@ -174,10 +211,11 @@ class Board:
         return sum(dropped.values())
 
     def drop_placements(self, client: str, now: float) -> int:
-        """The client is dead: its placements no longer load anything. Returns how many there were."""
+        """The client seems dead: its placements no longer load anything. Returns how many there were."""
         keys = [key for key in self.open if key[0] == client]
         for key in keys:
-            self._close(key, None, now)
+            if entry := self._close(key, None, now):
+                self.lapsed.add(key, entry, now)
         return len(keys)
 
     # What is decided
@@ -287,6 +325,10 @@ class Board:
 
     # Inside
 
+    def _may_have_desk(self, model: str) -> bool:
+        """Whether a model may have a queue: there is room for one more name, or a host serves it."""
+        return model in self.desks or len(self.desks) < MAX_DESKS or bool(self.fleet.of(model))
+
     def _desk(self, model: str) -> Desk:
         desk = self.desks.get(model)
         if desk is None:
@@ -301,13 +343,11 @@ class Board:
         self.fleet.opened(entry)
         return self._desk(entry.model).queue.opened(entry, counted=counted)
 
-    def _close(
-        self, key: PlacementKey, released: Released | None, now: float, *, void: bool = False
-    ) -> Open | None:
+    def _close(self, key: PlacementKey, released: Released | None, now: float) -> Open | None:
         entry = self.open.pop(key, None)
         if entry is not None:
             self.fleet.closed(entry, released, now)
-            self._desk(entry.model).queue.closed(entry, released, void=void)
+            self._desk(entry.model).queue.closed(entry, released)
             self._dirty.add(entry.model)
         return entry
 

@@ -50,6 +50,11 @@ class FairQueue:
         return key in self._tickets
 
     @property
+    def resting(self) -> bool:
+        """Whether nobody waits or runs."""
+        return not self._tickets and not self.running
+
+    @property
     def forgettable(self) -> bool:
         """Whether nothing of it is worth keeping: nobody waits, runs, or has been served."""
         return not self._tickets and not any(band.lines or band.floor for band in self.bands)
@@ -198,26 +203,30 @@ class FairQueue:
     # What tenants are charged
 
     def opened(self, entry: Open, *, counted: bool = False) -> float:
-        """A placement begins; its tenant's counter afterwards. `counted`: an earlier scheduler has charged it."""
+        """A placement begins; its tenant's counter afterwards. `counted`: an earlier scheduler has charged it.
+
+        What `entry.charged` says is in the counter already, of a placement that goes on, is not charged again.
+        """
         band, line = self._line_of(entry)
-        entry.charged = self._estimate(entry)
-        entry.reserved = entry.uncached + max(entry.output_tokens, entry.produced)
+        already, entry.charged = entry.charged, self._estimate(entry)
+        entry.reserved = _reserved(entry)
         if not counted:
-            self._charge(entry, entry.charged)
+            self._charge(entry, entry.charged - already)
         band.started(line, entry.reserved)
         self.running += 1
         return line.counter
 
     def progressed(self, entry: Open) -> None:
-        """More tokens came: what goes beyond the estimate is charged now."""
+        """More tokens came: what goes beyond the estimate is charged now, and counts against the tenant's cap."""
+        if entry.produced > entry.output_tokens:
+            band, line = self._line_of(entry)
+            band.grew(line, _reserved(entry) - entry.reserved)
+            entry.reserved = _reserved(entry)
         self._correct(entry, self._estimate(entry))
 
-    def closed(self, entry: Open, released: Released | None, *, void: bool = False) -> None:
-        """A placement is over: charge what it really took. None: its client died, what was seen of it counts.
-
-        `void`: it goes on and is about to be opened anew, so nothing of it is charged here.
-        """
-        self._correct(entry, 0.0 if void else self._actual(entry, released))
+    def closed(self, entry: Open, released: Released | None) -> None:
+        """A placement is over: charge what it really took. None: its client died, what was seen of it counts."""
+        self._correct(entry, self._actual(entry, released))
         band, line = self._line_of(entry)
         band.ended(line, entry.reserved)
         self.running -= 1
@@ -283,6 +292,11 @@ class FairQueue:
 def band_index(tier: str) -> int:
     """Which band a tier belongs to, 0 = first served; an unknown tier is standard."""
     return _INDEX.get(tier, _STANDARD)
+
+
+def _reserved(entry: Open) -> int:
+    """KV tokens that a placement plans with: its cached prefix is shared, its answer at least as long as estimated."""
+    return entry.uncached + max(entry.output_tokens, entry.produced)
 
 
 def heaviest(lines: Iterable[Line], count: int) -> list[Line]:

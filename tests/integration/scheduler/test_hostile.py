@@ -5,8 +5,12 @@ import os
 import struct
 
 import msgspec
+import pytest
+from prometheus_client import generate_latest
 
+from core.errors import Refused
 from core.framing import pack, read_frame
+from scheduler import service as service_module
 from scheduler.messages import (
     Announce,
     ClientHello,
@@ -198,3 +202,17 @@ async def test_a_stranger_that_says_nothing_is_turned_away(monkeypatch) -> None:
         assert await reader.read() == b""
         writer.close()
         await until(lambda: not scheduler._sessions)
+
+
+async def test_made_up_models_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MAX_REFUSED_MODELS", 5)
+    async with service(grace_s=0.0) as scheduler, client(scheduler.port) as api:
+        await api.fresh_snapshot()
+        for n in range(20):
+            with pytest.raises(Refused, match="no host serves"):
+                await api.place(request(model=f"made-up-{n}"))
+        await until(lambda: not scheduler.board.desks)
+    shown = generate_latest().decode()
+    assert {f"made-up-{n}" for n in range(20) if f'"made-up-{n}"' in shown} == {
+        f"made-up-{n}" for n in range(5)
+    }

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from scheduler import service as service_module
 from scheduler.client import SchedulerClient
 from scheduler.core.rules import NEWCOMER
 from scheduler.messages import TenantCounter
@@ -104,6 +105,24 @@ async def test_a_lost_connection_to_the_same_scheduler_charges_nobody_twice() ->
             await until(lambda old=session: scheduler._clients.get(api.name) not in (old, None))
             await until(lambda: len(scheduler.board.open) == 1)
             assert service_of(scheduler)["t1"] == 200.0
+        api.release(Released(placement.request_id, placement.replica_id, 100, 40, 10))
+        await until(lambda: not scheduler.board.open)
+        assert service_of(scheduler)["t1"] == 80.0
+
+
+async def test_a_client_that_was_frozen_until_it_seemed_dead_charges_nobody_twice(monkeypatch) -> None:
+    monkeypatch.setattr(service_module, "CLIENT_GRACE_S", 0.0)
+    async with service() as scheduler, agent(scheduler.port, replica()), client(scheduler.port) as api:
+        placement = await api.place(request(tenant="t1", blocks=[1, 2]))
+        api.prefill_done(placement)
+        await until(lambda: all(entry.prefilled for entry in scheduler.board.open.values()))
+        for _ in range(2):
+            scheduler._clients[api.name].abort()
+            await until(lambda: not scheduler.board.open)
+            assert service_of(scheduler)["t1"] == 100.0
+            await until(lambda: len(scheduler.board.open) == 1)
+            assert service_of(scheduler)["t1"] == 200.0
+            assert len(scheduler.board.fleet.replicas["host/r0"].prefix) == 2
         api.release(Released(placement.request_id, placement.replica_id, 100, 40, 10))
         await until(lambda: not scheduler.board.open)
         assert service_of(scheduler)["t1"] == 80.0

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from scheduler.core import board as boards
 from scheduler.core.board import Board, Placed, Turned, bounded
 from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
-from scheduler.messages import Announce, OpenPlacement, QueuedRequest
+from scheduler.messages import Announce, OpenPlacement, QueuedRequest, TenantCounter
 from scheduler.wire import Placement, Released
 from tests.support.scheduling import MODEL, beat, replica, request
 from workers.wire import ReplicaState
@@ -405,3 +406,109 @@ def test_who_waited_behind_one_that_left_is_placed_at_once(leave: str) -> None:
     else:
         made.drop_waiting("api")
     assert [decision.placement.request_id for decision in made.dispatch(0.01, rng)] == ["r2"]
+
+
+def charged(made: Board, tenant: str = "tenant-1") -> float:
+    return sum(line.counter for band in made.desks[MODEL].queue.bands for line in [band.line(tenant)])
+
+
+def running(made: Board, **fields) -> tuple[Placement, OpenPlacement]:
+    """A request placed on the only replica, and how its client announces it."""
+    asked = request("r1", prompt_tokens=1_000, output_tokens=100, blocks=[1, 2, 3])
+    made.submit("api", asked, 0.0)
+    placement = only(made.dispatch(0.0, random.Random(0))).placement
+    told = {"produced": 20, "prefilled": True, "age_s": 5.0, "epoch": made.epoch} | fields
+    return placement, OpenPlacement(
+        "r1", "tenant-1", MODEL, placement.replica_id, placement.boot_id, 1_000, 0, 100, **told
+    )
+
+
+@pytest.mark.parametrize("lapsed", [False, True])
+@pytest.mark.parametrize("began", [False, True])
+def test_announcing_again_charges_nobody_twice_and_keeps_what_is_cached(lapsed: bool, began: bool) -> None:
+    made = board(replica(kv=1_000_000))
+    placement, held = running(made, prefilled=began, produced=20 if began else 0)
+    assert charged(made) == 1_200.0
+    for round_ in range(3):
+        if lapsed:
+            made.drop_waiting("api")
+            made.drop_placements("api", 4.0 + round_)
+            assert charged(made) == (1_040.0 if began and round_ else 0.0), "what was seen of it"
+        made.announce("api", Announce([held], []), 5.0 + round_)
+        assert charged(made) == 1_200.0
+        assert list(made.open) == [("api", "r1", "host/r0")]
+        assert len(made.fleet.replicas["host/r0"].prefix) == 3
+    made.release("api", Released("r1", placement.replica_id, 1_000, 400, 30), 9.0)
+    assert charged(made) == 660.0
+    assert made.fleet.replicas["host/r0"].load.running == 0
+    assert made.desks[MODEL].queue.running == 0
+
+
+def test_what_is_no_longer_announced_is_over_and_the_rest_goes_on() -> None:
+    made = board(replica(kv=1_000_000))
+    _, held = running(made)
+    made.submit("api", request("r2"), 0.0)
+    made.dispatch(0.0, random.Random(0))
+    made.announce("api", Announce([held], []), 1.0)
+    assert list(made.open) == [("api", "r1", "host/r0")]
+    entry = made.open["api", "r1", "host/r0"]
+    assert (entry.prefilled, entry.produced, entry.placed_at) == (True, 20, 0.0)
+    assert made.fleet.reports.get(MODEL) is None, "nobody saw when its first token came"
+
+
+def test_what_lapsed_is_remembered_for_a_while_and_boundedly() -> None:
+    made = board(replica(slots=64))
+    for n in range(10):
+        made.submit("api", request(f"r{n}"), 0.0)
+    made.dispatch(0.0, random.Random(0))
+    made.lapsed.most = 4
+    made.drop_placements("api", 1.0)
+    assert len(made.lapsed) == 4
+    made.forget_silent(1.0 + boards.LAPSED_S + 0.1, 1e9)
+    assert len(made.lapsed) == 0
+
+
+def test_models_that_nobody_serves_are_forgotten_when_nobody_waits_for_them() -> None:
+    made, rng = board(replica()), random.Random(0)
+    running(made)
+    counters = [TenantCounter("t1", f"adopted-{n}", 5.0) for n in range(20)]
+    held = [OpenPlacement(f"r{n}", "t1", f"held-{n}", "x/r0", "b", 10, 0, 5) for n in range(20)]
+    made.announce("other", Announce(held, [], counters), 0.0)
+    for n in range(20):
+        made.submit("other", request(f"m{n}", model=f"made-up-{n}"), 0.0)
+    assert all(isinstance(decision, Turned) for decision in made.dispatch(0.0, rng))
+    made.forget_silent(1.0, 60.0)
+    assert sorted(made.desks) == sorted([MODEL, *(f"held-{n}" for n in range(20))])
+    made.drop_placements("other", 1.0)
+    made.forget_silent(1.0, 60.0)
+    assert list(made.desks) == [MODEL]
+    assert charged(made) == 1_200.0
+
+
+def test_counters_of_a_model_are_kept_until_its_agents_can_have_reported() -> None:
+    made = board(grace_s=3.0)
+    made.announce("api", Announce([], [], [TenantCounter("tenant-1", MODEL, 500.0)]), 0.0)
+    made.forget_silent(2.9, 60.0)
+    assert charged(made) == 500.0
+    made.forget_silent(3.1, 60.0)
+    assert made.desks == {}
+
+
+def test_the_number_of_desks_and_of_announced_placements_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boards, "MAX_DESKS", 5)
+    monkeypatch.setattr(boards, "MAX_OPEN", 3)
+    made = board(grace_s=3.0)
+    counters = [TenantCounter("t1", f"adopted-{n}", 5.0) for n in range(20)]
+    held = [OpenPlacement(f"r{n}", "t1", f"held-{n % 9}", "x/r0", "b", 10, 0, 5) for n in range(20)]
+    made.announce("other", Announce(held, [], counters[:4]), 0.0)
+    made.announce("other", Announce(held, [], counters, more=True), 0.0)
+    for n in range(20):
+        made.submit("other", request(f"m{n}", model=f"made-up-{n}"), 0.0)
+    assert len(made.desks) == 5
+    assert len(made.open) <= 3
+    refused = made.dispatch(0.0, random.Random(0))
+    assert {decision.refusal.reason for decision in refused} == {"no_replica"}
+    assert len(refused) == 20
+    made.heartbeat(beat(replica()), 1.0)
+    made.submit("api", request("real"), 1.0)
+    assert only(made.dispatch(1.0, random.Random(0))).placement.request_id == "real"

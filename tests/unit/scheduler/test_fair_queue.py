@@ -435,3 +435,16 @@ def test_the_order_of_announcements_does_not_matter(said: list[tuple[str, float]
         queue.adopt(TenantCounter(tenant_id, MODEL, service))
     counters = {line.name: line.counter for line in queue.band("standard")}
     assert counters == {"t1": 650.0, "t2": 900.0, "new": 360.0}
+
+
+def test_an_answer_longer_than_estimated_counts_against_its_tenants_share_of_the_cache() -> None:
+    queue = FairQueue(QueueRules())
+    entry = placement(request("x", "hog", prompt_tokens=100, output_tokens=50))
+    queue.opened(entry)
+    line = queue.band("standard").line("hog")
+    for produced, held in ((40, 150), (50, 150), (400, 500)):
+        entry.produced = produced
+        queue.progressed(entry)
+        assert line.kv_tokens == held
+    queue.closed(entry, Released("x", "host/r0", 100, 0, 400))
+    assert line.kv_tokens == 0
