@@ -112,9 +112,7 @@ class Fleet:
     def best_hit(self, request: PlaceRequest) -> int:
         """Prompt tokens of `request` that some replica of its model is believed to hold; the fair queue asks."""
         pool = self._pools.get(request.model)
-        longest = (
-            max([depth for _, depth in pool.match(request.blocks)], default=0) if pool is not None else 0
-        )
+        longest = pool.longest(request.blocks) if pool is not None else 0
         return min(request.prompt_tokens, int(longest * tokens_per_block(request)))
 
     def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:

@@ -23,8 +23,9 @@ class Mirrored:
     The end of a chain ages first, as in vLLM, so what is held is always whole prefixes. Answers take room too, though
     nobody knows their hashes. LRU: if the engine has lost what was used at t, it has lost all that was used before.
 
-    A use is written down once for each node of its chain; nodes used again since are passed over when it is the
-    oldest. The work of forgetting is left to `trim`.
+    A use is written down at the end of its chain only, and in what it brings: what is above outlives what is below.
+    When a use is the oldest, it counts unless its chain was used again since or goes on below. The work of forgetting
+    is left to `trim`.
     """
 
     def __init__(self, tree: PrefixTree, row: int, room_tokens: int, max_entries: int) -> None:
@@ -34,6 +35,7 @@ class Mirrored:
         self._row = row
         self._touches: deque[Touch] = deque()
         """Uses, oldest first."""
+        self._uses = 0
         self._marks = 0
         self._blocks = 0
         self._answer_tokens = 0
@@ -71,9 +73,12 @@ class Mirrored:
         kept = 0
         while kept < count_marks(blocks) and RULER[kept] * block_tokens <= known_tokens:
             kept += 1
-        for node, _ in reversed(self._tree.path(blocks)):
+        node, _ = self._tree.deepest(blocks)
+        while node is not None and node.start + len(node.hashes) > kept:
+            above = node.parent
             if self._row in node.used:
                 self._shorten(node, max(0, kept - node.start))
+            node = above
 
     def failed(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
         """It may have restarted: nothing is believed."""
@@ -85,7 +90,7 @@ class Mirrored:
             touch = self._touches.popleft()
             self._answer_tokens -= touch.answer_tokens
             while (node := self._last_used(touch)) is not None:
-                self._shorten(node, 0)
+                self._leave(node, touch, 0)
 
     def apply(self, delta: KvDelta) -> None:
         """Only a cleared cache is believed: the engine's hashes are not those of text blocks."""
@@ -98,9 +103,7 @@ class Mirrored:
             self._forget_oldest()
         if len(self._touches) > MAX_LOG * (self._marks + MIN_LOG):
             self._touches = deque(
-                touch
-                for touch in self._touches
-                if touch.answer_tokens or self._last_used(touch) is not None
+                touch for touch in self._touches if touch.answer_tokens or self._last_used(touch) is not None
             )
 
     def clear(self) -> None:
@@ -108,45 +111,49 @@ class Mirrored:
         self.missed(float("inf"))
 
     def _use(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> float:
-        """Write down a use of a chain; when its first block was used before."""
-        touch = Touch(now, None, answer_tokens)
+        """Write down a use of a chain; when the part of it that is held was used before, or a little earlier."""
+        self._uses += 1
+        touch = Touch(now, self._uses, None, answer_tokens)
         self._touches.append(touch)
         self._answer_tokens += answer_tokens
         if not blocks:
             return NEVER
         gain = BLOCK_TOKENS_GAIN if self._block_tokens > 1.0 else 1.0
         self._block_tokens += gain * (block_tokens - self._block_tokens)
-        tree, row = self._tree, self._row
-        path = tree.path(blocks)
-        if path and path[-1][1] < len(path[-1][0].hashes):
-            path[-1] = tree.split(*path[-1]), path[-1][1]
-        before = path[0][0].used.get(row) if path else None
-        used_at = before.at if before is not None else NEVER
-        for node, _ in path:
+        tree, row, most = self._tree, self._row, count_marks(blocks)
+        leaf, reached = tree.deepest(blocks)
+        if leaf is not None and reached < leaf.start + len(leaf.hashes):
+            leaf = tree.split(leaf, reached - leaf.start)
+        node, before = leaf, None
+        while node is not None and before is None:
+            before = node.used.get(row)
             self._hold(node, touch)
-        leaf = path[-1][0] if path else None
-        reached, most = (leaf.start + len(leaf.hashes) if leaf is not None else 0), count_marks(blocks)
+            node = node.parent
+        if leaf is not None:
+            leaf.used[row] = touch
         if reached < most:
             added = tuple([blocks[depth - 1] for depth in RULER[reached:most]])
             if leaf is not None and not leaf.children and len(leaf.used) == 1:
-                leaf.hashes += added
+                tree.extend(leaf, added)
                 self._count(reached, most)
             else:
                 leaf = tree.add(added, reached, leaf)
                 self._hold(leaf, touch)
         touch.leaf = leaf
-        return used_at
+        return before.at if before is not None else NEVER
 
     def _hold(self, node: Node, touch: Touch) -> None:
-        """This replica holds all of a node from now on."""
+        """This replica holds all of a node, which `touch` brings if it was not there."""
         row, start = self._row, node.start
         if row not in node.used:
+            node.used[row] = touch
             node.holders |= 1 << row
             self._count(start, start + len(node.hashes))
+            if (above := node.parent) is not None:
+                above.below[row] = above.below.get(row, 0) + 1
         elif row in node.partial:
             node.holders |= 1 << row
             self._count(start + node.partial.pop(row), start + len(node.hashes))
-        node.used[row] = touch
 
     def _count(self, begin: int, end: int) -> None:
         self._marks += end - begin
@@ -170,15 +177,26 @@ class Mirrored:
             held -= 1
             marks -= 1
             blocks -= DEPTHS[start + held + 1] - DEPTHS[start + held]
-        self._shorten(node, held)
+        self._leave(node, touch, held)
 
     def _last_used(self, touch: Touch) -> Node | None:
-        """The deepest node whose last use this is; those below it are passed over for good."""
+        """What is to be forgotten when a use is the oldest; None when it was used again since, or goes on below."""
         node, row = touch.leaf, self._row
-        while node is not None and node.used.get(row) is not touch:
-            node = node.parent
-        touch.leaf = node
+        if node is None or node.used.get(row) is not touch or row in node.below:
+            return None
         return node
+
+    def _leave(self, node: Node, touch: Touch, kept: int) -> None:
+        """Forget all but the first marks of a node; after its last, `touch` is the last use of what is above."""
+        above, row = node.parent, self._row
+        self._shorten(node, kept)
+        if kept:
+            return
+        touch.leaf = None
+        if above is not None and row not in above.below:
+            last = above.used.get(row)
+            if last is not None and last.number <= touch.number:
+                above.used[row], touch.leaf = touch, above
 
     def _shorten(self, node: Node, kept: int) -> None:
         """This replica holds no more than the first `kept` marks of a node that it uses."""

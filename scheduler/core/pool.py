@@ -190,6 +190,11 @@ class Pool:
         found = self.tree.match(blocks, least, among)
         return found + self.index.match(blocks, least, among) if len(self.index) else found
 
+    def longest(self, blocks: Sequence[int]) -> int:
+        """Leading blocks of a chain that some row holds."""
+        known = self.tree.longest(blocks)
+        return max(known, *(depth for _, depth in self.index.match(blocks)), 0) if len(self.index) else known
+
     def hits(self, matches: list[tuple[int, int]], tokens_per_block: float, most: int) -> Vector:
         """Cached tokens of a prompt per row, from a match in the index; never more than `most`."""
         size = len(self._rows)

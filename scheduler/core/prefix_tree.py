@@ -1,9 +1,9 @@
 """Which replicas hold which routed prompt: one radix tree of hash chains per model, marked as `prefix_index` says.
 
-An edge is a run of marks that nothing has yet parted, so a prompt costs as many look-ups as there were partings on its
-way: after a shared system prompt and a conversation two or three, whether it has ten blocks or four thousand. Hashes
-are chained, hence each names a whole prefix: a node is found by its first hash alone, and where two chains are equal
-at one depth they are equal before it, so that the place where they part is found by bisection.
+A node is a run of marks that nothing has yet parted, so a prompt is written down once for each parting on its way, not
+for each mark. Hashes are chained, hence each names a whole prefix: what is known of a chain ends at one mark, which is
+found by bisection over every eighth, four look-ups for four thousand blocks, and a few steps from there. Parents lead
+back to the root.
 """
 
 from bisect import bisect_right
@@ -14,6 +14,9 @@ from scheduler.core.prefix_index import RULER, Numbers
 
 DEPTHS = (0, *RULER)
 """Blocks that a chain's first n marks reach to."""
+STEP = 8
+"""One mark in so many is entered into the tree's table: look-ups and entries outside of the processor's caches are what
+a decision costs."""
 
 
 @dataclass(slots=True)
@@ -21,8 +24,10 @@ class Touch:
     """One use of a chain by one replica, or one answer."""
 
     at: float
+    number: int
+    """Of all uses there, in order."""
     leaf: "Node | None"
-    """The deepest node of the chain that this may be the last use of."""
+    """The chain's end; once that is forgotten, the node above which this is now the last use of."""
     answer_tokens: int
 
 
@@ -38,24 +43,17 @@ class Node:
     holders: int = 0
     """Replicas (bits) that hold all of it."""
     used: dict[int, Touch] = field(default_factory=dict)
-    """By row of every replica that holds all or the first part of it: its last use there."""
+    """By row of every replica that holds all or the first part of it: the last use there that ended here, or brought
+    it. Who uses a chain uses all that is above its end, which is not written down: it outlives what is below."""
+    below: dict[int, int] = field(default_factory=dict)
+    """By row: how many of its children the replica holds."""
     partial: dict[int, int] = field(default_factory=dict)
     """By row: marks held, where not all of them are."""
 
-    def common(self, blocks: Sequence[int], most: int) -> int:
-        """Marks that a chain shares with it from its first on, which is known to be equal; `most` = the chain's."""
-        hashes, start = self.hashes, self.start
-        high = min(len(hashes), most - start)
-        if hashes[high - 1] == blocks[RULER[start + high - 1] - 1]:
-            return high
-        low = 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if hashes[middle - 1] == blocks[RULER[start + middle - 1] - 1]:
-                low = middle
-            else:
-                high = middle
-        return low
+    def entries(self) -> Numbers:
+        """The marks that it is found by; the first may be named twice."""
+        hashes = self.hashes
+        return (hashes[0], *hashes[(-1 - self.start) % STEP :: STEP])
 
     def held(self, row: int) -> int:
         """Marks of it that a replica which uses it holds."""
@@ -72,69 +70,90 @@ class PrefixTree:
 
     def __init__(self) -> None:
         self._nodes: dict[int, Node] = {}
-        """By first hash."""
+        """By its first mark, and by every one whose number is a multiple of STEP. Of those a chain has all up to one
+        of them, and none after it, whence bisection."""
+        self._found: tuple[Sequence[int], Node | None, int] | None = None
+        """What was last looked up, until a mark changes its node: who is placed was looked up just before."""
 
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def deepest(self, blocks: Sequence[int]) -> tuple[Node | None, int]:
+        """The last node along a chain, and how many of the chain's marks are known."""
+        if self._found is not None and self._found[0] is blocks:
+            return self._found[1], self._found[2]
+        get, most = self._nodes.get, count_marks(blocks)
+        node: Node | None = None
+        low, high = 0, most // STEP
+        while low < high:
+            middle = (low + high + 1) >> 1
+            found = get(blocks[RULER[middle * STEP - 1] - 1])
+            if found is None:
+                high = middle - 1
+            else:
+                low, node = middle, found
+        reached = low * STEP
+        while reached < most:
+            block = blocks[RULER[reached] - 1]
+            if node is None or reached == node.start + len(node.hashes):
+                below = get(block)
+                if below is None:
+                    break
+                node = below
+            elif node.hashes[reached - node.start] != block:
+                break
+            reached += 1
+        self._found = blocks, node, reached
+        return node, reached
+
     def match(self, blocks: Sequence[int], least: float = 1, among: int = -1) -> list[tuple[int, int]]:
         """Who of `among` holds how much of the chain: (bits of replicas, leading blocks); nobody twice.
 
-        Who holds fewer than `least` blocks is left out. Who lacks a part of the chain counts up to it only.
+        Who holds fewer than `least` blocks is left out.
         """
-        most, nodes = count_marks(blocks), self._nodes
+        node, reached = self.deepest(blocks)
         found: list[tuple[int, int]] = []
-        alive, reached = among, 0
-        while reached < most:
-            node = nodes.get(blocks[RULER[reached] - 1])
-            if node is None:
-                break
-            shared, gone = node.common(blocks, most), alive & ~node.holders
+        while node is not None and among and (depth := DEPTHS[reached]) >= least:
+            if here := node.holders & among:
+                found.append((here, depth))
+                among ^= here
             if node.partial:
                 for row, held in node.partial.items():
-                    bit = 1 << row
-                    if gone & bit:
-                        gone ^= bit
-                        alive ^= bit
-                        depth = DEPTHS[reached + min(held, shared)]
-                        if depth >= least:
-                            found.append((bit, depth))
-            if gone:
-                if reached and DEPTHS[reached] >= least:
-                    found.append((gone, DEPTHS[reached]))
-                alive &= node.holders
-                if not alive:
-                    return found
-            reached += shared
-            if shared < len(node.hashes):
-                break
-        if reached and DEPTHS[reached] >= least:
-            found.append((alive, DEPTHS[reached]))
+                    if among >> row & 1 and (depth := DEPTHS[min(node.start + held, reached)]) >= least:
+                        found.append((1 << row, depth))
+                        among ^= 1 << row
+            reached = node.start
+            node = node.parent
         return found
 
-    def path(self, blocks: Sequence[int]) -> list[tuple[Node, int]]:
-        """The nodes along a chain, from the root on, and how many of its marks each shares with it."""
-        most, reached = count_marks(blocks), 0
-        found: list[tuple[Node, int]] = []
-        while reached < most and (node := self._nodes.get(blocks[RULER[reached] - 1])) is not None:
-            shared = node.common(blocks, most)
-            found.append((node, shared))
-            reached += shared
-            if shared < len(node.hashes):
-                break
-        return found
+    def longest(self, blocks: Sequence[int]) -> int:
+        """Leading blocks that whoever holds most of the chain holds."""
+        node, reached = self.deepest(blocks)
+        while node is not None and not node.holders:
+            if node.partial:
+                return DEPTHS[min(node.start + max(node.partial.values()), reached)]
+            reached = node.start
+            node = node.parent
+        return DEPTHS[reached]
 
     def add(self, hashes: Numbers, start: int, parent: Node | None) -> Node:
         """A new node below `parent`."""
-        node = self._nodes[hashes[0]] = Node(hashes, start, parent)
+        node = Node(hashes, start, parent)
+        self._enter(node)
         if parent is not None:
             parent.children += 1
         return node
 
+    def extend(self, node: Node, hashes: Numbers) -> None:
+        """Let a node without children go on."""
+        node.hashes += hashes
+        self._enter(node)
+
     def split(self, node: Node, at: int) -> Node:
         """Part a node after its first `at` marks; its upper part, which is new. Uses keep naming the lower."""
-        upper = self._nodes[node.hashes[0]] = Node(node.hashes[:at], node.start, node.parent, 1, node.holders)
-        upper.used = node.used.copy()
+        upper = Node(node.hashes[:at], node.start, node.parent, 1, node.holders, node.used.copy())
+        upper.below = dict.fromkeys(node.used, 1)
+        self._enter(upper)
         node.hashes, node.start, node.parent = node.hashes[at:], node.start + at, upper
         self._nodes[node.hashes[0]] = node
         for row, held in list(node.partial.items()):
@@ -143,7 +162,9 @@ class PrefixTree:
             else:
                 upper.holders |= 1 << row
             if held <= at:
-                del node.partial[row], node.used[row]
+                del node.partial[row], upper.below[row]
+                if (touch := node.used.pop(row)).leaf is node:
+                    touch.leaf = upper
             else:
                 node.partial[row] = held - at
         self._prune(node)
@@ -152,15 +173,29 @@ class PrefixTree:
     def release(self, node: Node, row: int) -> None:
         """A replica holds nothing of a node any more."""
         del node.used[row]
+        above = node.parent
+        if above is not None:
+            left = above.below[row] - 1
+            if left:
+                above.below[row] = left
+            else:
+                del above.below[row]
         node.partial.pop(row, None)
         node.holders &= ~(1 << row)
         self._prune(node)
 
+    def _enter(self, node: Node) -> None:
+        self._found = None
+        for block in node.entries():
+            self._nodes[block] = node
+
     def _prune(self, node: Node) -> None:
         """Forget nodes that nobody uses; one with others below it stays, for they hang on it."""
+        self._found = None
         below: Node | None = node
         while below is not None and not below.used and not below.children:
-            del self._nodes[below.hashes[0]]
+            for block in below.entries():
+                self._nodes.pop(block, None)
             below = below.parent
             if below is not None:
                 below.children -= 1

@@ -201,10 +201,15 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(row=st.integers(0, 1), blocks=st.sampled_from(BRANCHES))
     def route(self, row: int, blocks: list[int]) -> None:
-        last = [at for block, _, at in self.orders[row] if block == blocks[0]]
+        uses = {block: at for block, _, at in self.orders[row]}
+        held = [
+            uses[blocks[depth - 1]] for depth in RULER[: count_marks(blocks)] if blocks[depth - 1] in uses
+        ]
         self._touch(row, blocks, 0)
         self._trim(row)
-        assert self.mirrors[row].routed(blocks, 10, self.now) == (last[0] if last else NEVER)
+        used_at = self.mirrors[row].routed(blocks, 10, self.now)
+        assert used_at <= held[-1] if held else used_at == NEVER
+        assert not held or used_at > 0
         self.mirrors[row].trim(self.now)
 
     @rule(row=st.integers(0, 1), back=st.integers(0, 6))
