@@ -7,8 +7,6 @@ Away for longer than `FALLBACK_AFTER_S`, the client places by itself (scheduler/
 import asyncio
 import logging
 import random
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,9 +15,9 @@ from core.clock import Clock
 from core.errors import Refused, Unavailable
 from core.ids import incarnation
 from scheduler import fallback
+from scheduler.announcing import MAX_COUNTERS, CounterBook, announcements, open_placement
 from scheduler.link import Link
 from scheduler.messages import (
-    Announce,
     CancelPlace,
     ClientHello,
     Counters,
@@ -44,17 +42,8 @@ DEADLINE_SLACK_S = 1.0
 """The scheduler refuses at the deadline; the client itself only this much later, should it not answer."""
 BACKOFF_S = (0.05, 1.0)
 CONNECT_TIMEOUT_S = 2.0
-MAX_COUNTERS = 16_384
-"""Tenants' counters kept for the next scheduler, those heard of last; a few megabytes."""
-
 MAX_ANNOUNCED_BYTES = 256 * 1024 * 1024
 """What a client that waits for much may have to announce at once; it holds all of it in memory anyway."""
-ANNOUNCED_PART_BYTES = 1024 * 1024
-"""About so much is announced in one frame."""
-QUEUED_BYTES = 1024
-"""What a queued request takes there at most without its blocks ..."""
-HASH_BYTES = 9
-"""... and each of them."""
 
 log = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(ToClient)
@@ -79,6 +68,17 @@ class _Held:
     prefilled: bool = False
     counted_by: str = ""
     """Epoch of the scheduler that last took it into its counters."""
+
+    def announced(self, now: float) -> OpenPlacement:
+        """As a scheduler is told that may not know it."""
+        return open_placement(
+            self.request,
+            self.placement,
+            produced=self.produced,
+            prefilled=self.prefilled,
+            age_s=now - self.since,
+            counted_by=self.counted_by,
+        )
 
 
 class _ClientLink(Link):
@@ -122,7 +122,7 @@ class SchedulerClient:
         self._away_since = clock.monotonic()
         self._heard_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._counters = _CounterBook(MAX_COUNTERS)
+        self._counters = CounterBook(MAX_COUNTERS)
         self._informed = asyncio.Event()
         """Connected, and the first snapshot of this connection is here."""
 
@@ -263,7 +263,7 @@ class SchedulerClient:
             return
         now = self._clock.monotonic()
         self.connected, self.denied = True, ""
-        held = [_open(held, now) for held in self._held.values()]
+        held = [each.announced(now) for each in self._held.values()]
         counters = self._counters.unknown_to(welcome.epoch)
         for part in announcements(held, self._still_waiting(now), counters):
             link.send(part)
@@ -405,67 +405,3 @@ class SchedulerClient:
                 self._send(CancelPlace(waiting.request.request_id))
                 message = "the scheduler is away and no replica could be chosen without it"
                 self._refuse(waiting, 503, "scheduler_away", message, 2.0)
-
-
-def announcements(
-    held: list[OpenPlacement], queued: list[QueuedRequest], counters: list[TenantCounter]
-) -> Iterator[Announce]:
-    """An announcement in frames of bounded size: what is held, then the counters, then what waits, oldest first."""
-    yield Announce(held, [])
-    if counters:
-        yield Announce([], [], counters, more=True)
-    part: list[QueuedRequest] = []
-    size = 0
-    for each in queued:
-        part.append(each)
-        size += QUEUED_BYTES + HASH_BYTES * len(each.request.blocks)
-        if size >= ANNOUNCED_PART_BYTES:
-            yield Announce([], part, more=True)
-            part, size = [], 0
-    if part:
-        yield Announce([], part, more=True)
-
-
-def _open(held: _Held, now: float) -> OpenPlacement:
-    request, placement = held.request, held.placement
-    return OpenPlacement(
-        placement.request_id,
-        request.tenant_id,
-        placement.model,
-        placement.replica_id,
-        placement.boot_id,
-        request.prompt_tokens,
-        placement.hit_tokens,
-        request.output_tokens,
-        held.produced,
-        held.prefilled,
-        now - held.since,
-        request.tier,
-        request.weight,
-        held.counted_by,
-    )
-
-
-class _CounterBook:
-    """What schedulers said of tenants' counters: bounded, those heard of longest ago are forgotten first."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._heard: OrderedDict[tuple[str, str, str], tuple[str, float]] = OrderedDict()
-
-    def heard(self, epoch: str, counters: Sequence[TenantCounter]) -> None:
-        """The newest word replaces the older."""
-        for counter in counters:
-            key = (counter.model, counter.tier, counter.tenant_id)
-            self._heard[key] = (epoch, counter.service)
-            self._heard.move_to_end(key)
-        while len(self._heard) > self._most:
-            self._heard.popitem(last=False)
-
-    def unknown_to(self, epoch: str) -> list[TenantCounter]:
-        """Those that were not heard from the scheduler `epoch` itself."""
-        return [
-            TenantCounter(tenant_id, model, service, tier)
-            for (model, tier, tenant_id), (source, service) in self._heard.items()
-            if source != epoch
-        ]

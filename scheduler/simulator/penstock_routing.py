@@ -7,9 +7,10 @@ it, so that a scheduler that restarts is told again.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from scheduler.announcing import open_placement
 from scheduler.core.board import Board, Placed
 from scheduler.core.rules import AdmissionRules, BoardConfig
-from scheduler.messages import Announce, OpenPlacement, QueuedRequest, TenantCounter
+from scheduler.messages import Announce, QueuedRequest, TenantCounter
 from scheduler.simulator.contract import Decision, Dispatch, Refuse, ReplicaView, SimRequest
 from scheduler.simulator.settings import RoutingSetup
 from scheduler.wire import Placement, PlaceRequest, Released
@@ -170,7 +171,18 @@ class PenstockRouting:
         counters = list(self._counters.values())
         for router in range(self._setup.routers):
             mine = [held for held in self._held.values() if held.router == router]
-            placements = [_announced(held, now) for held in mine if held.placement is not None]
+            placements = [
+                open_placement(
+                    held.request,
+                    held.placement,
+                    produced=held.produced,
+                    prefilled=held.prefilled,
+                    age_s=now - held.placed_at,
+                    counted_by=held.placement.epoch,
+                )
+                for held in mine
+                if held.placement is not None
+            ]
             queued = [
                 QueuedRequest(held.request, now - held.arrived_at) for held in mine if held.placement is None
             ]
@@ -218,6 +230,9 @@ class PenstockRouting:
         key = int(placement.request_id)
         if held := self._held.get(key):
             held.placement, held.placed_at = placement, now
+            asked = held.request
+            counter = TenantCounter(asked.tenant_id, asked.model, placement.service, asked.tier)
+            self._counters[counter.model, counter.tenant_id, counter.tier] = counter
         return Dispatch(key, placement.replica_id, placement.hit_tokens, placement.predicted_ttft_s)
 
     def _status(self, view: ReplicaView) -> ReplicaStatus:
@@ -246,23 +261,3 @@ def penstock(options: PenstockOptions | None = None) -> Callable[[RoutingSetup],
 
 def _client(router: int) -> str:
     return f"api-{router}"
-
-
-def _announced(held: _Held, now: float) -> OpenPlacement:
-    request, placement = held.request, held.placement
-    assert placement is not None  # noqa: S101 - the caller chose those that are placed
-    return OpenPlacement(
-        request.request_id,
-        request.tenant_id,
-        request.model,
-        placement.replica_id,
-        placement.boot_id,
-        request.prompt_tokens,
-        placement.hit_tokens,
-        request.output_tokens,
-        held.produced,
-        held.prefilled,
-        now - held.placed_at,
-        request.tier,
-        request.weight,
-    )

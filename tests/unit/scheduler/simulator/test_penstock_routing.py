@@ -86,6 +86,18 @@ def test_a_scheduler_that_restarts_knows_again_what_runs() -> None:
     assert routing.open_requests() == 0
 
 
+def test_restarts_charge_nobody_twice_for_what_runs() -> None:
+    requests = [replace(request, tenant="t1") for request in poisson(25, 20, 6)]
+    restarts = tuple(RestartScheduler(at, 0.2) for at in (5.0, 10.0, 15.0))
+    result, routing = play(requests, 4, RunConfig(faults=restarts), PenstockOptions())
+    served = sum(
+        record.request.prompt_tokens - record.cached_tokens + 2 * record.request.output_tokens
+        for record in result.records
+    )
+    charged = max(counter.service for counter in routing._board.counters() if counter.tenant_id == "t1")
+    assert charged == pytest.approx(served, rel=0.02)
+
+
 def test_exact_prefix_knowledge_survives_a_restart_because_agents_tell_it_again() -> None:
     config = RunConfig(faults=(RestartScheduler(30.0, 0.2),))
     predicted = cached = 0
