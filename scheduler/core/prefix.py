@@ -124,8 +124,8 @@ class Exact:
         self._expire(now)
 
     def ended(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
-        """The engine tells itself."""
-        self._expire(now)
+        """The engine tells itself. A prompt announced after its first token is pledged until here."""
+        self.prefilled(blocks, now)
 
     def given_up(self, blocks: Sequence[int], known_tokens: int, block_tokens: float, now: float) -> None:
         """Its belief ends now."""
@@ -134,8 +134,7 @@ class Exact:
 
     def failed(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
         """What the engine holds it says itself, and only once: an engine that restarted has another boot."""
-        if not prefilled:
-            self._withdraw(self._arrived(blocks))
+        self._withdraw(self._arrived(blocks))
         self._expire(now)
 
     def missed(self, used_at: float) -> None:

@@ -121,3 +121,16 @@ def test_a_cache_that_the_engine_cleared_still_gets_what_is_on_its_way() -> None
     exact.prefilled(blocks, 1.0)
     exact.trim(2.0)
     assert (len(index), len(exact)) == (0, 0)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_prompt_announced_after_its_first_token_is_not_believed_for_ever(failed: bool) -> None:
+    fleet = fleet_of()
+    asked = prompt()
+    entry = Open("api", "t", asked.model, NAME, "boot-1", 1000, 0, 20, 5, True, 0.0, blocks=asked.blocks,
+                 block_tokens=100)  # fmt: skip
+    fleet.opened(entry)
+    assert known(fleet) == 1000
+    fleet.closed(entry, Released("r", NAME, 1000, 0, 20, failed), 1.0)
+    fleet.heartbeat(beat(EXACT), 60.0)
+    assert known(fleet) == 0
