@@ -27,7 +27,7 @@ def options(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: float) 
     config, prompt, output = pool.config, request.prompt_tokens, request.output_tokens
     need, held = prompt + output, cached_tokens(request, pool, rows)
     holding = enough(request, config)
-    excluded = {pool.row_of(replica_id) for replica_id in request.exclude}
+    excluded = [pool.row_of(replica_id) for replica_id in request.exclude]
     able = []
     for row in rows:
         figures = pool.figures[row]

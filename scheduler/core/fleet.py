@@ -129,28 +129,31 @@ class Fleet:
 
     def opened(self, entry: Open) -> None:
         """A placement begins, decided here or announced by a client: its load counts from now on."""
-        load = self._loads.setdefault(entry.replica_id, Load())
-        replica, now, notes = self._current(entry), entry.placed_at, entry.notes
+        load = self._loads.get(entry.replica_id)
+        if load is None:
+            load = self._loads[entry.replica_id] = Load()
+        replica, now, notes, uncached = self._current(entry), entry.placed_at, entry.notes, entry.uncached
         if replica is not None and entry.predicted_ttft_s > 0.0:
             notes.raw_ttft_s = entry.predicted_ttft_s - replica.learnt.ttft.at(now)
             notes.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.learnt.slowdown.at(now))
         load.running += 1
-        load.kv_tokens += entry.uncached + entry.produced
+        load.kv_tokens += uncached + entry.produced
         load.outstanding += _outstanding(entry)
         if not entry.prefilled:
-            load.unprefilled += entry.uncached
+            load.unprefilled += uncached
             if entry.predicted_ttft_s > 0.0:
                 load.due[id(entry)] = now + entry.predicted_ttft_s
         if replica is None:
             return
+        pool = self._pools[entry.model]
         if not entry.prefilled:
-            seconds = entry.uncached / replica.fixed.prefill_rate
+            seconds = uncached * replica.fixed.per_token
             replica.clear_at = max(replica.clear_at, now) + seconds
-            self._pools[entry.model].placed(entry.uncached, entry.output_tokens)
+            pool.placed(uncached, entry.output_tokens)
             replica.learnt.prefill_share.add(seconds, now)
         if entry.blocks:
             notes.prefix_used_at = replica.prefix.routed(entry.blocks, _block_tokens(entry), now)
-        self._pools[entry.model].refresh(replica, now)
+        pool.refresh(replica, now)
 
     def prefilled(self, entry: Open, now: float) -> None:
         """The first token came: the prompt no longer waits for prefill. Learns from the time it took."""

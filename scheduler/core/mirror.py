@@ -1,5 +1,6 @@
 """What a replica's prefix cache is guessed to hold: an LRU of the prompts that were routed there (DESIGN §6)."""
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -76,8 +77,8 @@ class Mirrored:
         node, _ = self._tree.deepest(blocks)
         while node is not None and node.start + len(node.hashes) > kept:
             above = node.parent
-            if self._row in node.used:
-                self._shorten(node, max(0, kept - node.start))
+            if (touch := node.used.get(self._row)) is not None:
+                self._leave(node, touch, max(0, kept - node.start))
             node = above
 
     def failed(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
@@ -132,7 +133,7 @@ class Mirrored:
         if leaf is not None:
             leaf.used[row] = touch
         if reached < most:
-            added = tuple([blocks[depth - 1] for depth in RULER[reached:most]])
+            added = array("Q", [blocks[depth - 1] for depth in RULER[reached:most]])
             if leaf is not None and not leaf.children and len(leaf.used) == 1:
                 tree.extend(leaf, added)
                 self._count(reached, most)
@@ -190,13 +191,13 @@ class Mirrored:
         """Forget all but the first marks of a node; after its last, `touch` is the last use of what is above."""
         above, row = node.parent, self._row
         self._shorten(node, kept)
-        if kept:
+        if kept or touch.leaf is not node:
             return
+        while above is not None and row not in above.used:
+            above = above.parent
         touch.leaf = None
-        if above is not None and row not in above.below:
-            last = above.used.get(row)
-            if last is not None and last.number <= touch.number:
-                above.used[row], touch.leaf = touch, above
+        if above is not None and above.used[row].number <= touch.number:
+            above.used[row], touch.leaf = touch, above
 
     def _shorten(self, node: Node, kept: int) -> None:
         """This replica holds no more than the first `kept` marks of a node that it uses."""

@@ -6,11 +6,12 @@ found by bisection over every eighth, four look-ups for four thousand blocks, an
 back to the root.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.prefix_index import RULER, Numbers
+from scheduler.core.prefix_index import RULER
 
 DEPTHS = (0, *RULER)
 """Blocks that a chain's first n marks reach to."""
@@ -35,7 +36,8 @@ class Touch:
 class Node:
     """A run of marks, and who holds it."""
 
-    hashes: Numbers
+    hashes: "array[int]"
+    """64-bit; an array, for the garbage collector would walk through a tuple."""
     start: int
     """Marks of the chain before it."""
     parent: "Node | None"
@@ -50,7 +52,12 @@ class Node:
     partial: dict[int, int] = field(default_factory=dict)
     """By row: marks held, where not all of them are."""
 
-    def entries(self) -> Numbers:
+    def has(self, block: int, place: int) -> bool:
+        """Whether a mark is the chain's at a place (0 = its first), which lies in this node."""
+        start = self.start
+        return start <= place < start + len(self.hashes) and self.hashes[place - start] == block
+
+    def entries(self) -> tuple[int, ...]:
         """The marks that it is found by; the first may be named twice."""
         hashes = self.hashes
         return (hashes[0], *hashes[(-1 - self.start) % STEP :: STEP])
@@ -79,7 +86,10 @@ class PrefixTree:
         return len(self._nodes)
 
     def deepest(self, blocks: Sequence[int]) -> tuple[Node | None, int]:
-        """The last node along a chain, and how many of the chain's marks are known."""
+        """The last node along a chain, and how many of the chain's marks are known.
+
+        A hash that is known at another depth is no chained one: it is taken for unknown.
+        """
         if self._found is not None and self._found[0] is blocks:
             return self._found[1], self._found[2]
         get, most = self._nodes.get, count_marks(blocks)
@@ -87,8 +97,10 @@ class PrefixTree:
         low, high = 0, most // STEP
         while low < high:
             middle = (low + high + 1) >> 1
-            found = get(blocks[RULER[middle * STEP - 1] - 1])
-            if found is None:
+            number = middle * STEP
+            block = blocks[RULER[number - 1] - 1]
+            found = get(block)
+            if found is None or not found.has(block, number - 1):
                 high = middle - 1
             else:
                 low, node = middle, found
@@ -97,7 +109,7 @@ class PrefixTree:
             block = blocks[RULER[reached] - 1]
             if node is None or reached == node.start + len(node.hashes):
                 below = get(block)
-                if below is None:
+                if below is None or below.start != reached or below.hashes[0] != block:
                     break
                 node = below
             elif node.hashes[reached - node.start] != block:
@@ -136,7 +148,7 @@ class PrefixTree:
             node = node.parent
         return DEPTHS[reached]
 
-    def add(self, hashes: Numbers, start: int, parent: Node | None) -> Node:
+    def add(self, hashes: "array[int]", start: int, parent: Node | None) -> Node:
         """A new node below `parent`."""
         node = Node(hashes, start, parent)
         self._enter(node)
@@ -144,7 +156,7 @@ class PrefixTree:
             parent.children += 1
         return node
 
-    def extend(self, node: Node, hashes: Numbers) -> None:
+    def extend(self, node: Node, hashes: "array[int]") -> None:
         """Let a node without children go on."""
         node.hashes += hashes
         self._enter(node)

@@ -131,7 +131,7 @@ class Line:
         """
         if most <= 1 or len(self.waiting) == 1 or (self.turn + 1) % late_every == 0:
             return [first]
-        rank = self.rank(first)
+        rank = 0 if self.waiting[0][2] is first else self.rank(first)
         return [place[2] for place in self.waiting[rank : rank + most]]
 
     def took(self, late_before: float, *, chosen: bool) -> None:

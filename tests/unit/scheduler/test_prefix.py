@@ -15,6 +15,7 @@ from scheduler.core.prefix_tree import PrefixTree, count_marks
 from workers.wire import KvDelta
 
 NEVER = float("-inf")
+MAX_HASH = 2**64 - 1
 CHAINS = [[10 * root + depth + 1 for depth in range(9)] for root in range(3)]
 """Three chains of nine blocks; prefixes of them are the prompts of the machines."""
 
@@ -28,7 +29,7 @@ BRANCHES = [
 
 def chained(blocks: list[int]) -> list[int]:
     """A chain whose every hash names all before it, as prompts' hashes do."""
-    return [hash(tuple(blocks[: depth + 1])) for depth in range(len(blocks))]
+    return [hash(tuple(blocks[: depth + 1])) & MAX_HASH for depth in range(len(blocks))]
 
 
 prompts = st.lists(
@@ -87,7 +88,7 @@ def naive(owned: list[set[int]], blocks: list[int]) -> list[int]:
 @settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(1, 300))
 def test_a_match_is_what_sets_of_blocks_would_say(rng: random.Random, length: int) -> None:
-    index, owned = PrefixIndex(), [set() for _ in range(70)]
+    index, owned = PrefixIndex(), [set[int]() for _ in range(70)]
     chain = [rng.getrandbits(64) for _ in range(length)]
     for row, mine in enumerate(owned):
         for block in marks(chain[: rng.randrange(length + 1)])[0]:
@@ -123,7 +124,7 @@ def test_a_mirror_stays_within_its_bounds(routed: list[tuple[list[int], int]], r
     assert (len(mirror), mirror.tokens, len(mirror._tree)) == (0, 0, 0)
 
 
-@given(st.lists(st.integers(0), min_size=1, max_size=200, unique=True))
+@given(st.lists(st.integers(0, MAX_HASH), min_size=1, max_size=200, unique=True))
 def test_a_prompt_that_fits_is_matched_to_its_last_mark(prompt: list[int]) -> None:
     mirror = mirrored()
     mirror.routed(prompt, 10, 0.0)
@@ -163,6 +164,26 @@ def test_a_prompt_given_up_before_its_prefill_leaves_what_was_cached_before() ->
     mirror.routed([1, 2, 3, 4], 10, 1.0)
     mirror.given_up([1, 2, 3, 4], 20, 10, 2.0)
     assert held(mirror, [1, 2, 3, 4]) == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=40), max_size=40))
+def test_hashes_that_are_not_chained_do_no_harm(routed: list[list[int]]) -> None:
+    """Whoever sends them finds less, or more, than there is; nobody else notices."""
+    tree = PrefixTree()
+    mirrors = [Mirrored(tree, row, 400, 40) for row in range(2)]
+    for now, blocks in enumerate(routed):
+        mirror = mirrors[now % 2]
+        mirror.routed(blocks, 10, now)
+        (mirror.ended if now % 3 else mirror.given_up)(blocks, 10, 7, now)
+        mirror.trim(now)
+        assert 0 <= mirror.tokens <= 400
+        assert 0 <= len(mirror) <= 40
+        assert all(0 < depth <= len(blocks) for _, depth in tree.match(blocks))
+    for mirror in mirrors:
+        mirror.clear()
+        assert (len(mirror), mirror.tokens) == (0, 0)
+    mirrors[0].routed(CHAINS[0], 10, 100.0)
+    assert held(mirrors[0], CHAINS[0]) == 9
 
 
 class MirrorMachine(RuleBasedStateMachine):
