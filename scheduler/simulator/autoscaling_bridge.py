@@ -1,6 +1,7 @@
 """Any scaling policy as a controller of the stepwise cluster: its view in, rungs out as actions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from scheduler.core.autoscale.state import (
     CacheValue,
@@ -30,11 +31,20 @@ class ScalerController:
         self._scaler, self._specs, self._day_s = scaler, specs, day_s
         self._since: dict[str, tuple[Rung, float]] = {}
         self._means: dict[str, tuple[float, float, float]] = {}
+        self._known: dict[str, ReplicaView] = {}
 
     def observe(self, view: PoolView, now: float) -> Sequence[PoolAction]:
         """Look through the policy's eyes and do what it wants."""
         demand = [self._demand(model, view.loads.get(model, ModelLoad())) for model in self._specs]
-        replicas = [self._replica(each, view, now) for each in view.replicas if each.model in self._specs]
+        # A stopped replica has nobody to report it: it is remembered from when it had.
+        present = {each.replica_id: each for each in view.replicas if each.model in self._specs}
+        stopped = {
+            name: replace(each, state=ReplicaState.STOPPED, running=0, waiting=0, kv_usage=0.0)
+            for name, each in self._known.items()
+            if name not in present
+        }
+        self._known |= present
+        replicas = [self._replica(each, view, now) for _, each in sorted((stopped | present).items())]
         hosts = [
             HostSeen(row.replica_id, self._specs[row.model].capacity.gpus, 1e6, contracted=False)
             for row in replicas
@@ -89,7 +99,7 @@ class ScalerController:
         return Rung.SLEEP_2 if view.sleep_levels.get(each.replica_id, 1) >= 2 else Rung.SLEEP_1
 
     def _demand(self, model: str, load: ModelLoad) -> DemandSeen:
-        """The cluster tells totals, not squares: uncached prompts are taken to scatter like an exponential."""
+        """The cluster tells totals, not squares: lengths are taken to scatter like an exponential."""
         prompt, uncached, output = self._means.get(model, (0.0, 0.0, 0.0))
         if load.arrived:
             prompt = load.prompt_tokens / load.arrived
@@ -99,6 +109,6 @@ class ScalerController:
         self._means[model] = (prompt, uncached or prompt, output)
         unknown = uncached or prompt
         return DemandSeen(
-            model, load.arrived, prompt, unknown, 2.0 * unknown * unknown, output,
+            model, load.arrived, prompt, unknown, 2.0 * unknown * unknown, output, 2.0 * output * output,
             load.waiting, load.waiting * unknown,
         )  # fmt: skip

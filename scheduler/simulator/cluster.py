@@ -235,7 +235,7 @@ class Cluster:
         call.record.cached_tokens = job.cached_tokens
         call.record.preemptions += job.preemptions
         self.estimates.learn(call.record.request, call.record.router)
-        self.meter.finished(call)
+        self.meter.finished(call, self.replicas[call.record.replica_id], self.timeline.now)
         self._settle(call)
         self.link.tell(call.delays.to_scheduler_s, self._hear_end, call, job, False)
 
@@ -412,7 +412,7 @@ class Cluster:
         if controller is None:
             return
         self.timeline.after(controller.every_s, self._control)
-        view = self.meter.look(self.scraper.views(), self.replicas, self.calls.values())
+        view = self.meter.look(self.scraper.views(), self.replicas, self.calls.values(), self.timeline.now)
         for action in controller.observe(view, self.timeline.now):
             self.lifecycle.act(action)
 

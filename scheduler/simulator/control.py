@@ -59,7 +59,7 @@ class PoolView:
     """Of the replicas that are asleep."""
     loads: Mapping[str, ModelLoad]
     cached_blocks: Mapping[str, int] = field(default_factory=dict)
-    """Prefix blocks that a replica has served hits from; what is lost when it goes."""
+    """Prefix blocks that a replica has served hits from in the last ten minutes; what is lost when it goes."""
 
 
 class Controller(Protocol):

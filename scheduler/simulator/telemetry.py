@@ -1,5 +1,6 @@
 """What a run's world reports of itself, late as it is in life: metrics, KV events, an autoscaler's view."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from scheduler.simulator.network import Delays
 from scheduler.simulator.sim_replica import SimReplica
 from scheduler.simulator.timeline import Timeline
 from workers.wire import KvDelta, ReplicaState
+
+REUSED_S = 600.0
+"""How long a prefix block counts as of use after it was last hit."""
 
 
 class Scraper:
@@ -72,11 +76,32 @@ class _Meter:
     output_tokens: int = 0
 
 
+class _ReusedBlocks:
+    """Prefix blocks from which one boot of a replica has served hits within the last REUSED_S."""
+
+    def __init__(self, boot_id: str) -> None:
+        self.boot_id = boot_id
+        self._hit_at: OrderedDict[int, float] = OrderedDict()
+
+    def hit(self, blocks: Sequence[int], now: float) -> None:
+        """These were found in its cache."""
+        for block in blocks:
+            self._hit_at[block] = now
+            self._hit_at.move_to_end(block)
+
+    def count(self, now: float) -> int:
+        """Blocks hit lately, each once; older ones are forgotten."""
+        while self._hit_at and next(iter(self._hit_at.values())) < now - REUSED_S:
+            self._hit_at.popitem(last=False)
+        return len(self._hit_at)
+
+
 class LoadMeter:
-    """Counts what each model is asked for between two looks of an autoscaler."""
+    """Counts what each model is asked for between two looks of an autoscaler, and which cached blocks were of use."""
 
     def __init__(self) -> None:
         self._meters: dict[str, _Meter] = {}
+        self._reused: dict[str, _ReusedBlocks] = {}
 
     def arrived(self, call: Call) -> None:
         """A request came in."""
@@ -85,17 +110,28 @@ class LoadMeter:
         meter.arrived += 1
         meter.prompt_tokens += request.prompt_tokens
 
-    def finished(self, call: Call) -> None:
-        """A request was answered."""
+    def finished(self, call: Call, replica: SimReplica, now: float) -> None:
+        """A request was answered by `replica`."""
         request = call.record.request
         meter = self._meters.setdefault(request.model, _Meter())
         meter.finished += 1
         meter.cached_tokens += call.record.cached_tokens
         meter.finished_prompt_tokens += request.prompt_tokens
         meter.output_tokens += request.output_tokens
+        if not replica.takes_work:
+            return  # It rests already: what it had cached is gone.
+        name = replica.spec.replica_id
+        if name not in self._reused or self._reused[name].boot_id != replica.boot_id:
+            self._reused[name] = _ReusedBlocks(replica.boot_id)
+        hits = call.record.cached_tokens // request.block_tokens
+        self._reused[name].hit(request.blocks[:hits], now)
 
     def look(
-        self, views: Sequence[ReplicaView], replicas: Mapping[str, SimReplica], calls: Iterable[Call]
+        self,
+        views: Sequence[ReplicaView],
+        replicas: Mapping[str, SimReplica],
+        calls: Iterable[Call],
+        now: float,
     ) -> PoolView:
         """What an autoscaler sees now; the counts start anew."""
         waiting: dict[str, int] = {}
@@ -113,7 +149,12 @@ class LoadMeter:
             for model in sorted(models)
         }
         levels = {name: each.sleep_level for name, each in replicas.items() if each.sleep_level}
-        return PoolView(views, levels, loads)
+        cached = {
+            name: reused.count(now)
+            for name, reused in self._reused.items()
+            if reused.boot_id == replicas[name].boot_id
+        }
+        return PoolView(views, levels, loads, cached)
 
 
 def _figures(meter: _Meter) -> tuple[int, int, int, int, int, int]:
