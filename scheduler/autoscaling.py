@@ -65,6 +65,7 @@ class _Counts(msgspec.Struct):
     arrivals: int = 0
     prompt: int = 0
     output: int = 0
+    output_sq: int = 0
     served: int = 0
     uncached: int = 0
     uncached_sq: int = 0
@@ -81,6 +82,7 @@ class _Counts(msgspec.Struct):
             self.uncached / ended if self.served else prompt,
             self.uncached_sq / ended if self.served else prompt * prompt,
             self.output / came,
+            self.output_sq / came,
             waiting,
             waiting * prompt,
         )
@@ -105,6 +107,7 @@ class LivePlanner:
             counts.arrivals += 1
             counts.prompt += prompt_tokens
             counts.output += output_tokens
+            counts.output_sq += output_tokens * output_tokens
 
     def released(self, model: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> None:
         """A request ended, and its replica had so much of its prompt cached."""
@@ -125,7 +128,7 @@ class LivePlanner:
     ) -> PlanView | None:
         """Observe and plan; None where nothing in the catalog is served."""
         elapsed, self._last = max(1e-3, now - self._last), now
-        for replica in replicas.values():
+        for replica in _spokesmen(replicas):
             self._learn(replica)
         host_of = {host.agent_id: host.host_id for host in hosts}
         seen = [
@@ -145,13 +148,16 @@ class LivePlanner:
         return view(self._autoscaler.plan(), seen)
 
     def _learn(self, replica: Replica) -> None:
-        """A model seen for the first time: capacity and targets as its replica reports them."""
+        """Capacity and targets of a model as its replica reports them now: engines come back with other profiles."""
         status = replica.status
-        if status.model in self._specs or status.model not in self._catalog.models:
+        if status.model not in self._catalog.models:
+            return
+        known = self._specs.get(status.model)
+        if known is not None and (known.capacity, known.targets) == (status.capacity, status.targets):
             return
         spec = model_spec(self._catalog, self._catalog.models[status.model], status.capacity, status.targets)
         self._specs[status.model] = spec
-        self._counts[status.model] = _Counts()
+        self._counts.setdefault(status.model, _Counts())
         self._autoscaler.add(spec)
 
     def _replica(self, replica: Replica, host_id: str, elapsed: float, now: float) -> ReplicaSeen:
@@ -192,6 +198,17 @@ class LivePlanner:
         self._hits = {name: value for name, value in self._hits.items() if name in keep}
         self._hit_tokens = {name: value for name, value in self._hit_tokens.items() if name in keep}
         self._states = {name: value for name, value in self._states.items() if name in keep}
+
+
+def _spokesmen(replicas: Mapping[str, Replica]) -> Iterable[Replica]:
+    """One replica a model, whose figures stand for all: one that serves if any does, the first by name."""
+    chosen: dict[str, Replica] = {}
+    for _, replica in sorted(replicas.items()):
+        present = chosen.get(replica.status.model)
+        serves = replica.status.state is ReplicaState.READY
+        if present is None or (serves and present.status.state is not ReplicaState.READY):
+            chosen[replica.status.model] = replica
+    return chosen.values()
 
 
 def _rung(status: ReplicaStatus) -> Rung:

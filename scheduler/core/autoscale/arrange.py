@@ -8,7 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, wake_s
+import msgspec
+
+from scheduler.core.autoscale.ladder import host_memory_gb, resting_rung, settled_rung, wake_s
 from scheduler.core.autoscale.plan import ReplicaPlan
 from scheduler.core.autoscale.retire import retire_order
 from scheduler.core.autoscale.state import HostSeen, ModelSpec, ReplicaSeen, Rung
@@ -180,6 +182,8 @@ class _Floor:
                 figures = spec.ladder.get(rung)
                 asleep_gb[replica.host_id] += figures.host_gb if figures else 0.0
                 reason = self._why_down(replica, why)
+            elif (rung := self._settled(replica)) is not replica.rung:
+                reason = f"{replica.rung} for {replica.since_s:.0f} s has cost as much as coming back from {rung} would"
             outcome.replicas.append(
                 ReplicaPlan(replica.replica_id, replica.model, replica.host_id, rung, reason)
             )
@@ -187,12 +191,15 @@ class _Floor:
             outcome.missing[model] = self._wanted[model].target - len(self._awake[model])
         return outcome
 
+    def _settled(self, replica: ReplicaSeen) -> Rung:
+        return settled_rung(self._specs[replica.model], self._hosts.get(replica.host_id), replica)
+
     def _asleep_gb(self, awake: set[str]) -> dict[str, float]:
         """Host memory held by those that rest now and will go on resting."""
         rest: dict[str, list[ReplicaSeen]] = {replica.host_id: [] for replica in self._replicas}
         for replica in self._replicas:
-            if replica.replica_id not in awake:
-                rest[replica.host_id].append(replica)
+            if replica.replica_id not in awake and replica.rung is not Rung.AWAKE:
+                rest[replica.host_id].append(msgspec.structs.replace(replica, rung=self._settled(replica)))
         return {host_id: host_memory_gb(dict(self._specs), rows) for host_id, rows in rest.items()}
 
     def _why_down(self, replica: ReplicaSeen, why: Mapping[str, str]) -> str:

@@ -36,8 +36,10 @@ class Autoscaler:
         self._idle_since: dict[str, float] = {}
 
     def add(self, spec: ModelSpec) -> None:
-        """Plan for another model from now on; a known one keeps what was learnt and its specification."""
-        if spec.model not in self._models:
+        """Plan for a model from now on; a known one keeps what was learnt of its demand and takes the specification."""
+        if known := self._models.get(spec.model):
+            known.respecify(spec)
+        else:
             self._models[spec.model] = ModelWatch(spec, self._settings)
             self._models = dict(sorted(self._models.items()))
 
@@ -126,6 +128,8 @@ class Autoscaler:
             if host.contracted or host.host_id in used or host.host_id not in self._idle_since:
                 continue
             rests = look.now - self._idle_since[host.host_id]
+            if rests < self._settings.hold_s:
+                continue
             limit = max(self._settings.hold_s, self._dwell(host, look))
             if rests >= limit:
                 reason = f"nobody was awake on it for {rests:.0f} s, limit {limit:.0f} s"

@@ -23,6 +23,30 @@ def dwell_s(wake_s: float, wake_below_s: float, hold_usd_per_s: float, busy_usd_
     return max(0.0, wake_below_s - wake_s) * busy_usd_per_s / hold_usd_per_s
 
 
+def rung_dwell_s(spec: ModelSpec, host: HostSeen, rung: Rung, below: Rung) -> float:
+    """Seconds a replica rests on `rung` before it goes down to `below`; infinite on a contracted host.
+
+    Holding costs the share of the host's price that belongs to the memory which going down would free; coming back from
+    below costs that of the replica's GPUs for as long as it wakes later. The price itself cancels.
+    """
+    if host.contracted:
+        return math.inf
+    here, there = spec.ladder[rung], spec.ladder[below]
+    memory = (here.host_gb - there.host_gb) / host.ram_gb if host.ram_gb > 0.0 else 0.0
+    return dwell_s(here.wake_s, there.wake_s, memory, spec.capacity.gpus / max(1, host.gpus))
+
+
+def settled_rung(spec: ModelSpec, host: HostSeen | None, replica: ReplicaSeen) -> Rung:
+    """Where a resting replica should be by now: one rung further down once it has rested for that rung's dwell."""
+    if host is None or replica.draining or replica.rung not in spec.ladder:
+        return replica.rung
+    deeper = (rung for rung in RESTING if rung.depth > replica.rung.depth and rung in spec.ladder)
+    below = next(deeper, None)
+    if below is None or replica.since_s < rung_dwell_s(spec, host, replica.rung, below):
+        return replica.rung
+    return below
+
+
 def host_dwell_s(host: HostSeen, wake: RungFigures, destroyed: RungFigures) -> float:
     """Seconds a host may rest with nobody awake before it is destroyed; infinite for a contracted one.
 

@@ -7,6 +7,8 @@ from scheduler.core.autoscale.state import DemandSeen
 
 QUICK_S = 20.0
 """Time constant of the quick rate: a tripled load shows in a few seconds."""
+BURST_S = 7.0
+"""Time constant of the burst rate, which has most of a crowd in it ten seconds after it came."""
 MIX_REQUESTS = 1000.0
 """Requests over which the means of lengths are taken: at cv 1 they are then good to 3 %."""
 
@@ -17,7 +19,10 @@ class DemandMeter:
     def __init__(self) -> None:
         self.rate = 0.0
         """Arrivals a second, over about QUICK_S."""
-        self._prompt = self._uncached = self._uncached_sq = self._output = 0.0
+        self.burst = 0.0
+        """The same over about BURST_S."""
+        self._prompt = self._uncached = self._uncached_sq = 0.0
+        self._output = self._output_sq = 0.0
         self._seen = 0.0
 
     def observe(self, seen: DemandSeen, elapsed_s: float) -> None:
@@ -25,6 +30,8 @@ class DemandMeter:
         if elapsed_s > 0.0:
             weight = 1.0 - math.exp(-elapsed_s / QUICK_S)
             self.rate += weight * (seen.arrivals / elapsed_s - self.rate)
+            weight = 1.0 - math.exp(-elapsed_s / BURST_S)
+            self.burst += weight * (seen.arrivals / elapsed_s - self.burst)
         if seen.arrivals:
             self._seen = min(self._seen + seen.arrivals, MIX_REQUESTS)
             weight = min(1.0, seen.arrivals / self._seen)
@@ -32,14 +39,35 @@ class DemandMeter:
             self._uncached += weight * (seen.uncached_tokens - self._uncached)
             self._uncached_sq += weight * (seen.uncached_sq - self._uncached_sq)
             self._output += weight * (seen.output_tokens - self._output)
+            self._output_sq += weight * (seen.output_sq - self._output_sq)
 
     @property
     def rate_sigma(self) -> float:
-        """Standard deviation of the quick rate of Poisson arrivals: sqrt(lambda / 2 tau)."""
-        return math.sqrt(max(self.rate, 1.0 / QUICK_S) / (2.0 * QUICK_S))
+        """Standard deviation of the quick rate of Poisson arrivals."""
+        return _sigma(self.rate, QUICK_S)
+
+    @property
+    def burst_sigma(self) -> float:
+        """The same of the burst rate."""
+        return _sigma(self.burst, BURST_S)
 
     def load(self, rate: float) -> Load:
         """Requests like those seen lately, `rate` of them a second."""
-        mean = self._uncached
-        cv2 = self._uncached_sq / (mean * mean) - 1.0 if mean > 0.0 else 0.0
-        return Load(rate, self._prompt, mean, self._output, max(0.0, cv2))
+        return Load(
+            rate,
+            self._prompt,
+            self._uncached,
+            self._output,
+            _cv2(self._uncached, self._uncached_sq),
+            _cv2(self._output, self._output_sq),
+        )
+
+
+def _sigma(rate: float, memory_s: float) -> float:
+    """Of an exponential average of Poisson arrivals: sqrt(lambda / 2 tau)."""
+    return math.sqrt(max(rate, 1.0 / memory_s) / (2.0 * memory_s))
+
+
+def _cv2(mean: float, mean_square: float) -> float:
+    """Squared coefficient of variation; 0 where the mean square is not known."""
+    return max(0.0, mean_square / (mean * mean) - 1.0) if mean > 0.0 else 0.0

@@ -91,6 +91,8 @@ class DemandSeen(msgspec.Struct, frozen=True):
     uncached_sq: float = 0.0
     """Mean square of the uncached tokens."""
     output_tokens: float = 0.0
+    output_sq: float = 0.0
+    """Mean square of the output tokens; 0 where only their mean is known."""
     waiting: int = 0
     """Requests in the queue that no replica has."""
     waiting_tokens: float = 0.0

@@ -7,6 +7,8 @@ from workers.wire import Capacity, Targets
 
 SURGE_Z = 3.0
 """The quick rate counts as a surge when it exceeds the forecast by so many of its own standard deviations."""
+BURST_Z = 4.5
+"""The same for the burst rate, which has more chances to be high by chance."""
 
 
 def backlog_at(load: Load, backlog_tokens: float, serving: int, after_s: float, capacity: Capacity) -> float:
@@ -30,6 +32,21 @@ def needed_now(
     return math.ceil(demand / capacity.prefill_tokens_per_s)
 
 
-def surge_rate(quick: float, quick_sigma: float, forecast_upper: float) -> float:
+def needed_for_running(load: Load, running: int, capacity: Capacity, targets: Targets) -> int:
+    """Replicas among which what runs now would have its tokens in time; 0 where no number would do.
+
+    (alpha + (beta + gamma*kv) B/N) / (accept (1 - phi)) <= TPOT with B sequences counted instead of predicted and
+    phi = lambda*u/(N R), which is linear in 1/N. Sees answers that turn out longer than those before.
+    """
+    room = capacity.accept_per_step * targets.tpot_s - capacity.step_base_s
+    if room <= 0.0 or running <= 0:
+        return 0
+    tokens = load.prompt + load.output / 2.0
+    steps = (capacity.step_per_seq_s + capacity.step_per_kv_token_s * tokens) * running
+    prefill = load.rate * load.uncached / capacity.prefill_tokens_per_s
+    return math.ceil((steps + capacity.accept_per_step * targets.tpot_s * prefill) / room)
+
+
+def surge_rate(quick: float, quick_sigma: float, forecast_upper: float, z: float = SURGE_Z) -> float:
     """The rate to plan for when arrivals have outrun the forecast beyond chance; 0 when they have not."""
-    return quick if quick - SURGE_Z * quick_sigma > forecast_upper else 0.0
+    return quick if quick - z * quick_sigma > forecast_upper else 0.0

@@ -13,7 +13,7 @@ from scheduler.core.autoscale.forecast import Forecaster, Smoothing
 from scheduler.core.autoscale.ladder import next_rung
 from scheduler.core.autoscale.meter import DemandMeter
 from scheduler.core.autoscale.state import DemandSeen, ModelSpec, Observation, ReplicaSeen, Rung
-from scheduler.core.autoscale.surge import needed_now, surge_rate
+from scheduler.core.autoscale.surge import BURST_Z, needed_for_running, needed_now, surge_rate
 
 UNKNOWN_WAKE_S = 60.0
 """Where the ladder has no figure for the rung that the next replica would come from."""
@@ -48,9 +48,8 @@ class ModelWatch:
         """Replicas needed as things look now."""
         self.reason = ""
         self._settings = settings
-        self._forecasters = {
-            rung: Forecaster(figures.wake_s, settings.smoothing) for rung, figures in spec.ladder.items()
-        }
+        self._forecasters: dict[Rung, Forecaster] = {}
+        self._add_forecasters()
         self._bin_arrivals = 0
         self._bin_began: float | None = None
         self._bin_ended_tod = 0.0
@@ -59,6 +58,13 @@ class ModelWatch:
         self._slow = (0, 0)
         self._slow_rung: Rung | None = None
         self._words = ""
+
+    def respecify(self, spec: ModelSpec) -> None:
+        """Plan by other figures: demand and forecasts stay, needs found with the old figures are forgotten."""
+        self.spec = spec
+        self._add_forecasters()
+        self._looks.clear()
+        self._slow_rung = None
 
     def observe(
         self, look: Observation, seen: DemandSeen, elapsed_s: float, replicas: list[ReplicaSeen]
@@ -101,6 +107,15 @@ class ModelWatch:
         """The load that is planned for."""
         return self.meter.load(self.upper)
 
+    def _add_forecasters(self) -> None:
+        """One for each rung of the ladder: as far ahead as a wake takes, and a bin more, because the next forecast,
+        and with it the next chance to wake somebody in time, comes a bin later.
+        """
+        smoothing = self._settings.smoothing
+        for rung, figures in self.spec.ladder.items():
+            if rung not in self._forecasters:
+                self._forecasters[rung] = Forecaster(figures.wake_s + smoothing.bin_s, smoothing)
+
     def _fill_bin(self, look: Observation, seen: DemandSeen) -> bool:
         """Collect arrivals; True when a bin was closed."""
         if self._bin_began is None:
@@ -140,7 +155,11 @@ class ModelWatch:
     def _fast_loop(self, seen: DemandSeen, replicas: list[ReplicaSeen], wake_s: float) -> None:
         """More than the slow loop's number where arrivals outran the forecast or what waits would wait too long."""
         spec, words, most = self.spec, self._words, self._slow[0]
-        surge = surge_rate(self.meter.rate, self.meter.rate_sigma, self.upper)
+        meter = self.meter
+        surge = max(
+            surge_rate(meter.rate, meter.rate_sigma, self.upper),
+            surge_rate(meter.burst, meter.burst_sigma, self.upper, BURST_Z),
+        )
         if surge > 0.0 and (found := self._needed(surge)) > most:
             most, words = found, f"surge to {surge:.2f} req/s"
         serving = [replica for replica in replicas if replica.rung is Rung.AWAKE]
@@ -150,6 +169,12 @@ class ModelWatch:
         urgent = needed_now(load, backlog, len(serving), max(wake_s, helped_s), spec.capacity, spec.targets)
         if urgent > most:
             most, words = urgent, f"{backlog:.0f} prompt tokens wait and {self.meter.rate:.2f} req/s come"
+        running = sum(replica.running for replica in serving)
+        if running and (busy := needed_for_running(load, running, spec.capacity, spec.targets)) > most:
+            most, words = (
+                busy,
+                f"{running} answers run, too many for {1000 * spec.targets.tpot_s:.0f} ms a token",
+            )
         self.need = min(max(most, spec.min_awake), spec.max_awake)
         self.reason = words
 

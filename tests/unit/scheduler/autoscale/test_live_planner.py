@@ -47,6 +47,40 @@ def test_a_growing_load_is_seen_and_sleeping_replicas_are_named() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=PlanView) == plan
 
 
+def test_an_engine_that_comes_back_slower_is_planned_for_as_it_is_now() -> None:
+    def target(slower_from: int) -> int:
+        planner, plan = LivePlanner(CATALOG), None
+        fleet = _fleet([ReplicaState.READY] + [ReplicaState.ASLEEP] * 5)
+        for number in range(40):
+            if number == slower_from:
+                for replica in fleet.replicas.values():
+                    capacity = replica.status.capacity
+                    slower = msgspec.structs.replace(capacity, prefill_tokens_per_s=3_000.0)
+                    replica.status = msgspec.structs.replace(replica.status, capacity=slower)
+            for _ in range(3):
+                planner.arrived("deepseek-v3.2", 4_000, 400)
+                planner.released("deepseek-v3.2", "h0/deepseek-v3.2-0", 4_000, 0)
+            plan = planner.look(fleet.replicas, _hosts(6), [], 2.0 * number, 60.0)
+        assert plan is not None
+        return plan.models[0].target
+
+    assert target(20) == target(0) > target(99)
+
+
+def test_the_figures_of_one_that_serves_stand_for_a_mixed_fleet() -> None:
+    fleet = _fleet([ReplicaState.ASLEEP, ReplicaState.READY])
+    rows = list(fleet.replicas.values())
+    slow = msgspec.structs.replace(rows[0].status.capacity, prefill_tokens_per_s=10.0)
+    rows[0].status = msgspec.structs.replace(rows[0].status, capacity=slow)
+    planner = LivePlanner(CATALOG)
+    for number in range(20):
+        planner.arrived("deepseek-v3.2", 1_000, 40)
+        planner.released("deepseek-v3.2", "h1/deepseek-v3.2-0", 1_000, 0)
+        plan = planner.look(fleet.replicas, _hosts(2), [], 2.0 * number, 0.0)
+    assert plan is not None
+    assert plan.models[0].target == 1, "at ten tokens a second nobody could serve this"
+
+
 def test_every_state_a_heartbeat_can_name_is_understood() -> None:
     planner = LivePlanner(CATALOG)
     fleet = _fleet(list(ReplicaState))
