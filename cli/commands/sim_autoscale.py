@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -14,13 +15,15 @@ from rich.table import Table
 from cli.work import check_output, work
 from core.errors import InvalidRequest
 from scheduler.core.autoscale.state import ModelSpec
-from scheduler.simulator.autoscaling import CURVES, POLICIES, Outcome, Policy, compare, single_model
+from scheduler.simulator.autoscaling import POLICIES, Outcome, Policy, compare, policies_for
 from scheduler.simulator.autoscaling_load import Lengths
 from scheduler.simulator.autoscaling_report import plot, rows
+from scheduler.simulator.autoscaling_scenario import ANTIPHASE, CURVES, Scenario, single_model, two_models
 from scheduler.simulator.pool import default_targets
 from workers.catalog import Catalog, load_catalog
 
 _BRING_UP = ("sleep", "cold", "droplet")
+_WORKLOADS = (*CURVES, ANTIPHASE)
 
 
 def register(group: typer.Typer) -> None:
@@ -33,7 +36,7 @@ def register(group: typer.Typer) -> None:
 
 def command(
     workload: Annotated[
-        str, typer.Option(help=f"Day to play: {', '.join(CURVES)}, all, or several with commas.")
+        str, typer.Option(help=f"Day to play: {', '.join(_WORKLOADS)}, all, or several with commas.")
     ] = "diurnal",
     model: Annotated[str, typer.Option(help="NAME or NAME:PROFILE of the catalog.")] = "deepseek-v3.2",
     hours: Annotated[
@@ -63,9 +66,21 @@ def command(
         check_output(json_out)
         check_output(plot_out)
         catalog = load_catalog()
-        chosen, days = _policies(policies), _names(workload, CURVES, "workload")
-        spec, wake_s = _spec(catalog, model), _wake_s(catalog, bring_up)
         lengths = Lengths(prompt=prompt, output=output)
+        scenarios = [
+            _scenario(
+                name,
+                _spec(catalog, model),
+                catalog,
+                bring_up,
+                day_s=3600.0 * hours,
+                peak=peak,
+                lengths=lengths,
+                replicas=replicas,
+            )
+            for name in _names(workload, _WORKLOADS, "workload")
+        ]
+        chosen = [_policies(policies, scenario.workload) for scenario in scenarios]
         with Progress(
             SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
             console=Console(stderr=True), transient=True,
@@ -73,14 +88,10 @@ def command(
             task = progress.add_task("", total=None)
             return [
                 compare(
-                    single_model(
-                        name, spec, day_s=3600.0 * hours, peak_rps=peak, lengths=lengths,
-                        replicas=replicas, wake_s=wake_s,
-                    ),
-                    chosen, target=target, seeds=seeds, tuning_days=tuning_days,
+                    scenario, some, target=target, seeds=seeds, tuning_days=tuning_days,
                     on_progress=lambda words: progress.update(task, description=words),
                 )
-                for name in days
+                for scenario, some in zip(scenarios, chosen, strict=True)
             ]  # fmt: skip
 
     groups = work(act)
@@ -96,8 +107,30 @@ def command(
     _show(found)
 
 
-def _policies(names: str) -> list[Policy]:
-    return [POLICIES[name] for name in _names(names, POLICIES, "policy")]
+def _scenario(
+    name: str, spec: ModelSpec, catalog: Catalog, bring_up: str, *, day_s: float, peak: float, lengths: Lengths,
+    replicas: int,
+) -> Scenario:  # fmt: skip
+    """A workload's pool. In `antiphase` two models of this kind have half the peak each and sleep at level 1."""
+    if name == ANTIPHASE:
+        other = msgspec.structs.replace(spec, model=f"{spec.model} (evening)")
+        return two_models(
+            spec, other, day_s=day_s, peak_rps=(peak / 2, peak / 2), lengths=lengths, hosts=replicas,
+            wake_s=_wake_s(catalog, "sleep"),
+        )  # fmt: skip
+    return single_model(
+        name, spec, day_s=day_s, peak_rps=peak, lengths=lengths, replicas=replicas,
+        wake_s=_wake_s(catalog, bring_up),
+    )  # fmt: skip
+
+
+def _policies(names: str, workload: str) -> list[Policy]:
+    """Those asked for, as far as the workload knows them. Raises InvalidRequest where it knows none."""
+    known = policies_for(workload)
+    found = [known[name] for name in _names(names, POLICIES, "policy") if name in known]
+    if not found:
+        raise InvalidRequest(f"{workload} is played with: {', '.join(known)}")
+    return found
 
 
 def _names(text: str, known: Iterable[str], what: str) -> list[str]:
@@ -136,10 +169,12 @@ def _show(found: list[dict[str, object]]) -> None:
         "workload",
         "policy",
         "promises kept",
+        "first token",
+        "per token",
         "GPU hours",
+        "less than static",
         "ours saves",
         "TTFT p99 s",
-        "hit rate",
         "scale events",
     )
     for column in columns:
@@ -149,13 +184,15 @@ def _show(found: list[dict[str, object]]) -> None:
             str(row["workload"]),
             str(row["policy"]),
             _percent(row, "attainment", 2),
+            _percent(row, "ttft_attainment", 2),
+            _percent(row, "tpot_attainment", 2),
             _number(row, "gpu_hours", 1),
+            _percent(row, "saves_static", 1),
             _percent(row, "ours_saves", 1),
             _number(row, "ttft_p99_s", 2),
-            _percent(row, "hit_rate", 1),
             _number(row, "scale_events", 0),
         )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _number(row: dict[str, object], name: str, digits: int, scale: float = 1.0) -> str:

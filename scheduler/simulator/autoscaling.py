@@ -8,24 +8,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.autoscale.capacity import Load, Margins, needed
+from scheduler.core.autoscale.capacity import DEFAULT_MARGINS, Margins
 from scheduler.core.autoscale.forecast import Smoothing
-from scheduler.core.autoscale.state import HostSeen, ModelSpec, Rung, RungFigures
 from scheduler.core.autoscale.watch import Settings
-from scheduler.simulator.autoscaling_load import (
-    Arrival,
-    Curve,
-    Day,
-    Lengths,
-    arrivals,
-    diurnal,
-    evening,
-    office,
-    past,
-)
+from scheduler.simulator.autoscaling_bound import foresight, shared_foresight
+from scheduler.simulator.autoscaling_load import Arrival, past
 from scheduler.simulator.autoscaling_policies import Hpa, Ours, Static, Wva
-from scheduler.simulator.autoscaling_pool import DayPool, DayResult, Scaler, Slot
-from scheduler.simulator.autoscaling_replica import FluidReplica
+from scheduler.simulator.autoscaling_pool import Scaler
+from scheduler.simulator.autoscaling_result import DayResult
+from scheduler.simulator.autoscaling_scenario import ANTIPHASE, Scenario, play
 from scheduler.simulator.stats import Interval, interval
 
 PAST_DAYS = 3
@@ -33,32 +24,6 @@ PAST_DAYS = 3
 TUNING_SEED = 1_000
 STEPS = 5
 """Bisection steps on a knob."""
-CURVES: dict[str, Curve] = {"diurnal": diurnal, "office": office, "flash": diurnal}
-FLASH = 0.6
-"""Height of the flash crowd in shares of the daily peak."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """A pool and its days."""
-
-    workload: str
-    days: Mapping[str, tuple[Day, Lengths]]
-    specs: Mapping[str, ModelSpec]
-    hosts: Sequence[HostSeen]
-    homes: Sequence[tuple[str, str]]
-    """(model, host) of every replica that there may be."""
-    rest: Rung
-    """Where replicas rest."""
-
-    @property
-    def day_s(self) -> float:
-        """Length of a day."""
-        return next(iter(self.days.values()))[0].day_s
-
-    def arrivals(self, seed: int) -> list[Arrival]:
-        """The requests of a day."""
-        return arrivals([(model, day, lengths) for model, (day, lengths) in self.days.items()], seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +38,13 @@ class Policy:
     stingy: float
     whole: bool = False
     """Whether the knob is a whole number."""
+    within: Callable[[Scenario, float], Scenario] = lambda scenario, _: scenario
+    """The scenario at a knob: where the knob is the number of hosts, the scenario on so many."""
+
+    def play(self, scenario: Scenario, knob: float, seed: int, day: Sequence[Arrival]) -> DayResult:
+        """A day with this knob."""
+        found = self.within(scenario, knob)
+        return play(found, self.make(found, knob, seed), day)
 
 
 @dataclass(slots=True)
@@ -87,71 +59,6 @@ class Outcome:
     def over_days(self, figure: Callable[[DayResult], float]) -> Interval:
         """Mean of a figure over the days with its confidence interval."""
         return interval([figure(day) for day in self.days])
-
-
-def single_model(
-    workload: str,
-    spec: ModelSpec,
-    *,
-    day_s: float,
-    peak_rps: float,
-    lengths: Lengths,
-    replicas: int,
-    wake_s: float,
-) -> Scenario:
-    """One model on hosts of its own that cost only while they are used."""
-    ladder = {Rung.STOPPED: RungFigures(wake_s)}
-    gpus = max(1, spec.capacity.gpus)
-    mine = ModelSpec(spec.model, spec.capacity, spec.targets, ladder, 1, replicas)
-    day = Day(CURVES[workload], peak_rps, day_s, flash=FLASH if workload == "flash" else 0.0)
-    hosts = [HostSeen(f"host-{n:02}", gpus, 0.0, contracted=False, usd_per_hour=1.0) for n in range(replicas)]
-    homes = [(spec.model, host.host_id) for host in hosts]
-    return Scenario(workload, {spec.model: (day, lengths)}, {spec.model: mine}, hosts, homes, Rung.STOPPED)
-
-
-def two_models(
-    first: ModelSpec, second: ModelSpec, *, day_s: float, peak_rps: tuple[float, float], lengths: Lengths,
-    hosts: int, wake_s: float,
-) -> Scenario:  # fmt: skip
-    """Two models with opposite days on contracted hosts: each host has both, one set awake at a time."""
-    ladder = {Rung.SLEEP_1: RungFigures(wake_s, 1.0), Rung.STOPPED: RungFigures(wake_s)}
-    gpus = max(first.capacity.gpus, second.capacity.gpus)
-    seen = [HostSeen(f"host-{n:02}", gpus, 1e6, contracted=True) for n in range(hosts)]
-    days = {
-        first.model: (Day(office, peak_rps[0], day_s), lengths),
-        second.model: (Day(evening, peak_rps[1], day_s), lengths),
-    }
-    specs: dict[str, ModelSpec] = {}
-    homes: list[tuple[str, str]] = []
-    for spec in (first, second):
-        per_host = gpus // spec.capacity.gpus
-        specs[spec.model] = ModelSpec(spec.model, spec.capacity, spec.targets, ladder, 1, hosts * per_host)
-        homes += [(spec.model, host.host_id) for host in seen for _ in range(per_host)]
-    return Scenario("antiphase", days, specs, seen, homes, Rung.SLEEP_1)
-
-
-def play(scenario: Scenario, scaler: Scaler, day: Sequence[Arrival]) -> DayResult:
-    """A day under a policy; every policy begins with what the first minutes need."""
-    free = {host.host_id: host.gpus for host in scenario.hosts}
-    slots: list[Slot] = []
-    awake: dict[str, int] = {}
-    for number, (model, host_id) in enumerate(scenario.homes):
-        spec = scenario.specs[model]
-        start = awake.get(model, 0) < _first_need(scenario, model) and free[host_id] >= spec.capacity.gpus
-        if start:
-            awake[model] = awake.get(model, 0) + 1
-            free[host_id] -= spec.capacity.gpus
-        rung = Rung.AWAKE if start else scenario.rest
-        slots.append(Slot(f"{host_id}/{model}-{number}", spec, host_id, rung, FluidReplica(spec.capacity)))
-    return DayPool(slots, scenario.hosts, scaler, scenario.day_s).play(day)
-
-
-def _first_need(scenario: Scenario, model: str) -> int:
-    day, lengths = scenario.days[model]
-    rate = day.peak_rps * max(day.curve(place / 200.0) for place in range(5))
-    spec = scenario.specs[model]
-    load = Load(rate, lengths.prompt, lengths.prompt, lengths.output, lengths.prompt_cv**2)
-    return max(spec.min_awake, needed(load, spec.capacity, spec.targets, at_most=spec.max_awake))
 
 
 def ours(
@@ -175,8 +82,39 @@ POLICIES: dict[str, Policy] = {
         "reactive", lambda s, knob, seed: ours(s, knob, seed, forecasting=False, name="reactive"), 0.0005, 0.5
     ),
     "penstock": Policy("penstock", ours, 0.0005, 0.5),
+    "bound": Policy("bound", foresight, 1_000.0, 3.0),
 }
-"""`reactive` is ours without the forecast."""
+"""`reactive` is ours without the forecast; `bound` knows the day."""
+
+SHARED: dict[str, Policy] = {
+    "static": Policy(
+        "static",
+        lambda s, _, __: Static(s.specs, max(spec.max_awake for spec in s.specs.values())),
+        24, 2, whole=True, within=lambda s, hosts: s.parted(round(hosts)),
+    ),
+    "reactive": Policy(
+        "reactive",
+        lambda s, _, seed: ours(s, DEFAULT_MARGINS.misses, seed, forecasting=False, name="reactive"),
+        24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
+    ),
+    "penstock": Policy(
+        "penstock",
+        lambda s, _, seed: ours(s, DEFAULT_MARGINS.misses, seed),
+        24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
+    ),
+    "bound": Policy(
+        "bound", lambda s, _, seed: shared_foresight(s, seed),
+        24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
+    ),
+}  # fmt: skip
+"""Policies for contracted hosts that two models share, where the knob is the number of hosts: their hours are paid for
+whoever is awake. Static deals the hosts out to the models. The competitors know nothing of hosts, and are left out.
+"""
+
+
+def policies_for(workload: str) -> Mapping[str, Policy]:
+    """The policies that a workload can be played with, by name."""
+    return SHARED if workload == ANTIPHASE else POLICIES
 
 
 def tune(scenario: Scenario, policy: Policy, target: float, days: Mapping[int, Sequence[Arrival]]) -> float:
@@ -187,11 +125,12 @@ def tune(scenario: Scenario, policy: Policy, target: float, days: Mapping[int, S
     """
 
     def keeps(knob: float) -> bool:
-        results = [play(scenario, policy.make(scenario, knob, seed), day) for seed, day in days.items()]
-        return sum(result.attainment for result in results) / len(results) >= target
+        results = [policy.play(scenario, knob, seed, day) for seed, day in days.items()]
+        return sum(result.worst_attainment for result in results) / len(results) >= target
 
     good, bad = policy.generous, policy.stingy
     if policy.whole:
+        good = min(good, len(scenario.hosts))
         while abs(good - bad) > 1:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if keeps(middle) else (good, middle)
@@ -221,5 +160,5 @@ def compare(
         day = scenario.arrivals(seed)
         for policy, outcome in zip(policies, outcomes, strict=True):
             on_progress(f"{scenario.workload}: {policy.name}, day {seed} of {seeds}")
-            outcome.days.append(play(scenario, policy.make(scenario, outcome.knob, seed), day))
+            outcome.days.append(policy.play(scenario, outcome.knob, seed, day))
     return outcomes

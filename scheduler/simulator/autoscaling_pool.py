@@ -7,7 +7,7 @@ faster, engine queues short, the rest waits in one queue a model. Only what the 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from scheduler.core.autoscale.state import (
 )
 from scheduler.simulator.autoscaling_load import Arrival
 from scheduler.simulator.autoscaling_replica import FluidReplica, Run
+from scheduler.simulator.autoscaling_result import DayResult
 
 LOOK_S = 2.0
 """Between two looks of a policy; slower ones leave some out."""
@@ -76,60 +77,12 @@ class Slot:
         return self.hit_rate
 
 
-@dataclass(slots=True)
-class DayResult:
-    """What became of a day."""
-
-    requests: int = 0
-    kept: int = 0
-    """Requests with both promises kept: first token and time per token."""
-    requests_of: dict[str, int] = field(default_factory=dict)
-    kept_of: dict[str, int] = field(default_factory=dict)
-    """The same by model."""
-    late: int = 0
-    """First token too late."""
-    slow: int = 0
-    """Too long a token."""
-    gpu_s: float = 0.0
-    """GPU seconds held: serving, waking, draining."""
-    ups: int = 0
-    downs: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    awake: list[tuple[float, int]] = field(default_factory=list)
-    """(time, replicas that hold GPUs) at every tenth look."""
-
-    @property
-    def attainment(self) -> float:
-        """Share of requests with their promises kept."""
-        return self.kept / max(1, self.requests)
-
-    @property
-    def worst_attainment(self) -> float:
-        """The same of the model that fared worst."""
-        return min(
-            (self.kept_of.get(model, 0) / count for model, count in self.requests_of.items()), default=1.0
-        )
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of prompt tokens found in caches."""
-        return self.cached_tokens / max(1, self.prompt_tokens)
-
-    @property
-    def ttft_p99_s(self) -> float:
-        """99th percentile of the time to the first token."""
-        ordered = sorted(self.ttft_s)
-        return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0
-
-
 class _Demand:
     """What came for a model since the last look."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.prompt = self.uncached = self.uncached_sq = self.output = 0.0
+        self.prompt = self.uncached = self.uncached_sq = self.output = self.output_sq = 0.0
 
     def take(self, model: str, queue: Sequence[Arrival]) -> DemandSeen:
         """As an observation; counting begins anew."""
@@ -141,11 +94,12 @@ class _Demand:
             self.uncached / count,
             self.uncached_sq / count,
             self.output / count,
+            self.output_sq / count,
             len(queue),
             float(sum(row.prompt for row in queue)),
         )
         self.count = 0
-        self.prompt = self.uncached = self.uncached_sq = self.output = 0.0
+        self.prompt = self.uncached = self.uncached_sq = self.output = self.output_sq = 0.0
         return seen
 
 
@@ -153,10 +107,19 @@ class DayPool:
     """One day of one pool under one policy."""
 
     def __init__(
-        self, slots: Sequence[Slot], hosts: Sequence[HostSeen], scaler: Scaler, day_s: float
+        self,
+        slots: Sequence[Slot],
+        hosts: Sequence[HostSeen],
+        scaler: Scaler,
+        day_s: float,
+        *,
+        patience_s: float = math.inf,
     ) -> None:
+        """Requests that waited longer than `patience_s` for a replica leave unanswered, with their promises broken."""
+        self._patience_s = patience_s
         self._slots = {slot.replica_id: slot for slot in slots}
         self._hosts = {host.host_id: host for host in hosts}
+        self._contracted = sum(host.gpus for host in hosts if host.contracted)
         self._scaler = scaler
         self._day_s = day_s
         self._of: dict[str, list[Slot]] = {}
@@ -197,12 +160,15 @@ class DayPool:
         demand.count += 1
         demand.prompt += arrival.prompt
         demand.output += arrival.output
+        demand.output_sq += arrival.output * arrival.output
         queue = self._queues[arrival.model]
         queue.append(arrival)
         self._dispatch(arrival.model, arrival.at)
 
     def _dispatch(self, model: str, now: float) -> None:
         queue = self._queues[model]
+        while queue and now - queue[0].at > self._patience_s:
+            self._break(queue.popleft(), late=True)
         while queue and (slot := self._choose(queue[0], now)) is not None:
             self._send(queue.popleft(), slot, now)
 
@@ -270,17 +236,28 @@ class DayPool:
         self.result.ttft_s.append(ttft)
         limit = targets.ttft_s + arrival.prompt / spec.capacity.prefill_tokens_per_s
         tpot = (now - run.first_at) / (arrival.output - 1) if arrival.output > 1 else 0.0
+        if arrival.output > 1:
+            self.result.tpot_s.append(tpot)
         late, slow = ttft > limit, tpot > targets.tpot_s
+        if late or slow:
+            self._break(arrival, late=late, slow=slow)
+        else:
+            self.result.kept += 1
+            self.result.kept_of[spec.model] = self.result.kept_of.get(spec.model, 0) + 1
+
+    def _break(self, arrival: Arrival, *, late: bool = False, slow: bool = False) -> None:
         self.result.late += late
         self.result.slow += slow
-        self.result.kept += not (late or slow)
-        if not (late or slow):
-            self.result.kept_of[spec.model] = self.result.kept_of.get(spec.model, 0) + 1
+        self.result.broken_at.append((arrival.model, arrival.at))
 
     # Replicas
 
     def _look(self, now: float) -> None:
-        held = sum(slot.spec.capacity.gpus for slot in self._slots.values() if slot.holds_gpus())
+        held = self._contracted + sum(
+            slot.spec.capacity.gpus
+            for slot in self._slots.values()
+            if slot.holds_gpus() and not self._hosts[slot.host_id].contracted
+        )
         self.result.gpu_s += held * (now - self._told)
         self._told = now
         if self._looks % 10 == 0:
@@ -293,6 +270,8 @@ class DayPool:
                 self._wake(slot, now)
             elif slot.rung is Rung.AWAKE:
                 self._descend(slot, rung, now)
+            elif rung.depth > slot.rung.depth and not slot.draining:
+                slot.rung, slot.since = rung, now
         self._start_waiting(now)
 
     def observation(self, now: float) -> Observation:

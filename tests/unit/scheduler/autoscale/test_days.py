@@ -8,11 +8,12 @@ import pytest
 
 from scheduler.core.autoscale.capacity import Load, predict
 from scheduler.core.autoscale.state import ModelSpec, Observation, Rung
-from scheduler.simulator.autoscaling import POLICIES, Scenario, ours, play, single_model, two_models
+from scheduler.simulator.autoscaling import POLICIES, ours
 from scheduler.simulator.autoscaling_load import Arrival, Day, Lengths, arrivals, diurnal
 from scheduler.simulator.autoscaling_policies import Static, count_rungs
-from scheduler.simulator.autoscaling_pool import DayResult
 from scheduler.simulator.autoscaling_replica import FluidReplica, Run
+from scheduler.simulator.autoscaling_result import DayResult
+from scheduler.simulator.autoscaling_scenario import Scenario, play, single_model, two_models
 from tests.unit.scheduler.autoscale.test_laws import NODE, TARGETS
 
 SPEC = ModelSpec("m", NODE, TARGETS, {})
