@@ -174,7 +174,9 @@ def _torch(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps)
 def _packages(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
     lock = str(_REQUIREMENTS / f"engine-{kind}.txt")
     uv = Path(sys.executable).with_name("uv")
-    tool = [str(uv), "pip", "install", "--python", str(env / "bin" / "python")] if uv.exists() else []
+    # uv compiles nothing unless told so, and then each of an engine's three processes does at every start.
+    options = ["--python", str(env / "bin" / "python"), "--compile-bytecode"]
+    tool = [str(uv), "pip", "install", *options] if uv.exists() else []
     command = [*(tool or [*_pip(env), "install"]), "--no-deps", "--require-hashes", "-r", lock]
     _run(command, note, f"the packages of vLLM {VLLM_VERSION} cannot be had")
 

@@ -1,6 +1,8 @@
 """Prefix knowledge on two real vLLM replicas: shared prefixes land where they are cached, tenants share nothing.
 
-Once with exact knowledge (KV events, token blocks) and once with the mirror (text blocks of routed prompts).
+Once with exact knowledge (KV events, token blocks) and once with the mirror (text blocks of routed prompts). Nearly all
+the time goes into engines that come up, each in three processes one after the other; so both platforms start at once,
+and so do the engines that are restarted.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import os
 import pydoc_data.topics
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -29,33 +32,44 @@ BLOCK = 32
 """Tokens a KV block of the tiny model's profile."""
 CONVERSATIONS = 6
 TURNS = 3
-
+KINDS = ("exact", "mirrored")
+START_S = 480.0
 
 PRICE = {"input": "0.50", "cached_input": "0.10", "output": "1.60", "reasoning": "1.60"}
 TEXTS = [text for _, text in sorted(pydoc_data.topics.topics.items()) if len(text) > 2600]
 """What the tiny tokenizer was trained on: about four characters a token."""
 
 
-@pytest.fixture(scope="module", params=["exact", "mirrored"])
+@pytest.fixture(scope="module")
+def stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stack]]:
+    """By the source of prefix knowledge: two engines each, on this machine's CPU."""
+    made = {kind: _platform(kind, tmp_path_factory.mktemp(kind) / "data") for kind in KINDS}
+    with ThreadPoolExecutor(len(made)) as pool:
+        try:
+            for up in [pool.submit(platform.start, START_S) for platform in made.values()]:
+                up.result().admin("POST", "/prices", json={"model": MODEL, **PRICE})
+            yield made
+        finally:
+            for platform, status in zip(made.values(), pool.map(Stack.stop, made.values()), strict=True):
+                assert status == 0, f"penstock up ended with {status}:\n{platform.log.read_text()[-3000:]}"
+
+
+def _platform(kind: str, data_dir: Path) -> Stack:
+    # Bytecode, where the environment forbids it: six engines of three processes would each compile vLLM again.
+    env = {"PENSTOCK_PREFIX": kind, "PYTHONDONTWRITEBYTECODE": ""}
+    return Stack(data_dir, "--engine", "vllm", "--model", MODEL, "--replicas", "2", env=env)
+
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     """The source of prefix knowledge."""
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def stack(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two engines on this machine's CPU."""
-    data_dir: Path = tmp_path_factory.mktemp(kind) / "data"
-    platform = Stack(
-        data_dir, "--engine", "vllm", "--model", MODEL, "--replicas", "2", env={"PENSTOCK_PREFIX": kind}
-    )
-    platform.start(timeout_s=300)
-    platform.admin("POST", "/prices", json={"model": MODEL, **PRICE})
-    try:
-        yield platform
-    finally:
-        status = platform.stop()
-        assert status == 0, f"penstock up ended with {status}:\n{platform.log.read_text()[-3000:]}"
+@pytest.fixture
+def stack(kind: str, stacks: dict[str, Stack]) -> Stack:
+    """The platform that has it."""
+    return stacks[kind]
 
 
 class Answer(NamedTuple):
@@ -161,7 +175,12 @@ async def test_tenants_share_no_cache(stack: Stack, kind: str) -> None:
     assert (await ask(stack, theirs, message)).cached_tokens >= first.prompt_tokens - 2 * BLOCK
 
 
-async def test_a_restarted_engine_is_known_to_be_cold(stack: Stack, kind: str) -> None:
+async def test_a_restarted_engine_is_known_to_be_cold(stacks: dict[str, Stack]) -> None:
+    await asyncio.gather(*(cold_when_restarted(stack, kind) for kind, stack in stacks.items()))
+
+
+async def cold_when_restarted(stack: Stack, kind: str) -> None:
+    """Kill the engine that holds a prompt; when it is back, the prompt is neither cached nor believed to be."""
     await known_as(stack, kind)
     tenant = stack.make_tenant("Dogwood")
     message = user(TEXTS[CONVERSATIONS + 1][:2600])
