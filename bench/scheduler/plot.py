@@ -11,7 +11,8 @@ SERIES = (
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Three panels into `path`: CPU microseconds per decision, mean, median and 99th percentile."""
+    """Three panels into `path`: CPU microseconds per decision, mean, median and 99th percentile,
+    and the mean with its recording."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -24,6 +25,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
         for name, color in (("p99_us", "#cc6633"), ("mean_us", "#6699cc"), ("p50_us", "#999999")):
             values = [point["decision"][name] for point in points]
             axis.plot(across, values, "o-", color=color, label=name.removesuffix("_us"))
+        recorded = [point["recorded"]["mean_us"] for point in points]
+        axis.plot(across, recorded, ":", color="#336699", label="mean, recorded")
         for name, color in (("p99_us", "#cc6633"), ("mean_us", "#6699cc")):
             axis.axhline(report["marks"][name], color=color, linewidth=0.8, linestyle=":")
         axis.set(xscale="log", ylim=(0, None), xlabel=label)
