@@ -16,7 +16,7 @@ from scheduler.core.autoscale.watch import Settings
 
 
 class Ours:
-    """The scheduler's autoscaler. Knob: headroom, a factor on the load that is planned for."""
+    """The scheduler's autoscaler; its knob is in its settings."""
 
     def __init__(
         self, specs: Mapping[str, ModelSpec], settings: Settings | None = None, name: str = "penstock"

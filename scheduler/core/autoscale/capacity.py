@@ -131,8 +131,8 @@ def decode_exceeds(
     Their work is compound Poisson with mean phi*o*limit; none comes with probability exp(-phi*o*limit/s), and the tail
     is a lognormal's with the same mean and variance. The variance of arrivals by pure chance, phi*s*(1 + cv^2)*o*limit,
     holds for one replica; a router that sends prompts to the shortest queue evens out what each of N gets:
-    phi*s*(1/N + cv^2)*(1 + 1/N)/2*o*limit fits the simulator within a factor of two between 0.5 and 10 % for 1 to 10
-    replicas and three mixes of requests. Answers are lognormal; seven classes of length stand for all.
+    phi*s*(1/N + cv^2)*(1 + 1/N)/2*o*limit, fitted to the day pool under constant loads (docs/scheduling-autoscaler.md
+    says how well). Answers are lognormal; seven classes of length stand for all.
     """
     if per_token_s >= limit_s:
         return 1.0
