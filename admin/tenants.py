@@ -23,6 +23,8 @@ BillingMode = Literal["prepaid", "postpaid"]
 
 TIERS = ("priority", "standard", "batch")
 DEFAULT_PROJECT = "default"
+SHARE_PERCENT_MAX = 10_000
+"""A hundred times the usual share; the scheduler takes no weight beyond it."""
 THROTTLE_MINUTES_MAX = 7 * 24 * 60
 
 
@@ -126,6 +128,22 @@ async def set_tier(
         before = await _locked(connection, tenant_id)
         await organisations.set_tier(connection, tenant_id, tier)
         return await _recorded(connection, actor, "tenant.set_tier", before, reason)
+
+
+async def set_share(
+    database: Database, actor: Actor, *, tenant_id: UUID, percent: int, reason: str
+) -> TenantView:
+    """What it gets of a busy pool beside others of its tier; 100 is the usual. Raises NotFound, InvalidRequest."""
+    require(actor, PLATFORM_ADMIN)
+    reason = clean_reason(reason)
+    if not 1 <= percent <= SHARE_PERCENT_MAX:
+        raise InvalidRequest(
+            f"share_percent must be 1 to {SHARE_PERCENT_MAX}, not {percent}", param="share_percent"
+        )
+    async with write(database, actor) as connection:
+        before = await _locked(connection, tenant_id)
+        await organisations.set_share(connection, tenant_id, percent)
+        return await _recorded(connection, actor, "tenant.set_share", before, reason)
 
 
 async def suspend_tenant(database: Database, actor: Actor, *, tenant_id: UUID, reason: str) -> TenantView:

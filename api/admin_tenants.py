@@ -29,6 +29,7 @@ class TenantOut(Out):
     throttle_until: datetime | None
     throttle_requests_per_min: int | None
     throttle_concurrency: int | None
+    share_percent: int = Field(description="What it gets of a busy pool beside others of its tier.")
 
 
 class ProjectOut(Out):
@@ -59,6 +60,15 @@ class TierChange(Body):
     """Another tier, and why."""
 
     tier: Tier
+    reason: Reason
+
+
+class ShareChange(Body):
+    """Another fair share, and why."""
+
+    share_percent: int = Field(
+        ge=1, le=admin_tenants.SHARE_PERCENT_MAX, description="100 is the usual; 200 is served twice as much."
+    )
     reason: Reason
 
 
@@ -134,6 +144,13 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
     async def set_tier(actor: Annotated[Actor, who], tenant_id: UUID, body: TierChange) -> TenantOut:
         tenant = await admin_tenants.set_tier(
             deps.database, actor, tenant_id=tenant_id, tier=body.tier, reason=body.reason
+        )
+        return TenantOut.model_validate(tenant)
+
+    @routes.post("/tenants/{tenant_id}/share", summary="Change what it gets of busy pools")
+    async def set_share(actor: Annotated[Actor, who], tenant_id: UUID, body: ShareChange) -> TenantOut:
+        tenant = await admin_tenants.set_share(
+            deps.database, actor, tenant_id=tenant_id, percent=body.share_percent, reason=body.reason
         )
         return TenantOut.model_validate(tenant)
 

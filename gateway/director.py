@@ -211,6 +211,7 @@ class Director(Generic[GrantT]):
             block_tokens=blocks.block_tokens,
             deadline_s=max(0.0, self._queue_deadline_s - waited_s),
             tier=run.principal.tier,
+            weight=run.principal.share_percent / 100.0,
             exclude=run.excluded,
         )
 

@@ -22,6 +22,7 @@ _COLUMNS = (
     tenants.c.throttle_until,
     tenants.c.throttle_requests_per_min,
     tenants.c.throttle_concurrency,
+    tenants.c.share_percent,
 )
 
 
@@ -88,6 +89,11 @@ async def set_status(connection: AsyncConnection, tenant_id: UUID, status: str) 
 async def set_tier(connection: AsyncConnection, tenant_id: UUID, tier: str) -> None:
     """The band its requests queue in and the prices that apply."""
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(tier=tier))
+
+
+async def set_share(connection: AsyncConnection, tenant_id: UUID, percent: int) -> None:
+    """What it gets of a busy pool beside others of its tier, 100 = the usual."""
+    await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(share_percent=percent))
 
 
 async def set_throttle(

@@ -55,3 +55,5 @@ class Principal(msgspec.Struct, frozen=True):
     """None = every model."""
     cache_salt: str
     """Secret per tenant: keeps one tenant's prefix cache from being probed by another."""
+    share_percent: int = 100
+    """What its organisation gets of a busy pool beside others of its tier."""

@@ -116,6 +116,7 @@ _PRINCIPAL_QUERY = select(
     tenants.c.name.label("tenant"),
     tenants.c.status.label("tenant_status"),
     tenants.c.tier,
+    tenants.c.share_percent,
     tenants.c.throttle_until,
     tenants.c.throttle_requests_per_min,
     tenants.c.throttle_concurrency,
@@ -156,6 +157,7 @@ def _judge(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admissio
         tenant_limits=_limits_of(row, "tenant"),
         allowed_models=None if row.allowed_models is None else frozenset(row.allowed_models),
         cache_salt=cache_salt(row.tenant_id, pepper),
+        share_percent=row.share_percent,
     )
     throttled = None
     if row.throttle_until is not None:

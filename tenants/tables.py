@@ -41,6 +41,7 @@ tenants = Table(
     _instant("throttle_until"),
     Column("throttle_requests_per_min", Integer),
     Column("throttle_concurrency", Integer),
+    Column("share_percent", Integer, nullable=False, server_default="100"),
 )
 """Organisations: who pays. Until `throttle_until` the two throttle figures cap the tenant's limits."""
 

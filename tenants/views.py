@@ -21,6 +21,8 @@ class TenantView(msgspec.Struct, frozen=True):
     throttle_until: datetime | None = None
     throttle_requests_per_min: int | None = None
     throttle_concurrency: int | None = None
+    share_percent: int = 100
+    """What it gets of a busy pool beside others of its tier."""
 
 
 class ProjectView(msgspec.Struct, frozen=True):

@@ -96,6 +96,28 @@ def set_tier(
     run(act)
 
 
+@app.command("share", epilog='Example: penstock tenants share acme-robotics 200 --reason "contract 12"')
+def set_share(
+    tenant: TenantRef,
+    percent: Annotated[int, typer.Argument(help="1 to 10000; 100 is the usual.")],
+    reason: Reason,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change what an organisation gets of busy pools beside others of its tier."""
+
+    async def act() -> None:
+        async with open_acting(data_dir) as database:
+            who = actor()
+            tenant_id = await tenant_id_of(database, who, tenant)
+            changed = await admin_tenants.set_share(
+                database, who, tenant_id=tenant_id, percent=percent, reason=reason
+            )
+            emit(changed, as_json)
+
+    run(act)
+
+
 @app.command(epilog='Example: penstock tenants suspend acme-robotics --reason "unpaid since May"')
 def suspend(tenant: TenantRef, reason: Reason, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Refuse all keys of an organisation and cut its open streams."""

@@ -25,6 +25,7 @@ from console.panels.keys import keys_panel
 from console.panels.limits import limits_panel
 from console.panels.money import money_panel
 from console.panels.prices import own_prices_panel
+from console.panels.share import share_panel
 from console.panels.usage import usage_panel
 from console.viewer import Viewer
 from core.errors import NotFound
@@ -75,6 +76,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     elif tab == "keys":
         await keys_panel(console, viewer, tenant.id)
     elif tab == "limits":
+        share_panel(console, viewer, tenant)
         await limits_panel(console, viewer, tenant.id)
     elif tab == "audit":
         await _audit(console, viewer, tenant)

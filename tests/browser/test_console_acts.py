@@ -103,6 +103,21 @@ async def test_a_throttle_is_shown_and_can_be_lifted(person: Person, site: Site)
     await expect(person.page.get_by_text("This tenant is throttled")).to_have_count(0)
 
 
+async def test_a_fair_share_is_shown_and_can_be_changed(person: Person, site: Site) -> None:
+    customer = site.customers["Lumen Health"]
+    await person.sign_in(ADMIN)
+    await person.open(f"/tenants/{customer.tenant_id}?tab=limits")
+    await expect(person.page.get_by_text("100 %", exact=True)).to_be_visible()
+    dialog = person.page.get_by_role("dialog")
+    await person.page.get_by_role("button", name="Change share").click()
+    await _fill(person.page, Share="0")
+    await dialog.get_by_role("button", name="Save").click()
+    await expect(dialog.get_by_text("A whole number from 1 to 10000.")).to_be_visible()
+    await _fill(person.page, Share="250", Reason="contract 12")
+    await dialog.get_by_role("button", name="Save").click()
+    await expect(person.page.get_by_text("250 %", exact=True)).to_be_visible()
+
+
 async def test_a_key_is_seen_once_works_and_dies_when_revoked(person: Person, site: Site) -> None:
     await person.sign_in(site.northwind.owner)
     await person.open("/home")

@@ -83,6 +83,7 @@ def test_states_of_an_organisation(shell: Shell) -> None:
     )
     assert shell.json("tenants", "rename", "acme", "Acme 2")["slug"] == "acme"
     assert shell.json("tenants", "tier", "acme", "batch", "--reason", "x")["tier"] == "batch"
+    assert shell.json("tenants", "share", "acme", "250", "--reason", "x")["share_percent"] == 250
     assert shell.json("projects", "archive", "acme", "default")["status"] == "archived"
     assert shell.json("projects", "restore", "acme", "default")["status"] == "active"
     assert len(shell.json("tenants", "list")) == 1

@@ -227,6 +227,7 @@ ACTS: dict[str, Callable[[Database, Actor, Organisation], Awaitable[object]]] = 
         d, a, tenant_id=o.tenant_id, name="Mine now"
     ),
     "set_tier": lambda d, a, o: admin_tenants.set_tier(d, a, tenant_id=o.tenant_id, tier="batch", reason="x"),
+    "set_share": lambda d, a, o: admin_tenants.set_share(d, a, tenant_id=o.tenant_id, percent=5, reason="x"),
     "suspend": lambda d, a, o: admin_tenants.suspend_tenant(d, a, tenant_id=o.tenant_id, reason="x"),
     "resume": lambda d, a, o: admin_tenants.resume_tenant(d, a, tenant_id=o.tenant_id, reason="x"),
     "throttle": lambda d, a, o: admin_tenants.throttle_tenant(d, a, tenant_id=o.tenant_id, reason="x"),

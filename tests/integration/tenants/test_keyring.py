@@ -18,7 +18,7 @@ from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from core.clock import ManualClock, SystemClock
 from core.db import Database
-from core.errors import AuthenticationFailed, TenantSuspended, Unavailable
+from core.errors import AuthenticationFailed, InvalidRequest, TenantSuspended, Unavailable
 from tenants import changes, key_store
 from tenants.changes import CHANNEL, announce, prune_changes
 from tenants.key_format import new_key
@@ -278,6 +278,22 @@ async def test_a_throttle_caps_the_tenant_until_it_ends(database: Database) -> N
         assert (await keys.authenticate(acme.key)).tenant_limits == Limits(requests_per_min=9, concurrency=1)
         clock.advance(60)
         assert (await keys.authenticate(acme.key)).tenant_limits == Limits()
+
+
+async def test_another_share_reaches_the_keys_that_are_known(database: Database) -> None:
+    acme = await make_organisation(database)
+    async with ring(database, poll_s=0.05) as keys:
+        assert (await keys.authenticate(acme.key)).share_percent == 100
+        await admin_tenants.set_share(database, ADMIN, tenant_id=acme.tenant_id, percent=250, reason="test")
+        await until(
+            lambda: (found := keys.authenticate_cached(acme.key)) is None or found.share_percent == 250
+        )
+        assert (await keys.authenticate(acme.key)).share_percent == 250
+        for percent in (0, 10_001):
+            with pytest.raises(InvalidRequest, match="1 to 10000"):
+                await admin_tenants.set_share(
+                    database, ADMIN, tenant_id=acme.tenant_id, percent=percent, reason="test"
+                )
 
 
 async def test_postgresql_away_keeps_known_keys_and_refuses_no_unknown_one(

@@ -17,6 +17,7 @@ from console.panels.limits import parse_limit
 from console.panels.prices import parse_rate, price_state
 from console.panels.report_choice import read_choice
 from console.panels.scheduling import hosts_line
+from console.panels.share import parse_share
 from console.periods import chosen_period, named_period
 from console.series import even_series
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES
@@ -188,3 +189,14 @@ def test_what_the_plan_would_do_to_hosts_is_one_line() -> None:
     assert hosts_line(plan) == (
         "Would create 1 host; would give back host-7, host-8; 3 more moves are not listed"
     )
+
+
+@pytest.mark.parametrize(("typed", "percent"), [("100", 100), (" 250 % ", 250), ("10,000", 10_000), ("1", 1)])
+def test_a_share_is_read_as_people_type_it(typed: str, percent: int) -> None:
+    assert parse_share(typed) == percent
+
+
+@pytest.mark.parametrize("typed", ["", "0", "-5", "10001", "1.5", "much", "٣", "9" * 400])
+def test_what_is_no_share_is_refused_with_the_range(typed: str) -> None:
+    with pytest.raises(ValueError, match="from 1 to 10000"):
+        parse_share(typed)

@@ -127,6 +127,14 @@ async def test_models_are_checked_first() -> None:
     gateway.assert_resolved()
 
 
+async def test_the_fair_queue_hears_the_share_of_an_organisation() -> None:
+    gateway = Gateway(FakeEngines(answer(["ok"]), answer(["ok"])))
+    for who in (principal(), principal(share_percent=250)):
+        await gateway.director.handle(uuid7(), who, prepared(), FakeReply())
+    assert [asked.weight for asked in gateway.placer.requests] == [1.0, 2.5]
+    gateway.assert_resolved()
+
+
 async def test_failed_attempt_runs_once_more_elsewhere() -> None:
     broken = [chunk("", tokens=0, role=True), EngineFailed("reset")]
     gateway = Gateway(FakeEngines(broken, answer(["ok"])))
