@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from scheduler.core.autoscale.state import HostSeen, ModelSpec, Observation, ReplicaSeen, Rung, RungFigures
-from scheduler.simulator.autoscaling import Policy, compare, ours
+from scheduler.simulator.autoscaling import POLICIES, SHARED, TUNING_SEED, Policy, compare, ours
 from scheduler.simulator.autoscaling_bound import SLICE_S, Foresight, foresight, schedule, shares, slices
 from scheduler.simulator.autoscaling_load import Lengths
 from scheduler.simulator.autoscaling_policies import Static
@@ -119,3 +119,18 @@ def test_rows_tell_both_promises_and_what_is_saved_against_the_static_peak() -> 
         broken = (1 - row["ttft_attainment"]) + (1 - row["tpot_attainment"])
         assert max(1 - row["ttft_attainment"], 1 - row["tpot_attainment"]) <= 1 - row["attainment"] + 2e-5
         assert 1 - row["attainment"] <= broken + 2e-5
+
+
+@pytest.mark.parametrize("hindsight", [False, True])
+def test_only_the_static_peak_is_found_on_the_days_that_are_compared(hindsight: bool) -> None:
+    met: list[int] = []
+
+    def make(scenario: Scenario, knob: float, seed: int) -> Static:
+        met.append(seed)
+        return Static(scenario.specs, round(knob))
+
+    policy = Policy("static", make, 4, 2, whole=True, hindsight=hindsight)
+    compare(office(0.1), [policy], target=0.5, seeds=2, tuning_days=1)
+    assert (TUNING_SEED in met) is not hindsight
+    assert SHARED["static"].hindsight
+    assert [name for name, each in POLICIES.items() if each.hindsight] == ["static"]
