@@ -25,7 +25,7 @@ class Reservation:
 
     def keeps_out(self, ticket: Ticket) -> bool:
         """Whether `ticket` must not go to the replica. Bands are strict: none makes room for a lower one."""
-        return band_index(ticket.request.tier) >= self.band
+        return ticket is not self.ticket and band_index(ticket.request.tier) >= self.band
 
     def goes_before(self, ticket: Ticket) -> bool:
         """Whether `ticket` needs as much and therefore waits its turn: it would fit no better."""

@@ -131,6 +131,17 @@ def test_a_higher_band_does_not_respect_a_lower_ones_reservation() -> None:
     assert pool.when("huge") is not None
 
 
+def test_after_those_of_higher_bands_it_has_its_turn_in_the_same_round() -> None:
+    pool = Pool(replicas=1, rules=QueueRules(max_overtakes=4))
+    pool.run(3.0, small=3, tier="batch")
+    pool.huge("huge", tier="batch")
+    pool.run(0.5, small=3, tier="batch")
+    assert pool.board.desks[MODEL].reservation is not None
+    pool.ends = [(pool.now, name, where) for _, name, where in pool.ends]
+    pool.step(small=2, tier="priority")
+    assert pool.when("huge") == pool.now
+
+
 def test_a_reservation_moves_when_its_replica_goes_and_ends_with_its_request() -> None:
     pool = Pool(replicas=2, rules=QueueRules(max_overtakes=4))
     pool.run(3.0)
