@@ -47,10 +47,21 @@ class PolicyConfig:
     """Share of the unprefilled work that is believed to be left even when it should all be done by now: all of it
     once a first token is overdue (`replica.OVERDUE_S`)."""
     itl_slack: float = 0.9
-    """A batch is full when one more would slow answers beyond this share of the promised time per token: at 1 about
-    half of them just miss it ..."""
+    """A batch is full when one more would slow answers beyond this share of the promised time per token: at first,
+    since the share is learnt (`habits.Habits.slack`) ..."""
+    slack_least: float = 0.6
+    """... and kept between this ..."""
+    slack_most: float = 0.9
+    """... and this, ..."""
+    missed_share: float = 0.05
+    """... so that such a share of the answers in full batches misses the promise ..."""
+    slack_step: float = 0.004
+    """... in steps of this for each that missed it, and `missed_share` of this for each that kept it. 0 = not learnt.
+    With 0.01 it overshoots: answers that are under way when it falls still count."""
+    full_batch: float = 0.6
+    """An answer came from a full batch when its predicted time per token was above this share of the promised one."""
     itl_floor: float = 2.0
-    """... and beyond this multiple of the time per token of one sequence alone, so that no promise idles a replica."""
+    """It is not full below this multiple of the time per token of one sequence alone: no promise idles a replica."""
     warm_slack: float = 1.2
     """A batch may grow by this factor beyond that for a prompt that the replica holds mostly."""
     typical_gain: float = 0.02

@@ -138,6 +138,7 @@ class Fleet:
             notes.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.learnt.slowdown.at(now))
         load.running += 1
         load.kv_tokens += uncached + entry.produced
+        load.context_tokens += entry.prompt_tokens + entry.produced
         load.outstanding += _outstanding(entry)
         if not entry.prefilled:
             load.unprefilled += uncached
@@ -147,9 +148,10 @@ class Fleet:
             return
         pool = self._pools[entry.model]
         if not entry.prefilled:
-            seconds = uncached * replica.fixed.per_token
+            left = uncached * pool.habits.found_share
+            seconds = left * replica.fixed.per_token
             replica.clear_at = max(replica.clear_at, now) + seconds
-            pool.placed(uncached, entry.output_tokens)
+            pool.habits.placed(left, entry.output_tokens)
             replica.learnt.prefill_share.add(seconds, now)
         if entry.blocks:
             notes.prefix_used_at = replica.prefix.routed(entry.blocks, _block_tokens(entry), now)
@@ -167,7 +169,8 @@ class Fleet:
         replica = self._current(entry)
         if replica is None:
             return
-        replica.clear_at = now + load.unprefilled / replica.fixed.prefill_rate
+        pool = self._pools[entry.model]
+        replica.clear_at = now + load.unprefilled * pool.habits.found_share / replica.fixed.prefill_rate
         replica.prefix.prefilled(entry.blocks, now)
         if entry.notes.raw_ttft_s >= 0.0:
             observed_s = now - entry.placed_at
@@ -180,6 +183,7 @@ class Fleet:
         if produced > entry.produced:
             load = self._loads[entry.replica_id]
             load.kv_tokens += produced - entry.produced
+            load.context_tokens += produced - entry.produced
             load.outstanding -= _outstanding(entry)
             entry.produced = produced
             load.outstanding += _outstanding(entry)
@@ -189,6 +193,7 @@ class Fleet:
         load = self._loads[entry.replica_id]
         load.running -= 1
         load.kv_tokens -= entry.uncached + entry.produced
+        load.context_tokens -= entry.prompt_tokens + entry.produced
         load.outstanding -= _outstanding(entry)
         if not entry.prefilled:
             load.unprefilled -= entry.uncached
@@ -210,7 +215,8 @@ class Fleet:
             return
         if not entry.prefilled and (released is None or not released.output_tokens):
             prefix.given_up(entry.blocks, entry.hit_tokens, block_tokens, now)
-            replica.clear_at -= entry.uncached / replica.fixed.prefill_rate
+            share = self._pools[entry.model].habits.found_share
+            replica.clear_at -= entry.uncached * share / replica.fixed.prefill_rate
             return
         if not entry.prefilled:
             prefix.prefilled(entry.blocks, now)
@@ -222,6 +228,9 @@ class Fleet:
             observed_s = (now - entry.first_token_at) / (answer - 1)
             replica.learnt.slowdown.learn(observed_s / entry.notes.raw_itl_s - 1.0, now)
             self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
+            self._pools[entry.model].habits.answered(
+                entry.predicted_itl_s, observed_s, replica.status.targets.tpot_s
+            )
 
     def _correct(self, replica: Replica, entry: Open, released: Released) -> None:
         """Compare what the engine found in its cache with what was believed.
@@ -231,10 +240,13 @@ class Fleet:
         """
         believed, found = entry.hit_tokens, released.cached_input_tokens
         self._report(entry.model).hits.learn(released.input_tokens, believed, found)
+        # By the estimated length of the prompt: an error in it is none of the cache's.
+        found_here = found * entry.prompt_tokens / released.input_tokens
+        self._pools[entry.model].habits.prefilled(entry.uncached, entry.prompt_tokens - found_here)
         if not believed:
             return
         learnt, config, prefix = replica.learnt, self.config, replica.prefix
-        learnt.trust += config.residual_gain * (min(1.0, found / believed) - learnt.trust)
+        learnt.trust += config.residual_gain * (min(1.0, found_here / believed) - learnt.trust)
         aged = entry.placed_at - entry.notes.prefix_used_at >= config.miss_age_s
         if found >= config.miss_share * believed or not aged:
             return

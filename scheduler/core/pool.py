@@ -9,6 +9,7 @@ import numpy as np
 
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import Figures, Vector
+from scheduler.core.habits import Habits
 from scheduler.core.predict import step_s
 from scheduler.core.prefix_index import PrefixIndex
 from scheduler.core.prefix_tree import PrefixTree
@@ -39,9 +40,8 @@ class Pool:
         self.targets = Targets()
         self.prefill_rate = 1.0
         """R of the replica heard of last: what a request's own prefill is measured by."""
-        self.typical_uncached = 1000.0
-        self.typical_output = 200.0
-        """Running means over placements, tokens."""
+        self.habits = Habits(config)
+        """What its answers have taught."""
         self._takers: set[int] = set()
         """Rows that are open and have some room."""
         self.figures: list[Figures[float]] = []
@@ -118,8 +118,9 @@ class Pool:
         running, kv_tokens = replica.running, replica.kv_tokens
         accept, per_token, per_kv = fixed.accept, fixed.per_token, fixed.itl_per_kv
         share = learnt.prefill_share.at(now)
-        step = step_s(status.capacity, running + 1, kv_tokens)
-        batch_s, limit_s = step / accept, self._limit_s(replica, kv_tokens, share)
+        context = replica.context_tokens
+        step = step_s(status.capacity, running + 1, context)
+        batch_s, limit_s = step / accept, self._limit_s(replica, context, share)
         itl = step / (accept * (1.0 - share)) * (1.0 + learnt.slowdown.at(now))
         awake = running < fixed.slots and replica.state is ReplicaState.READY
         warm = awake and (not running or batch_s <= limit_s * config.warm_slack)
@@ -132,6 +133,7 @@ class Pool:
             if per_kv > 0:
                 room = min(kv_room, (limit_s - batch_s) / per_kv)
         cached = replica.prefix.tokens
+        believed = 1.0 if load.overdue(now) else config.backlog_floor
         turnover_s = cached * per_token / max(share, 1e-3)
         self.figures[row] = Figures(
             until if awake else -INFINITE,
@@ -140,7 +142,7 @@ class Pool:
             kv_room,
             room,
             replica.clear_at,
-            (1.0 if load.overdue(now) else config.backlog_floor) * load.unprefilled * per_token,
+            believed * load.unprefilled * self.habits.found_share * per_token,
             learnt.ttft.at(now),
             per_token,
             per_token * (1.0 + config.eta * running),
@@ -157,10 +159,11 @@ class Pool:
         else:
             self._takers.discard(row)
 
-    def _limit_s(self, replica: Replica, kv_tokens: int, prefill_share: float) -> float:
+    def _limit_s(self, replica: Replica, context_tokens: int, prefill_share: float) -> float:
         """Seconds per token that a batch may take without prefill.
 
-        The promised time per token, less the part of it that prefill takes: `limit = promised * (1 - phi)`. Of phi, no
+        The share of the promised time per token that may be used (`Habits.slack`), less the part of it that prefill
+        takes: `limit = promised * (1 - phi)`. Of phi, no
         more counts than it would be at the highest rate of typical requests that keeps the promise, u uncached and o
         output tokens each (a = u/R, b = o*beta/accept):
 
@@ -169,20 +172,15 @@ class Pool:
 
         A higher phi means that the engine works off a backlog of prefill; fewer running answers would not end it.
         """
-        capacity, fixed = replica.status.capacity, replica.fixed
-        prefill_s = self.typical_uncached / fixed.prefill_rate
-        decode_s = self.typical_output * capacity.step_per_seq_s / fixed.accept
-        fixed_s = capacity.step_base_s + capacity.step_per_kv_token_s * kv_tokens
+        capacity, fixed, habits = replica.status.capacity, replica.fixed, self.habits
+        promised_s = max(habits.slack * fixed.promised_s, fixed.floor_s)
+        prefill_s = habits.typical_uncached / fixed.prefill_rate
+        decode_s = habits.typical_output * capacity.step_per_seq_s / fixed.accept
+        fixed_s = capacity.step_base_s + capacity.step_per_kv_token_s * context_tokens
         sustained = (
-            (1.0 - fixed_s / (fixed.promised_s * fixed.accept)) * prefill_s / max(prefill_s + decode_s, 1e-9)
+            (1.0 - fixed_s / (promised_s * fixed.accept)) * prefill_s / max(prefill_s + decode_s, 1e-9)
         )
-        return fixed.promised_s * (1.0 - min(max(sustained, LEAST_SHARE), prefill_share))
-
-    def placed(self, uncached: int, output: int) -> None:
-        """A request was placed: what is typical moves a little."""
-        gain = self.config.typical_gain
-        self.typical_uncached += gain * (uncached - self.typical_uncached)
-        self.typical_output += gain * (output - self.typical_output)
+        return promised_s * (1.0 - min(max(sustained, LEAST_SHARE), prefill_share))
 
     def match(self, blocks: Sequence[int], among: int = -1) -> list[tuple[int, int]]:
         """Which of the rows `among` (bits) hold how many leading blocks of a chain, if it is worth looking for."""

@@ -24,6 +24,8 @@ class Load:
     """P: uncached prompt tokens routed but not yet prefilled."""
     kv_tokens: int = 0
     """K: uncached prompt tokens plus the output tokens produced so far."""
+    context_tokens: int = 0
+    """Tokens that a decode step attends to: every running prompt whole, cached or not, and the output so far."""
     outstanding: int = 0
     """Output tokens that are still expected of what runs."""
     due: dict[int, float] = field(default_factory=dict)
@@ -54,7 +56,8 @@ class Fixed:
     """What follows from a heartbeat alone, worked out once for all decisions until the next."""
 
     __slots__ = (
-        "accept", "itl_per_kv", "kv_capacity", "kv_used", "per_token", "prefill_rate", "promised_s", "slots",
+        "accept", "floor_s", "itl_per_kv", "kv_capacity", "kv_used", "per_token", "prefill_rate", "promised_s",
+        "slots",
     )  # fmt: skip
 
     def __init__(self, status: ReplicaStatus, config: PolicyConfig) -> None:
@@ -72,8 +75,10 @@ class Fixed:
         self.itl_per_kv = capacity.step_per_kv_token_s / self.accept
         """Seconds per output token and KV token."""
         alone_s = step_s(capacity, 1, 0) / self.accept
-        self.promised_s = max(config.itl_slack * status.targets.tpot_s, config.itl_floor * alone_s)
-        """Seconds per output token that a full batch may take."""
+        self.promised_s = status.targets.tpot_s
+        """Seconds per output token that are promised ..."""
+        self.floor_s = config.itl_floor * alone_s
+        """... and those that a full batch may take whatever is promised."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +119,12 @@ class Replica:
     def kv_tokens(self) -> int:
         """K: KV tokens in use, by our count or the engine's, whichever is larger."""
         return max(self.load.kv_tokens, self.fixed.kv_used)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that a decode step attends to, by our count or the engine's: prompts that share a prefix share its
+        room in the cache, not the time that is taken to read it."""
+        return max(self.load.context_tokens, self.fixed.kv_used)
 
     @property
     def slots(self) -> int:
