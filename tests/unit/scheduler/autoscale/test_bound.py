@@ -30,7 +30,8 @@ def cost(
 @pytest.mark.parametrize("seed", range(12))
 def test_no_schedule_is_cheaper_than_the_one_found(seed: int) -> None:
     rng = random.Random(seed)
-    broken = [sorted((rng.randrange(40) for _ in range(5)), reverse=True) for _ in range(3)]
+    each = [sorted((rng.randrange(60) for _ in range(3)), reverse=True) for _ in range(5)]
+    broken = list(zip(*each, strict=True))
     price, wake, start = rng.uniform(0.5, 6), rng.uniform(0, 150), rng.randrange(1, 4)
     found = schedule(broken, price, wake, start)
     every = itertools.product(range(1, 4), repeat=5)
