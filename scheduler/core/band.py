@@ -101,7 +101,7 @@ class Band:
 
         `kv_tokens` is the pool's KV cache, for the cap on what one tenant may hold while others wait. When `strict`,
         only tenants within Q of the smallest counter are considered. The tenant whose turn it is offers others of
-        its requests too where its next is mostly uncached; there what was last known of cached prefixes counts.
+        its requests too where its next is mostly uncached.
         """
         if not self.order:
             return None
@@ -131,8 +131,8 @@ class Band:
             if looked > 1 or 2 * hit >= ticket.request.prompt_tokens:
                 continue
             for other in line.near(ticket, rules.late_every, rules.look_ahead):
-                if other.hit_tokens > best_hit and other not in passed:
-                    best, best_hit = other, other.hit_tokens
+                if other not in passed and (hit := hits(other)) > best_hit:
+                    best, best_hit = other, hit
         return best or capped
 
     def took(self, ticket: Ticket, late_before: float) -> None:
