@@ -154,7 +154,7 @@ def _lognormal_tail(times: float, cv2: float) -> float:
     """Probability that a lognormal of squared coefficient of variation `cv2` exceeds so many times its mean.
 
     Where still more variation would make it smaller (all but a few values crowd at zero), the largest is returned, so
-    that variation never helps.
+    that variation never helps; likewise at least half where not even the mean fits.
     """
     sigma2 = math.log(1.0 + cv2)
     above = math.log(times)
@@ -162,7 +162,8 @@ def _lognormal_tail(times: float, cv2: float) -> float:
         return 0.0 if above > 0.0 else 1.0
     if above > 0.0:
         sigma2 = min(sigma2, 2.0 * above)
-    return 0.5 * math.erfc((above + sigma2 / 2.0) / math.sqrt(2.0 * sigma2))
+    tail = 0.5 * math.erfc((above + sigma2 / 2.0) / math.sqrt(2.0 * sigma2))
+    return tail if above > 0.0 else max(tail, 0.5)
 
 
 def erlang_c(servers: int, offered: float) -> float:
