@@ -265,6 +265,7 @@ class Board:
             placed_at=now,
             predicted_ttft_s=choice.ttft_s,
             predicted_itl_s=choice.itl_s,
+            queued_s=now - ticket.enqueued_at,
             tier=request.tier,
             weight=request.weight,
             blocks=request.blocks,

@@ -60,6 +60,8 @@ class PolicyConfig:
     With 0.01 it overshoots: answers that are under way when it falls still count."""
     full_batch: float = 0.6
     """An answer came from a full batch when its predicted time per token was above this share of the promised one."""
+    pressed_s: float = 0.05
+    """A miss makes batches smaller only where the request had waited in our queue for longer than this."""
     itl_floor: float = 2.0
     """It is not full below this multiple of the time per token of one sequence alone: no promise idles a replica."""
     warm_slack: float = 1.2
@@ -83,6 +85,6 @@ class PolicyConfig:
     full_share: float = 0.8
     """A mirror that holds more than this share of the cache's room stands for a cache that evicts."""
     max_replica_blocks: int = 65_536
-    """Prefix marks remembered per replica ..."""
-    max_blocks: int = 2_000_000
+    """Prefix blocks remembered per replica ..."""
+    max_blocks: int = 8_000_000
     """... and of all replicas of all models together; `make bench-scheduler` says what one takes."""

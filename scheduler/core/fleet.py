@@ -16,7 +16,7 @@ from scheduler.wire import PlaceRequest, Released
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
 
 MIN_REPLICA_BLOCKS = 1024
-"""Prefix marks a replica may always remember, however many replicas share the total."""
+"""Prefix blocks a replica may always remember, however many replicas share the total."""
 
 
 class Fleet:
@@ -229,7 +229,7 @@ class Fleet:
             replica.learnt.slowdown.learn(observed_s / entry.notes.raw_itl_s - 1.0, now)
             self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
             self._pools[entry.model].habits.answered(
-                entry.predicted_itl_s, observed_s, replica.status.targets.tpot_s
+                entry.predicted_itl_s, observed_s, replica.status.targets.tpot_s, entry.queued_s
             )
 
     def _correct(self, replica: Replica, entry: Open, released: Released) -> None:

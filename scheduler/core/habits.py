@@ -48,16 +48,18 @@ class Habits:
         least, most = FOUND_LIMITS
         self.found_share = min(most, max(least, self._uncached_found / max(1.0, self._uncached_believed)))
 
-    def answered(self, predicted_s: float, observed_s: float, promised_s: float) -> None:
-        """An answer took `observed_s` per token where `predicted_s` was predicted and `promised_s` promised.
+    def answered(self, predicted_s: float, observed_s: float, promised_s: float, queued_s: float) -> None:
+        """An answer took `observed_s` per token where `predicted_s` was predicted and `promised_s` promised; its
+        request had waited `queued_s` in our queue.
 
         Answers of full batches move the slack, so that a share `missed_share` of them misses the promise (stochastic
         approximation, Robbins and Monro 1951). In a batch with room a miss has another cause: a long prompt beside a
-        short answer, which a smaller batch would not have helped.
+        short answer, which a smaller batch would not have helped. Nor does one while nobody queues: it would only make
+        them queue, and since that costs throughput, for good.
         """
         config = self._config
         if predicted_s < config.full_batch * promised_s:
             return
-        missed = observed_s > promised_s
+        missed = observed_s > promised_s and queued_s > config.pressed_s
         moved = self.slack + config.slack_step * (config.missed_share - missed)
         self.slack = min(config.slack_most, max(config.slack_least, moved))

@@ -5,16 +5,16 @@ from collections import deque
 from collections.abc import Sequence
 
 from scheduler.core.prefix import NEVER
-from scheduler.core.prefix_index import RULER
-from scheduler.core.prefix_tree import DEPTHS, Node, PrefixTree, Touch, count_marks
+from scheduler.core.prefix_index import MAX_DEPTH
+from scheduler.core.prefix_tree import Node, PrefixTree, Touch
 from workers.wire import KvDelta
 
-OVERFILL = 1.25
-"""How far a mirror may grow beyond its bounds until the next `trim`."""
+OVERFILL = 2.0
+"""How far a mirror may grow beyond its bounds until the next `trim`, so that a decision seldom waits for one."""
 MAX_LOG = 2
-"""Uses in the log per mark remembered, beyond which the log is written anew ..."""
+"""The log of uses is written anew when it has grown by this factor since ..."""
 MIN_LOG = 256
-"""... but not for fewer than this many."""
+"""... and by this many."""
 BLOCK_TOKENS_GAIN = 0.05
 
 
@@ -37,14 +37,14 @@ class Mirrored:
         self._touches: deque[Touch] = deque()
         """Uses, oldest first."""
         self._uses = 0
-        self._marks = 0
+        self._longest_log = MIN_LOG
         self._blocks = 0
         self._answer_tokens = 0
         self._block_tokens = 1.0
         """Tokens per block: a running mean, since text blocks hold more or fewer."""
 
     def __len__(self) -> int:
-        return self._marks
+        return self._blocks
 
     @property
     def tokens(self) -> int:
@@ -56,7 +56,8 @@ class Mirrored:
         if not blocks:
             return NEVER
         before = self._use(blocks, block_tokens, 0, now)
-        if self._marks > OVERFILL * self.max_entries or self.tokens > OVERFILL * self.room_tokens:
+        most = OVERFILL * max(self.max_entries, MAX_DEPTH)
+        if self._blocks > most or self.tokens > OVERFILL * self.room_tokens:
             self.trim(now)
         return before
 
@@ -71,11 +72,9 @@ class Mirrored:
 
     def given_up(self, blocks: Sequence[int], known_tokens: int, block_tokens: float, now: float) -> None:
         """Forget the part of the chain that was still to be prefilled."""
-        kept = 0
-        while kept < count_marks(blocks) and RULER[kept] * block_tokens <= known_tokens:
-            kept += 1
+        kept = int(known_tokens / max(1.0, block_tokens))
         node, _ = self._tree.deepest(blocks)
-        while node is not None and node.start + len(node.hashes) > kept:
+        while node is not None and node.end > kept:
             above = node.parent
             if (touch := node.used.get(self._row)) is not None:
                 self._leave(node, touch, max(0, kept - node.start))
@@ -100,12 +99,13 @@ class Mirrored:
 
     def trim(self, now: float) -> None:
         """Push out the oldest until it fits, and drop from the log what has been used again."""
-        while self._touches and (self.tokens > self.room_tokens or self._marks > self.max_entries):
+        while self._touches and (self.tokens > self.room_tokens or self._blocks > self.max_entries):
             self._forget_oldest()
-        if len(self._touches) > MAX_LOG * (self._marks + MIN_LOG):
+        if len(self._touches) > self._longest_log:
             self._touches = deque(
                 touch for touch in self._touches if touch.answer_tokens or self._last_used(touch) is not None
             )
+            self._longest_log = MAX_LOG * len(self._touches) + MIN_LOG
 
     def clear(self) -> None:
         """The engine restarted."""
@@ -120,10 +120,10 @@ class Mirrored:
         if not blocks:
             return NEVER
         gain = BLOCK_TOKENS_GAIN if self._block_tokens > 1.0 else 1.0
-        self._block_tokens += gain * (block_tokens - self._block_tokens)
-        tree, row, most = self._tree, self._row, count_marks(blocks)
+        self._block_tokens += gain * (max(1.0, block_tokens) - self._block_tokens)
+        tree, row, length = self._tree, self._row, min(len(blocks), MAX_DEPTH)
         leaf, reached = tree.deepest(blocks)
-        if leaf is not None and reached < leaf.start + len(leaf.hashes):
+        if leaf is not None and reached < leaf.end:
             leaf = tree.split(leaf, reached - leaf.start)
         node, before = leaf, None
         while node is not None and before is None:
@@ -132,11 +132,11 @@ class Mirrored:
             node = node.parent
         if leaf is not None:
             leaf.used[row] = touch
-        if reached < most:
-            added = array("Q", [blocks[depth - 1] for depth in RULER[reached:most]])
+        if reached < length:
+            added = array("Q", blocks[reached:length])
             if leaf is not None and not leaf.children and len(leaf.used) == 1:
                 tree.extend(leaf, added)
-                self._count(reached, most)
+                self._blocks += len(added)
             else:
                 leaf = tree.add(added, reached, leaf)
                 self._hold(leaf, touch)
@@ -145,20 +145,16 @@ class Mirrored:
 
     def _hold(self, node: Node, touch: Touch) -> None:
         """This replica holds all of a node, which `touch` brings if it was not there."""
-        row, start = self._row, node.start
+        row = self._row
         if row not in node.used:
             node.used[row] = touch
             node.holders |= 1 << row
-            self._count(start, start + len(node.hashes))
+            self._blocks += len(node.hashes)
             if (above := node.parent) is not None:
                 above.below[row] = above.below.get(row, 0) + 1
         elif row in node.partial:
             node.holders |= 1 << row
-            self._count(start + node.partial.pop(row), start + len(node.hashes))
-
-    def _count(self, begin: int, end: int) -> None:
-        self._marks += end - begin
-        self._blocks += DEPTHS[end] - DEPTHS[begin]
+            self._blocks += len(node.hashes) - node.partial.pop(row)
 
     def _forget_oldest(self) -> None:
         """Of the oldest use, the answer first, which follows its prompt, then the prompt from its end."""
@@ -171,14 +167,9 @@ class Mirrored:
         if node is None:
             self._touches.popleft()
             return
-        held, start = node.held(self._row), node.start
-        marks, most, room = self._marks, self.max_entries, self.room_tokens - self._answer_tokens
-        blocks, each = self._blocks, self._block_tokens
-        while held and (int(blocks * each) > room or marks > most):
-            held -= 1
-            marks -= 1
-            blocks -= DEPTHS[start + held + 1] - DEPTHS[start + held]
-        self._leave(node, touch, held)
+        fitting = int((self.room_tokens + 1 - self._answer_tokens) / self._block_tokens)
+        surplus = self._blocks - max(0, min(fitting, self.max_entries))
+        self._leave(node, touch, max(0, node.held(self._row) - max(1, surplus)))
 
     def _last_used(self, touch: Touch) -> Node | None:
         """What is to be forgotten when a use is the oldest; None when it was used again since, or goes on below."""
@@ -188,7 +179,7 @@ class Mirrored:
         return node
 
     def _leave(self, node: Node, touch: Touch, kept: int) -> None:
-        """Forget all but the first marks of a node; after its last, `touch` is the last use of what is above."""
+        """Forget all but the first blocks of a node; after its last, `touch` is the last use of what is above."""
         above, row = node.parent, self._row
         self._shorten(node, kept)
         if kept or touch.leaf is not node:
@@ -200,11 +191,11 @@ class Mirrored:
             above.used[row], touch.leaf = touch, above
 
     def _shorten(self, node: Node, kept: int) -> None:
-        """This replica holds no more than the first `kept` marks of a node that it uses."""
+        """This replica holds no more than the first `kept` blocks of a node that it uses."""
         held = node.held(self._row)
         if held <= kept:
             return
-        self._count(node.start + held, node.start + kept)
+        self._blocks -= held - kept
         if kept:
             node.partial[self._row] = kept
             node.holders &= ~(1 << self._row)

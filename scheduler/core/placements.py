@@ -27,6 +27,8 @@ class Open:
     predicted_ttft_s: float = 0.0
     """From placement to first token."""
     predicted_itl_s: float = 0.0
+    queued_s: float = 0.0
+    """Seconds it waited in our queue."""
     first_token_at: float = 0.0
     """Monotonic seconds; 0 until it came."""
     tier: str = "standard"

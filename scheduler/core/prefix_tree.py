@@ -1,23 +1,36 @@
-"""Which replicas hold which routed prompt: one radix tree of hash chains per model, marked as `prefix_index` says.
+"""Which replicas hold which routed prompt: one radix tree of hash chains per model.
 
-A node is a run of marks that nothing has yet parted, so a prompt is written down once for each parting on its way, not
-for each mark. Hashes are chained, hence each names a whole prefix: what is known of a chain ends at one mark, which is
-found by bisection over every eighth, four look-ups for four thousand blocks, and a few steps from there. Parents lead
-back to the root.
+A node is a run of blocks that nothing has yet parted, so a prompt is written down once for each parting on its way, not
+for each block. Hashes are chained, hence each names a whole prefix: where two chains are equal at one depth they are
+equal before it, and where they part is found by bisection. What the tree knows of a chain ends at one block, which is
+found by bisection over the depths of ENTRIES, five look-ups for four thousand blocks, and again within the node. From
+there parents lead back to the root. Look-ups and entries outside of the processor's caches are what a decision costs.
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.prefix_index import RULER
+from scheduler.core.prefix_index import MAX_DEPTH
 
-DEPTHS = (0, *RULER)
-"""Blocks that a chain's first n marks reach to."""
-STEP = 8
-"""One mark in so many is entered into the tree's table: look-ups and entries outside of the processor's caches are what
-a decision costs."""
+ENTRY_STEP = 8
+FINE_ENTRIES = 64
+ENTRIES_PER_DOUBLING = 4
+
+
+def _entries() -> tuple[int, ...]:
+    depths = list(range(ENTRY_STEP, FINE_ENTRIES + 1, ENTRY_STEP))
+    start = FINE_ENTRIES
+    while start < MAX_DEPTH:
+        step = start // ENTRIES_PER_DOUBLING
+        depths.extend(range(start + step, 2 * start + 1, step))
+        start *= 2
+    return tuple(depths)
+
+
+ENTRIES = _entries()
+"""Depths (1 = the first block) at which nodes can be found, besides by their first block."""
 
 
 @dataclass(slots=True)
@@ -34,12 +47,12 @@ class Touch:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A run of marks, and who holds it."""
+    """A run of blocks, and who holds it."""
 
     hashes: "array[int]"
     """64-bit; an array, for the garbage collector would walk through a tuple."""
     start: int
-    """Marks of the chain before it."""
+    """Blocks of the chain before it."""
     parent: "Node | None"
     children: int = 0
     holders: int = 0
@@ -50,71 +63,84 @@ class Node:
     below: dict[int, int] = field(default_factory=dict)
     """By row: how many of its children the replica holds."""
     partial: dict[int, int] = field(default_factory=dict)
-    """By row: marks held, where not all of them are."""
+    """By row: blocks held, where not all of them are."""
 
-    def has(self, block: int, place: int) -> bool:
-        """Whether a mark is the chain's at a place (0 = its first), which lies in this node."""
+    @property
+    def end(self) -> int:
+        """Depth of its last block."""
+        return self.start + len(self.hashes)
+
+    def has(self, block: int, depth: int) -> bool:
+        """Whether a block is the chain's at a depth, which lies in this node."""
         start = self.start
-        return start <= place < start + len(self.hashes) and self.hashes[place - start] == block
+        return start < depth <= start + len(self.hashes) and self.hashes[depth - 1 - start] == block
 
-    def entries(self) -> tuple[int, ...]:
-        """The marks that it is found by; the first may be named twice."""
-        hashes = self.hashes
-        return (hashes[0], *hashes[(-1 - self.start) % STEP :: STEP])
+    def common(self, blocks: Sequence[int], low: int, length: int) -> int:
+        """How deep a chain is equal to it, if it is at depth `low`, which lies in this node."""
+        hashes, start = self.hashes, self.start
+        high = min(start + len(hashes), length)
+        if hashes[high - 1 - start] == blocks[high - 1]:
+            return high
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if hashes[middle - 1 - start] == blocks[middle - 1]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def entries(self) -> list[int]:
+        """The blocks that it is found by; the first may be named twice."""
+        hashes, start = self.hashes, self.start
+        first, last = bisect_left(ENTRIES, start + 1), bisect_right(ENTRIES, start + len(hashes))
+        return [hashes[0], *[hashes[depth - 1 - start] for depth in ENTRIES[first:last]]]
 
     def held(self, row: int) -> int:
-        """Marks of it that a replica which uses it holds."""
+        """Blocks of it that a replica which uses it holds."""
         return self.partial.get(row, len(self.hashes))
 
 
-def count_marks(blocks: Sequence[int]) -> int:
-    """Marks of a chain; what follows its last mark, at most 1/8 of it, is not known."""
-    return bisect_right(RULER, len(blocks))
-
-
 class PrefixTree:
-    """The chains of all mirrors of one model."""
+    """The chains of all mirrors of one model, to a depth of MAX_DEPTH blocks."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, Node] = {}
-        """By its first mark, and by every one whose number is a multiple of STEP. Of those a chain has all up to one
-        of them, and none after it, whence bisection."""
+        """By first block, and by those at the depths of ENTRIES. Of the latter a chain has all up to one of them, and
+        none after it, whence bisection."""
         self._found: tuple[Sequence[int], Node | None, int] | None = None
-        """What was last looked up, until a mark changes its node: who is placed was looked up just before."""
+        """What was last looked up, until a block changes its node: who is placed was looked up just before."""
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def deepest(self, blocks: Sequence[int]) -> tuple[Node | None, int]:
-        """The last node along a chain, and how many of the chain's marks are known.
+        """The last node along a chain, and how many of the chain's blocks are known.
 
         A hash that is known at another depth is no chained one: it is taken for unknown.
         """
         if self._found is not None and self._found[0] is blocks:
             return self._found[1], self._found[2]
-        get, most = self._nodes.get, count_marks(blocks)
+        get, length = self._nodes.get, min(len(blocks), MAX_DEPTH)
         node: Node | None = None
-        low, high = 0, most // STEP
+        low, high = 0, bisect_right(ENTRIES, length)
         while low < high:
             middle = (low + high + 1) >> 1
-            number = middle * STEP
-            block = blocks[RULER[number - 1] - 1]
+            depth = ENTRIES[middle - 1]
+            block = blocks[depth - 1]
             found = get(block)
-            if found is None or not found.has(block, number - 1):
+            if found is None or not found.has(block, depth):
                 high = middle - 1
             else:
                 low, node = middle, found
-        reached = low * STEP
-        while reached < most:
-            block = blocks[RULER[reached] - 1]
-            if node is None or reached == node.start + len(node.hashes):
-                below = get(block)
-                if below is None or below.start != reached or below.hashes[0] != block:
-                    break
-                node = below
-            elif node.hashes[reached - node.start] != block:
+        reached = 0
+        if node is not None:
+            reached = node.common(blocks, ENTRIES[low - 1], length)
+        while reached < length and (node is None or reached == node.end):
+            below = get(blocks[reached])
+            if below is None or not below.has(blocks[reached], reached + 1) or below.start != reached:
                 break
-            reached += 1
+            node = below
+            reached = node.common(blocks, reached + 1, length)
         self._found = blocks, node, reached
         return node, reached
 
@@ -125,13 +151,13 @@ class PrefixTree:
         """
         node, reached = self.deepest(blocks)
         found: list[tuple[int, int]] = []
-        while node is not None and among and (depth := DEPTHS[reached]) >= least:
+        while node is not None and among and reached >= least:
             if here := node.holders & among:
-                found.append((here, depth))
+                found.append((here, reached))
                 among ^= here
             if node.partial:
                 for row, held in node.partial.items():
-                    if among >> row & 1 and (depth := DEPTHS[min(node.start + held, reached)]) >= least:
+                    if among >> row & 1 and (depth := min(node.start + held, reached)) >= least:
                         found.append((1 << row, depth))
                         among ^= 1 << row
             reached = node.start
@@ -143,10 +169,10 @@ class PrefixTree:
         node, reached = self.deepest(blocks)
         while node is not None and not node.holders:
             if node.partial:
-                return DEPTHS[min(node.start + max(node.partial.values()), reached)]
+                return min(node.start + max(node.partial.values()), reached)
             reached = node.start
             node = node.parent
-        return DEPTHS[reached]
+        return reached
 
     def add(self, hashes: "array[int]", start: int, parent: Node | None) -> Node:
         """A new node below `parent`."""
@@ -162,7 +188,7 @@ class PrefixTree:
         self._enter(node)
 
     def split(self, node: Node, at: int) -> Node:
-        """Part a node after its first `at` marks; its upper part, which is new. Uses keep naming the lower."""
+        """Part a node after its first `at` blocks; its upper part, which is new. Uses keep naming the lower."""
         upper = Node(node.hashes[:at], node.start, node.parent, 1, node.holders, node.used.copy())
         upper.below = dict.fromkeys(node.used, 1)
         self._enter(upper)
@@ -207,7 +233,8 @@ class PrefixTree:
         below: Node | None = node
         while below is not None and not below.used and not below.children:
             for block in below.entries():
-                self._nodes.pop(block, None)
+                if self._nodes.get(block) is below:
+                    del self._nodes[block]
             below = below.parent
             if below is not None:
                 below.children -= 1

@@ -8,6 +8,7 @@ from scheduler.core.habits import FOUND_LIMITS, Habits
 PROMISED_S = 0.08
 FULL_S = 0.078
 ROOMY_S = 0.02
+WAITED_S = 3.0
 
 
 def test_tokens_left_to_prefill_follow_what_engines_found() -> None:
@@ -34,13 +35,13 @@ def test_full_batches_shrink_while_they_miss_the_promise_and_grow_back_within_bo
     config = PolicyConfig()
     habits = Habits(config)
     for _ in range(20):
-        habits.answered(FULL_S, 1.1 * PROMISED_S, PROMISED_S)
+        habits.answered(FULL_S, 1.1 * PROMISED_S, PROMISED_S, WAITED_S)
     assert config.slack_least < habits.slack < config.itl_slack
     for _ in range(1000):
-        habits.answered(FULL_S, 1.1 * PROMISED_S, PROMISED_S)
+        habits.answered(FULL_S, 1.1 * PROMISED_S, PROMISED_S, WAITED_S)
     assert habits.slack == config.slack_least
     for _ in range(10_000):
-        habits.answered(FULL_S, 0.9 * PROMISED_S, PROMISED_S)
+        habits.answered(FULL_S, 0.9 * PROMISED_S, PROMISED_S, WAITED_S)
     assert habits.slack == config.slack_most
 
 
@@ -48,5 +49,13 @@ def test_a_batch_with_room_is_not_to_blame() -> None:
     habits = Habits(PolicyConfig())
     before = habits.slack
     for _ in range(100):
-        habits.answered(ROOMY_S, 2 * PROMISED_S, PROMISED_S)
+        habits.answered(ROOMY_S, 2 * PROMISED_S, PROMISED_S, WAITED_S)
     assert habits.slack == before
+
+
+def test_while_nobody_queues_nobody_is_made_to() -> None:
+    config = PolicyConfig()
+    habits = Habits(config)
+    for _ in range(1000):
+        habits.answered(FULL_S, 2 * PROMISED_S, PROMISED_S, 0.0)
+    assert habits.slack == config.itl_slack

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from scheduler.core.mirror import OVERFILL, Mirrored
 from scheduler.core.prefix import Exact
 from scheduler.core.prefix_index import FINE_DEPTH, MARKS_PER_DOUBLING, MAX_DEPTH, RULER, PrefixIndex, marks
-from scheduler.core.prefix_tree import PrefixTree, count_marks
+from scheduler.core.prefix_tree import PrefixTree
 from workers.wire import KvDelta
 
 NEVER = float("-inf")
@@ -22,9 +22,9 @@ CHAINS = [[10 * root + depth + 1 for depth in range(9)] for root in range(3)]
 BRANCHES = [
     [(part if depth >= part else 0) * 100 + depth for depth in range(1, length + 1)]
     for part in (1, 2, 4, 7)
-    for length in (3, 8, 33, 50)
+    for length in (3, 8, 17, 50)
 ]
-"""Chains of one root that part from it at the second, fourth and seventh block, some beyond where marks are dense."""
+"""Chains of one root that part from it at the first, second, fourth and seventh block."""
 
 
 def chained(blocks: list[int]) -> list[int]:
@@ -115,7 +115,7 @@ def test_a_mirror_stays_within_its_bounds(routed: list[tuple[list[int], int]], r
     mirror = mirrored(room, most)
     for now, (prompt, tokens) in enumerate(routed):
         mirror.routed(prompt, tokens, now)
-        assert len(mirror) <= OVERFILL * most
+        assert len(mirror) <= OVERFILL * max(most, MAX_DEPTH)
         assert mirror.tokens <= OVERFILL * room
         mirror.ended(prompt, tokens, 7, now)
         assert len(mirror) <= most
@@ -124,13 +124,20 @@ def test_a_mirror_stays_within_its_bounds(routed: list[tuple[list[int], int]], r
     assert (len(mirror), mirror.tokens, len(mirror._tree)) == (0, 0, 0)
 
 
+def test_prompts_that_nobody_ends_are_bounded_too() -> None:
+    mirror = mirrored(room=10**9, most=100)
+    for number in range(6):
+        mirror.routed(range(number * 10_000, number * 10_000 + 3_000), 10, float(number))
+        assert len(mirror) <= OVERFILL * MAX_DEPTH
+    mirror.trim(7.0)
+    assert len(mirror) == 100
+
+
 @given(st.lists(st.integers(0, MAX_HASH), min_size=1, max_size=200, unique=True))
-def test_a_prompt_that_fits_is_matched_to_its_last_mark(prompt: list[int]) -> None:
+def test_a_prompt_that_fits_is_matched_whole(prompt: list[int]) -> None:
     mirror = mirrored()
     mirror.routed(prompt, 10, 0.0)
-    assert held(mirror, prompt) == RULER[count_marks(prompt) - 1] > 7 / 8 * len(prompt) - 1e-9
-    if len(prompt) <= FINE_DEPTH:
-        assert held(mirror, [*prompt, -1]) == len(prompt)
+    assert held(mirror, prompt) == held(mirror, [*prompt, 1]) == len(prompt)
 
 
 def test_leaves_are_forgotten_before_their_prefix() -> None:
@@ -187,7 +194,7 @@ def test_hashes_that_are_not_chained_do_no_harm(routed: list[list[int]]) -> None
 
 
 class MirrorMachine(RuleBasedStateMachine):
-    """Two mirrors of one tree, each against a naive LRU of whole marks."""
+    """Two mirrors of one tree, each against a naive LRU of whole blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,10 +211,9 @@ class MirrorMachine(RuleBasedStateMachine):
         if answer:
             self.answers -= 1
             order.append((self.answers, answer, self.now))
-        depths = RULER[: count_marks(blocks)]
-        for below, depth in reversed(list(zip((0, *depths), depths, strict=False))):
-            order[:] = [entry for entry in order if entry[0] != blocks[depth - 1]]
-            order.append((blocks[depth - 1], 10 * (depth - below), self.now))
+        for touched in reversed(blocks):
+            order[:] = [entry for entry in order if entry[0] != touched]
+            order.append((touched, 10, self.now))
 
     def _trim(self, row: int) -> None:
         order = self.orders[row]
@@ -223,9 +229,7 @@ class MirrorMachine(RuleBasedStateMachine):
     @rule(row=st.integers(0, 1), blocks=st.sampled_from(BRANCHES))
     def route(self, row: int, blocks: list[int]) -> None:
         uses = {block: at for block, _, at in self.orders[row]}
-        held = [
-            uses[blocks[depth - 1]] for depth in RULER[: count_marks(blocks)] if blocks[depth - 1] in uses
-        ]
+        held = [uses[block] for block in blocks if block in uses]
         self._touch(row, blocks, 0)
         self._trim(row)
         used_at = self.mirrors[row].routed(blocks, 10, self.now)
@@ -250,11 +254,10 @@ class MirrorMachine(RuleBasedStateMachine):
             assert mirror.tokens == sum(tokens for _, tokens, _ in order)
             assert len(mirror) == len(mine)
         for chain in BRANCHES:
-            depths = RULER[: count_marks(chain)]
             for row, mine in enumerate(known):
-                holding = [chain[depth - 1] in mine for depth in depths]
+                holding = [block in mine for block in chain]
                 assert holding == sorted(holding, reverse=True), "what is held is whole prefixes"
-                assert held(self.mirrors[row], chain, 1 << row) == (0, *depths)[sum(holding)]
+                assert held(self.mirrors[row], chain, 1 << row) == sum(holding)
         if not any(known):
             assert len(self.mirrors[0]._tree) == 0
 
