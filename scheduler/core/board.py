@@ -341,7 +341,7 @@ class Board:
         key = (entry.client, request_id, entry.replica_id)
         self._close(key, None, now)
         self.open[key] = entry
-        self.fleet.opened(entry)
+        self.fleet.opened(entry, now)
         return self._desk(entry.model).queue.opened(entry, counted=counted)
 
     def _close(self, key: PlacementKey, released: Released | None, now: float) -> Open | None:

@@ -3,6 +3,8 @@
 The board (queues, clients) calls it for every event; policy reads it. Pure: time and randomness come in.
 """
 
+import math
+
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import tokens_per_block
 from scheduler.core.mirror import Mirrored
@@ -127,12 +129,13 @@ class Fleet:
 
     # What happens to placements
 
-    def opened(self, entry: Open) -> None:
-        """A placement begins, decided here or announced by a client: its load counts from now on."""
+    def opened(self, entry: Open, now: float | None = None) -> None:
+        """A placement begins, decided here, or announced `now` by a client: its load counts from now on."""
         load = self._loads.get(entry.replica_id)
         if load is None:
             load = self._loads[entry.replica_id] = Load()
-        replica, now, notes, uncached = self._current(entry), entry.placed_at, entry.notes, entry.uncached
+        replica, notes, uncached = self._current(entry), entry.notes, entry.uncached
+        now = notes.opened_at = entry.placed_at if now is None else now
         if replica is not None and entry.predicted_ttft_s > 0.0:
             notes.raw_ttft_s = entry.predicted_ttft_s - replica.learnt.ttft.at(now)
             notes.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.learnt.slowdown.at(now))
@@ -143,7 +146,7 @@ class Fleet:
         if not entry.prefilled:
             load.unprefilled += uncached
             if entry.predicted_ttft_s > 0.0:
-                load.due[id(entry)] = now + entry.predicted_ttft_s
+                load.due[id(entry)] = entry.placed_at + entry.predicted_ttft_s
         if replica is None:
             return
         pool = self._pools[entry.model]
@@ -154,7 +157,8 @@ class Fleet:
             pool.habits.placed(left, entry.output_tokens)
             replica.learnt.prefill_share.add(seconds, now)
         if entry.blocks:
-            notes.prefix_used_at = replica.prefix.routed(entry.blocks, _block_tokens(entry), now)
+            held = replica.prefix.routed(entry.blocks, _block_tokens(entry), now)
+            notes.prefix_blocks, notes.prefix_used_at = held
         pool.refresh(replica, now)
 
     def prefilled(self, entry: Open, now: float) -> None:
@@ -214,7 +218,7 @@ class Fleet:
             prefix.failed(entry.blocks, entry.prefilled, now)
             return
         if not entry.prefilled and (released is None or not released.output_tokens):
-            prefix.given_up(entry.blocks, entry.hit_tokens, block_tokens, now)
+            prefix.given_up(entry.blocks, entry.notes.prefix_blocks, entry.notes.opened_at, now)
             share = self._pools[entry.model].habits.found_share
             replica.clear_at -= entry.uncached * share / replica.fixed.prefill_rate
             return
@@ -253,7 +257,7 @@ class Fleet:
         if prefix.tokens > config.full_share * prefix.room_tokens:
             prefix.missed(entry.notes.prefix_used_at)
         else:
-            prefix.given_up(entry.blocks, found, _block_tokens(entry), entry.placed_at)
+            prefix.given_up(entry.blocks, int(found / _block_tokens(entry)), math.inf, entry.placed_at)
 
     def _report(self, model: str) -> Report:
         return self.reports.setdefault(model, Report())

@@ -4,7 +4,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 
-from scheduler.core.prefix import NEVER
+from scheduler.core.prefix import NOTHING, Held
 from scheduler.core.prefix_index import MAX_DEPTH
 from scheduler.core.prefix_tree import Node, PrefixTree, Touch
 from workers.wire import KvDelta
@@ -15,6 +15,7 @@ MAX_LOG = 2
 """The log of uses is written anew when it has grown by this factor since ..."""
 MIN_LOG = 256
 """... and by this many."""
+GRAIN = 1 / 256
 BLOCK_TOKENS_GAIN = 0.05
 
 
@@ -51,10 +52,10 @@ class Mirrored:
         """Tokens believed cached."""
         return int(self._blocks * self._block_tokens) + self._answer_tokens
 
-    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> float:
+    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> Held:
         """Believed from the moment of routing: the engine serves in order, so who comes later finds it."""
         if not blocks:
-            return NEVER
+            return NOTHING
         before = self._use(blocks, block_tokens, 0, now)
         most = OVERFILL * max(self.max_entries, MAX_DEPTH)
         if self._blocks > most or self.tokens > OVERFILL * self.room_tokens:
@@ -70,13 +71,14 @@ class Mirrored:
             self._use(blocks, block_tokens, answer_tokens, now)
         self.trim(now)
 
-    def given_up(self, blocks: Sequence[int], known_tokens: int, block_tokens: float, now: float) -> None:
-        """Forget the part of the chain that was still to be prefilled."""
-        kept = int(known_tokens / max(1.0, block_tokens))
-        node, _ = self._tree.deepest(blocks)
-        while node is not None and node.end > kept:
-            above = node.parent
-            if (touch := node.used.get(self._row)) is not None:
+    def given_up(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
+        """Forget the part of the chain that was still to be prefilled; others that go on below it will bring it."""
+        node, row = self._tree.deepest(blocks)[0], self._row
+        while node is not None and node.end > kept and row not in node.below:
+            above, touch = node.parent, node.used.get(row)
+            if touch is not None:
+                if touch.at > used_until:
+                    return
                 self._leave(node, touch, max(0, kept - node.start))
             node = above
 
@@ -102,32 +104,48 @@ class Mirrored:
         while self._touches and (self.tokens > self.room_tokens or self._blocks > self.max_entries):
             self._forget_oldest()
         if len(self._touches) > self._longest_log:
-            self._touches = deque(
-                touch for touch in self._touches if touch.answer_tokens or self._last_used(touch) is not None
-            )
-            self._longest_log = MAX_LOG * len(self._touches) + MIN_LOG
+            self._rewrite()
 
     def clear(self) -> None:
         """The engine restarted."""
         self.missed(float("inf"))
 
-    def _use(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> float:
-        """Write down a use of a chain; when the part of it that is held was used before, or a little earlier."""
+    def _rewrite(self) -> None:
+        """Write the log anew without the uses that no longer count. Their answers are counted with later ones, until
+        together they are a GRAIN of the room: there are more answers than anyone need tell apart.
+        """
+        kept: deque[Touch] = deque()
+        answers = 0
+        for touch in self._touches:
+            answers += touch.answer_tokens
+            touch.answer_tokens = 0
+            counts = touch.leaf is not None and touch.leaf.used.get(self._row) is touch
+            if counts or answers >= GRAIN * self.room_tokens:
+                touch.answer_tokens, answers = answers, 0
+                kept.append(touch)
+        if answers:
+            kept.append(Touch(self._touches[-1].at, self._uses, None, answers))
+        self._touches = kept
+        self._longest_log = MAX_LOG * len(kept) + MIN_LOG
+
+    def _use(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> Held:
+        """Write down a use of a chain; what was held of it before."""
         self._uses += 1
         touch = Touch(now, self._uses, None, answer_tokens)
         self._touches.append(touch)
         self._answer_tokens += answer_tokens
         if not blocks:
-            return NEVER
+            return NOTHING
         gain = BLOCK_TOKENS_GAIN if self._block_tokens > 1.0 else 1.0
         self._block_tokens += gain * (max(1.0, block_tokens) - self._block_tokens)
         tree, row, length = self._tree, self._row, min(len(blocks), MAX_DEPTH)
         leaf, reached = tree.deepest(blocks)
         if leaf is not None and reached < leaf.end:
             leaf = tree.split(leaf, reached - leaf.start)
-        node, before = leaf, None
-        while node is not None and before is None:
-            before = node.used.get(row)
+        node, before = leaf, NOTHING
+        while node is not None and before is NOTHING:
+            if (last := node.used.get(row)) is not None:
+                before = Held(node.start + node.held(row), last.at)
             self._hold(node, touch)
             node = node.parent
         if leaf is not None:
@@ -141,7 +159,7 @@ class Mirrored:
                 leaf = tree.add(added, reached, leaf)
                 self._hold(leaf, touch)
         touch.leaf = leaf
-        return before.at if before is not None else NEVER
+        return before
 
     def _hold(self, node: Node, touch: Touch) -> None:
         """This replica holds all of a node, which `touch` brings if it was not there."""

@@ -42,8 +42,12 @@ class Notes:
     raw_ttft_s: float = -1.0
     """Predicted without the residual; negative = not predicted here: a client announced it."""
     raw_itl_s: float = -1.0
+    opened_at: float = 0.0
+    """When it began to count here; later than it was placed if a client announced it."""
+    prefix_blocks: int = 0
+    """Blocks of the prompt that the replica was believed to hold before this ..."""
     prefix_used_at: float = float("-inf")
-    """When the prompt's prefix was last used on the replica before this."""
+    """... and when they were last used there."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ knows: the engine's own events, plus a short-lived belief for prompts on their w
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler.core.prefix_index import Numbers, PrefixIndex, marks
 from workers.wire import KvDelta
@@ -16,6 +16,17 @@ RESYNC_S = 5.0
 """An agent says by itself all that an engine holds, right after the heartbeat that names it; one that has not within
 this, or not after it was asked, is asked (again)."""
 OUT_OF_STEP = -1
+
+
+class Held(NamedTuple):
+    """What a replica held of a prompt before it came."""
+
+    blocks: int
+    used_at: float
+    """When it was last used, or a little earlier; -inf = never."""
+
+
+NOTHING = Held(0, NEVER)
 
 
 class PrefixSource(Protocol):
@@ -33,8 +44,8 @@ class PrefixSource(Protocol):
     def __len__(self) -> int:
         """Entries kept in memory."""
 
-    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> float:
-        """A prompt is on its way there; when its first block was last used before, -inf = never."""
+    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> Held:
+        """A prompt is on its way there; what was held of it before."""
 
     def prefilled(self, blocks: Sequence[int], now: float) -> None:
         """Its blocks are cached from now on."""
@@ -42,8 +53,8 @@ class PrefixSource(Protocol):
     def ended(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
         """The request is over: its prompt and its answer are now what was used last."""
 
-    def given_up(self, blocks: Sequence[int], known_tokens: int, block_tokens: float, now: float) -> None:
-        """The request ended before its prefill: nothing beyond `known_tokens` of it is cached."""
+    def given_up(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
+        """Beyond its first `kept` blocks nothing of a prompt is cached, save what was used after `used_until`."""
 
     def failed(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
         """The replica failed the request."""
@@ -102,12 +113,12 @@ class Exact:
         """Tokens the engine holds."""
         return int(len(self._held) * self.block_tokens)
 
-    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> float:
+    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> Held:
         """Believe it until it is prefilled."""
         self._expire(now)
         self.block_tokens = block_tokens
         if not blocks:
-            return NEVER
+            return NOTHING
         pledged, index, bit = self._pledged, self._index, self._bit
         for block in marks(blocks)[0]:
             count = pledged.get(block, 0)
@@ -115,7 +126,7 @@ class Exact:
                 index.add(block, bit)
             pledged[block] = count + 1
         self._on_way[id(blocks)] = (blocks, self._on_way.get(id(blocks), (blocks, 0))[1] + 1)
-        return NEVER
+        return NOTHING
 
     def prefilled(self, blocks: Sequence[int], now: float) -> None:
         """The engine's event is under way: the belief ends a little later."""
@@ -127,7 +138,7 @@ class Exact:
         """The engine tells itself. A prompt announced after its first token is pledged until here."""
         self.prefilled(blocks, now)
 
-    def given_up(self, blocks: Sequence[int], known_tokens: int, block_tokens: float, now: float) -> None:
+    def given_up(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
         """Its belief ends now."""
         self._withdraw(self._arrived(blocks))
         self._expire(now)

@@ -96,7 +96,7 @@ def test_prompts_that_were_on_their_way_to_a_cleared_cache_withdraw_nothing(how:
     if how == "prefilled":
         exact.prefilled(old, 1.0)
     elif how == "given_up":
-        exact.given_up(old, 0, 100, 1.0)
+        exact.given_up(old, 0, 1.0, 1.0)
     else:
         exact.failed(old, False, 1.0)
     exact.trim(5.0)
@@ -115,7 +115,7 @@ def test_a_cache_that_the_engine_cleared_still_gets_what_is_on_its_way() -> None
         exact.routed(blocks, 100, 0.0)
     exact.apply(KvDelta(NAME, "boot-1", 2, cleared=True))
     assert len(index) == len(CHAIN)
-    exact.given_up(blocks, 0, 100, 1.0)
+    exact.given_up(blocks, 0, 1.0, 1.0)
     assert len(index) == len(CHAIN), "one of two prompts is still on its way"
     exact.prefilled(blocks, 1.0)
     exact.prefilled(blocks, 1.0)

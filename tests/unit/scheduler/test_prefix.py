@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scheduler.core.mirror import OVERFILL, Mirrored
-from scheduler.core.prefix import Exact
+from scheduler.core.mirror import MAX_LOG, MIN_LOG, OVERFILL, Mirrored
+from scheduler.core.prefix import NEVER, NOTHING, Exact, Held
 from scheduler.core.prefix_index import FINE_DEPTH, MARKS_PER_DOUBLING, MAX_DEPTH, RULER, PrefixIndex, marks
 from scheduler.core.prefix_tree import PrefixTree
 from workers.wire import KvDelta
 
-NEVER = float("-inf")
 MAX_HASH = 2**64 - 1
 CHAINS = [[10 * root + depth + 1 for depth in range(9)] for root in range(3)]
 """Three chains of nine blocks; prefixes of them are the prompts of the machines."""
@@ -158,10 +157,10 @@ def test_answers_take_room_too() -> None:
 def test_what_a_full_engine_has_lost_takes_all_that_is_older_with_it() -> None:
     mirror = mirrored()
     for now, prompt in enumerate(([1, 2], [3, 4], [5, 6])):
-        assert mirror.routed(prompt, 10, float(now)) == NEVER
-    used_at = mirror.routed([3, 4], 10, 10.0)
-    assert used_at == 1.0
-    mirror.missed(used_at)
+        assert mirror.routed(prompt, 10, float(now)) == NOTHING
+    before = mirror.routed([3, 4], 10, 10.0)
+    assert before == Held(2, 1.0)
+    mirror.missed(before.used_at)
     assert [held(mirror, prompt) for prompt in ([1, 2], [3, 4], [5, 6])] == [0, 2, 2]
 
 
@@ -169,8 +168,34 @@ def test_a_prompt_given_up_before_its_prefill_leaves_what_was_cached_before() ->
     mirror = mirrored()
     mirror.ended([1, 2], 10, 0, 0.0)
     mirror.routed([1, 2, 3, 4], 10, 1.0)
-    mirror.given_up([1, 2, 3, 4], 20, 10, 2.0)
+    mirror.given_up([1, 2, 3, 4], 2, 1.0, 2.0)
     assert held(mirror, [1, 2, 3, 4]) == 2
+
+
+def test_what_others_use_is_not_given_up_with_a_prompt() -> None:
+    mirror = mirrored()
+    mirror.routed([1, 2, 3, 4], 10, 1.0)
+    mirror.routed([1, 2, 3, 4, 5, 6], 10, 2.0)
+    mirror.given_up([1, 2, 3, 4], 0, 1.0, 3.0)
+    assert held(mirror, [1, 2, 3, 4, 5, 6]) == len(mirror) == 6, "the longer prompt brings what it needs"
+    mirror.routed([1, 2, 3, 4, 5, 6], 10, 4.0)
+    mirror.given_up([1, 2, 3, 4, 5, 6], 0, 2.0, 5.0)
+    assert held(mirror, [1, 2, 3, 4, 5, 6]) == 6, "somebody has come since"
+    mirror.given_up([1, 2, 3, 4, 5, 6], 0, 4.0, 5.0)
+    assert len(mirror) == 0
+
+
+def test_uses_are_told_apart_only_as_far_as_matters() -> None:
+    """Prompts without blocks, and one prompt again and again: the log of uses stays short, answers still take room."""
+    mirror = mirrored(room=1_000_000)
+    for now in range(20_000):
+        mirror.ended([] if now % 2 else [1, 2], 10, 3, float(now))
+    assert mirror.tokens == 20 + 3 * 20_000
+    assert len(mirror._touches) <= 2 * (MAX_LOG * 256 + MIN_LOG)
+    mirror.room_tokens = 30_000
+    mirror.trim(20_000.0)
+    assert 30_000 - 1_000_000 / 256 <= mirror.tokens <= 30_000
+    assert held(mirror, [1, 2]) == 2, "used last, pushed out last"
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=40), max_size=40))
@@ -181,7 +206,7 @@ def test_hashes_that_are_not_chained_do_no_harm(routed: list[list[int]]) -> None
     for now, blocks in enumerate(routed):
         mirror = mirrors[now % 2]
         mirror.routed(blocks, 10, now)
-        (mirror.ended if now % 3 else mirror.given_up)(blocks, 10, 7, now)
+        (mirror.ended if now % 3 else mirror.given_up)(blocks, 1, 7, now)
         mirror.trim(now)
         assert 0 <= mirror.tokens <= 400
         assert 0 <= len(mirror) <= 40
@@ -232,10 +257,14 @@ class MirrorMachine(RuleBasedStateMachine):
         held = [uses[block] for block in blocks if block in uses]
         self._touch(row, blocks, 0)
         self._trim(row)
-        used_at = self.mirrors[row].routed(blocks, 10, self.now)
-        assert used_at <= held[-1] if held else used_at == NEVER
-        assert not held or used_at > 0
+        before = self.mirrors[row].routed(blocks, 10, self.now)
+        assert before.blocks == len(held)
+        assert 0 < before.used_at <= held[-1] if held else before.used_at == NEVER
         self.mirrors[row].trim(self.now)
+
+    @rule(row=st.integers(0, 1))
+    def rewrite(self, row: int) -> None:
+        self.mirrors[row]._rewrite()
 
     @rule(row=st.integers(0, 1), back=st.integers(0, 6))
     def miss(self, row: int, back: int) -> None:
@@ -302,7 +331,7 @@ class ExactMachine(RuleBasedStateMachine):
     @rule(row=st.integers(0, 1), blocks=chains)
     def route(self, row: int, blocks: list[int]) -> None:
         self.way[row].append((blocks, None))
-        assert self.sources[row].routed(blocks, 16, self.now) == NEVER
+        assert self.sources[row].routed(blocks, 16, self.now) == NOTHING
 
     @rule(row=st.integers(0, 1), pick=st.randoms(use_true_random=False), served=st.booleans())
     def arrive(self, row: int, pick: random.Random, served: bool) -> None:
@@ -316,7 +345,7 @@ class ExactMachine(RuleBasedStateMachine):
             self.sources[row].prefilled(blocks, self.now)
         else:
             del self.way[row][place]
-            self.sources[row].given_up(blocks, 0, 16, self.now)
+            self.sources[row].given_up(blocks, 0, self.now, self.now)
 
     @rule(seconds=st.floats(0, 2))
     def wait(self, seconds: float) -> None:
@@ -352,10 +381,10 @@ def test_an_engine_that_tells_more_than_fits_is_cut_off() -> None:
 
 @pytest.mark.parametrize("source", [mirrored(), Exact(PrefixIndex(), 1, 100, 100, 0.1)])
 def test_a_prompt_without_blocks_leaves_no_trace(source: Mirrored | Exact) -> None:
-    assert source.routed([], 10, 0.0) == NEVER
+    assert source.routed([], 10, 0.0) == NOTHING
     source.prefilled([], 1.0)
     source.ended([], 10, 0, 2.0)
-    source.given_up([], 0, 10, 3.0)
+    source.given_up([], 0, 3.0, 3.0)
     assert len(source) == 0
 
 
