@@ -90,6 +90,11 @@ REPLICAS_WANTED = Gauge(
 FORECAST_RPS = Gauge(
     "penstock_scheduler_forecast_rps", "Arrivals a second that the autoscaler plans for", ["model"]
 )
+PLAN_FAILURES = Counter(
+    "penstock_scheduler_plan_failures",
+    "Looks at the fleet without a plan: the autoscaler's arithmetic failed on a model's figures",
+    ["model"],
+)
 HOST_HOURS_FAILURES = Counter(
     "penstock_scheduler_host_hours_failures", "Rounds in which host seconds could not be stored"
 )

@@ -21,6 +21,7 @@ from scheduler.engine_counters import CounterStore
 from scheduler.host_hours import HostHours
 from scheduler.limits import client_message, sound
 from scheduler.link import encoded
+from scheduler.lookout import Lookout
 from scheduler.messages import (
     Announce,
     CancelPlace,
@@ -91,6 +92,7 @@ class SchedulerService:
         self._plan: PlanView | None = None
         self.board = Board(self.epoch, clock.monotonic(), grace_s=grace_s)
         self._hosts = HostBook()
+        self._lookout = Lookout(planner, self.board, self._hosts, clock) if planner is not None else None
         self._commands = CommandDesk()
         self._clients: dict[str, Session] = {}
         self._agents: dict[str, Session] = {}
@@ -334,19 +336,6 @@ class SchedulerService:
         snapshot.plan = self._plan
         return snapshot
 
-    def _look(self, now: float) -> None:
-        """What the autoscaler would do; nobody acts on it."""
-        if self._planner is not None:
-            today = self._clock.now()
-            self._plan = self._planner.look(
-                self.board.fleet.replicas,
-                self._hosts.views(now),
-                self.board.queue_views(now),
-                now,
-                today.hour * 3600.0 + today.minute * 60.0 + today.second,
-            )
-            metrics.show_plan(self._plan)
-
     async def _tick(self) -> None:
         """Deadlines, silent replicas, counters twice a second, snapshots on change and every second."""
         pushed_at = told_at = looked_at = self._clock.monotonic()
@@ -360,9 +349,9 @@ class SchedulerService:
             if now - told_at >= COUNTERS_S - TICK_S / 2:
                 told_at = now
                 self._tell_counters()
-            if now - looked_at >= LOOK_S - TICK_S / 2:
+            if self._lookout is not None and now - looked_at >= LOOK_S - TICK_S / 2:
                 looked_at = now
-                self._look(now)
+                self._plan = self._lookout.look(now)
             if self._changed or now - pushed_at >= SNAPSHOT_S:
                 self._changed, pushed_at = False, now
                 self._push_snapshot()

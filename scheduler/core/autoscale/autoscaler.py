@@ -4,7 +4,8 @@ Call `observe` every two seconds (the fast loop), then `plan` as often as wanted
 collected into the forecast's bins (the slow loop) on the way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from scheduler.core.autoscale.arrange import Wanted, arrange
 from scheduler.core.autoscale.ladder import host_dwell_s
@@ -18,8 +19,18 @@ from scheduler.core.autoscale.state import (
     ReplicaSeen,
     Rung,
     RungFigures,
+    Unplannable,
 )
 from scheduler.core.autoscale.watch import ModelWatch, Settings
+
+
+@contextmanager
+def _naming(model: str) -> Iterator[None]:
+    """Say whose figures arithmetic failed on. Raises Unplannable instead of ArithmeticError and ValueError."""
+    try:
+        yield
+    except (ArithmeticError, ValueError) as error:
+        raise Unplannable(model, error) from error
 
 
 class Autoscaler:
@@ -48,13 +59,14 @@ class Autoscaler:
         self._models[model].count_past(arrivals, time_of_day_s)
 
     def observe(self, look: Observation) -> None:
-        """Take a look at the pool."""
+        """Take a look at the pool. Raises Unplannable where a model's figures are out of all range."""
         elapsed = look.now - self._last.now if self._last is not None else 0.0
+        self._last = look
         demand = {row.model: row for row in look.demand}
         for name, model in self._models.items():
             mine = [replica for replica in look.replicas if replica.model == name]
-            model.observe(look, demand.get(name, DemandSeen(name)), elapsed, mine)
-        self._last = look
+            with _naming(name):
+                model.observe(look, demand.get(name, DemandSeen(name)), elapsed, mine)
         busy = {
             replica.host_id for replica in look.replicas if replica.rung is Rung.AWAKE or replica.draining
         }
@@ -62,7 +74,7 @@ class Autoscaler:
         self._idle_since = {host_id: self._idle_since.get(host_id, look.now) for host_id in sorted(idle)}
 
     def plan(self) -> Plan:
-        """What should be, as of the last look. Raises RuntimeError before the first."""
+        """What should be, as of the last look. Raises RuntimeError before the first, Unplannable as `observe` does."""
         look = self._last
         if look is None:
             raise RuntimeError("observe() first")
@@ -71,7 +83,8 @@ class Autoscaler:
         rows: list[ModelPlan] = []
         going: set[str] = set()
         for name, model in self._models.items():
-            row, gone = self._target(model, look)
+            with _naming(name):
+                row, gone = self._target(model, look)
             rows.append(row)
             going |= {replica.replica_id for replica in gone}
             why[name] = row.reason

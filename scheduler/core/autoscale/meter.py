@@ -11,6 +11,8 @@ BURST_S = 7.0
 """Time constant of the burst rate, which has most of a crowd in it ten seconds after it came."""
 MIX_REQUESTS = 1000.0
 """Requests over which the means of lengths are taken: at cv 1 they are then good to 3 %."""
+LEAST_TOKENS = 1e-6
+"""A mean of tokens below this is none: its square must not vanish."""
 
 
 class DemandMeter:
@@ -69,5 +71,5 @@ def _sigma(rate: float, memory_s: float) -> float:
 
 
 def _cv2(mean: float, mean_square: float) -> float:
-    """Squared coefficient of variation; 0 where the mean square is not known."""
-    return max(0.0, mean_square / (mean * mean) - 1.0) if mean > 0.0 else 0.0
+    """Squared coefficient of variation; 0 where the mean square is not known, or the mean is no part of a token."""
+    return max(0.0, mean_square / (mean * mean) - 1.0) if mean >= LEAST_TOKENS else 0.0

@@ -32,6 +32,15 @@ class Rung(StrEnum):
 _ORDER = (Rung.AWAKE, Rung.SLEEP_1, Rung.SLEEP_2, Rung.STOPPED, Rung.DESTROYED)
 
 
+class Unplannable(ValueError):
+    """The laws have no answer for a model: some figure of it is out of all range."""
+
+    def __init__(self, model: str, why: Exception) -> None:
+        super().__init__(f"{model}: {type(why).__name__}: {why}")
+        self.model = model
+        self.why = why
+
+
 class CacheValue(msgspec.Struct, frozen=True):
     """What a replica's prefix cache has been good for lately: the read interface to the prefix index."""
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.autoscale.capacity import Load, decode_exceeds, erlang_c, needed, predict, shortfall
+from scheduler.core.autoscale.capacity import (
+    LEAST_RATE,
+    Load,
+    decode_exceeds,
+    erlang_c,
+    needed,
+    predict,
+    shortfall,
+)
 from scheduler.core.autoscale.forecast import Forecaster, Smoothing
 from scheduler.core.autoscale.ladder import dwell_s, host_dwell_s, resting_rung, rung_dwell_s, settled_rung
 from scheduler.core.autoscale.meter import DemandMeter
@@ -67,6 +75,42 @@ def test_another_replica_makes_nothing_worse(load: Load, replicas: int) -> None:
 
 def test_no_load_needs_nobody() -> None:
     assert needed(Load(0.0, 1000, 1000, 100), NODE, TARGETS) == 0
+
+
+@given(
+    st.floats(0.0, 1e-6, allow_subnormal=True),
+    st.floats(0.0, 1e-6, allow_subnormal=True) | st.floats(1.0, 1_000.0),
+    st.integers(1, 4096),
+)
+def test_a_load_that_has_all_but_ceased_needs_one_at_most(
+    rate: float, uncached: float, replicas: int
+) -> None:
+    load = Load(rate, 1_000.0, uncached, 100.0)
+    assert needed(load, NODE, TARGETS) <= 1
+    assert predict(load, replicas, NODE, TARGETS).slow < 1e-3
+    if rate < LEAST_RATE:
+        assert needed(load, NODE, TARGETS) == 0
+        assert shortfall(load, 0, NODE, TARGETS) == ""
+
+
+def test_a_model_used_once_and_idle_for_days_is_forecast_to_come_no_more() -> None:
+    smoothing = Smoothing()
+    forecaster = Forecaster(90.0, smoothing)
+    for number in range(3 * 2880):
+        forecaster.count(int(number == 40), number * smoothing.bin_s)
+    forecast = forecaster.forecast(0.0)
+    assert forecast.upper(2.33) == 0.0
+    assert needed(Load(forecast.rate, 1_000.0, 1_000.0, 100.0), NODE, TARGETS) == 0
+
+
+def test_prompts_that_were_cached_whole_for_long_vary_by_nothing() -> None:
+    meter = DemandMeter()
+    meter.observe(DemandSeen("m", 1, 1_000.0, 1_000.0, 1e6, 100.0), 2.0)
+    for _ in range(600):
+        meter.observe(DemandSeen("m", 1_000, 1_000.0, 0.5**1000, 0.5**1074, 100.0), 2.0)
+    load = meter.load(1.0)
+    assert load.cv2 == 0.0
+    assert needed(load, NODE, TARGETS) == 1
 
 
 def test_predicted_time_per_token_satisfies_littles_law() -> None:

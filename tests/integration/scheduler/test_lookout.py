@@ -1,0 +1,40 @@
+"""The autoscaler beside the live scheduler: when its look fails, everybody is served as before."""
+
+import random
+
+import pytest
+
+from core.clock import SystemClock
+from scheduler import service as service_module
+from scheduler.autoscaling import LivePlanner
+from scheduler.service import SchedulerService
+from tests.support.scheduling import TOKEN, agent, client, replica, request
+from tests.support.waiting import until
+from workers.catalog import load_catalog
+
+
+class Failing(LivePlanner):
+    """Has no answer, ever."""
+
+    looks = 0
+
+    def look(self, *_: object) -> None:
+        self.looks += 1
+        raise ZeroDivisionError("float division by zero")
+
+
+async def test_a_look_that_fails_ends_nobodys_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "LOOK_S", 0.0)
+    planner = Failing(load_catalog())
+    scheduler = SchedulerService(
+        "127.0.0.1", 0, TOKEN, clock=SystemClock(), rng=random.Random(1), planner=planner
+    )
+    await scheduler.start()
+    try:
+        async with agent(scheduler.port, replica()), client(scheduler.port) as api:
+            await until(lambda: planner.looks > 2)
+            assert scheduler._ticker is not None
+            assert not scheduler._ticker.done()
+            assert (await api.place(request())).replica_id == "host/r0"
+    finally:
+        await scheduler.close()

@@ -1,0 +1,60 @@
+"""The autoscaler's look fails alone: it is counted, logged once with the model, and the next one begins anew."""
+
+import logging
+
+import msgspec
+import pytest
+from prometheus_client import REGISTRY
+
+from core.clock import ManualClock
+from scheduler.autoscaling import LivePlanner
+from scheduler.core.board import Board
+from scheduler.core.replica import Replica
+from scheduler.lookout import Lookout
+from scheduler.views import HostBook
+from tests.support.scheduling import beat, replica
+from workers.catalog import load_catalog
+
+CATALOG = load_catalog()
+SOUND, BROKEN = sorted(CATALOG.models)[:2]
+
+
+def failures(model: str) -> float:
+    return REGISTRY.get_sample_value("penstock_scheduler_plan_failures_total", {"model": model}) or 0.0
+
+
+def served(board: Board, model: str) -> Replica:
+    return next(each for each in board.fleet.replicas.values() if each.status.model == model)
+
+
+def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    board, planner, clock = Board("epoch-1", 0.0), LivePlanner(CATALOG), ManualClock()
+    rows = [replica(f"host/{model}", model=model, boot_id=model) for model in (SOUND, BROKEN)]
+    board.heartbeat(beat(*rows), 0.0)
+    lookout = Lookout(planner, board, HostBook(), clock)
+    assert lookout.look(0.0) is not None
+    before, whole = failures(BROKEN), served(board, BROKEN).status
+    nothing = msgspec.structs.replace(whole.capacity, prefill_tokens_per_s=0.0)
+    served(board, BROKEN).status = msgspec.structs.replace(whole, capacity=nothing)
+    with caplog.at_level(logging.ERROR):
+        for number in range(1, 4):
+            planner.arrived(BROKEN, 1_000, 100)
+            assert lookout.look(2.0 * number) is None
+    assert failures(BROKEN) - before == 3
+    [record] = caplog.records
+    assert BROKEN in record.getMessage()
+    assert record.exc_info is not None
+    served(board, BROKEN).status = whole
+    plan = lookout.look(8.0)
+    assert plan is not None
+    assert {row.model for row in plan.models} == {SOUND, BROKEN}
+
+
+def test_a_failure_that_is_not_of_arithmetic_is_not_hidden() -> None:
+    class Wrong(LivePlanner):
+        def look(self, *_: object) -> None:
+            raise KeyError("a mistake of ours")
+
+    lookout = Lookout(Wrong(CATALOG), Board("epoch-1", 0.0), HostBook(), ManualClock())
+    with pytest.raises(KeyError):
+        lookout.look(0.0)
