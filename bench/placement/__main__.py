@@ -29,7 +29,7 @@ from scheduler.simulator.compare import Players, Setting
 from scheduler.simulator.comparison import Outcome, Plan, Watch, compare
 from scheduler.simulator.journal import Journal
 from scheduler.simulator.registry import names_of
-from scheduler.simulator.workloads.registry import catalogue
+from scheduler.simulator.workloads.registry import catalogue, models_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "bench" / "out" / "placement"
@@ -45,7 +45,9 @@ def main() -> None:
     outcomes = {}
     with Players(args.workers) as players:
         for number, workload in enumerate(workloads, 1):
-            setting = Setting(workload, (args.model,), args.hosts, args.seconds, args.prefix, args.shed)
+            several = models_of(workload)
+            models = several if len(several) > 1 else (args.model,)
+            setting = Setting(workload, models, args.hosts, args.seconds, args.prefix, args.shed)
             plan = Plan(setting, policies, loads, args.seeds)
             journal = Journal(args.work / f"{workload}.jsonl", plan.subject(), resume=True)
             outcomes[workload] = played(plan, players, journal, f"{workload} ({number}/{len(workloads)})")

@@ -25,10 +25,9 @@ from scheduler.simulator.pool import ReplicaSpec
 from scheduler.simulator.registry import NAMES, OURS, PREFIX_KINDS, STRONGEST, checked_prefix, names_of
 from scheduler.simulator.report import COLUMNS, Standing, cells, standings
 from scheduler.simulator.summary import service_levels
-from scheduler.simulator.workloads.registry import catalogue
+from scheduler.simulator.workloads.registry import catalogue, models_of
 from workers.catalog import load_catalog
 
-DEFAULT_MODEL = "llama-3.3-70b"
 DEFAULT_LOADS = "0.7,1.0,1.3"
 _BAR = 40
 _WIDTH = 160
@@ -99,7 +98,7 @@ def command(
         if shed not in SHEDDING:
             raise InvalidRequest(f"--shed is {' or '.join(SHEDDING)}, not {shed!r}", param="shed")
         setting = Setting(
-            workload, tuple(models or [DEFAULT_MODEL]), hosts, seconds, checked_prefix(prefix), shed
+            workload, tuple(models or models_of(workload)), hosts, seconds, checked_prefix(prefix), shed
         )
         plan = Plan(setting, tuple(names_of(policies, prefix)), _loads(loads), seeds)
         if plot_out is not None:

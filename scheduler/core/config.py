@@ -46,12 +46,12 @@ class PolicyConfig:
     backlog_floor: float = 0.25
     """Share of the unprefilled work that is believed to be left even when it should all be done by now: all of it
     once a first token is overdue (`replica.OVERDUE_S`)."""
-    itl_slack: float = 0.9
+    itl_slack: float = 0.95
     """A batch is full when one more would slow answers beyond this share of the promised time per token: at first,
     since the share is learnt (`habits.Habits.slack`) ..."""
     slack_least: float = 0.6
     """... and kept between this ..."""
-    slack_most: float = 0.9
+    slack_most: float = 1.0
     """... and this, ..."""
     missed_share: float = 0.05
     """... so that such a share of the answers in full batches misses the promise ..."""

@@ -81,6 +81,12 @@ def workload(name_or_file: str, *, models: Sequence[str] = (), context: int = DE
     )
 
 
+def models_of(name_or_file: str) -> tuple[str, ...]:
+    """What a workload asks for unless told otherwise: the models of its recipe, else DEFAULT_MODEL."""
+    recipe = GENERATED.get(name_or_file)
+    return (recipe.models if recipe is not None else ()) or (DEFAULT_MODEL,)
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()

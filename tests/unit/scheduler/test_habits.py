@@ -58,4 +58,4 @@ def test_while_nobody_queues_nobody_is_made_to() -> None:
     habits = Habits(config)
     for _ in range(1000):
         habits.answered(FULL_S, 2 * PROMISED_S, PROMISED_S, 0.0)
-    assert habits.slack == config.itl_slack
+    assert habits.slack >= config.itl_slack
