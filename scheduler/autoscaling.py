@@ -201,9 +201,14 @@ class LivePlanner:
 
 
 def _spokesmen(replicas: Mapping[str, Replica]) -> Iterable[Replica]:
-    """One replica a model, whose figures stand for all: one that serves if any does, the first by name."""
+    """One replica a model, whose figures stand for all: one that serves if any does, the first by name.
+
+    One that does not know the room of its KV cache stands for nobody.
+    """
     chosen: dict[str, Replica] = {}
     for _, replica in sorted(replicas.items()):
+        if not replica.status.capacity.kv_cache_tokens:
+            continue
         present = chosen.get(replica.status.model)
         serves = replica.status.state is ReplicaState.READY
         if present is None or (serves and present.status.state is not ReplicaState.READY):

@@ -17,8 +17,10 @@ MAX_SERVICE = 1e15
 """A counter beyond this would not feel single tokens any more."""
 MAX_STEP_S = 3_600.0
 LEAST_STEP_S = 1e-6
-"""A promised time per token is divided by: no engine keeps a shorter one."""
+"""Promised times are divided by: no engine keeps shorter ones."""
 MAX_RATE = 1e9
+LEAST_RATE = 1e-3
+"""Prompt tokens a second, and tokens a step, are divided by too: no engine is slower."""
 
 
 def client_message(message: FromClient) -> None:
@@ -54,17 +56,18 @@ def sound(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], list[str]
 
 
 def _reckonable(status: ReplicaStatus) -> bool:
+    """Whether every figure can be reckoned with. An engine that loads may not know the room of its KV cache (0)."""
     capacity, targets = status.capacity, status.targets
     steps = (capacity.step_base_s, capacity.step_per_seq_s, capacity.step_per_kv_token_s)
     return (
         all(0.0 <= part <= MAX_STEP_S for part in steps)
         and max(targets.tpot_s, capacity.step_base_s + capacity.step_per_seq_s) >= LEAST_STEP_S
-        and 0.0 < capacity.prefill_tokens_per_s <= MAX_RATE
-        and 0.0 <= capacity.accept_per_step <= MAX_TOKENS
+        and LEAST_RATE <= capacity.prefill_tokens_per_s <= MAX_RATE
+        and LEAST_RATE <= capacity.accept_per_step <= MAX_TOKENS
         and 0 <= capacity.max_num_seqs <= MAX_TOKENS
         and 0 <= capacity.kv_cache_tokens <= MAX_TOKENS
-        and 0.0 <= targets.ttft_s <= MAX_STEP_S
-        and 0.0 <= targets.tpot_s <= MAX_STEP_S
+        and LEAST_STEP_S <= targets.ttft_s <= MAX_STEP_S
+        and (targets.tpot_s == 0.0 or LEAST_STEP_S <= targets.tpot_s <= MAX_STEP_S)
     )
 
 
@@ -82,6 +85,7 @@ def _announce(message: Announce) -> None:
 def _request(request: PlaceRequest) -> None:
     request.prompt_tokens = _count(request.prompt_tokens)
     request.output_tokens = _count(request.output_tokens)
+    request.block_tokens = _count(request.block_tokens)
 
 
 def _count(number: int) -> int:

@@ -30,6 +30,7 @@ _NEEDED_FIGURES = frozenset(
     {"prefill_tokens_per_s", "step_base_s", "step_per_seq_s", "max_num_seqs", "kv_cache_tokens"}
 )
 _OPTIONAL_FIGURES = frozenset({"step_per_kv_token_s", "accept_per_step"})
+_POSITIVE_FIGURES = _NEEDED_FIGURES | {"accept_per_step"}
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -299,7 +300,7 @@ def _finish_profile(
     if missing or unknown:
         raise refuse(f".figures: missing {sorted(missing)}, unknown {sorted(unknown)}")
     for key, figure in profile.figures.items():
-        if figure.value < 0 or (key in _NEEDED_FIGURES and figure.value == 0):
+        if figure.value < 0 or (key in _POSITIVE_FIGURES and figure.value == 0):
             raise refuse(f".figures.{key} is {figure.value}, must be above zero")
         if key in _INTEGER_FIGURES and figure.value != int(figure.value):
             raise refuse(f".figures.{key} is {figure.value}, must be a whole number")

@@ -127,6 +127,11 @@ WRONG = [
         r"figures\.step_base_s is 0.0, must be above zero",
     ),
     (
+        "accept_per_step = { value = 1.9",
+        "accept_per_step = { value = 0",
+        r"figures\.accept_per_step is 0.0, must be above zero",
+    ),
+    (
         "prefill_tokens_per_s = { value = 13500",
         "speed = { value = 1",
         r"missing \['prefill_tokens_per_s'\], unknown \['speed'\]",
