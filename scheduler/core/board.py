@@ -34,6 +34,8 @@ MAX_DESKS = 1024
 """Models that may have a queue at once: names that no host serves are made up as easily as not."""
 MAX_OPEN = 262_144
 """Open placements that announcements may bring the total to; those decided here are bounded by the replicas' slots."""
+ADOPTED_S = 60.0
+"""How long announced counters wait for an agent of their model: longer after a restart than any request is made to."""
 LAPSED_S = 600.0
 """How long it is remembered what a client held that seemed dead."""
 
@@ -70,6 +72,8 @@ class Board:
         self.desks: dict[str, Desk] = {}
         self.open: dict[PlacementKey, Open] = {}
         self.lapsed = Lapsed()
+        self._adopted: dict[str, float] = {}
+        """Until when the counters of models are kept that clients have announced."""
         self._grace_ends = now + grace_s
         self._seq = 0
         self._dirty: set[str] = set()
@@ -88,15 +92,16 @@ class Board:
     def forget_silent(self, now: float, after_s: float) -> bool:
         """Drop replicas whose agent has not been heard of for `after_s`; True when there were any.
 
-        Models that nobody serves, waits for or runs are forgotten too: were they to come back, all begin anew.
+        Models that nobody serves, waits for or runs are forgotten too: were they to come back, all begin anew. Only
+        counters that a client has announced wait ADOPTED_S for an agent.
         """
         models = self.fleet.forget_silent(now, after_s)
         self._look_again(models, True)
         self.lapsed.forget(now - LAPSED_S)
+        self._adopted = {model: until for model, until in self._adopted.items() if until > now}
         if now >= self._grace_ends:
-            resting = [model for model, desk in self.desks.items() if desk.queue.resting]
-            for model in resting:
-                if not self.fleet.of(model):
+            for model in [model for model, desk in self.desks.items() if desk.queue.resting]:
+                if model not in self._adopted and not self.fleet.of(model):
                     del self.desks[model]
         return bool(models)
 
@@ -181,6 +186,7 @@ class Board:
         for counter in announced.counters[:MAX_ANNOUNCED_COUNTERS]:
             if 0.0 < counter.service < math.inf and self._may_have_desk(counter.model):
                 self._desk(counter.model).queue.adopt(counter)
+                self._adopted[counter.model] = now + ADOPTED_S
         for each in announced.placements:
             if self._may_have_desk(each.model) and len(self.open) < MAX_OPEN:
                 self._held(client, each, now)
@@ -355,14 +361,12 @@ class Board:
 
 def bounded(request: PlaceRequest) -> PlaceRequest:
     """`request` with every count in range, whatever the peer sent, and its blocks packed."""
-    deadline_s = request.deadline_s if 0.0 < request.deadline_s <= MAX_DEADLINE_S else 0.0
-    if request.deadline_s > MAX_DEADLINE_S:
-        deadline_s = MAX_DEADLINE_S
     request.prompt_tokens = max(0, request.prompt_tokens)
     request.output_tokens = max(0, request.output_tokens)
+    request.block_tokens = max(0, request.block_tokens)
     request.blocks = packed(request.blocks)
     request.exclude = request.exclude[:MAX_EXCLUDED]
-    request.deadline_s = deadline_s
+    request.deadline_s = min(request.deadline_s, MAX_DEADLINE_S) if request.deadline_s > 0.0 else 0.0
     request.weight = min(max(request.weight, WEIGHTS[0]), WEIGHTS[1]) if request.weight > 0 else 1.0
     return request
 

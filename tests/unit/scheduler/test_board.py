@@ -477,21 +477,28 @@ def test_models_that_nobody_serves_are_forgotten_when_nobody_waits_for_them() ->
     for n in range(20):
         made.submit("other", request(f"m{n}", model=f"made-up-{n}"), 0.0)
     assert all(isinstance(decision, Turned) for decision in made.dispatch(0.0, rng))
-    made.forget_silent(1.0, 60.0)
+    later = boards.ADOPTED_S + 1.0
+    made.heartbeat(beat(replica()), later)
+    made.forget_silent(later, 60.0)
     assert sorted(made.desks) == sorted([MODEL, *(f"held-{n}" for n in range(20))])
-    made.drop_placements("other", 1.0)
-    made.forget_silent(1.0, 60.0)
+    made.drop_placements("other", later)
+    made.forget_silent(later, 60.0)
     assert list(made.desks) == [MODEL]
     assert charged(made) == 1_200.0
 
 
-def test_counters_of_a_model_are_kept_until_its_agents_can_have_reported() -> None:
+def test_announced_counters_wait_longer_for_an_agent_than_anybody_is_made_to() -> None:
     made = board(grace_s=3.0)
     made.announce("api", Announce([], [], [TenantCounter("tenant-1", MODEL, 500.0)]), 0.0)
-    made.forget_silent(2.9, 60.0)
+    made.announce("late", Announce([], [], [TenantCounter("tenant-1", "never served", 5.0)]), 10.0)
+    made.forget_silent(boards.ADOPTED_S - 0.1, 60.0)
     assert charged(made) == 500.0
-    made.forget_silent(3.1, 60.0)
-    assert made.desks == {}
+    made.heartbeat(beat(replica()), boards.ADOPTED_S)
+    made.forget_silent(boards.ADOPTED_S + 9.9, 60.0)
+    assert sorted(made.desks) == ["never served", MODEL]
+    made.forget_silent(boards.ADOPTED_S + 10.1, 60.0)
+    assert list(made.desks) == [MODEL]
+    assert charged(made) == 500.0
 
 
 def test_the_number_of_desks_and_of_announced_placements_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
