@@ -20,6 +20,8 @@ REPLAY_S = 5.0
 """A running engine that has sent nothing of a replay for so long is not going to."""
 AUDIT_S = 5.0
 """How often an engine that says nothing is asked whether it has said anything: its last message may have been lost."""
+RETRY_S = 1.0
+"""From the failure of a socket to the next attempt with new ones."""
 MAX_HELD = 10_000
 """Live messages kept while a replay runs, as many as vLLM keeps for replay."""
 
@@ -28,6 +30,9 @@ _MALFORMED = Counter("penstock_agent_kv_malformed", "KV events that could not be
 _REPLAYS = Counter("penstock_agent_kv_replays", "Gaps that an engine was asked to replay.", ["replica"])
 _RESTARTS = Counter(
     "penstock_agent_kv_restarts", "Times an engine was followed anew from its first message.", ["replica"]
+)
+_FAILURES = Counter(
+    "penstock_agent_kv_failures", "Times a socket failed: all was forgotten and read again.", ["replica"]
 )
 _LOST = Counter("penstock_agent_kv_lost", "Gaps that could not be replayed: all was forgotten.", ["replica"])
 
@@ -58,20 +63,42 @@ class KvFollower:
         self._context = context
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow until cancelled; where a socket fails, what is known is forgotten and read again with new ones."""
         while True:
             boot_id = self._boot_id()
             if not boot_id:
                 await asyncio.sleep(POLL_S)
                 continue
             self._feed.begin(boot_id)
-            stream = _Stream(self._endpoints, self._feed, self._now, self._context)
-            try:
-                while self._boot_id() == boot_id:
-                    stream.expect(self._block_tokens())
-                    await stream.step(POLL_S)
-            finally:
-                stream.close()
+            while self._boot_id() == boot_id:
+                try:
+                    await self._follow(boot_id)
+                except zmq.ZMQError as error:
+                    self._not_live(error)
+                    await asyncio.sleep(RETRY_S)
+
+    async def _follow(self, boot_id: str) -> None:
+        """One boot, with one pair of sockets."""
+        stream = _Stream(self._endpoints, self._feed, self._now, self._context)
+        try:
+            stream.begin()
+            while self._boot_id() == boot_id:
+                stream.expect(self._block_tokens())
+                await stream.step(POLL_S)
+        finally:
+            stream.close()
+
+    def _not_live(self, error: zmq.ZMQError) -> None:
+        """Nobody hears the engine now: heartbeats must not say that its events are followed."""
+        log.warning(
+            "replica %s: its KV events cannot be followed, trying again in %s s: %s",
+            self._feed.replica_id,
+            RETRY_S,
+            error,
+        )
+        _FAILURES.labels(self._feed.replica_id).inc()
+        self._feed.live = False
+        self._feed.forget()
 
 
 class _Stream:
@@ -93,11 +120,14 @@ class _Stream:
         self._heard_at = now()
         self._asked_at: float | None = None
         """Since when a replay runs."""
+        self._replay: zmq.asyncio.Socket | None = None
         self._live = context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, MAX_HELD)
         self._live.subscribe(b"")
-        self._live.connect(endpoints.events)
-        self._replay: zmq.asyncio.Socket | None = None
+
+    def begin(self) -> None:
+        """Listen, and ask for all that the engine has kept. Raises ZMQError where the sockets cannot be had."""
+        self._live.connect(self._endpoints.events)
         self._ask()
 
     def close(self) -> None:
@@ -122,6 +152,8 @@ class _Stream:
         if self._replay is not None:
             poller.register(self._replay, zmq.POLLIN)
         for socket, _ in await poller.poll(wait_s * 1000):
+            if socket.closed:  # what the other one said has made us ask anew
+                continue
             frames = await socket.recv_multipart()
             if socket is self._replay:
                 self._replayed(frames[1:])  # DEALER: an empty frame comes first

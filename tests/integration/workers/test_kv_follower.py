@@ -11,6 +11,7 @@ import zmq.asyncio
 from core.clock import ManualClock
 from tests.support.kv_publisher import BLOCK, Publisher, removed, stored
 from tests.support.waiting import until
+from workers import kv_events
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import REPLAY_S, KvFollower
 from workers.kv_events_feed import KvFeed, KvOutbox
@@ -23,6 +24,11 @@ ONE, TWO, THREE = ([number] * 3 * BLOCK for number in (1, 2, 3))
 
 def own(*prompts: list[int]) -> set[int]:
     return {each for tokens in prompts for each in token_block_hashes(packed(tokens), BLOCK, SALT)}
+
+
+def readable(socket: zmq.asyncio.Socket) -> bool:
+    """Whether a message has come that nobody has taken yet."""
+    return bool(socket.get(zmq.EVENTS) & zmq.POLLIN)
 
 
 class Following:
@@ -214,3 +220,71 @@ async def test_an_engine_of_another_block_size_throughout_does_not_fit(
     await until(lambda: following.feed.live)
     assert following.holds()
     assert not following.feed.blocks.fits
+
+
+async def test_a_replay_goes_on_while_the_engine_begins_to_count_anew(tmp_path: Path) -> None:
+    """Both sockets have something to say, and what the first says makes us close the second."""
+    make_directory(tmp_path)
+    endpoints, feed = kv_endpoints(tmp_path, "h/m-0"), KvOutbox().feed("h/m-0")
+    context = zmq.asyncio.Context()
+    engine, replays = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    engine.bind(endpoints.events)
+    replays.bind(endpoints.replay)
+    feed.begin("boot-1")
+    stream = kv_events._Stream(endpoints, feed, ManualClock().monotonic, context)
+
+    def payload(ts: float, *events: object) -> bytes:
+        return msgspec.msgpack.encode([ts, list(events), 0])
+
+    try:
+        stream.begin()
+        asker, _, start = await replays.recv_multipart()
+        await replays.send_multipart([asker, b"", b"", start, payload(1.0, stored(ONE, SALT))])
+        while not stream._next:
+            await stream.step(1.0)
+        first = [b"", (0).to_bytes(8, "big")]
+        while not readable(stream._live):
+            await engine.send_multipart(
+                [*first, payload(1.0)]
+            )  # nobody hears before the subscription arrived
+            await asyncio.sleep(0)
+        await engine.send_multipart([*first, payload(0.5)])
+        while (await stream._live.recv_multipart())[2] != payload(0.5):
+            pass
+        await engine.send_multipart([*first, payload(2.0)])
+        await replays.send_multipart([asker, b"", b"", (1).to_bytes(8, "big"), payload(1.0)])
+        await until(lambda: readable(stream._live) and readable(stream._replay))
+        await stream.step(1.0)
+        assert stream._next == 0, "followed from the first message on again"
+        again = await replays.recv_multipart()
+        assert again[0] != asker
+    finally:
+        stream.close()
+        context.destroy(linger=0)
+
+
+async def test_a_socket_that_fails_is_no_end_and_the_feed_is_not_live_meanwhile(
+    following: Following,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await heard(following, publisher, ONE)
+    monkeypatch.setattr(kv_events, "RETRY_S", 0.0)
+    whole, failed = kv_events._Stream.step, 0
+
+    async def step(self: object, wait_s: float) -> None:
+        nonlocal failed
+        failed += 1
+        raise zmq.ZMQError(zmq.ENOTSOCK)
+
+    monkeypatch.setattr(kv_events._Stream, "step", step)
+    await until(lambda: failed > 2)
+    assert not following.feed.live
+    assert len(following.feed.blocks) == 0
+    assert not following.task.done()
+    assert any("h/m-0" in record.getMessage() for record in caplog.records)
+    monkeypatch.setattr(kv_events._Stream, "step", whole)
+    await until(lambda: following.holds(ONE))
+    await publisher.publish(stored(TWO, SALT))
+    await until(lambda: following.holds(ONE, TWO))
