@@ -3,6 +3,7 @@
 It reads the fleet and moves no load: whoever answers a placement (the board) opens it before the next is looked for.
 """
 
+import sys
 from collections import deque
 from dataclasses import replace
 from typing import Protocol
@@ -11,17 +12,18 @@ from scheduler.core import refusals
 from scheduler.core.admission import Admission, Warm
 from scheduler.core.fair_queue import Ahead, FairQueue, band_index
 from scheduler.core.fleet import Fleet
-from scheduler.core.policy import Blocked, Choice, Reason, Rng
+from scheduler.core.policy import Choice, Reason, Rng
 from scheduler.core.queue import QueueOutcome, Ticket
 from scheduler.core.refusals import Standing
-from scheduler.core.reservation import Reservation, need_of, reserve, usable
+from scheduler.core.reservation import Reservations, need_of, usable
 from scheduler.core.rules import BoardConfig
 from scheduler.core.walk import Walk
 from scheduler.messages import PlaceRefused
 from scheduler.wire import PlaceRequest
 
 MAX_BYPASSES = 32
-"""Tickets looked at behind those that only their own excluded replicas hold back, or that a reservation goes before."""
+"""Tickets looked at behind those that only their own excluded replicas hold back, or that hold nobody up because of
+reservations."""
 WARM_FRESH_S = 0.2
 """How long the sums over a model's replicas may be used; a heartbeat with news ends it sooner."""
 HIT_FRESH_S = 0.2
@@ -68,8 +70,7 @@ class Desk:
         self._retries: deque[Ticket] = deque()
         """Those that have failed somewhere and have not been looked at since the pool changed."""
         self._changed = False
-        self.reservation: Reservation | None = None
-        """The replica that is kept free for one that was overtaken too often."""
+        self.reservations = Reservations(model, self.queue, fleet, self._stale_s)
         self.unfinished = False
         """The last dispatch has left work to the next: it should come soon."""
 
@@ -221,24 +222,23 @@ class Desk:
             self._review_late(self._late_before(now), now, answers)
         late_before, look_past = self._late_before(now), self._rules.look_past
         passed: dict[Ticket, None] = {}
-        bypassed, refused, strict, held_up = 0, 0, False, False
-        if self.reservation is not None:
+        bypassed, refused, strict, held_up, aside = 0, 0, False, False, sys.maxsize
+        if self.reservations.held is not None:
             bypassed = self._serve_reserved(passed, late_before, now, rng, answers)
         while len(self.queue) and (self._fleet.has_room(self.model, now) or not warm.ready):
             ticket = self.queue.pick(late_before, warm.kv_tokens, self._hits(now), passed, strict)
             if ticket is None:
                 held_up = strict and len(self.queue) > len(passed)
                 break
-            held = self.reservation
-            if held is not None and held.goes_before(ticket) and bypassed < MAX_BYPASSES:
+            if bypassed < MAX_BYPASSES and self.reservations.goes_around(ticket, aside, now):
                 bypassed += 1
                 passed[ticket] = None
                 continue
-            verdict = self._verdict(ticket, now, rng)
+            verdict = self.reservations.place(ticket, now, rng)
             if isinstance(verdict, Choice):
                 self._place(ticket, verdict, late_before, now, answers)
                 if passed:
-                    self._overtook(passed, now)
+                    self.reservations.overtook(passed, now)
             elif refused >= MAX_REFUSED:
                 self.unfinished = True
                 break
@@ -251,6 +251,9 @@ class Desk:
             elif ticket.request.exclude and bypassed < MAX_BYPASSES:
                 bypassed += 1
                 passed[ticket] = None
+            elif bypassed < MAX_BYPASSES and self.reservations.waits_aside(ticket, now):
+                bypassed, aside = bypassed + 1, min(aside, need_of(ticket))
+                passed[ticket] = None
             elif len(passed) - bypassed < look_past:
                 strict = True
                 passed[ticket] = None
@@ -258,40 +261,20 @@ class Desk:
                 held_up = look_past > 0
                 break
         if held_up:
-            self._overtook({next(iter(passed)): None}, now)
+            self.reservations.overtook([next(iter(passed))], now)
         self.admission.drain.advance(now, warm.slots, len(self.queue) > 0)
-
-    def _verdict(self, ticket: Ticket, now: float, rng: Rng) -> Choice | Blocked:
-        """Where a ticket can go: anywhere but to a replica that is kept free for another."""
-        held, request = self.reservation, ticket.request
-        if held is None or not held.keeps_out(ticket) or held.replica_id in request.exclude:
-            return self._fleet.place(request, now, rng)
-        own, request.exclude = request.exclude, [*request.exclude, held.replica_id]
-        verdict = self._fleet.place(request, now, rng)
-        request.exclude = own
-        if isinstance(verdict, Choice) or verdict.reason.worth_waiting:
-            return verdict
-        return Blocked(Reason.BUSY)
 
     def _place(
         self, ticket: Ticket, choice: Choice, late_before: float, now: float, answers: Answers
     ) -> None:
         self.queue.took(ticket, late_before)
         self._left(ticket, now)
+        where = choice.replica.status.replica_id
+        self.reservations.placed(ticket, where, self.warm(now).largest_kv_tokens, now)
         self.admission.drain.placed(ticket.work)
         answers.place_ticket(ticket, choice, now)
 
     # Those that fit nowhere
-
-    def _overtook(self, passed: dict[Ticket, None], now: float) -> None:
-        """Those `passed` over fitted nowhere while another went, or nobody could because of them.
-
-        The first to whom this has happened too often gets a replica to itself.
-        """
-        for ticket in passed:
-            ticket.overtaken += 1
-            if self.reservation is None and ticket.overtaken >= self._rules.max_overtakes:
-                self.reservation = reserve(ticket, self._fleet.of(self.model), now, self._stale_s)
 
     def _serve_reserved(
         self, passed: dict[Ticket, None], late_before: float, now: float, rng: Rng, answers: Answers
@@ -300,23 +283,15 @@ class Desk:
 
         While somebody waits in a higher band it has no turn.
         """
-        held = self.reservation
-        replica = self._fleet.replicas.get(held.replica_id) if held is not None else None
-        if held is not None and (replica is None or not usable(replica, now, self._stale_s)):
-            held = reserve(held.ticket, self._fleet.of(self.model), now, self._stale_s)
-        if held is None or held.ticket.outcome is not None:
-            self.reservation = None
-            return 0
-        self.reservation, ticket = held, held.ticket
-        if any(band.waiting for band in self.queue.bands[: held.band]):
+        held = self.reservations.renewed(now)
+        if held is None or any(band.waiting for band in self.queue.bands[: held.band]):
             return 0
         if self._fleet.has_room(self.model, now):
-            verdict = self._fleet.place(ticket.request, now, rng)
+            verdict = self._fleet.place(held.ticket.request, now, rng)
             if isinstance(verdict, Choice):
-                self.reservation = None
-                self._place(ticket, verdict, late_before, now, answers)
+                self._place(held.ticket, verdict, late_before, now, answers)
                 return 0
-        passed[ticket] = None
+        passed[held.ticket] = None
         return 1
 
     def _refuse_too_large(self, ticket: Ticket, warm: Warm, answers: Answers) -> None:

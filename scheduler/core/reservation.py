@@ -2,34 +2,174 @@
 
 Without it a large prompt starves under steady small traffic, or all of its pool has to wait until it fits. One replica
 drains for it while the others go on serving; it may still be placed on any of them should it fit there sooner.
+
+Two things keep the others from starving in its place. A reservation ends after `QueueRules.reservation_s`, or when it
+is plain that higher bands do not let the replica drain; as long a time follows without any. And whoever had a replica
+drain for a large request has that again only after the other tenants of its band have been given as much work. The
+counters cannot see to that: a light tenant that seldom waits is lifted, whenever its next request comes, to the counter
+of the one that does. Large requests of whoever may not have a reservation hold nobody up.
 """
 
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scheduler.core.fair_queue import band_index
+from scheduler.core.fair_queue import FairQueue, band_index
+from scheduler.core.fleet import Fleet
+from scheduler.core.policy import Blocked, Choice, Reason, Rng
 from scheduler.core.queue import Ticket
 from scheduler.core.replica import Replica
 from workers.wire import ReplicaState
 
+NOTHING = (0.0, sys.maxsize)
+"""Owed by whoever has had no replica drain: no work, and no need is as large."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A replica that takes nobody else of the request's band, or of a lower one, until the request is placed."""
+    """A replica that takes nobody else of the request's band, or of a lower one, while it lasts."""
 
     ticket: Ticket
     replica_id: str
     band: int
     need: int
     """Tokens of KV cache that the request plans with."""
+    since: float
+    """When it was made; moving to another replica does not prolong it."""
+    spare: int
+    """Tokens that higher bands may still be given there before it is plain that the replica does not drain."""
 
     def keeps_out(self, ticket: Ticket) -> bool:
         """Whether `ticket` must not go to the replica. Bands are strict: none makes room for a lower one."""
         return ticket is not self.ticket and band_index(ticket.request.tier) >= self.band
 
+    def as_large(self, ticket: Ticket) -> bool:
+        """Whether `ticket` needs as much, and is of no higher band."""
+        return need_of(ticket) >= self.need and band_index(ticket.request.tier) >= self.band
+
     def goes_before(self, ticket: Ticket) -> bool:
         """Whether `ticket` needs as much and therefore waits its turn: it would fit no better."""
-        return need_of(ticket) >= self.need and self.keeps_out(ticket)
+        return ticket is not self.ticket and self.as_large(ticket)
+
+
+class Reservations:
+    """At most one at a time for a model, who holds it, and who may have the next."""
+
+    def __init__(self, model: str, queue: FairQueue, fleet: Fleet, stale_s: float) -> None:
+        self.held: Reservation | None = None
+        self._model = model
+        self._queue = queue
+        self._fleet = fleet
+        self._stale_s = stale_s
+        self._rest_until = float("-inf")
+        self._failed: Reservation | None = None
+        """The last that came to nothing, while its request waits or the others have their time."""
+        self._owed: dict[tuple[int, str], tuple[float, int]] = {}
+        """By band and line: the work that others are to be given before its next, and the least need of those placed.
+        Few: every large one that is placed lowers what the others owe by about as much as one of them can."""
+
+    def overtook(self, passed: Iterable[Ticket], now: float) -> None:
+        """Those `passed` over fitted nowhere while another went, or nobody could because of them.
+
+        The first to whom this has happened too often gets a replica to itself. It is in fair order: only whoever has
+        the turn, or is within Q of it, is ever passed over.
+        """
+        for ticket in passed:
+            ticket.overtaken += 1
+            if self.held is None and self._may_reserve(ticket, now):
+                self.held = self._reserve(ticket, now)
+
+    def goes_around(self, ticket: Ticket, aside: int, now: float) -> bool:
+        """Whether `ticket` need not be tried: one that goes before it, or was set `aside`, needs no more than it."""
+        if self.held is not None and self.held.goes_before(ticket):
+            return True
+        return need_of(ticket) >= aside and not ticket.request.exclude and self.waits_aside(ticket, now)
+
+    def waits_aside(self, ticket: Ticket, now: float) -> bool:
+        """Whether nobody is held up for `ticket` though it has the turn and fits nowhere: a replica may not be kept for
+        it now, so that it could be long until it fits."""
+        failed = self._failed
+        if failed is not None and failed.ticket.outcome is not None and now >= self._rest_until:
+            self._failed = failed = None
+        if failed is not None and failed.as_large(ticket):
+            return True
+        return self._owes(ticket)
+
+    def renewed(self, now: float) -> Reservation | None:
+        """The one that is held now: moved if its replica takes nobody any more, ended if its time is over."""
+        held = self.held
+        if held is None:
+            return None
+        if held.ticket.outcome is not None or now - held.since >= self._queue.rules.reservation_s:
+            self._drop(held, now)
+            return None
+        replica = self._fleet.replicas.get(held.replica_id)
+        if replica is None or not usable(replica, now, self._stale_s):
+            moved = self._reserve(held.ticket, now)
+            if moved is None:
+                self._drop(held, now)
+                return None
+            self.held = replace(moved, since=held.since)
+        return self.held
+
+    def place(self, ticket: Ticket, now: float, rng: Rng) -> Choice | Blocked:
+        """Where a ticket can go: anywhere but to a replica that is kept free for another."""
+        held, request = self.held, ticket.request
+        if held is None or not held.keeps_out(ticket) or held.replica_id in request.exclude:
+            return self._fleet.place(request, now, rng)
+        own, request.exclude = request.exclude, [*request.exclude, held.replica_id]
+        verdict = self._fleet.place(request, now, rng)
+        request.exclude = own
+        if isinstance(verdict, Choice) or verdict.reason.worth_waiting:
+            return verdict
+        return Blocked(Reason.BUSY)
+
+    def placed(self, ticket: Ticket, replica_id: str, largest: int, now: float) -> None:
+        """A ticket was placed: the holder's reservation is used up, another's work is what was owed to it.
+
+        Owed is what others had to make room for: a request of which the model's `largest` KV cache does not hold two,
+        so that a replica had to drain for it, reserved or not.
+        """
+        mine, held = self._line_of(ticket), self.held
+        for line in [line for line in self._owed if line[0] == mine[0] and line != mine]:
+            left, need = self._owed.pop(line)
+            if left > ticket.work:
+                self._owed[line] = (left - ticket.work, need)
+        if ticket.overtaken and 2 * need_of(ticket) > largest > 0:
+            already, need = self._owed.get(mine, NOTHING)
+            owes = already + ticket.work / ticket.request.weight
+            self._owed[mine] = (owes, min(need, need_of(ticket)))
+        if held is None:
+            return
+        if held.ticket is ticket:
+            self.held = None
+        elif replica_id == held.replica_id and mine[0] < held.band:
+            self.held = replace(held, spare=held.spare - need_of(ticket))
+            if self.held.spare < 0:
+                self._drop(held, now)
+
+    def _reserve(self, ticket: Ticket, now: float) -> Reservation | None:
+        replicas = self._fleet.of(self._model)
+        return reserve(ticket, replicas, now, self._stale_s, self._fleet.config.kv_fill)
+
+    def _may_reserve(self, ticket: Ticket, now: float) -> bool:
+        enough = ticket.overtaken >= self._queue.rules.max_overtakes
+        return enough and now >= self._rest_until and not self._owes(ticket)
+
+    def _owes(self, ticket: Ticket) -> bool:
+        """Whether its tenant has had a replica drain for one no larger, and others of the band are still behind."""
+        if not self._owed or self._queue.band(ticket.request.tier).active <= 1:
+            return False
+        return need_of(ticket) >= self._owed.get(self._line_of(ticket), NOTHING)[1]
+
+    def _drop(self, held: Reservation, now: float) -> None:
+        """It has come to nothing: the others go on for as long as it lasted."""
+        held.ticket.overtaken = 0
+        self._failed, self._rest_until = held, now + (now - held.since)
+        self.held = None
+
+    def _line_of(self, ticket: Ticket) -> tuple[int, str]:
+        return band_index(ticket.request.tier), self._queue.rules.line_of(ticket.request.tenant_id)
 
 
 def need_of(ticket: Ticket) -> int:
@@ -42,10 +182,13 @@ def usable(replica: Replica, now: float, stale_s: float) -> bool:
     return replica.state is ReplicaState.READY and now - replica.heard_at <= stale_s
 
 
-def reserve(ticket: Ticket, replicas: Iterable[Replica], now: float, stale_s: float) -> Reservation | None:
+def reserve(
+    ticket: Ticket, replicas: Iterable[Replica], now: float, stale_s: float, fill: float
+) -> Reservation | None:
     """Keep the replica that should fit `ticket` soonest: of those that can hold it, the one with most free KV cache.
 
-    None where no usable replica that it has not failed on could ever hold it.
+    A replica that is not idle is filled up to the share `fill` of its KV cache. None where no usable replica that the
+    request has not failed on could ever hold it.
     """
     need, excluded = need_of(ticket), set(ticket.request.exclude)
     able = [
@@ -61,4 +204,7 @@ def reserve(ticket: Ticket, replicas: Iterable[Replica], now: float, stale_s: fl
         able,
         key=lambda each: (each.kv_capacity - each.kv_tokens, -each.running, each.status.replica_id),
     )
-    return Reservation(ticket, best.status.replica_id, band_index(ticket.request.tier), need)
+    spare = int(fill * best.kv_capacity) - need
+    return Reservation(
+        ticket, best.status.replica_id, band_index(ticket.request.tier), need, now, spare=max(0, spare)
+    )

@@ -44,7 +44,10 @@ class QueueRules:
     """When the next request fits nowhere, so many others within Q are tried in its place ..."""
     max_overtakes: int = 64
     """... but once a request has been in the way this often, a replica is kept free for it, so that large prompts do
-    not starve: nothing else of its band goes there until it is placed."""
+    not starve: nothing else of its band goes there until it is placed, ..."""
+    reservation_s: float = 30.0
+    """... or so many seconds have passed: an answer of a thousand tokens has ended by then, so what still runs there
+    came from a higher band or would take too long to wait for. As long a time follows in which none is kept free."""
     max_idle: int = 4096
     """Counters kept in each band of tenants that wait for nothing and run nothing."""
     max_waiting: int = 16_384

@@ -1,7 +1,8 @@
 """The desk's harder cases: a request too large for the room there is, silence, bounded work, hopeless retries."""
 
 import random
-from itertools import pairwise
+from itertools import groupby, pairwise
+from statistics import median
 
 import msgspec
 import pytest
@@ -35,15 +36,21 @@ class Pool:
         self.placed: list[tuple[float, str, str]] = []
         """When, request id, replica."""
         self.refused: dict[str, str] = {}
+        self.came: dict[str, float] = {}
+        self.tiers: dict[str, str] = {}
+        self.huge_s, self.small_tokens = SERVICE_S, SMALL
 
     def small(self, count: int, tenant: str = "many", tier: str = "standard") -> None:
         for _ in range(count):
             self.seq += 1
-            asked = request(f"small-{self.seq}", tenant, 600.0, prompt_tokens=SMALL, tier=tier)
+            asked = request(f"small-{self.seq}", tenant, 600.0, prompt_tokens=self.small_tokens, tier=tier)
+            self.came[asked.request_id], self.tiers[asked.request_id] = self.now, tier
             self.board.submit("api", asked, self.now)
 
-    def huge(self, name: str, tenant: str = "few", need: int = HUGE, **fields) -> None:
-        asked = request(name, tenant, 600.0, prompt_tokens=need - 50, **fields)
+    def huge(
+        self, name: str, tenant: str = "few", need: int = HUGE, deadline_s: float = 600.0, **fields
+    ) -> None:
+        asked = request(name, tenant, deadline_s, prompt_tokens=need - 50, **fields)
         self.board.submit("api", asked, self.now)
 
     def step(self, seconds: float = 0.1, small: int = 14, **fields) -> None:
@@ -53,14 +60,15 @@ class Pool:
         for end in [end for end in self.ends if end[0] <= self.now]:
             self.ends.remove(end)
             self.board.prefill_done("api", end[1], end[2], self.now)
-            self.board.release("api", Released(end[1], end[2], SMALL, 0, 50), self.now)
+            self.board.release("api", Released(end[1], end[2], 0, 0, 50), self.now)
         self.small(small, **fields)
         for decision in self.board.dispatch(self.now, self.rng):
             if isinstance(decision, Placed):
                 name, where = decision.placement.request_id, decision.placement.replica_id
                 self.board.prefill_done("api", name, where, self.now)
                 self.placed.append((self.now, name, where))
-                self.ends.append((self.now + SERVICE_S * self.rng.uniform(0.5, 1.5), name, where))
+                service_s = self.huge_s if name.startswith("huge") else SERVICE_S
+                self.ends.append((self.now + service_s * self.rng.uniform(0.5, 1.5), name, where))
             else:
                 self.refused[decision.refusal.request_id] = decision.refusal.reason
 
@@ -119,9 +127,9 @@ def test_what_no_replica_could_ever_hold_is_refused_at_once_when_it_fits_nowhere
 
 def test_a_higher_band_does_not_respect_a_lower_ones_reservation() -> None:
     pool = Pool(replicas=1, rules=QueueRules(max_overtakes=4))
-    pool.run(3.0, small=1)
-    pool.huge("huge", need=99_000, tier="batch")
-    pool.run(0.5, small=1, tier="batch")
+    pool.run(3.0, small=3)
+    pool.huge("huge", tier="batch")
+    pool.run(0.5, small=3, tier="batch")
     before = len(pool.placed)
     pool.step(small=3, tier="batch")
     assert len(pool.placed) == before, "it is kept free of its own band"
@@ -136,7 +144,7 @@ def test_after_those_of_higher_bands_it_has_its_turn_in_the_same_round() -> None
     pool.run(3.0, small=3, tier="batch")
     pool.huge("huge", tier="batch")
     pool.run(0.5, small=3, tier="batch")
-    assert pool.board.desks[MODEL].reservation is not None
+    assert pool.board.desks[MODEL].reservations.held is not None
     pool.ends = [(pool.now, name, where) for _, name, where in pool.ends]
     pool.step(small=2, tier="priority")
     assert pool.when("huge") == pool.now
@@ -147,18 +155,19 @@ def test_a_reservation_moves_when_its_replica_goes_and_ends_with_its_request() -
     pool.run(3.0)
     pool.huge("huge", need=95_000)
     pool.run(0.3)
-    held = pool.board.desks[MODEL].reservation
+    held = pool.board.desks[MODEL].reservations.held
     assert held is not None
     gone = next(n for n, status in enumerate(pool.statuses) if status.replica_id == held.replica_id)
     pool.statuses[gone] = msgspec.structs.replace(pool.statuses[gone], state=ReplicaState.DRAINING)
     pool.step()
-    moved = pool.board.desks[MODEL].reservation
+    moved = pool.board.desks[MODEL].reservations.held
     assert moved is not None
     assert moved.replica_id != held.replica_id
+    assert moved.since == held.since < pool.now, "moving does not prolong it"
     pool.board.cancel("api", "huge")
     before = len(pool.placed)
     pool.step()
-    assert pool.board.desks[MODEL].reservation is None
+    assert pool.board.desks[MODEL].reservations.held is None
     assert len(pool.placed) > before
 
 
@@ -171,6 +180,60 @@ def test_a_retry_that_fits_nowhere_is_reserved_for_where_it_has_not_failed() -> 
     assert pool.when("retry") is not None
     assert next(where for _, name, where in pool.placed if name == "retry") == "host/r1"
     assert pool.longest_pause(began) <= 0.5
+
+
+@pytest.mark.parametrize("need", [85_000, 97_000])
+def test_what_never_drains_because_of_higher_bands_does_not_starve_its_own(need: int) -> None:
+    """The higher band keeps so much of the only replica that the large one never fits."""
+    placed = []
+    for with_huge in (False, True):
+        pool = Pool(replicas=1)
+        for step in range(600):
+            if with_huge and step == 5:
+                pool.huge("huge", "large", need, deadline_s=50.0, tier="batch")
+            pool.small(1 if step % (10 if need > 90_000 else 1) == 0 else 0, "steady")
+            pool.step(small=int(step % 2 == 0), tier="batch")
+        assert (pool.when("huge") is not None or "huge" in pool.refused) == with_huge
+        batch = [at for at, name, _ in pool.placed if pool.tiers.get(name) == "batch"]
+        placed.append(sum(1 for at in batch if at < 50.0))
+    assert placed[1] >= placed[0] / 2, f"{placed[0]} of the band without it, {placed[1]} with it"
+
+
+def test_a_reservation_that_comes_to_nothing_ends_and_the_others_have_as_long() -> None:
+    pool = Pool(replicas=1, rules=QueueRules(max_overtakes=4, reservation_s=5.0))
+    pool.run(3.0, small=3)
+    pool.huge("endless", need=20_000)
+    pool.step(small=0)
+    pool.ends = [end for end in pool.ends if end[1] != "endless"]
+    pool.huge("huge", need=95_000)
+    held: list[bool] = []
+    began = pool.now
+    for _ in range(300):
+        pool.step(small=3)
+        held.append(pool.board.desks[MODEL].reservations.held is not None)
+    assert pool.when("huge") is None
+    assert sum(held) > 50, "it tries again"
+    runs = [len(list(run)) for kept, run in groupby(held) if kept]
+    assert max(runs) <= 51
+    assert 2 * sum(held) <= len(held) + 51
+    assert pool.longest_pause(began) <= 5.2
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_light_tenant_does_not_wait_beside_a_flood_of_huge_requests(replicas: int) -> None:
+    waits = []
+    for flood in (0, 10):
+        pool = Pool(replicas=replicas)
+        pool.huge_s, pool.small_tokens = 10.0, 100
+        for step in range(600):
+            for n in range(flood * (step % 100 == 5)):
+                pool.huge(f"huge-{step}-{n}", "flood", 95_000)
+            pool.step(small=replicas if step % 2 == 0 else 0, tenant="light")
+        waits.append(median(at - pool.came[name] for at, name, _ in pool.placed if name in pool.came))
+    assert waits[1] <= 2 * waits[0] + SERVICE_S, (
+        f"without the flood {waits[0]:.1f} s, with it {waits[1]:.1f} s"
+    )
+    assert sum(1 for _, name, _ in pool.placed if name.startswith("huge")) >= 1
 
 
 def test_a_silent_replica_is_not_counted_on() -> None:
