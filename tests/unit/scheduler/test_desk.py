@@ -197,6 +197,7 @@ def test_what_never_drains_because_of_higher_bands_does_not_starve_its_own(need:
         batch = [at for at, name, _ in pool.placed if pool.tiers.get(name) == "batch"]
         placed.append(sum(1 for at in batch if at < 50.0))
     assert placed[1] >= placed[0] / 2, f"{placed[0]} of the band without it, {placed[1]} with it"
+    assert max(after - before for before, after in pairwise(batch)) < 8.0, "it is given back when it is plain"
 
 
 def test_a_reservation_that_comes_to_nothing_ends_and_the_others_have_as_long() -> None:
