@@ -8,9 +8,9 @@ from scheduler.simulator.compare import Cell, Players, Row, Setting, cells, miss
 from scheduler.simulator.journal import Journal
 from scheduler.simulator.knee import Knee, find
 
-ARRIVALS = 1600.0
+ARRIVALS = 800.0
 """Requests of a run at the knee where no length is given: enough for a steady state, quick enough for hundreds."""
-SECONDS_RANGE = (40.0, 600.0)
+SECONDS_RANGE = (45.0, 600.0)
 
 
 @dataclass(frozen=True, slots=True)
