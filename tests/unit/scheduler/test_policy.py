@@ -315,7 +315,7 @@ def test_a_batch_stays_small_enough_for_the_promised_time_per_token() -> None:
     fleet = fleet_of(promised)
     load(fleet, FIRST, 15)
     assert chosen(fleet).itl_s <= 0.03
-    load(fleet, FIRST, 2)
+    load(fleet, FIRST, 4)
     assert fleet.place(request(), 0.0, random.Random(0)) == Blocked(Reason.BUSY)
 
 
