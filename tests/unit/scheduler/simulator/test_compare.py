@@ -148,7 +148,7 @@ def test_the_knee_serves_and_a_little_more_does_not() -> None:
 
 
 def test_runs_are_as_long_as_their_requests_take() -> None:
-    assert (seconds_at(10.0), seconds_at(1000.0), seconds_at(0.1)) == (160.0, 40.0, 600.0)
+    assert (seconds_at(10.0), seconds_at(1000.0), seconds_at(0.1)) == (80.0, 45.0, 600.0)
 
 
 # What is kept and resumed
