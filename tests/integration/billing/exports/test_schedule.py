@@ -54,8 +54,8 @@ async def make(database: Database, month: Busy, **facts: Any) -> Definition:
 
 
 def day_of(month: Busy) -> datetime:
-    """A day that is over and has usage."""
-    return (month.end - timedelta(days=2)).replace(hour=0)
+    """Yesterday: a day that is over and has usage, which reaches 40 hours back, whatever the hour is now."""
+    return (month.end - timedelta(hours=25)).replace(hour=0)
 
 
 def files(root: Path) -> dict[str, bytes]:
