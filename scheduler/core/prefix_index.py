@@ -17,17 +17,18 @@ MAX_DEPTH = 4096
 """Blocks of one chain that are looked at."""
 
 
-def _ruler() -> tuple[int, ...]:
-    depths = list(range(1, FINE_DEPTH + 1))
-    start = FINE_DEPTH
+def depths(fine: int, step: int, per_doubling: int) -> tuple[int, ...]:
+    """Depths up to MAX_DEPTH: every `step` blocks up to `fine`, a power of two, then so many in every doubling."""
+    found = list(range(step, fine + 1, step))
+    start = fine
     while start < MAX_DEPTH:
-        step = start // MARKS_PER_DOUBLING
-        depths.extend(range(start + step, 2 * start + 1, step))
+        gap = start // per_doubling
+        found.extend(range(start + gap, 2 * start + 1, gap))
         start *= 2
-    return tuple(depths)
+    return tuple(found)
 
 
-RULER = _ruler()
+RULER = depths(FINE_DEPTH, 1, MARKS_PER_DOUBLING)
 """Depths (1 = the first block) at which chains are marked."""
 
 _AT_MARKS = tuple(itemgetter(*[depth - 1 for depth in RULER[: count + 1]]) for count in range(1, len(RULER)))
@@ -42,11 +43,11 @@ def marks(blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
     if length <= FINE_DEPTH:
         return tuple(blocks[:length]), RULER[:length]
     count = bisect_right(RULER, length)
-    hashes, depths = _AT_MARKS[count - 2](blocks), RULER[:count]
-    if depths[-1] != length:
+    hashes, at = _AT_MARKS[count - 2](blocks), RULER[:count]
+    if at[-1] != length:
         hashes += (blocks[length - 1],)
-        depths += (length,)
-    return hashes, depths
+        at += (length,)
+    return hashes, at
 
 
 class PrefixIndex:
@@ -84,8 +85,8 @@ class PrefixIndex:
         """
         if not blocks:
             return []
-        hashes, depths = marks(blocks)
-        first = bisect_left(depths, least)
+        hashes, at = marks(blocks)
+        first = bisect_left(at, least)
         found: list[tuple[int, int]] = []
         alive, place = among, first
         for place, holders in enumerate(map(self._holders.get, hashes[first:]), first):
@@ -94,9 +95,9 @@ class PrefixIndex:
             still = alive & holders if holders else 0
             if still != alive:
                 if place > first:
-                    found.append((alive ^ still, depths[place - 1]))
+                    found.append((alive ^ still, at[place - 1]))
                 if not still:
                     return found
                 alive = still
-        found.append((alive, depths[place]))
+        found.append((alive, at[place]))
         return found

@@ -12,24 +12,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.prefix_index import MAX_DEPTH
+from scheduler.core.prefix_index import MAX_DEPTH, depths
 
-ENTRY_STEP = 8
-FINE_ENTRIES = 64
-ENTRIES_PER_DOUBLING = 4
-
-
-def _entries() -> tuple[int, ...]:
-    depths = list(range(ENTRY_STEP, FINE_ENTRIES + 1, ENTRY_STEP))
-    start = FINE_ENTRIES
-    while start < MAX_DEPTH:
-        step = start // ENTRIES_PER_DOUBLING
-        depths.extend(range(start + step, 2 * start + 1, step))
-        start *= 2
-    return tuple(depths)
-
-
-ENTRIES = _entries()
+ENTRIES = depths(64, 8, 4)
 """Depths (1 = the first block) at which nodes can be found, besides by their first block."""
 
 
