@@ -59,10 +59,6 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._holders)
 
-    def holders(self, block: int) -> int:
-        """The bits of the replicas that hold `block`."""
-        return self._holders.get(block, 0)
-
     def add(self, block: int, bit: int) -> None:
         """The replica `bit` holds `block`."""
         holders = self._holders
