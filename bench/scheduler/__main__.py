@@ -33,8 +33,11 @@ OUT = Path(__file__).resolve().parents[1] / "out"
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "bench-scheduler.png"
 MARKS = {"mean_us": 40.0, "p99_us": 100.0}
 REPLICAS = (8, 32, 128)
-BLOCKS = (10_000, 100_000)
+BLOCKS = (300_000, 3_000_000)
+"""A replica may always remember 1,024: 262,144 for all of them."""
 PROMPTS = (1, 16, 128, 1024, 4096)
+WIDTH = 130
+"""Of the tables, where nobody says how wide they may be."""
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -43,9 +46,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {"conditions": conditions(given), "marks": MARKS}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     steps: list[Size] = [replace(full, replicas=count) for count in REPLICAS if count < full.replicas]
-    smaller = [replace(full, cached_blocks=count) for count in BLOCKS if count < full.cached_blocks]
+    others = [replace(full, cached_blocks=count) for count in BLOCKS if count != full.cached_blocks]
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("full size", total=3 + len(steps) + len(smaller))
+        task = progress.add_task("full size", total=3 + len(steps) + len(others))
 
         def tell(text: str) -> None:
             progress.update(task, advance=1, description=text)
@@ -57,7 +60,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             tell(f"{size.replicas} replicas")
             report["by_replicas"] += run(size, given.decisions)
         report["by_cached_blocks"] = [report["full"]]
-        for size in smaller:
+        for size in others:
             tell(f"{size.cached_blocks:,} cached blocks")
             report["by_cached_blocks"] += run(size, given.decisions)
         tell("memory")
@@ -141,7 +144,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the report as JSON, the tables as errors")
     given = parser.parse_args()
     report = measure(given)
-    met = show(report, Console(stderr=given.json))
+    console = Console(stderr=given.json)
+    met = show(report, console if console.is_terminal else Console(stderr=given.json, width=WIDTH))
     OUT.mkdir(parents=True, exist_ok=True)
     name = f"scheduler-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
     (OUT / name).write_text(json.dumps(report, indent=1))
