@@ -19,6 +19,11 @@ def plot(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(14, 4.2), layout="constrained", sharey=True)
+    top = max(
+        max(point["decision"]["p99_us"], point["recorded"]["mean_us"])
+        for series, _, _ in SERIES
+        for point in report[series]
+    )
     for axis, (series, key, label) in zip(axes, SERIES, strict=True):
         points = sorted(report[series], key=lambda point: point[key])
         across = [point[key] for point in points]
@@ -29,7 +34,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         axis.plot(across, recorded, ":", color="#336699", label="mean, recorded")
         for name, color in (("p99_us", "#cc6633"), ("mean_us", "#6699cc")):
             axis.axhline(report["marks"][name], color=color, linewidth=0.8, linestyle=":")
-        axis.set(xscale="log", ylim=(0, None), xlabel=label)
+        axis.set(xscale="log", ylim=(0, 1.05 * top), xlabel=label)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("CPU microseconds per decision")
     axes[0].legend(frameon=False)
