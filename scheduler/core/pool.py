@@ -163,9 +163,8 @@ class Pool:
         """Seconds per token that a batch may take without prefill.
 
         The share of the promised time per token that may be used (`Habits.slack`), less the part of it that prefill
-        takes: `limit = promised * (1 - phi)`. Of phi, no
-        more counts than it would be at the highest rate of typical requests that keeps the promise, u uncached and o
-        output tokens each (a = u/R, b = o*beta/accept):
+        takes: `limit = promised * (1 - phi)`. Of phi, no more counts than it would be at the highest rate of typical
+        requests that keeps the promise, u uncached and o output tokens each (a = u/R, b = o*beta/accept):
 
             alpha + gamma*K + beta*B = S*(1 - phi), B = rate*o*S/accept, phi = rate*a, S = promised*accept
             => phi = (1 - (alpha + gamma*K)/S) * a/(a + b)
