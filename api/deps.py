@@ -24,6 +24,7 @@ from gateway.relay import Relay
 from gateway.run import Run
 from gateway.telemetry import Telemetry
 from gateway.tokens import TokenBlocks, TokenMetrics
+from gateway.tokens_model import PromptTokens
 from scheduler.client import SchedulerClient
 from tenants.keys import KeyRing
 from tenants.rates import RateGrant, RateLimiter
@@ -33,9 +34,17 @@ from workers.tokenizer_files import tokenizer_directory
 
 
 class Deps:
-    """The parts of an API process; `start` in order of need, `close` in reverse."""
+    """The parts of an API process; `start` in order of need, `close` in reverse.
 
-    def __init__(self, settings: Settings, registry: CollectorRegistry = REGISTRY) -> None:
+    `simulated_tokens` counts prompts as simulated engines do; None where none is served.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: CollectorRegistry = REGISTRY,
+        simulated_tokens: PromptTokens | None = None,
+    ) -> None:
         clock = SystemClock()
         name = incarnation("api")
         pepper = settings.key_pepper.get_secret_value().encode()
@@ -70,6 +79,7 @@ class Deps:
             metrics=TokenMetrics(registry),
             now=time.perf_counter,
             today=lambda: datetime.now(UTC),
+            simulated=simulated_tokens,
         )
         self.engines = AiohttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)

@@ -19,6 +19,7 @@ from api.protocol import GuardedProtocol
 from core.clock import SystemClock
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
+from gateway.tokens_model import PromptTokens
 
 DRAIN_S = 60
 """On SIGTERM open streams may finish for this long; what is left then is settled as interrupted."""
@@ -31,18 +32,18 @@ KEEP_ALIVE_S = 75
 log = logging.getLogger(__name__)
 
 
-def main(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; 0 after a clean drain."""
+def main(settings: Settings, simulated_tokens: PromptTokens | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; 0 after a clean drain. `simulated_tokens`: see `api.deps.Deps`."""
     setup_tracing("api", settings)
     try:
-        return uvloop.run(_serve(settings))
+        return uvloop.run(_serve(settings, simulated_tokens))
     finally:
         flush_tracing()
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, simulated_tokens: PromptTokens | None) -> int:
     """Bind, serve, drain. uvicorn handles the signals: it stops accepting, then waits for open requests."""
-    deps = Deps(settings)
+    deps = Deps(settings, simulated_tokens=simulated_tokens)
     listener = bind(settings.host, settings.port)
     config = uvicorn.Config(
         create_app(deps, _admin_routers(deps)),

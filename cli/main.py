@@ -2,7 +2,6 @@
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -21,7 +20,7 @@ _COMMANDS = (
     ("jobs", "roles"),
     ("console", "roles"),
     ("verify", "verify"),
-    ("stripe-sim", "stripe_sim"),
+    ("stripe-sim", "sim.stripe"),
 )
 _GROUPS = (
     "tenants", "projects", "keys", "limits", "users", "prices", "credits", "usage", "models", "pools", "engine",
@@ -34,9 +33,9 @@ class _LazyGroup(TyperGroup):
     """Finds a command in cli/commands/ by its name."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # typer's own context class
-        """Names of all commands and groups that exist."""
+        """Names of all commands and groups."""
         del ctx
-        return [name for name, _ in _COMMANDS] + [name for name in _GROUPS if _exists(name)]
+        return [name for name, _ in _COMMANDS] + list(_GROUPS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> object:  # type: ignore[override]  # as above
         """The command or group `cmd_name`, imported now; None when there is none."""
@@ -45,15 +44,15 @@ class _LazyGroup(TyperGroup):
         if single is not None:
             app = import_module(f"cli.commands.{single}").app
             return typer.main.get_group(app).commands[cmd_name]
-        if cmd_name in _GROUPS and _exists(cmd_name):
-            group = typer.main.get_group(import_module(f"cli.commands.{cmd_name}").app)
+        if cmd_name in _GROUPS:
+            group = typer.main.get_group(import_module(_module(cmd_name)).app)
             group.name = cmd_name
             return group
         return None
 
 
-def _exists(group: str) -> bool:
-    return find_spec(f"cli.commands.{group}") is not None
+def _module(group: str) -> str:
+    return "cli.commands.sim.group" if group == "sim" else f"cli.commands.{group}"
 
 
 app = typer.Typer(

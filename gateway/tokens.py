@@ -19,7 +19,6 @@ from gateway.prefix import PromptBlocks, TextBlocks
 from gateway.schemas.common import Prepared
 from gateway.tokens_encode import TokenCache
 from gateway.tokens_model import ModelTokens, PromptTokens, Untokenisable
-from gateway.tokens_sim import SimTokens
 from scheduler.wire import PoolSnapshot
 from workers.token_blocks import TOKEN_BYTES, token_block_hashes
 from workers.wire import ReplicaState
@@ -67,7 +66,10 @@ class _Exact(msgspec.Struct, frozen=True):
 
 
 class TokenBlocks:
-    """Token blocks where a model's replicas want them, text blocks otherwise."""
+    """Token blocks where a model's replicas want them, text blocks otherwise.
+
+    `simulated` tokenizes prompts of simulated replicas; without it their prompts are matched as text.
+    """
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class TokenBlocks:
         now: Callable[[], float],
         today: Callable[[], datetime],
         cache: TokenCache | None = None,
+        simulated: PromptTokens | None = None,
     ) -> None:
         self._snapshot = snapshot
         self._find = find
@@ -95,7 +98,7 @@ class TokenBlocks:
         self._missing_until: dict[str, float] = {}
         self._seen: PoolSnapshot | None = None
         self._exact: dict[str, _Exact] = {}
-        self._simulated = SimTokens()
+        self._simulated = simulated
 
     async def start(self) -> None:
         """Have the threads."""
@@ -134,7 +137,9 @@ class TokenBlocks:
         size = len(prepared.prompt_text)
         if size > MAX_PROMPT_BYTES:
             raise Untokenisable("too_long")
-        tokeniser: PromptTokens = self._simulated if exact.simulated else self._tokeniser(model)
+        tokeniser = self._simulated if exact.simulated else self._tokeniser(model)
+        if tokeniser is None:
+            raise Untokenisable("no_tokenizer")
         if self._waiting >= MAX_WAITING or self._threads is None:
             raise Untokenisable("busy")
 

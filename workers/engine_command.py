@@ -55,7 +55,7 @@ def engine_command(
         if points:
             env["PENSTOCK_SIM_FAILPOINTS"] = points
         argv: tuple[str, ...] = (
-            sys.executable, "-m", "workers.sim", "--model", plan.model.name, "--profile", plan.profile.name,
+            sys.executable, "-m", "sim.engine", "--model", plan.model.name, "--profile", plan.profile.name,
             "--speedup", str(sim_speedup), "--host", host, "--port", str(port),
         )  # fmt: skip
         if kv is not None:

@@ -23,7 +23,7 @@ import psutil
 from rich.progress import Progress, TimeElapsedColumn
 
 from bench.engine.load import Shape, run_load
-from scheduler.simulator.validation.measured import Measurement
+from sim.pool.validation.measured import Measurement
 from workers.catalog import load_catalog
 from workers.engine_command import CHECKOUT, cpu_environment, tiny_directory
 

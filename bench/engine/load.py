@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from scheduler.simulator.validation.measured import MeasuredLoad, MeasuredRequest
+from sim.pool.validation.measured import MeasuredLoad, MeasuredRequest
 
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 

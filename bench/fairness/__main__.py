@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.fairness.cells import cells, one
 from bench.fairness.publish import Runs, publish
-from scheduler.simulator.fairness_runs import SCENES, Figures
+from sim.pool.fairness_runs import SCENES, Figures
 
 ROOT = Path(__file__).resolve().parents[2]
 

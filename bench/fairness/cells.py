@@ -1,6 +1,6 @@
 """What is played, one run at a time: importable by the processes that play it."""
 
-from scheduler.simulator.fairness_runs import SCENES, Figures, play, queues, swept
+from sim.pool.fairness_runs import SCENES, Figures, play, queues, swept
 from workers.catalog import load_catalog
 
 

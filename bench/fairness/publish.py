@@ -10,8 +10,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from scheduler.core.rules import QueueRules
-from scheduler.simulator.fairness_runs import BASE, OURS, SCENES, Figures, queues, swept
-from scheduler.simulator.stats import Interval, interval
+from sim.pool.fairness_runs import BASE, OURS, SCENES, Figures, queues, swept
+from sim.pool.stats import Interval, interval
 
 Runs = Mapping[tuple[str, str], Sequence[Figures]]
 """By scene and queue, one for each seed."""

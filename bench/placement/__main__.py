@@ -25,11 +25,11 @@ from rich.progress import (
 
 from bench.placement.publish import page_of, publish
 from core.errors import PenstockError
-from scheduler.simulator.compare import Players, Setting
-from scheduler.simulator.comparison import Outcome, Plan, Watch, compare
-from scheduler.simulator.journal import Journal
-from scheduler.simulator.registry import names_of
-from scheduler.simulator.workloads.registry import catalogue, models_of
+from sim.pool.compare import Players, Setting
+from sim.pool.comparison import Outcome, Plan, Watch, compare
+from sim.pool.journal import Journal
+from sim.pool.registry import names_of
+from sim.pool.workloads.registry import catalogue, models_of
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "bench" / "out" / "placement"

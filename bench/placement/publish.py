@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import InvalidRequest
-from scheduler.simulator.comparison import Outcome
-from scheduler.simulator.plots import plot
-from scheduler.simulator.registry import BASELINES, OURS
-from scheduler.simulator.report import Standing, compact, markdown, standings
+from sim.pool.comparison import Outcome
+from sim.pool.plots import plot
+from sim.pool.registry import BASELINES, OURS
+from sim.pool.report import Standing, compact, markdown, standings
 
 BEGIN = "<!-- comparison: begin, written by python -m bench.placement -->"
 END = "<!-- comparison: end -->"

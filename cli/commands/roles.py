@@ -3,6 +3,8 @@
 import asyncio
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -76,8 +78,16 @@ def run_role(role: str, settings: Settings) -> int:
         redis_url(settings.redis_url)
     setup_logging(role, settings.log_level)
     setup_tracing(role, settings)
-    code: int = import_module(_MODULES[role]).main(settings)
-    return code
+    return _main_of(role)(settings)
+
+
+def _main_of(role: str) -> Callable[[Settings], int]:
+    main: Callable[..., int] = import_module(_MODULES[role]).main
+    if role == "api":
+        from cli.commands.sim.engine import simulated_tokens
+
+        return partial(main, simulated_tokens=simulated_tokens())
+    return main
 
 
 def _run(role: str, **overrides: object) -> None:

@@ -24,11 +24,11 @@ from api.protocol import GuardedProtocol
 from api.serve import bind
 from core.db import Database
 from core.settings import Settings
+from sim.engine.__main__ import build, parse_arguments
+from sim.engine.failpoints import Failpoints
 from tests.support import scheduling
 from tests.support.tenancy import ADMIN, PEPPER, Organisation, make_organisation
 from tests.support.waiting import until
-from workers.sim.__main__ import build, parse_arguments
-from workers.sim.failpoints import Failpoints
 
 MODEL = "penstock/tiny"
 ENGINE_KEY = "engine-key"

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable, Sequence
 
-from scheduler.simulator.contract import Decision, Dispatch, ReplicaView, SimRequest
-from scheduler.simulator.pool import ReplicaSpec
-from scheduler.simulator.settings import RoutingSetup
-from workers.step_model.engine import StepConfig
+from sim.engine.step_model.engine import StepConfig
+from sim.pool.contract import Decision, Dispatch, ReplicaView, SimRequest
+from sim.pool.pool import ReplicaSpec
+from sim.pool.settings import RoutingSetup
 from workers.wire import Capacity, KvDelta, ReplicaState, Targets
 
 MODEL = "m"

@@ -25,9 +25,9 @@ import pytest
 import stripe
 import uvicorn
 
-from billing.stripe_sim.serve import Poster, build, config, ensure_endpoint
-from billing.stripe_sim.sim import Options
 from core.clock import Clock, SystemClock
+from sim.stripe.serve import Poster, build, config, ensure_endpoint
+from sim.stripe.sim import Options
 
 API_KEY = "sk_test_simulated"
 SECRET = "whsec_simulated"

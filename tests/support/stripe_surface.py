@@ -1,6 +1,6 @@
 """What the installed official Stripe package says about objects and parameters, read out of its type hints.
 
-`python -m tests.support.stripe_surface` compares billing/stripe_sim/fixtures.json.gz with the package; with a path to
+`python -m tests.support.stripe_surface` compares sim/stripe/fixtures.json.gz with the package; with a path to
 Stripe's fixture file (fixtures3.json of stripe/openapi, gzip) it writes the file anew.
 """
 
@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-CARRIED = Path(__file__).resolve().parents[2] / "billing" / "stripe_sim" / "fixtures.json.gz"
+CARRIED = Path(__file__).resolve().parents[2] / "sim" / "stripe" / "fixtures.json.gz"
 
 RESOURCES = {
     "balance": "_balance.py:Balance",
@@ -239,7 +239,7 @@ def _names(hint: str) -> set[str]:
 
 
 def surface(fixtures: dict[str, Any]) -> Tree:
-    """What billing/stripe_sim carries, made from the package and Stripe's fixtures."""
+    """What sim/stripe carries, made from the package and Stripe's fixtures."""
     kept = {name: fixtures[name] for name in RESOURCES if name in fixtures}
     return {
         "fixtures": kept,

@@ -107,7 +107,7 @@ class Host:
         mark = str(self.data_dir)
         found = []
         for process in psutil.process_iter(["cmdline"]):
-            if "workers.sim" in (process.info["cmdline"] or []):
+            if "sim.engine" in (process.info["cmdline"] or []):
                 try:
                     if mark in process.environ().get("TEST_HOST", ""):
                         found.append(process.pid)
@@ -316,7 +316,7 @@ async def test_host_seconds_add_up(begin: Begin) -> None:
 async def test_external_engine_is_only_probed(begin: Begin, tmp_path: Path) -> None:
     engine_port = free_port()
     engine = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "workers.sim", "--port", str(engine_port), "--api-key", "engine-key"
+        sys.executable, "-m", "sim.engine", "--port", str(engine_port), "--api-key", "engine-key"
     )
     try:
         url = f"http://127.0.0.1:{engine_port}"

@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from core.clock import SystemClock
 from gateway.schemas.chat import parse_chat
-from gateway.tokens_sim import SimTokens
+from sim.engine.prompt_tokens import SimTokens
 from tests.support.ports import free_port
 from tests.support.waiting import until
 from workers.kv_endpoints import kv_endpoints, make_directory
@@ -29,7 +29,7 @@ async def test_prompts_of_a_tenant_are_known_by_their_hashes(tmp_path: Path, sal
     make_directory(tmp_path)
     endpoints, port = kv_endpoints(tmp_path, "h/m-0"), free_port()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "workers.sim", "--model", MODEL, "--port", str(port),
+        sys.executable, "-m", "sim.engine", "--model", MODEL, "--port", str(port),
         "--kv-events-endpoint", endpoints.events, "--kv-replay-endpoint", endpoints.replay,
         env={**os.environ, "VLLM_API_KEY": ""},
     )  # fmt: skip

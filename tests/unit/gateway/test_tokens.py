@@ -23,12 +23,12 @@ from gateway.schemas.completions import parse_completion
 from gateway.tokens import MAX_PROMPT_BYTES, RETRY_S, THREADS, TokenBlocks, TokenMetrics
 from gateway.tokens_encode import TextEncoder, TokenCache
 from gateway.tokens_model import ModelTokens, Untokenisable
-from gateway.tokens_sim import SimTokens
 from gateway.tokens_template import ChatTemplate
 from scheduler.wire import PoolSnapshot
+from sim.engine.prompt_tokens import SimTokens
+from sim.engine.schemas import ChatBody
+from sim.engine.text import encode, token_ids
 from tests.support.waiting import until
-from workers.sim.schemas import ChatBody
-from workers.sim.text import encode, token_ids
 from workers.tiny_model import TEMPLATE as TINY
 from workers.token_blocks import packed, token_block_hashes
 from workers.wire import Capacity, ReplicaState, ReplicaStatus

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from core.clock import ManualClock
 from core.errors import InvalidRequest, Unavailable
+from sim.engine.failpoints import parse_failpoints
 from workers import engine_install
 from workers.backoff import Backoff
 from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import parse_metrics
 from workers.engine_process import ProcessMark
 from workers.replica import Saved
-from workers.sim.failpoints import parse_failpoints
 from workers.state_file import AgentState, load_state, save_state
 from workers.wire import EngineCounters, ReplicaState
 

@@ -11,8 +11,8 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from billing.economics.digitalocean import fetch_invoice
-from billing.economics.digitalocean_fake import FakeBilling, FakeInvoice
 from core.errors import InvalidRequest, NotFound, Unavailable
+from sim.digitalocean.billing import FakeBilling, FakeInvoice
 from workers.catalog import load_catalog
 
 TOKEN = "dop_v1_test"

@@ -1,0 +1,1 @@
+"""Commands of the simulators: the only part of the product that imports `sim`."""

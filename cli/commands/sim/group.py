@@ -1,0 +1,15 @@
+"""`penstock sim`: the cluster in a box. Each subcommand lives in its own file."""
+
+from importlib import import_module
+
+import typer
+
+app = typer.Typer(
+    help="Simulate a pool: run a workload, compare routing policies, validate the model, replay recorded traffic.",
+    no_args_is_help=True,
+)
+
+_PARTS = ("run", "compare", "validate", "replay", "autoscale", "scenario")
+
+for _part in _PARTS:
+    import_module(f"cli.commands.sim.{_part}").register(app)

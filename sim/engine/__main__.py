@@ -1,0 +1,116 @@
+"""`python -m sim.engine --model penstock/tiny --port 9000`: run the simulated engine."""
+
+import argparse
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from core.clock import SystemClock
+from core.errors import PenstockError
+from sim.engine.failpoints import parse_failpoints
+from sim.engine.kv_events import KvPublisher
+from sim.engine.loop import EngineLoop
+from sim.engine.model import EngineModel
+from sim.engine.server import SimServer
+from sim.engine.step_model.engine import StepConfig
+from workers.catalog import load_catalog
+
+FAILPOINTS_VARIABLE = "PENSTOCK_SIM_FAILPOINTS"
+KEY_VARIABLE = "VLLM_API_KEY"
+"""The variable from which vLLM takes its key; the simulated engine does the same."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, showing its transport to the application so that a failpoint can cut it."""
+
+    def on_message_begin(self) -> None:
+        """Called by the parser for every request."""
+        super().on_message_begin()
+        self.scope["penstock.transport"] = self.transport  # type: ignore[typeddict-unknown-key]  # an extension
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m sim.engine", description="A simulated engine.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument("--model", default="penstock/tiny", help="a model of the catalog")
+    parser.add_argument("--profile", default="", help="an engine profile of the model; default: its first")
+    parser.add_argument("--catalog", type=Path, default=None, help="another catalog file")
+    parser.add_argument("--speedup", type=float, default=1.0, help="how much faster than the profile")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--noise", type=float, default=0.05, help="coefficient of variation of the step time")
+    parser.add_argument(
+        "--api-key", default=os.environ.get(KEY_VARIABLE, ""), help=f"default: ${KEY_VARIABLE}"
+    )
+    parser.add_argument(
+        "--failpoints",
+        default=os.environ.get(FAILPOINTS_VARIABLE, ""),
+        help=f"e.g. die_after_tokens=20,no_usage=true; default: ${FAILPOINTS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--kv-events-endpoint", default="", help="ZMQ address to publish KV events on, as vLLM does"
+    )
+    parser.add_argument("--kv-replay-endpoint", default="", help="ZMQ address to replay KV events on")
+    parser.add_argument(
+        "--shutdown-timeout", type=int, default=30, help="seconds that running requests get at SIGTERM"
+    )
+    return parser.parse_args(argv)
+
+
+def build(arguments: argparse.Namespace) -> SimServer:
+    """The application that the command line describes. Raises PenstockError when it makes no sense."""
+    model = load_catalog(arguments.catalog).model(arguments.model)
+    profile = model.profile(arguments.profile)
+    config = StepConfig(
+        capacity=profile.capacity,
+        block_size=profile.block_size,
+        noise_cv=arguments.noise,
+        kv_events=bool(arguments.kv_events_endpoint),
+    )
+    publisher = None
+    if arguments.kv_events_endpoint:
+        publisher = KvPublisher(arguments.kv_events_endpoint, arguments.kv_replay_endpoint, topic=model.name)
+    loop = EngineLoop(
+        EngineModel(config, arguments.seed),
+        speedup=arguments.speedup,
+        failpoints=parse_failpoints(arguments.failpoints),
+        publisher=publisher,
+    )
+    return SimServer(loop, model=model.name, api_key=arguments.api_key, clock=SystemClock())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, then finish what runs."""
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        app = build(arguments)
+    except PenstockError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
+    config = uvicorn.Config(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        loop="uvloop",
+        http=_Protocol,
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=arguments.shutdown_timeout,
+    )
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has drained
+        uvicorn.Server(config).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

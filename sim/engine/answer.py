@@ -1,0 +1,180 @@
+"""One answer in the making: texts, stop strings, finish reasons, usage, and vLLM's JSON for all of it."""
+
+import msgspec
+
+from sim.engine.model import EngineModel, Sequence
+from sim.engine.text import BYTES_PER_TOKEN
+
+FINGERPRINT = "penstock-sim"
+_encode = msgspec.json.encode
+
+
+class Choice:
+    """Text of one choice: holds back what may become a stop string, cuts at it when it does."""
+
+    def __init__(self, sequence: Sequence, stops: list[str]) -> None:
+        self.sequence = sequence
+        self.received = 0
+        self.stopped = ""
+        self.finished = False
+        self.parts: list[str] = []
+        self._stops = stops
+        self._hold = max((len(stop) for stop in stops), default=1) - 1
+        self._tail = ""
+
+    def feed(self, new: bytes) -> str:
+        """Take new tokens; returns the text that may be shown now."""
+        self.received += len(new) // BYTES_PER_TOKEN
+        shown = self._tail + new.decode()
+        if self._stops:
+            hits = [(shown.find(stop), stop) for stop in self._stops if stop in shown]
+            if hits:
+                position, self.stopped = min(hits)
+                self._tail = ""
+                shown = shown[:position]
+                self.parts.append(shown)
+                return shown
+        done = self._at_end()
+        keep = 0 if done or not self._hold else self._hold
+        self._tail = shown[len(shown) - keep :] if keep else ""
+        shown = shown[: len(shown) - keep] if keep else shown
+        self.parts.append(shown)
+        return shown
+
+    def _at_end(self) -> bool:
+        return self.sequence.finish_reason is not None and self.received >= self.sequence.generated
+
+    @property
+    def over(self) -> bool:
+        """Whether everything of this choice has been fed."""
+        return bool(self.stopped) or self._at_end()
+
+    @property
+    def reason(self) -> str:
+        """OpenAI's finish_reason."""
+        return "stop" if self.stopped else self.sequence.finish_reason or "stop"
+
+
+class Answer:
+    """The answer to one request, streamed or not; `chat` picks the shape."""
+
+    def __init__(
+        self,
+        *,
+        chat: bool,
+        request_id: str,
+        created: int,
+        model: str,
+        prompt_tokens: int,
+        choices: list[Choice],
+        usage: bool,
+        continuous: bool,
+    ) -> None:
+        self.choices = choices
+        self.prompt_tokens = prompt_tokens
+        self._chat = chat
+        self._usage = usage
+        self._continuous = continuous
+        self._head = {"id": request_id, "object": "", "created": created, "model": model}
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        self._chunk_head = b"data: " + _encode({**self._head, "object": kind})[:-1] + b',"choices":['
+        self._opened: set[int] = set()
+
+    @property
+    def over(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.finished for choice in self.choices)
+
+    def feed(self, engine: EngineModel, news: list[tuple[int, bytes]]) -> bytes:
+        """Take new tokens by choice; returns the SSE events they make."""
+        merged: dict[int, bytes] = {}
+        for index, new in news:
+            merged[index] = merged.get(index, b"") + new
+        events: list[bytes] = []
+        for index, new in merged.items():
+            choice = self.choices[index]
+            if choice.finished:
+                continue
+            shown = choice.feed(new)
+            if choice.stopped:
+                engine.stop(choice.sequence)
+            if self._chat and not self._opened:
+                events += [self._opening(number) for number in range(len(self.choices))]
+                self._opened.update(range(len(self.choices)))
+            if choice.over:
+                choice.finished = True
+            events.append(self._event(index, choice, shown))
+        return b"".join(events)
+
+    def _opening(self, index: int) -> bytes:
+        body = (
+            b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+            % index
+        )
+        extra = b',"prompt_token_ids":null,"prompt_text":null}\n\n'
+        return self._chunk_head + body + self._running_usage(0) + extra
+
+    def _event(self, index: int, choice: Choice, shown: str) -> bytes:
+        words = _encode(shown)
+        if choice.finished:
+            stop = _encode(choice.stopped or None)
+            finish = b'"%s","stop_reason":%s' % (choice.reason.encode(), stop)
+        else:
+            finish = b"null" if self._chat else b'null,"stop_reason":null'
+        if self._chat:
+            body = b'{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":%s,"token_ids":null}]'
+        else:
+            body = (
+                b'{"index":%d,"text":%s,"logprobs":null,"finish_reason":%s,'
+                b'"prompt_token_ids":null,"token_ids":null}]'
+            )
+        mark = (
+            b',"system_fingerprint":"%s"' % FINGERPRINT.encode()
+            if choice.finished and not self._usage
+            else b""
+        )
+        tokens = choice.sequence.generated if choice.finished else choice.received
+        return (
+            self._chunk_head + body % (index, words, finish) + mark + self._running_usage(tokens) + b"}\n\n"
+        )
+
+    def _running_usage(self, tokens: int) -> bytes:
+        if not self._continuous:
+            return b""
+        numbers = (self.prompt_tokens, self.prompt_tokens + tokens, tokens)
+        counts = b'"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d' % numbers
+        return b',"usage":{' + counts + b',"completion_tokens_details":null}'
+
+    def closing(self) -> bytes:
+        """The last events of a stream: usage when asked for, then [DONE]."""
+        if not self._usage:
+            return b"data: [DONE]\n\n"
+        tail = b'],"usage":%s,"system_fingerprint":"%s"}\n\ndata: [DONE]\n\n'
+        return self._chunk_head + tail % (_encode(self.usage()), FINGERPRINT.encode())
+
+    def usage(self) -> dict[str, object]:
+        """vLLM's final usage object."""
+        output = sum(choice.sequence.generated for choice in self.choices)
+        cached = self.choices[0].sequence.cached_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + output,
+            "completion_tokens": output,
+            "prompt_tokens_details": {"cached_tokens": cached, "created_cache_tokens": 0},
+        }
+
+    def whole(self) -> bytes:
+        """The body of an answer that is not streamed."""
+        choices: list[dict[str, object]] = []
+        for index, choice in enumerate(self.choices):
+            words = "".join(choice.parts)
+            said: dict[str, object] = (
+                {"message": {"role": "assistant", "content": words, "refusal": None, "tool_calls": []}}
+                if self._chat
+                else {"text": words}
+            )
+            end = {"logprobs": None, "finish_reason": choice.reason, "stop_reason": choice.stopped or None}
+            choices.append({"index": index, **said, **end})
+        head = {**self._head, "object": "chat.completion" if self._chat else "text_completion"}
+        body = {**head, "choices": choices, "service_tier": None, "system_fingerprint": FINGERPRINT}
+        return _encode({**body, "usage": self.usage()} if self._usage else body)

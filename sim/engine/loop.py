@@ -1,0 +1,168 @@
+"""The engine model in real time: one task steps it, waits out each step, and hands new tokens to their requests."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from sim.engine.failpoints import Failpoints
+from sim.engine.kv_events import KvPublisher, cache_events
+from sim.engine.model import EngineModel, Sequence
+from workers.kv_events_wire import AllBlocksCleared, KvEvent
+
+DEATH_CODE = 86
+"""Exit status of a process that a failpoint ended."""
+_FLUSH_S = 0.02
+_SMALLEST_WAIT_S = 0.001
+"""The event loop's timers are no finer; shorter waits are carried over to the next step."""
+
+
+class Ticket:
+    """One request's sequences and the tokens they have yielded since last asked."""
+
+    __slots__ = ("_news", "_wake", "sequences")
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self.sequences = sequences
+        self._news: list[tuple[int, bytes]] = []
+        self._wake = asyncio.Event()
+
+    def deliver(self, choice: int, new: bytes) -> None:
+        """Called by the loop: new tokens of a choice."""
+        self._news.append((choice, new))
+        self._wake.set()
+
+    async def news(self) -> list[tuple[int, bytes]]:
+        """Wait for new tokens: pairs of choice and bytes, oldest first."""
+        await self._wake.wait()
+        self._wake.clear()
+        news, self._news = self._news, []
+        return news
+
+
+class EngineLoop:
+    """Steps the model while there is work, at `speedup` times the speed of the profile."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        *,
+        speedup: float = 1.0,
+        failpoints: Failpoints | None = None,
+        die: Callable[[int], None] = os._exit,
+        publisher: KvPublisher | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.model = model
+        self.failpoints = failpoints or Failpoints()
+        self.asleep = False
+        self.sleep_level = 0
+        self._speedup = speedup
+        self._die = die
+        self._publisher = publisher
+        self._wall = wall
+        """Seconds since 1970: the time stamps of KV events."""
+        self._untold: list[KvEvent] = []
+        """Events of the step that is under way: told when it ends."""
+        self._owners: dict[int, tuple[Ticket, int]] = {}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin stepping; needs a running event loop."""
+        if self._publisher is not None:
+            self._publisher.start()
+        self._task = asyncio.create_task(self._run(), name="sim-engine")
+
+    async def close(self) -> None:
+        """Stop stepping; what is in flight stays where it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._publisher is not None:
+            await self._publisher.close()
+
+    def submit(self, sequences: list[Sequence]) -> Ticket:
+        """Queue a request. Raises ValueError when one of its sequences can never fit; then none is queued."""
+        ticket = Ticket(sequences)
+        for sequence in sequences:
+            try:
+                self.model.add(sequence)
+            except ValueError:
+                self.abort(ticket)
+                raise
+        for choice, sequence in enumerate(sequences):
+            self._owners[id(sequence)] = (ticket, choice)
+        self._changed.set()
+        return ticket
+
+    def abort(self, ticket: Ticket) -> None:
+        """End a request now (its client has gone, or it is over); safe to call again."""
+        for sequence in ticket.sequences:
+            self.model.abort(sequence)
+            self._owners.pop(id(sequence), None)
+
+    def set_failpoints(self, failpoints: Failpoints) -> None:
+        """Replace all failpoints; a stalled engine goes on when the new ones do not stall it."""
+        self.failpoints = failpoints
+        self._changed.set()
+
+    async def sleep(self, level: int) -> None:
+        """Stop generating; requests wait. The prefix cache is forgotten."""
+        self.asleep, self.sleep_level = True, level
+        self.model.forget_cache()
+        await self._tell(AllBlocksCleared())
+
+    def wake(self) -> None:
+        """Go on after `sleep`."""
+        self.asleep, self.sleep_level = False, 0
+        self._changed.set()
+
+    def _blocked(self) -> bool:
+        return self.asleep or self.failpoints.stall_after_tokens == 0 or not self.model.busy
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if self._blocked():
+                self._changed.clear()
+                await self._changed.wait()
+                due = loop.time()
+                continue
+            step = self.model.step()
+            if self._publisher is not None:
+                self._untold = cache_events(step.cache, self.model.config.block_size)
+            due += step.seconds / self._speedup + self.failpoints.step_delay_s
+            wait = due - loop.time()
+            await asyncio.sleep(wait if wait >= _SMALLEST_WAIT_S else 0)
+            if wait < -1.0:
+                due = loop.time()
+            await self._tell()
+            generated = 0
+            for sequence, new in step.produced:
+                owner = self._owners.get(id(sequence))
+                generated += len(new) // 4
+                if owner is not None:
+                    owner[0].deliver(owner[1], new)
+            await asyncio.sleep(
+                0
+            )  # the requests look at their tokens (stop strings) before the next step begins
+            await self._count_down(generated)
+
+    async def _tell(self, *after: KvEvent) -> None:
+        """Publish what has changed in the cache, in order: what a step stored comes before whatever cleared it."""
+        events, self._untold = [*self._untold, *after], []
+        if self._publisher is not None:
+            await self._publisher.publish(events, self._wall())
+
+    async def _count_down(self, generated: int) -> None:
+        """Let token-counting failpoints happen."""
+        points = self.failpoints
+        if points.stall_after_tokens is not None:
+            points.stall_after_tokens = max(0, points.stall_after_tokens - generated)
+        if points.die_after_tokens is not None:
+            points.die_after_tokens -= generated
+            if points.die_after_tokens <= 0:
+                await asyncio.sleep(_FLUSH_S)  # the tokens before the death reach their clients
+                self._die(DEATH_CODE)

@@ -1,0 +1,250 @@
+"""The simulated engine's requests: the step model decides what runs when, this module gives it words.
+
+Batching, KV pool, preemption and step time are `sim.engine.step_model`'s, taken one step at a time; here a job carries
+text, and the blocks of its answer become findable as the words are chosen. Pure: no clock, no I/O.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+from sim.engine.step_model.engine import EventKind, StepConfig, StepEngine
+from sim.engine.step_model.job import Job
+from sim.engine.text import Speaker, block_hashes, count
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one request. `content` is the prompt and, after it, what was generated."""
+
+    content: bytearray
+    prompt_tokens: int
+    max_tokens: int
+    natural_length: int | None
+    """Tokens after which it stops by itself; None = never."""
+    speaker: Speaker
+    salt: str = ""
+    counts_prompt: bool = True
+    """False for the second and further choices of a request: its usage has the prompt once."""
+    generated: int = 0
+    finish_reason: str | None = None
+    """stop | length | abort once it is over."""
+    hashes: list[int] = field(default_factory=list)
+    """Of the full blocks of `content` so far."""
+    job: Job | None = None
+    """Its place in the step model; None before `EngineModel.add`."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache when it was first scheduled."""
+        return self.job.cached_tokens if self.job is not None else 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and the longest answer it may have."""
+        return self.prompt_tokens + self.max_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def length(self) -> int:
+        """Tokens of its answer when nothing but its own end and its limit stops it."""
+        return self.max_tokens if self.natural_length is None else min(self.max_tokens, self.natural_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Cumulative counters, as /metrics shows them; they agree with the usage of the answers."""
+
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    generation_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    drafts: int
+    accepted_tokens: int
+    finished: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChange:
+    """Blocks that can be found from now on (of `sequence`), or, without a sequence, no longer."""
+
+    sequence: Sequence | None
+    hashes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Step:
+    """What one forward pass did."""
+
+    seconds: float
+    produced: list[tuple[Sequence, bytes]]
+    """New tokens by sequence, in whole tokens."""
+    prefilled: int
+    """Uncached prompt tokens computed."""
+    cache: list[CacheChange]
+    """In order, where the configuration asks for KV events."""
+
+
+class EngineModel:
+    """Requests with text on one `StepEngine`, a step at a time."""
+
+    def __init__(self, config: StepConfig, seed: int = 0) -> None:
+        self.config = config
+        self._engine = StepEngine(config, random.Random(seed), on_ending=self._end)  # noqa: S311 - a simulation
+        self.pool = self._engine.pool
+        self._sequences: dict[int, Sequence] = {}
+        self._keys = 0
+        self._said: list[tuple[Sequence, bytes]] = []
+        self._generated = 0
+        self._accepted = 0
+        self._finished = {"stop": 0, "length": 0, "abort": 0}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return self._engine.busy
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return self._engine.running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences queued."""
+        return self._engine.waiting
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks in use, 0 to 1."""
+        return self._engine.kv_usage
+
+    @property
+    def counters(self) -> Counters:
+        """All counters as of now."""
+        engine = self._engine.counters
+        return Counters(
+            prompt_tokens=engine.prompt_tokens,
+            cached_prompt_tokens=engine.cached_prompt_tokens,
+            generation_tokens=self._generated,
+            prefix_queries=engine.prefix_queries,
+            prefix_hits=engine.prefix_hits,
+            preemptions=engine.preemptions,
+            drafts=engine.drafts,
+            accepted_tokens=self._accepted,
+            finished=dict(self._finished),
+        )
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises ValueError when it can never fit."""
+        if sequence.most_tokens > self.config.capacity.max_model_len:
+            raise ValueError("prompt and answer are longer than the model's context")
+        if -(-sequence.most_tokens // self.config.block_size) > self.pool.blocks:
+            raise ValueError("the sequence is larger than the KV cache")
+        self._keys += 1
+        block_hashes(bytes(sequence.content), self.config.block_size, sequence.salt, sequence.hashes)
+        job = Job(
+            self._keys,
+            sequence.prompt_tokens,
+            sequence.length,
+            blocks=sequence.hashes,
+            block_tokens=self.config.block_size,
+        )
+        self._engine.add(job, self._engine.clock)
+        sequence.job = job
+        self._sequences[job.key] = sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        """Stop a sequence now, wherever it is; a finished one is left alone."""
+        self._drop(sequence, "abort")
+
+    def stop(self, sequence: Sequence) -> None:
+        """End a sequence whose text has hit a stop string."""
+        self._drop(sequence, "stop")
+
+    def step(self) -> Step:
+        """One forward pass over what fits; its time includes noise."""
+        engine = self._engine
+        began, prefilled = engine.clock, engine.counters.prefilled_tokens
+        events = engine.step()
+        for sequence in self._sequences.values():
+            if sequence.job is not None and self._speak(sequence, engine.produced(sequence.job)):
+                engine.publish(sequence.job)
+        events += engine.advance(engine.clock)  # what `publish` has stored
+        cache = [
+            CacheChange(self._sequences[event.job.key] if event.job is not None else None, event.hashes)
+            for event in events
+            if event.hashes
+        ]
+        for event in events:
+            if event.kind is EventKind.FINISHED and event.job is not None:
+                del self._sequences[event.job.key]
+        said, self._said = self._said, []
+        return Step(engine.clock - began, said, engine.counters.prefilled_tokens - prefilled, cache)
+
+    def forget_cache(self) -> None:
+        """Nothing can be found in the prefix cache any more (sleep, or an operator's reset)."""
+        self.pool.forget()
+
+    def _speak(self, sequence: Sequence, tokens: int) -> bool:
+        """Choose words up to `tokens` tokens of the answer; whether that filled a block of the cache."""
+        new = tokens - sequence.generated
+        if new <= 0:
+            return False
+        words = b"".join([sequence.speaker.next() for _ in range(new)])
+        sequence.content += words
+        sequence.generated = tokens
+        self._generated += new
+        self._accepted += new - 1
+        self._said.append((sequence, words))
+        size = self.config.block_size
+        # the newest token enters the cache with the next step only
+        filled = (sequence.total_tokens - 1) // size > (sequence.total_tokens - 1 - new) // size
+        if filled:
+            block_hashes(bytes(sequence.content), size, sequence.salt, sequence.hashes)
+        return filled
+
+    def _end(self, job: Job) -> None:
+        """The engine's word that a job ends with this step."""
+        sequence = self._sequences[job.key]
+        self._speak(sequence, job.output_tokens)
+        natural = sequence.natural_length
+        reason = "stop" if natural is not None and natural <= sequence.max_tokens else "length"
+        sequence.finish_reason = reason
+        self._finished[reason] += 1
+
+    def _drop(self, sequence: Sequence, reason: str) -> None:
+        job = sequence.job
+        if sequence.finish_reason is not None or job is None:
+            return
+        sequence.finish_reason = reason
+        self._finished[reason] += 1
+        del self._sequences[job.key]
+        self._engine.abort(job, self._engine.clock)
+
+
+def new_sequence(
+    content: bytes,
+    *,
+    max_tokens: int,
+    seed: int = 0,
+    choice: int = 0,
+    stops_by_itself: bool = True,
+    salt: str = "",
+) -> Sequence:
+    """A sequence for a prompt of whole tokens."""
+    speaker = Speaker(content, seed, choice)
+    return Sequence(
+        content=bytearray(content),
+        prompt_tokens=count(content),
+        max_tokens=max_tokens,
+        natural_length=speaker.length() if stops_by_itself else None,
+        speaker=speaker,
+        salt=salt,
+        counts_prompt=choice == 0,
+    )

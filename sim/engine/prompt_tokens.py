@@ -1,0 +1,28 @@
+"""Tokens as the simulated engine counts them, so that exact matching can be tried without a GPU."""
+
+import msgspec
+
+from gateway.schemas.common import Prepared
+from gateway.tokens_model import Untokenisable
+from sim.engine import text
+from sim.engine.schemas import Message
+from workers.token_blocks import packed
+
+_messages = msgspec.json.Decoder(list[Message])
+
+
+class SimTokens:
+    """The simulated engine's template and tokens: four bytes of text each."""
+
+    def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+        """The prompt's packed token ids. Raises Untokenisable."""
+        del salt, reasoning
+        if prepared.dialect == "chat":
+            messages = _messages.decode(prepared.fields["messages"])
+            content = text.chat_prompt([(message.role, message.plain()) for message in messages])
+        else:
+            prompt = msgspec.json.decode(prepared.fields["prompt"])
+            if not isinstance(prompt, str):
+                raise Untokenisable("several_prompts")
+            content = text.encode(prompt)
+        return packed(text.token_ids(content))

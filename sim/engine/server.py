@@ -1,0 +1,308 @@
+"""HTTP of the simulated engine: raw ASGI, vLLM's paths, statuses and error objects."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from core.clock import Clock
+from sim.engine import text
+from sim.engine.answer import FINGERPRINT, Answer, Choice
+from sim.engine.failpoints import Failpoints
+from sim.engine.loop import EngineLoop, Ticket
+from sim.engine.metrics import SimMetrics
+from sim.engine.model import Sequence, new_sequence
+from sim.engine.schemas import ChatBody, CompletionBody, TokenizeBody
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+VERSION = "0.32.0+penstock.sim"
+_MAX_BODY = 64 * 2**20
+_MAX_CHOICES = 128
+_MAX_SALT = 128
+_SALT_REFUSES = frozenset("@/\\\0")
+_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/load"})
+_MARK = (b"x-penstock-simulated", b"1")
+_JSON = (b"content-type", b"application/json")
+_GONE = -1
+T = TypeVar("T")
+
+
+class HttpError(Exception):
+    """An answer with vLLM's error object."""
+
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = msgspec.json.encode(
+            {"error": {"message": message, "type": kind, "param": None, "code": status}}
+        )
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+class SimServer:
+    """The ASGI application."""
+
+    def __init__(self, loop: EngineLoop, *, model: str, api_key: str, clock: Clock) -> None:
+        self._loop = loop
+        self._model = model
+        self._key = api_key.encode()
+        self._clock = clock
+        self._max_len = loop.model.config.capacity.max_model_len
+        self.metrics = SimMetrics(loop, model)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (or the server's start and stop)."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        try:
+            await self._route(scope, receive, send)
+        except HttpError as error:
+            await _reply(send, error.body, error.status)
+        except ClientGone:
+            return
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self._loop.start()
+            else:
+                await self._loop.close()
+            await send({"type": message["type"] + ".complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        if path not in _OPEN_PATHS:
+            self._authorize(scope)
+        match method, path:
+            case "POST", "/v1/chat/completions":
+                await self._generate(scope, receive, send, ChatBody)
+            case "POST", "/v1/completions":
+                await self._generate(scope, receive, send, CompletionBody)
+            case "GET", "/v1/models":
+                await _reply(send, self._models())
+            case "GET", "/metrics":
+                await _reply(
+                    send, self.metrics.render(), content_type=b"text/plain; version=1.0.0; charset=utf-8"
+                )
+            case "GET", "/health":
+                await _reply(send, b"", content_type=b"")
+            case "GET" | "POST", "/ping":
+                await _reply(send, b"", content_type=b"")
+            case "GET", "/version":
+                await _reply(send, msgspec.json.encode({"version": VERSION, "simulated": True}))
+            case "GET", "/load":
+                busy = self._loop.model.running + self._loop.model.waiting
+                await _reply(send, msgspec.json.encode({"server_load": busy}))
+            case "POST", "/tokenize":
+                await _reply(send, self._tokenize(await _read(receive)))
+            case _:
+                await self._control(scope, receive, send)
+
+    async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sleep mode (vLLM's development endpoints) and failpoints."""
+        match scope["method"], scope["path"]:
+            case "POST", "/sleep":
+                query = scope.get("query_string", b"").decode()
+                await self._loop.sleep(2 if "level=2" in query else 1)
+                await _reply(send, b"", content_type=b"")
+            case "POST", "/wake_up":
+                self._loop.wake()
+                await _reply(send, b"", content_type=b"")
+            case "GET", "/is_sleeping":
+                await _reply(send, msgspec.json.encode({"is_sleeping": self._loop.asleep}))
+            case "POST", "/failpoints":
+                self._loop.set_failpoints(_parse(await _read(receive), Failpoints))
+                await _reply(send, msgspec.json.encode(self._loop.failpoints))
+            case "GET", "/failpoints":
+                await _reply(send, msgspec.json.encode(self._loop.failpoints))
+            case method, path:
+                raise HttpError(404, "NotFoundError", f"no such endpoint: {method} {path}")
+
+    def _authorize(self, scope: Scope) -> None:
+        if not self._key:
+            return
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if not hmac.compare_digest(given, b"Bearer " + self._key):
+            raise HttpError(401, "Unauthorized", "Unauthorized")
+
+    def _models(self) -> bytes:
+        entry = {
+            "id": self._model,
+            "object": "model",
+            "created": int(self._clock.now().timestamp()),
+            "owned_by": FINGERPRINT,
+            "root": self._model,
+            "parent": None,
+            "max_model_len": self._max_len,
+            "permission": [],
+        }
+        return msgspec.json.encode({"object": "list", "data": [entry]})
+
+    def _tokenize(self, raw: bytes) -> bytes:
+        content = _parse(raw, TokenizeBody).content()
+        ids = text.token_ids(content)
+        return msgspec.json.encode(
+            {"count": len(ids), "max_model_len": self._max_len, "tokens": ids, "token_strs": None}
+        )
+
+    async def _generate(
+        self, scope: Scope, receive: Receive, send: Send, shape: type[ChatBody] | type[CompletionBody]
+    ) -> None:
+        started = time.perf_counter()
+        raw = await _read(receive)
+        points = self._loop.failpoints
+        if points.drop_next > 0:
+            points.drop_next -= 1
+            scope["penstock.transport"].abort()
+            raise ClientGone
+        if points.error_next > 0:
+            points.error_next -= 1
+            raise HttpError(500, "InternalServerError", "failpoint: error_next")
+        body = _parse(raw, shape)
+        if body.model not in ("", self._model):
+            raise HttpError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
+        sequences = self._sequences(body)
+        try:
+            ticket = self._loop.submit(sequences)
+        except ValueError as error:
+            raise HttpError(400, "BadRequestError", str(error)) from None
+        answer = self._answer(body, sequences)
+        watcher = asyncio.create_task(_watch(receive, ticket, self._loop))
+        try:
+            await self._relay(send, ticket, answer, bool(body.stream), started)
+        finally:
+            watcher.cancel()
+            self._loop.abort(ticket)
+
+    def _answer(self, body: ChatBody | CompletionBody, sequences: list[Sequence]) -> Answer:
+        chat = isinstance(body, ChatBody)
+        options = body.stream_options
+        usage = not self._loop.failpoints.no_usage
+        asked = (options is not None and options.include_usage) if body.stream else True
+        return Answer(
+            chat=chat,
+            request_id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}",
+            created=int(self._clock.now().timestamp()),
+            model=self._model,
+            prompt_tokens=sum(sequence.prompt_tokens for sequence in sequences if sequence.counts_prompt),
+            choices=[Choice(sequence, body.stops()) for sequence in sequences],
+            usage=usage and asked,
+            continuous=usage and asked and options is not None and options.continuous_usage_stats,
+        )
+
+    def _sequences(self, body: ChatBody | CompletionBody) -> list[Sequence]:
+        prompts = body.prompts()
+        choices = body.n or 1
+        if not 1 <= choices <= _MAX_CHOICES or not prompts:
+            raise HttpError(400, "BadRequestError", f"n is {choices}, must be between 1 and {_MAX_CHOICES}")
+        salt = body.cache_salt or ""
+        if len(salt) > _MAX_SALT or not _SALT_REFUSES.isdisjoint(salt):
+            message = (
+                f"'cache_salt' must be at most {_MAX_SALT} characters, without '@', '/', '\\\\' and NUL."
+            )
+            raise HttpError(400, "BadRequestError", message)
+        wanted = body.max_completion_tokens or body.max_tokens
+        if wanted is not None and wanted < 1:
+            raise HttpError(400, "BadRequestError", f"max_tokens must be at least 1, got {wanted}.")
+        sequences: list[Sequence] = []
+        for content in prompts:
+            room = self._max_len - text.count(content)
+            if room < 1 or (wanted or 0) > room:
+                raise HttpError(
+                    400,
+                    "BadRequestError",
+                    f"This model's maximum context length is {self._max_len} tokens. However, you requested "
+                    f"{wanted or 0} output tokens and your prompt contains {text.count(content)} input tokens.",
+                )
+            sequences += [
+                new_sequence(
+                    content,
+                    max_tokens=wanted or room,
+                    seed=body.seed or 0,
+                    choice=choice,
+                    stops_by_itself=wanted is None and not body.ignore_eos,
+                    salt=salt,
+                )
+                for choice in range(choices)
+            ]
+        return sequences
+
+    async def _relay(self, send: Send, ticket: Ticket, answer: Answer, stream: bool, started: float) -> None:
+        """Turn tokens into the answer as they come."""
+        if stream:
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), _MARK]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        last = started
+        while not answer.over:
+            news = await ticket.news()
+            if any(choice == _GONE for choice, _ in news):
+                raise ClientGone
+            events = answer.feed(self._loop.model, news)
+            now = time.perf_counter()
+            (self.metrics.ttft if last == started else self.metrics.itl).observe(now - last)
+            last = now
+            if stream:
+                ending = answer.closing() if answer.over else b""
+                await send(
+                    {"type": "http.response.body", "body": events + ending, "more_body": not answer.over}
+                )
+        self.metrics.e2e.observe(time.perf_counter() - started)
+        if not stream:
+            await _reply(send, answer.whole())
+
+
+async def _watch(receive: Receive, ticket: Ticket, loop: EngineLoop) -> None:
+    """Abort the request the moment its client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    loop.abort(ticket)
+    ticket.deliver(_GONE, b"")
+
+
+async def _read(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > _MAX_BODY:
+            raise HttpError(413, "BadRequestError", f"the body is larger than {_MAX_BODY} bytes")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _parse(raw: bytes, shape: type[T]) -> T:
+    try:
+        return msgspec.json.decode(raw, type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HttpError(400, "BadRequestError", str(error)) from None
+
+
+async def _reply(send: Send, body: bytes, status: int = 200, *, content_type: bytes = _JSON[1]) -> None:
+    headers = [(b"content-length", str(len(body)).encode()), _MARK]
+    if content_type:
+        headers.append((b"content-type", content_type))
+    with suppress(ConnectionError):
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

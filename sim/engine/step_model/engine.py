@@ -1,0 +1,401 @@
+"""The engine as a state machine over counts: batching, KV pool, prefill, preemption and step time.
+
+A step gives every running decode its tokens first (1 + k positions with k drafts), then spends the rest of the token
+budget on prefill, first come first served, in chunks. Out of blocks, the newest running request is preempted and
+recomputed later. Rules and formula: `cost.py`, `pool.py` and the model of vLLM's scheduler that they cite.
+
+**Stretches.** Between arrivals nothing happens in most steps but that every sequence grows by its own rate. Such steps
+are one *plan*: with the batch fixed, KV grows linearly, so the time of its first j steps is an arithmetic series,
+
+    t(j) = f * (j*b + g*j*(j-1)/2),   b = seconds of the first step, g = gamma * sum of rates, f = noise
+
+and a completion is a number of steps that is known when decoding begins. A request that comes or goes in the middle
+cuts the plan at the end of the step in progress. No work is done per token.
+
+Pure: time comes in as `now` and `until`, randomness as `rng`.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from sim.engine.step_model.cost import Speculation, StepCost, drafts_of, noise
+from sim.engine.step_model.decodes import Decodes, Slot
+from sim.engine.step_model.interface import Counters, Event, EventKind, StepConfig
+from sim.engine.step_model.job import Job
+from sim.engine.step_model.plan import Plan
+from sim.engine.step_model.pool import CountedPool
+
+__all__ = ["Counters", "Event", "EventKind", "StepConfig", "StepEngine"]
+
+
+class StepEngine:
+    """One replica. Calls must come with times that do not go back."""
+
+    def __init__(
+        self, config: StepConfig, rng: random.Random, *, on_ending: Callable[[Job], None] | None = None
+    ) -> None:
+        """`on_ending` is called with a job that ends, before its blocks are given up: the last moment at which its
+        `blocks` and `output_blocks` can grow, for a caller that makes up the answer as it goes."""
+        capacity = config.capacity
+        self.config = config
+        self.cost = StepCost(capacity)
+        self.counters = Counters()
+        self.clock = 0.0
+        """End of the last whole step."""
+        self._rng = rng
+        self._on_ending = on_ending
+        self._removed: list[int] | None = [] if config.kv_events else None
+        self.pool = CountedPool(config.blocks, self._removed)
+        self._drafts = drafts_of(capacity)
+        self._speculation = Speculation(capacity.accept_per_step, self._drafts)
+        self._waiting: deque[Slot] = deque()
+        self._running: dict[Slot, None] = {}
+        self._prefilling: list[Slot] = []
+        self._slots: dict[int, Slot] = {}
+        self._orders = 0
+        self._head_blocked = False
+        """The head of the queue found too few blocks; only a release can change that."""
+        self._decodes = Decodes(self._drafts)
+        self._events: list[Event] = []
+        self._plan = Plan()
+        """The steps under way from `clock` on."""
+        self._fresh: list[Slot] = []
+        """Slots whose prefill the planned step completes."""
+
+    # ---------------------------------------------------------------- what others see
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests queued in the engine."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks in use, 0 to 1."""
+        return self.pool.used / self.pool.blocks
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in the cache of running requests."""
+        return int(self._decodes.kv) + sum(slot.computed for slot in self._prefilling)
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions so far."""
+        return self.counters.preemptions
+
+    def add(self, job: Job, now: float) -> None:
+        """Queue a job; it joins at the next step boundary. Raises ValueError when it can never fit."""
+        config = self.config
+        most = job.prompt_tokens + job.output_tokens
+        if job.prompt_tokens < 1 or job.output_tokens < 1:
+            raise ValueError("a job needs at least one prompt token and one output token")
+        if most > config.capacity.max_model_len:
+            raise ValueError("prompt and answer are longer than the model's context")
+        if -(-most // config.block_size) > self.pool.blocks:
+            raise ValueError("the sequence is larger than the KV cache")
+        if job.blocks and job.block_tokens % config.block_size:
+            raise ValueError(f"block_tokens {job.block_tokens} is no multiple of {config.block_size}")
+        if job.key in self._slots:
+            raise ValueError(f"job {job.key} is already here")
+        self._run(now)
+        if not self._plan.left and not self.busy and self.clock < now:
+            self.clock = now
+        self._orders += 1
+        slot = self._slots[job.key] = Slot(job, self._orders)
+        self._waiting.append(slot)
+        if len(self._running) < config.capacity.max_num_seqs and not self._head_blocked:
+            self._plan.cut()
+
+    def abort(self, job: Job, now: float) -> None:
+        """Drop a job wherever it is, freeing its blocks at once; one that is over is left alone."""
+        self._run(now)
+        slot = self._slots.get(job.key)
+        if slot is None or slot.job is not job:
+            return
+        if slot in self._running:
+            self._leave(slot)
+        else:
+            self._waiting.remove(slot)
+            self._head_blocked = False
+        self._plan.cut()
+        del self._slots[job.key]
+        self.counters.aborted += 1
+        self.counters.generation_tokens += job.produced
+
+    def advance(self, until: float) -> list[Event]:
+        """Run every step that ends by `until`; what happened, in order."""
+        self._run(until)
+        events = self._events
+        if not events:
+            return []
+        self._events = []
+        return events
+
+    def next_event_at(self) -> float | None:
+        """When something happens next if nobody comes or goes: never later than the truth; None = idle for ever."""
+        if not self._plan.left:
+            if not self.busy:
+                return None
+            self._begin()
+        return self.clock + self._plan.seconds(self._plan.left)
+
+    def step(self) -> list[Event]:
+        """Run exactly one step, for a caller that lives in real time: `clock` moves by its seconds. Must be `busy`."""
+        if not self._plan.left:
+            self._begin()
+        self._plan.cut()
+        self._complete(1)
+        events, self._events = self._events, []
+        return events
+
+    def publish(self, job: Job) -> None:
+        """Make findable what has been computed of `job.blocks`, which may have grown by blocks of the answer."""
+        slot = self._slots.get(job.key)
+        if slot is not None and slot.decoding:
+            self._publish(slot, job.blocks, job.prompt_tokens + self._decodes.produced(slot) - 1)
+
+    def produced(self, job: Job) -> int:
+        """Tokens generated so far."""
+        slot = self._slots.get(job.key)
+        return self._decodes.produced(slot) if slot is not None and slot.decoding else job.produced
+
+    # ---------------------------------------------------------------- time
+
+    def _run(self, until: float) -> None:
+        while True:
+            if not self._plan.left:
+                if self.clock >= until or not self.busy:
+                    return
+                self._begin()
+            steps = self._plan.within(self.clock, until)
+            if not steps:
+                return
+            self._complete(steps)
+
+    def _begin(self) -> None:
+        """Plan what starts now: one step with prefill, or a stretch of pure decoding."""
+        decodes, plan = self._decodes, self._plan
+        preempted = self._grow_decodes(decodes.step + 1)
+        budget = self.config.max_batched_tokens - decodes.count * (1 + self._drafts)
+        left = budget
+        if self._prefilling:
+            before = self.counters.preemptions
+            left = self._continue_prefills(left)
+            preempted = preempted or self.counters.preemptions != before
+        if self._waiting and not preempted and not self._head_blocked:
+            left = self._admit(left)
+        prefilled = budget - left
+        plan.left = 1 if prefilled or self._prefilling or preempted else self._stretch()
+        factor = noise(self.config.noise_cv, plan.left, self._rng)
+        plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, prefilled)
+        plan.slope = factor * self.cost.per_kv_token * decodes.rate
+        self.counters.prefilled_tokens += prefilled
+
+    def _stretch(self) -> int:
+        """Steps until the first completion, fewer where blocks could run out on the way."""
+        steps, batch, free = self._decodes.steps_to_end(), self._decodes.count, self.pool.free
+        size, positions = self.config.block_size, 1 + self._drafts
+        if batch * (steps * positions // size + 1) > free:
+            steps = min(steps, max(1, (free // batch - 1) * size // positions))
+        return steps
+
+    def _complete(self, steps: int) -> None:
+        """The next `steps` steps of the plan are over."""
+        counters, decodes, plan = self.counters, self._decodes, self._plan
+        goes_on = plan.left > steps
+        if steps > 1 or goes_on:  # the blocks of the plan's first step were given when it began
+            self._grow_decodes(decodes.step + steps + goes_on)
+        self.clock += plan.seconds(steps)
+        plan.pass_(steps)
+        decodes.pass_(steps)
+        counters.steps += steps
+        if self._drafts:
+            counters.drafts += decodes.count * steps
+        if goes_on:
+            return
+        while (slot := decodes.ended()) is not None:
+            self._finish(slot)
+        if self._fresh:
+            fresh, self._fresh = self._fresh, []
+            for slot in fresh:
+                if slot in self._running:
+                    self._prefilled(slot)
+
+    # ---------------------------------------------------------------- prefill
+
+    def _continue_prefills(self, budget: int) -> int:
+        """Next chunks of prompts under way; returns the budget left."""
+        for slot in list(self._prefilling):
+            if budget <= 0:
+                break
+            if slot in self._running:
+                chunk = min(budget, slot.target - slot.computed)
+                if self._room_or_preempt(slot, slot.computed + chunk):
+                    self._compute(slot, chunk)
+                    budget -= chunk
+        return budget
+
+    def _admit(self, budget: int) -> int:
+        """Start waiting requests, first come first served, while budget, seats and blocks last; the budget left."""
+        waiting, running, pool = self._waiting, self._running, self.pool
+        size, seats = self.config.block_size, self.config.capacity.max_num_seqs
+        while budget > 0 and waiting and len(running) < seats:
+            slot = waiting[0]
+            job = slot.job
+            slot.target = job.prompt_tokens + job.produced
+            width = job.block_tokens
+            hit, idle = pool.match(job.blocks, (slot.target - 1) // width)
+            cached = len(hit) * width
+            chunk = min(budget, slot.target - cached)
+            needed = -(-(cached + chunk) // size) - cached // size
+            if needed > pool.free - idle:
+                self._head_blocked = True
+                break
+            pool.hold(hit)
+            pool.take(needed)
+            if self._removed:
+                self._tell_removed(self.clock)
+            waiting.popleft()
+            self._orders += 1
+            slot.order = self._orders
+            slot.entries = hit
+            slot.published = len(hit)
+            slot.computed = cached
+            slot.anonymous = needed
+            slot.held_tokens = cached + needed * size
+            running[slot] = None
+            self._prefilling.append(slot)
+            if not job.produced and not job.preemptions:
+                job.cached_tokens = cached
+                self.counters.prefix_queries += job.prompt_tokens
+                self.counters.prefix_hits += cached
+            self._compute(slot, chunk)
+            budget -= chunk
+        return budget
+
+    def _compute(self, slot: Slot, chunk: int) -> None:
+        """Account for a chunk of prefill in the step being planned."""
+        slot.computed += chunk
+        self._publish(slot, slot.job.blocks, slot.computed)
+        if slot.computed >= slot.target:
+            self._fresh.append(slot)
+
+    def _publish(self, slot: Slot, hashes: Sequence[int], tokens: int, offset: int = 0) -> None:
+        """Make the whole blocks among the first `tokens` tokens findable; `hashes` begin at block `offset`."""
+        width = slot.job.block_tokens
+        whole = min(tokens // width, offset + len(hashes))
+        if whole <= slot.published:
+            return
+        blocks = width // self.config.block_size
+        stored = self.pool.publish(hashes[slot.published - offset : whole - offset], blocks, slot.entries)
+        slot.anonymous -= blocks * len(stored)
+        slot.published = whole
+        if stored and self._removed is not None:
+            self._events.append(Event(self.clock, EventKind.STORED, slot.job, tuple(stored)))
+
+    def _prefilled(self, slot: Slot) -> None:
+        """A prompt is complete: its step has yielded a token, and decoding begins with the next step."""
+        job = slot.job
+        self._prefilling.remove(slot)
+        if not job.produced:
+            job.first_token_at = self.clock
+            self.counters.prompt_tokens += job.prompt_tokens
+            self.counters.cached_prompt_tokens += job.cached_tokens
+            self._events.append(Event(self.clock, EventKind.FIRST_TOKEN, job))
+        job.produced += 1
+        remaining = job.output_tokens - job.produced
+        self._decodes.begin(slot, self._speculation.steps(remaining, self._rng) if remaining else 0)
+        if not remaining:
+            self._finish(slot)
+
+    # ---------------------------------------------------------------- blocks
+
+    def _grow_decodes(self, due: int) -> bool:
+        """Give blocks to the decodes that need one before step `due` or earlier; whether that took a preemption."""
+        preempted = False
+        while (slot := self._decodes.growing(due)) is not None:
+            step = slot.grows_step
+            while not self.pool.take(1):
+                preempted = True
+                self._preempt(next(reversed(self._running)))
+                if not slot.decoding:
+                    break
+            else:
+                slot.anonymous += 1
+                slot.held_tokens += self.config.block_size
+                self._decodes.note_growth(slot)
+            if self._removed:
+                before = max(0, step - 1 - self._decodes.step)
+                self._tell_removed(self.clock + self._plan.seconds(before))
+        return preempted
+
+    def _room_or_preempt(self, slot: Slot, tokens: int) -> bool:
+        """Blocks for `tokens` tokens, preempting the newest; False when it was itself preempted."""
+        size = self.config.block_size
+        missing = -(-(tokens - slot.held_tokens) // size)
+        if missing > 0:
+            while not self.pool.take(missing):
+                newest = next(reversed(self._running))
+                self._preempt(newest)
+                if newest is slot:
+                    return False
+            slot.anonymous += missing
+            slot.held_tokens += missing * size
+            if self._removed:
+                self._tell_removed(self.clock)
+        return True
+
+    # ---------------------------------------------------------------- leaving
+
+    def _preempt(self, slot: Slot) -> None:
+        """Take back a request's blocks; it goes to the head of the queue and is computed anew."""
+        self._leave(slot)
+        self._waiting.appendleft(slot)
+        slot.job.preemptions += 1
+        self.counters.preemptions += 1
+        self._events.append(Event(self.clock, EventKind.PREEMPTED, slot.job))
+
+    def _finish(self, slot: Slot) -> None:
+        job = slot.job
+        tokens = job.prompt_tokens + job.output_tokens - 1
+        if self._on_ending is not None:
+            self._on_ending(job)
+            self._publish(slot, job.blocks, tokens)
+        if job.output_blocks:
+            self._publish(slot, job.output_blocks, tokens, len(job.blocks))
+        self._leave(slot)
+        del self._slots[job.key]
+        job.finished_at = self.clock
+        self.counters.finished += 1
+        self.counters.generation_tokens += job.produced
+        self._events.append(Event(self.clock, EventKind.FINISHED, job))
+
+    def _leave(self, slot: Slot) -> None:
+        """Out of the batch, blocks released."""
+        del self._running[slot]
+        if slot.decoding:
+            self._decodes.leave(slot)
+        else:
+            self._prefilling.remove(slot)
+        self.pool.release(slot.entries, slot.anonymous)
+        slot.entries = []
+        slot.anonymous = slot.held_tokens = slot.computed = slot.published = 0
+        self._head_blocked = False
+
+    def _tell_removed(self, at: float) -> None:
+        removed = self._removed
+        if removed:
+            self._events.append(Event(at, EventKind.REMOVED, None, tuple(removed)))
+            removed.clear()

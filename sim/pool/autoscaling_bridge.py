@@ -1,0 +1,114 @@
+"""Any scaling policy as a controller of the stepwise cluster: its view in, rungs out as actions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from scheduler.core.autoscale.state import (
+    CacheValue,
+    DemandSeen,
+    HostSeen,
+    ModelSpec,
+    Observation,
+    ReplicaSeen,
+    Rung,
+)
+from sim.pool.autoscaling_pool import LOOK_S, Scaler
+from sim.pool.contract import ReplicaView
+from sim.pool.control import Act, ModelLoad, PoolAction, PoolView
+from workers.wire import ReplicaState
+
+_BLOCK_TOKENS = 64
+_CACHE_S = 600.0
+"""Reused blocks are taken to have been hit once in this time: the cluster counts blocks, not hits."""
+
+
+class ScalerController:
+    """Implements the cluster's Controller. Every replica has GPUs of its own; `day_s` is the forecast's season."""
+
+    every_s = LOOK_S
+
+    def __init__(self, scaler: Scaler, specs: Mapping[str, ModelSpec], day_s: float = 86_400.0) -> None:
+        self._scaler, self._specs, self._day_s = scaler, specs, day_s
+        self._since: dict[str, tuple[Rung, float]] = {}
+        self._means: dict[str, tuple[float, float, float]] = {}
+        self._known: dict[str, ReplicaView] = {}
+
+    def observe(self, view: PoolView, now: float) -> Sequence[PoolAction]:
+        """Look through the policy's eyes and do what it wants."""
+        demand = [self._demand(model, view.loads.get(model, ModelLoad())) for model in self._specs]
+        # A stopped replica has nobody to report it: it is remembered from when it had.
+        present = {each.replica_id: each for each in view.replicas if each.model in self._specs}
+        stopped = {
+            name: replace(each, state=ReplicaState.STOPPED, running=0, waiting=0, kv_usage=0.0)
+            for name, each in self._known.items()
+            if name not in present
+        }
+        self._known |= present
+        replicas = [self._replica(each, view, now) for _, each in sorted((stopped | present).items())]
+        hosts = [
+            HostSeen(row.replica_id, self._specs[row.model].capacity.gpus, 1e6, contracted=False)
+            for row in replicas
+        ]
+        wanted = self._scaler.look(Observation(now, hosts, replicas, demand, now % self._day_s))
+        found = (self._action(row, wanted.get(row.replica_id, row.rung)) for row in replicas)
+        return [action for action in found if action is not None]
+
+    def _action(self, replica: ReplicaSeen, rung: Rung) -> PoolAction | None:
+        if rung is replica.rung:
+            return None
+        name = replica.replica_id
+        if rung is Rung.AWAKE:
+            if replica.draining:
+                return PoolAction(Act.RESUME, name)
+            return PoolAction(Act.START if replica.rung is Rung.STOPPED else Act.WAKE, name)
+        if rung in (Rung.SLEEP_1, Rung.SLEEP_2):
+            return PoolAction(Act.SLEEP, name, level=1 if rung is Rung.SLEEP_1 else 2)
+        return PoolAction(Act.STOP, name)
+
+    def _replica(self, each: ReplicaView, view: PoolView, now: float) -> ReplicaSeen:
+        rung = self._rung(each, view)
+        before = self._since.get(each.replica_id)
+        if before is None or before[0] is not rung:
+            self._since[each.replica_id] = (rung, now)
+        since = now - self._since[each.replica_id][1]
+        spec = self._specs[each.model]
+        loading = each.state in (ReplicaState.LOADING, ReplicaState.FAILED)
+        slowest = max(figures.wake_s for figures in spec.ladder.values())
+        cached = view.cached_blocks.get(each.replica_id, 0) * _BLOCK_TOKENS
+        return ReplicaSeen(
+            each.replica_id,
+            each.model,
+            each.replica_id,
+            rung,
+            since,
+            max(LOOK_S, slowest - since) if loading else 0.0,
+            each.state is ReplicaState.DRAINING,
+            each.running + each.waiting,
+            round(each.waiting * self._means.get(each.model, (0.0, 0.0, 0.0))[1]),
+            each.kv_usage,
+            CacheValue(cached / _CACHE_S, cached),
+        )
+
+    def _rung(self, each: ReplicaView, view: PoolView) -> Rung:
+        if each.state in (ReplicaState.READY, ReplicaState.LOADING, ReplicaState.FAILED):
+            return Rung.AWAKE
+        if each.state is ReplicaState.STOPPED:
+            return Rung.STOPPED
+        if each.state is ReplicaState.DRAINING:
+            return min(self._specs[each.model].ladder, key=lambda rung: rung.depth)
+        return Rung.SLEEP_2 if view.sleep_levels.get(each.replica_id, 1) >= 2 else Rung.SLEEP_1
+
+    def _demand(self, model: str, load: ModelLoad) -> DemandSeen:
+        """The cluster tells totals, not squares: lengths are taken to scatter like an exponential."""
+        prompt, uncached, output = self._means.get(model, (0.0, 0.0, 0.0))
+        if load.arrived:
+            prompt = load.prompt_tokens / load.arrived
+        if load.finished:
+            uncached = (load.finished_prompt_tokens - load.cached_tokens) / load.finished
+            output = load.output_tokens / load.finished
+        self._means[model] = (prompt, uncached or prompt, output)
+        unknown = uncached or prompt
+        return DemandSeen(
+            model, load.arrived, prompt, unknown, 2.0 * unknown * unknown, output, 2.0 * output * output,
+            load.waiting, load.waiting * unknown,
+        )  # fmt: skip

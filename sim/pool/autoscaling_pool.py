@@ -1,0 +1,339 @@
+"""A pool played for a day under a scaling policy: GPUs held, promises kept.
+
+Routing is the same for every policy, in the scheduler's manner: to the warm replica unless another would be a second
+faster, engine queues short, the rest waits in one queue a model. Only what the policies decide differs.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+from scheduler.core.autoscale.state import (
+    CacheValue,
+    DemandSeen,
+    HostSeen,
+    ModelSpec,
+    Observation,
+    ReplicaSeen,
+    Rung,
+)
+from sim.pool.autoscaling_load import Arrival
+from sim.pool.autoscaling_replica import FluidReplica, Run
+from sim.pool.autoscaling_result import DayResult
+
+LOOK_S = 2.0
+"""Between two looks of a policy; slower ones leave some out."""
+SHORT_QUEUE_S = 0.6
+"""Prefill work that a replica may have before requests wait in the scheduler's queue instead."""
+STICK_S = 1.0
+"""How much later a warm replica may be than the best one."""
+HIT_MEMORY_S = 180.0
+"""Time constant of a replica's hit rate."""
+
+
+class Scaler(Protocol):
+    """A scaling policy under test."""
+
+    name: str
+
+    def look(self, seen: Observation) -> Mapping[str, Rung]:
+        """The rung that each replica should be on; those left out stay as they are."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """A replica of the pool, awake or resting."""
+
+    replica_id: str
+    spec: ModelSpec
+    host_id: str
+    rung: Rung
+    engine: FluidReplica
+    ready_at: float = 0.0
+    """When a waking replica serves; infinity while it waits for its GPUs."""
+    draining: bool = False
+    since: float = 0.0
+    came_from: Rung = Rung.STOPPED
+    hit_rate: float = 0.0
+    hit_at: float = 0.0
+    version: int = 0
+
+    def holds_gpus(self) -> bool:
+        """Whether its GPUs are its own now."""
+        return self.draining or (self.rung is Rung.AWAKE and self.ready_at < math.inf)
+
+    def serves(self, now: float) -> bool:
+        """Whether requests may be sent to it."""
+        return self.rung is Rung.AWAKE and not self.draining and self.ready_at <= now
+
+    def hits(self, now: float, tokens: float = 0.0) -> float:
+        """Hit tokens a second of late; `tokens` more have just been hit."""
+        self.hit_rate *= math.exp((self.hit_at - now) / HIT_MEMORY_S)
+        self.hit_rate += tokens / HIT_MEMORY_S
+        self.hit_at = now
+        return self.hit_rate
+
+
+class _Demand:
+    """What came for a model since the last look."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.prompt = self.uncached = self.uncached_sq = self.output = self.output_sq = 0.0
+
+    def take(self, model: str, queue: Sequence[Arrival]) -> DemandSeen:
+        """As an observation; counting begins anew."""
+        count = max(1, self.count)
+        seen = DemandSeen(
+            model,
+            self.count,
+            self.prompt / count,
+            self.uncached / count,
+            self.uncached_sq / count,
+            self.output / count,
+            self.output_sq / count,
+            len(queue),
+            float(sum(row.prompt for row in queue)),
+        )
+        self.count = 0
+        self.prompt = self.uncached = self.uncached_sq = self.output = self.output_sq = 0.0
+        return seen
+
+
+class DayPool:
+    """One day of one pool under one policy."""
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        hosts: Sequence[HostSeen],
+        scaler: Scaler,
+        day_s: float,
+        *,
+        patience_s: float = math.inf,
+    ) -> None:
+        """Requests that waited longer than `patience_s` for a replica leave unanswered, with their promises broken."""
+        self._patience_s = patience_s
+        self._slots = {slot.replica_id: slot for slot in slots}
+        self._hosts = {host.host_id: host for host in hosts}
+        self._contracted = sum(host.gpus for host in hosts if host.contracted)
+        self._scaler = scaler
+        self._day_s = day_s
+        self._of: dict[str, list[Slot]] = {}
+        for slot in slots:
+            self._of.setdefault(slot.spec.model, []).append(slot)
+        self._queues: dict[str, deque[Arrival]] = {model: deque() for model in self._of}
+        self._demand = {model: _Demand() for model in self._of}
+        self._events: list[tuple[float, int, str, int]] = []
+        self._count = 0
+        self._looks = 0
+        self._told = 0.0
+        self.result = DayResult()
+
+    def play(self, arrivals: Sequence[Arrival]) -> DayResult:
+        """The whole day; what still runs at its end is served by what is awake then."""
+        look_at, index, last = 0.0, 0, len(arrivals)
+        self.result.requests = last
+        for arrival in arrivals:
+            self.result.requests_of[arrival.model] = self.result.requests_of.get(arrival.model, 0) + 1
+        while True:
+            arrival_at = arrivals[index].at if index < last else math.inf
+            event_at = self._events[0][0] if self._events else math.inf
+            if look_at <= min(arrival_at, event_at) and look_at <= self._day_s:
+                self._look(look_at)
+                look_at += LOOK_S
+            elif event_at <= arrival_at:
+                if event_at == math.inf:
+                    return self.result
+                self._event(*heappop(self._events))
+            else:
+                self._arrive(arrivals[index])
+                index += 1
+
+    # Requests
+
+    def _arrive(self, arrival: Arrival) -> None:
+        demand = self._demand[arrival.model]
+        demand.count += 1
+        demand.prompt += arrival.prompt
+        demand.output += arrival.output
+        demand.output_sq += arrival.output * arrival.output
+        queue = self._queues[arrival.model]
+        queue.append(arrival)
+        self._dispatch(arrival.model, arrival.at)
+
+    def _dispatch(self, model: str, now: float) -> None:
+        queue = self._queues[model]
+        while queue and now - queue[0].at > self._patience_s:
+            self._break(queue.popleft(), late=True)
+        while queue and (slot := self._choose(queue[0], now)) is not None:
+            self._send(queue.popleft(), slot, now)
+
+    def _choose(self, arrival: Arrival, now: float) -> Slot | None:
+        """The warm replica, or the one with the shortest prefill; None when every engine queue is full."""
+        best, best_s = None, math.inf
+        warm, warm_s, warm_hit = None, math.inf, 0
+        for slot in self._of[arrival.model]:
+            if not slot.serves(now):
+                continue
+            engine = slot.engine
+            rate = engine.capacity.prefill_tokens_per_s
+            if engine.unprefilled > SHORT_QUEUE_S * rate or engine.running >= engine.capacity.max_num_seqs:
+                continue
+            hit = engine.cached(arrival)
+            seconds = (engine.unprefilled + arrival.prompt - hit) / rate + 1e-4 * engine.running
+            if seconds < best_s:
+                best, best_s = slot, seconds
+            if hit > warm_hit:
+                warm, warm_s, warm_hit = slot, seconds, hit
+        if warm is not None and warm_s <= best_s + STICK_S:
+            return warm
+        return best
+
+    def _send(self, arrival: Arrival, slot: Slot, now: float) -> None:
+        hit = slot.engine.cached(arrival)
+        run = Run(arrival, hit)
+        demand = self._demand[arrival.model]
+        demand.uncached += run.uncached
+        demand.uncached_sq += run.uncached * run.uncached
+        self.result.prompt_tokens += arrival.prompt
+        self.result.cached_tokens += hit
+        slot.hits(now, hit)
+        slot.engine.add(run, now)
+        self._plan_event(slot)
+
+    def _plan_event(self, slot: Slot) -> None:
+        slot.version += 1
+        at = slot.engine.next_at()
+        if at < math.inf:
+            heappush(self._events, (at, self._next(), slot.replica_id, slot.version))
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _event(self, now: float, _order: int, replica_id: str, version: int) -> None:
+        slot = self._slots[replica_id]
+        if version < 0:
+            if slot.ready_at == now:
+                self._dispatch(slot.spec.model, now)
+            return
+        if version != slot.version:
+            return
+        for run in slot.engine.step(now):
+            self._book(run, slot.spec, now)
+        self._plan_event(slot)
+        if slot.draining and not slot.engine.running:
+            self._rest(slot, now)
+        self._dispatch(slot.spec.model, now)
+
+    def _book(self, run: Run, spec: ModelSpec, now: float) -> None:
+        arrival, targets = run.arrival, spec.targets
+        ttft = run.first_at - arrival.at
+        self.result.ttft_s.append(ttft)
+        limit = targets.ttft_s + arrival.prompt / spec.capacity.prefill_tokens_per_s
+        tpot = (now - run.first_at) / (arrival.output - 1) if arrival.output > 1 else 0.0
+        if arrival.output > 1:
+            self.result.tpot_s.append(tpot)
+        late, slow = ttft > limit, tpot > targets.tpot_s
+        if late or slow:
+            self._break(arrival, late=late, slow=slow)
+        else:
+            self.result.kept += 1
+            self.result.kept_of[spec.model] = self.result.kept_of.get(spec.model, 0) + 1
+
+    def _break(self, arrival: Arrival, *, late: bool = False, slow: bool = False) -> None:
+        self.result.late += late
+        self.result.slow += slow
+        self.result.broken_at.append((arrival.model, arrival.at))
+
+    # Replicas
+
+    def _look(self, now: float) -> None:
+        held = self._contracted + sum(
+            slot.spec.capacity.gpus
+            for slot in self._slots.values()
+            if slot.holds_gpus() and not self._hosts[slot.host_id].contracted
+        )
+        self.result.gpu_s += held * (now - self._told)
+        self._told = now
+        if self._looks % 10 == 0:
+            self.result.awake.append((now, sum(slot.holds_gpus() for slot in self._slots.values())))
+        self._looks += 1
+        wanted = self._scaler.look(self.observation(now))
+        for replica_id, rung in sorted(wanted.items(), key=lambda item: (item[1] is Rung.AWAKE, item[0])):
+            slot = self._slots[replica_id]
+            if rung is Rung.AWAKE:
+                self._wake(slot, now)
+            elif slot.rung is Rung.AWAKE:
+                self._descend(slot, rung, now)
+            elif rung.depth > slot.rung.depth and not slot.draining:
+                slot.rung, slot.since = rung, now
+        self._start_waiting(now)
+
+    def observation(self, now: float) -> Observation:
+        """What a policy sees."""
+        replicas = [
+            ReplicaSeen(
+                slot.replica_id,
+                slot.spec.model,
+                slot.host_id,
+                slot.rung,
+                now - slot.since,
+                self._ready_in(slot, now),
+                slot.draining,
+                slot.engine.running,
+                int(slot.engine.unprefilled),
+                slot.engine.kv_usage,
+                CacheValue(slot.hits(now)),
+            )
+            for slot in self._slots.values()
+        ]
+        demand = [self._demand[model].take(model, self._queues[model]) for model in self._of]
+        return Observation(now, list(self._hosts.values()), replicas, demand, now % self._day_s)
+
+    def _ready_in(self, slot: Slot, now: float) -> float:
+        if slot.rung is not Rung.AWAKE:
+            return 0.0
+        if slot.ready_at == math.inf:
+            return slot.spec.ladder[slot.came_from].wake_s
+        return max(0.0, slot.ready_at - now)
+
+    def _wake(self, slot: Slot, now: float) -> None:
+        if slot.draining:
+            slot.draining, slot.rung = False, Rung.AWAKE
+            self.result.ups += 1
+            self._dispatch(slot.spec.model, now)
+        elif slot.rung is not Rung.AWAKE:
+            slot.came_from, slot.rung, slot.since = slot.rung, Rung.AWAKE, now
+            slot.ready_at = math.inf
+            self.result.ups += 1
+
+    def _start_waiting(self, now: float) -> None:
+        """Begin to wake those whose GPUs are free."""
+        for slot in self._slots.values():
+            if slot.rung is Rung.AWAKE and slot.ready_at == math.inf and not slot.draining:
+                used = sum(
+                    other.spec.capacity.gpus
+                    for other in self._slots.values()
+                    if other.host_id == slot.host_id and other.holds_gpus()
+                )
+                if used + slot.spec.capacity.gpus <= self._hosts[slot.host_id].gpus:
+                    slot.ready_at = now + slot.spec.ladder[slot.came_from].wake_s
+                    heappush(self._events, (slot.ready_at, self._next(), slot.replica_id, -1))
+
+    def _descend(self, slot: Slot, rung: Rung, now: float) -> None:
+        self.result.downs += 1
+        serving = slot.ready_at <= now
+        slot.rung, slot.since = rung, now
+        slot.draining = serving and slot.engine.running > 0
+        if not slot.draining:
+            self._rest(slot, now)
+
+    def _rest(self, slot: Slot, now: float) -> None:
+        slot.draining, slot.since = False, now
+        slot.engine.forget()
+        slot.hit_rate = 0.0

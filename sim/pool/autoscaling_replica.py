@@ -1,0 +1,154 @@
+"""A replica fast enough for whole days: the step-time model with its steps smoothed into rates.
+
+Between two events (a prompt done, an answer done) prefill and decoding advance at constant rates; a step of
+`alpha + beta*B + gamma*KV` seconds yields `accept` tokens a sequence, one that carries a chunk of prompt takes
+`chunk / R` longer. The same formulas as the stepwise engine, two events a request instead of hundreds of steps.
+"""
+
+import math
+from collections import OrderedDict, deque
+from heapq import heappop, heappush
+
+from sim.pool.autoscaling_load import Arrival
+from workers.wire import Capacity
+
+CHUNK_TOKENS = 8192
+"""Prompt tokens that a step may carry."""
+
+
+class Run:
+    """A request on a replica."""
+
+    __slots__ = ("arrival", "cached", "first_at", "uncached")
+
+    def __init__(self, arrival: Arrival, cached: int) -> None:
+        self.arrival = arrival
+        self.cached = cached
+        self.uncached = max(1, arrival.prompt - cached)
+        self.first_at = -1.0
+
+
+class FluidReplica:
+    """Prefill in order of arrival, decoding shared by all; a cache of conversations, least recently used first out."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.prefills: deque[Run] = deque()
+        self.unprefilled = 0.0
+        """Uncached prompt tokens that wait or are being prefilled."""
+        self.kv_tokens = 0.0
+        """Tokens of sequences that decode, at half their answers' length."""
+        self.busy_s = 0.0
+        self._decodes: list[tuple[float, int, Run]] = []
+        self._done_tokens = 0.0
+        """Tokens that a sequence decoding since the beginning would have."""
+        self._head_left = 0.0
+        self._now = 0.0
+        self._prefill_rate = 0.0
+        self._decode_rate = 0.0
+        self._cache: OrderedDict[int, int] = OrderedDict()
+        self._cache_tokens = 0
+
+    @property
+    def running(self) -> int:
+        """Requests on it."""
+        return len(self.prefills) + len(self._decodes)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the cache in use by what runs."""
+        return self.kv_tokens / self.capacity.kv_cache_tokens
+
+    def cached(self, arrival: Arrival) -> int:
+        """Prompt tokens it would find in the cache."""
+        return min(arrival.prefix, self._cache.get(arrival.session, 0))
+
+    def add(self, run: Run, now: float) -> None:
+        """A request arrives."""
+        self._advance(now)
+        if not self.prefills:
+            self._head_left = float(run.uncached)
+        self.prefills.append(run)
+        self.unprefilled += run.uncached
+        self._pace()
+
+    def next_at(self) -> float:
+        """When the next prompt or answer is done; infinity when idle."""
+        at = math.inf
+        if self.prefills and self._prefill_rate > 0.0:
+            at = self._now + self._head_left / self._prefill_rate
+        if self._decodes and self._decode_rate > 0.0:
+            at = min(at, self._now + max(0.0, self._decodes[0][0] - self._done_tokens) / self._decode_rate)
+        return at
+
+    def step(self, now: float) -> list[Run]:
+        """Play up to `now`, an instant of `next_at`; the requests that ended."""
+        self._advance(now)
+        ended: list[Run] = []
+        if self.prefills and self._head_left <= 1e-6 * self._prefill_rate:
+            self._first_token(now, ended)
+        while self._decodes and self._decodes[0][0] - self._done_tokens <= 1e-6 * self._decode_rate:
+            run = heappop(self._decodes)[2]
+            self.kv_tokens -= _held(run)
+            ended.append(run)
+        for run in ended:
+            self._keep(run.arrival.session, run.arrival.prompt + run.arrival.output)
+        self._pace()
+        return ended
+
+    def forget(self) -> None:
+        """It slept or stopped: the cache is gone."""
+        self._cache.clear()
+        self._cache_tokens = 0
+
+    def _first_token(self, now: float, ended: list[Run]) -> None:
+        run = self.prefills.popleft()
+        self.unprefilled = max(0.0, self.unprefilled - run.uncached)
+        run.first_at = now
+        if run.arrival.output <= 1:
+            ended.append(run)
+        else:
+            self.kv_tokens += _held(run)
+            heappush(self._decodes, (self._done_tokens + run.arrival.output - 1, run.arrival.key, run))
+        if self.prefills:
+            self._head_left = float(self.prefills[0].uncached)
+
+    def _advance(self, now: float) -> None:
+        elapsed = now - self._now
+        if elapsed > 0.0:
+            if self.prefills:
+                self.busy_s += elapsed
+                self._head_left -= elapsed * self._prefill_rate
+            self._done_tokens += elapsed * self._decode_rate
+        self._now = now
+
+    def _pace(self) -> None:
+        """Rates until the next event. A prompt waits while the batch or the cache is full."""
+        capacity, batch = self.capacity, len(self._decodes)
+        decode_s = (
+            capacity.step_base_s
+            + capacity.step_per_seq_s * batch
+            + capacity.step_per_kv_token_s * self.kv_tokens
+            if batch
+            else 0.0
+        )
+        fits = bool(self.prefills) and batch < capacity.max_num_seqs
+        if fits and batch:
+            fits = self.kv_tokens + self.prefills[0].arrival.prompt <= capacity.kv_cache_tokens
+        if fits:
+            step_s = decode_s + CHUNK_TOKENS / capacity.prefill_tokens_per_s
+            self._prefill_rate = CHUNK_TOKENS / step_s
+        else:
+            step_s = decode_s
+            self._prefill_rate = 0.0
+        self._decode_rate = capacity.accept_per_step / step_s if batch else 0.0
+
+    def _keep(self, session: int, tokens: int) -> None:
+        self._cache_tokens += tokens - self._cache.pop(session, 0)
+        self._cache[session] = tokens
+        while self._cache_tokens > self.capacity.kv_cache_tokens:
+            self._cache_tokens -= self._cache.popitem(last=False)[1]
+
+
+def _held(run: Run) -> float:
+    return run.arrival.prompt + run.arrival.output / 2.0

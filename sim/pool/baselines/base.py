@@ -1,0 +1,237 @@
+"""What all published policies have in common: they dispatch at once, and count what they have routed themselves.
+
+A policy is written as `choose`: which of these replicas? Everything else (metrics that arrive late, requests that
+come while no replica is ready, counters that move in the same step as the decision) is done here, once.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sim.pool.contract import Decision, Dispatch, ReplicaView, SimRequest
+from workers.wire import KvDelta, ReplicaState
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """One replica as one router instance knows it: the last scrape, and what this instance has routed there."""
+
+    view: ReplicaView
+    requests: int = 0
+    """Dispatched by this router and not finished."""
+    prefill_tokens: int = 0
+    """Prompt tokens not believed cached, of requests whose first token has not come."""
+
+    @property
+    def replica_id(self) -> str:
+        """Its name."""
+        return self.view.replica_id
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request that a router has dispatched and that is not over."""
+
+    request: SimRequest
+    source: int
+    """API process it came to."""
+    replica_id: str
+    uncached_tokens: int
+    """Prompt tokens not believed cached there when it was dispatched."""
+    prefilled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Router:
+    """The memory of one router instance."""
+
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    flights: dict[int, Flight] = field(default_factory=dict)
+    waiting: list[tuple[SimRequest, int]] = field(default_factory=list)
+    """Arrived since the last decision, or while no replica of their model was ready; each with its API process."""
+    failed_on: dict[int, set[str]] = field(default_factory=dict)
+    """Replicas on which a request has failed; it is tried elsewhere."""
+
+    def candidates(self, request: SimRequest) -> list[Endpoint]:
+        """Replicas of its model that were ready at the last scrape, in the order of their names."""
+        avoid = self.failed_on.get(request.key, ())
+        ready = [
+            endpoint
+            for endpoint in self.endpoints.values()
+            if endpoint.view.model == request.model and endpoint.view.state is ReplicaState.READY
+        ]
+        return [endpoint for endpoint in ready if endpoint.replica_id not in avoid] or ready
+
+
+class Baseline:
+    """A published policy; subclasses say which replica.
+
+    `central` policies run as one process that all API processes ask; of the others, every API process has its own
+    instance, which knows of the others' traffic only through scraped metrics.
+    """
+
+    name = "baseline"
+    central = False
+    wants_kv_events = False
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.routers: dict[int, Router] = {}
+        self._views: dict[str, ReplicaView] = {}
+
+    # What a policy says
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """Which of these replicas, of which there is at least one; changes no counter."""
+        raise NotImplementedError
+
+    def cached_tokens(self, request: SimRequest, endpoint: Endpoint, now: float) -> int:
+        """Prompt tokens that the policy believes to be cached there; 0 for policies that do not know."""
+        del request, endpoint, now
+        return 0
+
+    def load(self, request: SimRequest, router: int) -> float:
+        """What the policy takes for its load: outstanding requests of the replica that has the fewest."""
+        candidates = self._router(router).candidates(request)
+        return min((endpoint.requests for endpoint in candidates), default=0)
+
+    def routed(self, flight: Flight, router: Router, now: float) -> None:
+        """A request has just been dispatched; for what a policy remembers beyond the counters."""
+
+    def ended(self, flight: Flight, router: Router) -> None:
+        """A request is over."""
+
+    def lost(self, replica_id: str) -> None:
+        """A replica went, or came back with an empty cache."""
+
+    # The contract of routing systems
+
+    def arrive(self, request: SimRequest, router: int, now: float) -> None:
+        """Remember it until `decide`, which the cluster calls next."""
+        del now
+        self._router(router).waiting.append((request, router))
+
+    def decide(self, now: float) -> list[Decision]:
+        """Dispatch everything for which some replica is ready."""
+        decisions: list[Decision] = []
+        for router in self.routers.values():
+            waiting, router.waiting = router.waiting, []
+            for request, source in waiting:
+                candidates = router.candidates(request)
+                if candidates:
+                    decisions.append(self._dispatch(request, source, candidates, router, now))
+                else:
+                    router.waiting.append((request, source))
+        return decisions
+
+    def first_token(self, key: int, replica_id: str, now: float) -> None:
+        """Its prompt no longer waits for prefill."""
+        del now
+        for router in self.routers.values():
+            flight = router.flights.get(key)
+            if flight is not None and flight.replica_id == replica_id:
+                _prefilled(flight, router)
+
+    def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
+        """No published policy here counts output as it comes."""
+
+    def finished(
+        self,
+        key: int,
+        replica_id: str,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
+        failed: bool,
+        now: float,
+    ) -> None:
+        """Its counters are given back; after a failure the replica is avoided for this request."""
+        del prompt_tokens, cached_tokens, output_tokens, now
+        for router in self.routers.values():
+            flight = router.flights.get(key)
+            if flight is None or flight.replica_id != replica_id:
+                continue
+            self._end(flight, router)
+            if failed:
+                router.failed_on.setdefault(key, set()).add(replica_id)
+            else:
+                router.failed_on.pop(key, None)
+
+    def router_lost(self, router: int, now: float) -> None:
+        """An API process died: what it waited for and ran is gone, and with it what its router knew."""
+        del now
+        for each in self.routers.values():
+            each.waiting = [(request, source) for request, source in each.waiting if source != router]
+            for flight in [flight for flight in each.flights.values() if flight.source == router]:
+                self._end(flight, each)
+        if not self.central:
+            self.routers.pop(router, None)
+
+    def metrics(self, views: Sequence[ReplicaView], now: float) -> None:
+        """A scrape of the whole pool: all instances see the same."""
+        del now
+        latest = {view.replica_id: view for view in views}
+        for replica_id, old in self._views.items():
+            new = latest.get(replica_id)
+            if new is None or new.boot_id != old.boot_id:
+                self.lost(replica_id)
+        self._views = latest
+        for router in self.routers.values():
+            self._scraped(router)
+
+    def kv_events(self, delta: KvDelta, now: float) -> None:
+        """Only for policies that ask for them."""
+
+    def next_wake(self, now: float) -> float | None:
+        """Nothing here waits for a time."""
+        del now
+        return None
+
+    def _router(self, number: int) -> Router:
+        number = 0 if self.central else number
+        if number not in self.routers:
+            self.routers[number] = Router()
+            self._scraped(self.routers[number])
+        return self.routers[number]
+
+    def _scraped(self, router: Router) -> None:
+        """Take the latest views; a replica that is gone leaves with its counters and its requests."""
+        for replica_id in [name for name in router.endpoints if name not in self._views]:
+            for flight in [each for each in router.flights.values() if each.replica_id == replica_id]:
+                del router.flights[flight.request.key]
+                self.ended(flight, router)
+            del router.endpoints[replica_id]
+        for replica_id, view in sorted(self._views.items()):
+            if endpoint := router.endpoints.get(replica_id):
+                endpoint.view = view
+            else:
+                router.endpoints[replica_id] = Endpoint(view)
+
+    def _dispatch(
+        self, request: SimRequest, source: int, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Dispatch:
+        endpoint = self.choose(request, candidates, router, now)
+        cached = min(request.prompt_tokens, self.cached_tokens(request, endpoint, now))
+        flight = Flight(request, source, endpoint.replica_id, request.prompt_tokens - cached)
+        router.flights[request.key] = flight
+        endpoint.requests += 1
+        endpoint.prefill_tokens += flight.uncached_tokens
+        self.routed(flight, router, now)
+        return Dispatch(request.key, endpoint.replica_id, cached if self.wants_kv_events else -1)
+
+    def _end(self, flight: Flight, router: Router) -> None:
+        del router.flights[flight.request.key]
+        _prefilled(flight, router)
+        if endpoint := router.endpoints.get(flight.replica_id):
+            endpoint.requests -= 1
+        self.ended(flight, router)
+
+
+def _prefilled(flight: Flight, router: Router) -> None:
+    endpoint = router.endpoints.get(flight.replica_id)
+    if not flight.prefilled and endpoint is not None:
+        endpoint.prefill_tokens -= flight.uncached_tokens
+    flight.prefilled = True

@@ -1,0 +1,96 @@
+"""NVIDIA Dynamo's KV router, and the product score of LMetric."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from sim.pool.baselines.base import Endpoint, Flight, Router
+from sim.pool.baselines.exact import EventIndexed
+from sim.pool.contract import SimRequest
+
+PREFILL_LOAD_SCALE = 1.0
+OVERLAP_SCORE_CREDIT = 1.0
+
+
+class Dynamo(EventIndexed):
+    """ai-dynamo/dynamo `lib/kv-router/src/scheduling/selector/default.rs` (2026, after v1.4), shipped defaults.
+
+    `cost = prefill_scale * max(0, active prefill + prompt - credit * overlap) + decode blocks`, in blocks; scale and
+    credit 1, overlap decay 0, temperature 0: the lowest cost, ties at random. Decode blocks are the distinct blocks
+    of the requests on the worker, this one's included; output is not counted (`router_track_output_blocks` off).
+    The router's own queue is off by default since v1.4, so requests are dispatched at once.
+
+    Chosen here: one router for all API processes, which the original reaches by replica synchronisation.
+    """
+
+    name = "dynamo"
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self._active: dict[str, Counter[int]] = {}
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """The lowest cost."""
+        del router
+        costs = [self.cost(request, endpoint, now) for endpoint in candidates]
+        lowest = min(costs)
+        return self.rng.choice(
+            [endpoint for endpoint, cost in zip(candidates, costs, strict=True) if cost == lowest]
+        )
+
+    def cost(self, request: SimRequest, endpoint: Endpoint, now: float) -> float:
+        """The worker's cost in blocks."""
+        overlap = self.cached_tokens(request, endpoint, now)
+        prefill = max(0.0, endpoint.prefill_tokens + request.prompt_tokens - OVERLAP_SCORE_CREDIT * overlap)
+        active = self._active.get(endpoint.replica_id, Counter())
+        new = sum(1 for block in _active_blocks(request) if block not in active)
+        return PREFILL_LOAD_SCALE * prefill / request.block_tokens + len(active) + new
+
+    def routed(self, flight: Flight, router: Router, now: float) -> None:
+        """Its blocks are active on the worker."""
+        super().routed(flight, router, now)
+        self._active.setdefault(flight.replica_id, Counter()).update(_active_blocks(flight.request))
+
+    def ended(self, flight: Flight, router: Router) -> None:
+        """Its blocks are not active any more unless another request has them."""
+        del router
+        active = self._active[flight.replica_id]
+        for block in _active_blocks(flight.request):
+            active[block] -= 1
+            if active[block] <= 0:
+                del active[block]
+
+
+class LMetric(EventIndexed):
+    """LMetric, arXiv 2603.15202 (March 2026): `score = prefill tokens * (batch size + 1)`, lowest wins.
+
+    Prefill tokens are those queued on the instance plus this prompt's uncached ones; batch size counts the requests
+    on the instance. The 1 keeps an idle instance from scoring 0 whatever it would have to prefill (Dynamo's variant).
+
+    Chosen here: exact prefix knowledge, one router for all API processes, ties at random.
+    """
+
+    name = "lmetric"
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """The smallest product."""
+        del router
+        matched = self.matches(request, now)
+
+        def score(endpoint: Endpoint) -> int:
+            hit = matched.get(endpoint.replica_id, 0) * request.block_tokens
+            return (endpoint.prefill_tokens + max(0, request.prompt_tokens - hit)) * (endpoint.requests + 1)
+
+        lowest = min(map(score, candidates))
+        return self.rng.choice([endpoint for endpoint in candidates if score(endpoint) == lowest])
+
+
+def _active_blocks(request: SimRequest) -> Sequence[int]:
+    """Blocks it occupies: the prompt's, and one of its own for the part that is not a whole block."""
+    if request.prompt_tokens > len(request.blocks) * request.block_tokens:
+        return (*request.blocks, -1 - request.key)
+    return request.blocks

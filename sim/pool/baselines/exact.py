@@ -1,0 +1,86 @@
+"""Policies that know by the engines' own events what each replica has cached."""
+
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from sim.pool.baselines.base import Baseline, Endpoint, Flight, Router
+from sim.pool.baselines.known_blocks import Owners
+from sim.pool.contract import SimRequest
+from workers.wire import KvDelta
+
+
+class EventIndexed(Baseline):
+    """Keeps an index of all replicas' blocks from KV events.
+
+    With `speculative_s` above 0 a routed prompt counts as cached for so long, until events confirm it, so that a
+    burst with one prefix is not spread for want of news (llm-d, `speculativeIndexing`).
+    """
+
+    central = True
+    wants_kv_events = True
+    speculative_s = 0.0
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self._cached = Owners()
+        self._expected = Owners(self._cached)
+        self._lapses: deque[tuple[float, str, Sequence[int]]] = deque()
+        self._times: Counter[tuple[str, int]] = Counter()
+        """How often a block is expected on a replica."""
+        self._last: tuple[int, float, dict[str, int]] = (-1, -1.0, {})
+
+    def matches(self, request: SimRequest, now: float) -> dict[str, int]:
+        """Leading blocks of the prompt believed cached, by replica; replicas without any are left out."""
+        key, at, matched = self._last
+        if (key, at) == (request.key, now):
+            return matched
+        self._lapse(now)
+        matched = self._cached.match(request.blocks, self._expected)
+        self._last = (request.key, now, matched)
+        return matched
+
+    def cached_tokens(self, request: SimRequest, endpoint: Endpoint, now: float) -> int:
+        """Matched blocks in tokens."""
+        return self.matches(request, now).get(endpoint.replica_id, 0) * request.block_tokens
+
+    def load(self, request: SimRequest, router: int) -> float:
+        """Uncached tokens in flight, then outstanding requests, of the replica that has the fewest."""
+        candidates = self._router(router).candidates(request)
+        return min((each.prefill_tokens + each.requests for each in candidates), default=0)
+
+    def routed(self, flight: Flight, router: Router, now: float) -> None:
+        """Expect what is new of its blocks there for a while."""
+        del router
+        request = flight.request
+        if self.speculative_s > 0:
+            new = request.blocks[self._cached.match(request.blocks).get(flight.replica_id, 0) :]
+            self._expected.add(flight.replica_id, new)
+            self._times.update((flight.replica_id, block) for block in new)
+            self._lapses.append((now + self.speculative_s, flight.replica_id, new))
+        self._last = (-1, -1.0, {})
+
+    def lost(self, replica_id: str) -> None:
+        """Its cache is empty."""
+        self._cached.clear(replica_id)
+        self._last = (-1, -1.0, {})
+
+    def kv_events(self, delta: KvDelta, now: float) -> None:
+        """An engine says what it has stored and evicted."""
+        del now
+        if delta.cleared:
+            self._cached.clear(delta.replica_id)
+        self._cached.remove(delta.replica_id, delta.removed)
+        self._cached.add(delta.replica_id, delta.stored)
+        self._last = (-1, -1.0, {})
+
+    def _lapse(self, now: float) -> None:
+        while self._lapses and self._lapses[0][0] <= now:
+            _, replica_id, blocks = self._lapses.popleft()
+            over = []
+            for block in blocks:
+                self._times[replica_id, block] -= 1
+                if not self._times[replica_id, block]:
+                    del self._times[replica_id, block]
+                    over.append(block)
+            self._expected.remove(replica_id, over)

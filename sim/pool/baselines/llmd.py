@@ -1,0 +1,133 @@
+"""llm-d's router: the 3/2/2/2 blend of scorers, and sticky until saturated."""
+
+import random
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from sim.pool.baselines.base import Endpoint, Flight, Router
+from sim.pool.baselines.exact import EventIndexed
+from sim.pool.contract import SimRequest
+
+SPECULATIVE_S = 2.0
+PREFIX_WEIGHT = 3.0
+QUEUE_WEIGHT = 2.0
+KV_WEIGHT = 2.0
+NO_HIT_LRU_WEIGHT = 2.0
+AFFINITY_THRESHOLD = 0.8
+MAX_TTFT_PENALTY_S = 18.0
+QUEUE_THRESHOLD_TOKENS = 4_194_304
+
+
+class Blend(EventIndexed):
+    """llm-d `guides/optimized-baseline` (spring 2026) with precise prefix knowledge: the weighted sum of
+    prefix-cache-scorer 3, queue-scorer 2, kv-cache-utilization-scorer 2 and no-hit-lru-scorer 2, highest wins.
+
+    Prefix: matched / all blocks. Queue: waiting requests of the last scrape, the longest 0 and the shortest 1, all 1
+    when equal. KV: 1 - usage of the last scrape. No hit: 0.5 for all when anyone has a block of the prompt, else
+    from 1 (longest without a cold request, or never any) down to 0. KV events with speculative indexing (2 s).
+    Ties at random, as in `max-score-picker`.
+    """
+
+    name = "llmd_blend"
+    speculative_s = SPECULATIVE_S
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self._cold: OrderedDict[str, None] = OrderedDict()
+        self._cold_request = -1
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """The best weighted sum."""
+        del router
+        matched = self.matches(request, now)
+        cold = not any(endpoint.replica_id in matched for endpoint in candidates)
+        self._cold_request = request.key if cold else -1
+        queues = queue_scores([endpoint.view.waiting for endpoint in candidates])
+        fresh = self._no_hit_scores(candidates) if cold else [0.5] * len(candidates)
+        blocks = max(1, len(request.blocks))
+        scores = [
+            PREFIX_WEIGHT * matched.get(endpoint.replica_id, 0) / blocks
+            + QUEUE_WEIGHT * queue
+            + KV_WEIGHT * (1.0 - endpoint.view.kv_usage)
+            + NO_HIT_LRU_WEIGHT * lru
+            for endpoint, queue, lru in zip(candidates, queues, fresh, strict=True)
+        ]
+        best = max(scores)
+        return self.rng.choice(
+            [endpoint for endpoint, score in zip(candidates, scores, strict=True) if score == best]
+        )
+
+    def routed(self, flight: Flight, router: Router, now: float) -> None:
+        """A cold request moves its replica to the end of the line for the next one."""
+        super().routed(flight, router, now)
+        if flight.request.key == self._cold_request:
+            self._cold[flight.replica_id] = None
+            self._cold.move_to_end(flight.replica_id)
+
+    def _no_hit_scores(self, candidates: Sequence[Endpoint]) -> list[float]:
+        if len(candidates) == 1:
+            return [1.0]
+        places = {replica_id: place for place, replica_id in enumerate(self._cold)}
+        never = [endpoint.replica_id for endpoint in candidates if endpoint.replica_id not in places]
+        ranks = {replica_id: place for place, replica_id in enumerate(never)}
+        ranks |= {replica_id: len(never) + place for replica_id, place in places.items()}
+        last = len(candidates) - 1
+        return [max(0.0, 1.0 - ranks[endpoint.replica_id] / last) for endpoint in candidates]
+
+
+class Sticky(EventIndexed):
+    """llm-d/llm-d-router `prefix-cache-affinity-filter` and `token-load-scorer` (August 2026), shipped defaults: the
+    recommended composition for prefill-bound work, "sticky until saturated".
+
+    Replicas holding at least 0.8 of the prompt's blocks, unless the best of them lags behind the best other one by
+    more than 18 s of uncached tokens in flight / peak prefill throughput. Of what is left: the fewest uncached tokens
+    in flight plus this prompt's own uncached ones, clamped at 4,194,304, ties at random. Tokens leave at the first
+    token. KV events with speculative indexing (2 s). Peak throughput is the replica's own figure, as calibrated.
+    """
+
+    name = "llmd_sticky"
+    speculative_s = SPECULATIVE_S
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """Sticky, then by token load."""
+        del router
+        matched = self.matches(request, now)
+        pool = sticky_pool(request, candidates, matched)
+
+        def load(endpoint: Endpoint) -> int:
+            hit = matched.get(endpoint.replica_id, 0) * request.block_tokens
+            return min(QUEUE_THRESHOLD_TOKENS, endpoint.prefill_tokens + max(0, request.prompt_tokens - hit))
+
+        lowest = min(map(load, pool))
+        return self.rng.choice([endpoint for endpoint in pool if load(endpoint) == lowest])
+
+
+def sticky_pool(
+    request: SimRequest, candidates: Sequence[Endpoint], matched: Mapping[str, int]
+) -> Sequence[Endpoint]:
+    """The filter: replicas that hold the prompt, or all when there are none or they lag too far behind."""
+    blocks = max(1, len(request.blocks))
+    held = [matched.get(endpoint.replica_id, 0) / blocks >= AFFINITY_THRESHOLD for endpoint in candidates]
+    warm = [endpoint for endpoint, holds in zip(candidates, held, strict=True) if holds]
+    cold = [endpoint for endpoint, holds in zip(candidates, held, strict=True) if not holds]
+    if not warm:
+        return candidates
+    if cold and min(map(_backlog_s, warm)) - min(map(_backlog_s, cold)) > MAX_TTFT_PENALTY_S:
+        return candidates
+    return warm
+
+
+def queue_scores(waiting: Sequence[int]) -> list[float]:
+    """Shortest queue 1, longest 0; all 1 when equal."""
+    shortest, longest = min(waiting), max(waiting)
+    if shortest == longest:
+        return [1.0] * len(waiting)
+    return [(longest - each) / (longest - shortest) for each in waiting]
+
+
+def _backlog_s(endpoint: Endpoint) -> float:
+    return endpoint.prefill_tokens / max(1.0, endpoint.view.capacity.prefill_tokens_per_s)

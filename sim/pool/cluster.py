@@ -1,0 +1,424 @@
+"""The simulated world: API processes, the network, engines, and a routing system under test between them.
+
+A request's life: it arrives at an API process (`_arrive`), reaches the routing system (`_reach`), is dispatched
+(`_decided`) and started on a replica (`_start`); its first token and its end travel back. A routing system hears of
+things when a real one would: after the network's delay, and metrics and KV events later still.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from sim.engine.step_model.engine import EventKind
+from sim.engine.step_model.job import Job
+from sim.pool.calls import Call, Phase
+from sim.pool.contract import (
+    Decision,
+    Dispatch,
+    LosesRouters,
+    Record,
+    Refuse,
+    ReplicaView,
+    RunResult,
+    SimRequest,
+)
+from sim.pool.estimates import Estimates
+from sim.pool.faults import Fault, Kill, KillApiProcess, RestartScheduler, Slow
+from sim.pool.lifecycle import Lifecycle
+from sim.pool.network import Delays, stream
+from sim.pool.pool import ReplicaSpec
+from sim.pool.routing_link import RoutingLink
+from sim.pool.settings import Progress, RoutingFactory, RoutingSetup, RunConfig
+from sim.pool.sim_replica import SimReplica
+from sim.pool.spent import Spent, spent
+from sim.pool.telemetry import KvWire, LoadMeter, Scraper
+from sim.pool.timeline import Timeline
+from workers.wire import KvDelta
+
+CLIENT_GRACE_S = 2.0
+"""After an API process's connection is gone, its placements are dropped (scheduler/service.py)."""
+
+
+_WIND_DOWN_S = CLIENT_GRACE_S + 1.0
+"""After the last outcome, for messages under way."""
+TOO_LONG = "too_long"
+"""Refused by the API process itself, whatever the policy: no replica takes so long a sequence."""
+
+
+class Cluster:
+    """One run. Make it, `run` it, take its `result`."""
+
+    def __init__(
+        self,
+        routing_factory: RoutingFactory,
+        requests: Iterable[SimRequest],
+        pool: Sequence[ReplicaSpec],
+        config: RunConfig,
+    ) -> None:
+        seed = config.seed
+        self.config = config
+        self.timeline = Timeline()
+        self.delays = Delays(config.network, seed)
+        self.estimates = Estimates(seed)
+        self.routing = routing_factory(
+            RoutingSetup(stream(seed, "routing"), config.api_processes, self.estimates)
+        )
+        self.link = RoutingLink(self.timeline, self.routing, self._decided)
+        self.replicas = {
+            spec.replica_id: SimReplica(
+                spec,
+                stream(seed, f"engine {spec.replica_id}"),
+                kv_events=self.routing.wants_kv_events,
+            )
+            for spec in pool
+        }
+        self.lifecycle = Lifecycle(
+            self.timeline,
+            self.replicas,
+            hang_limit_s=config.hang_limit_s,
+            lost=self._jobs_lost,
+            changed=self._look_again,
+        )
+        self._longest: dict[str, int] = {}
+        """Model -> longest prompt plus answer that every replica of it takes."""
+        for spec in pool:
+            length = spec.capacity.max_model_len
+            self._longest[spec.model] = min(length, self._longest.get(spec.model, length))
+        self.scraper = Scraper(self.timeline, self.delays, self.replicas, self._metrics)
+        self.kv_wire = KvWire(self.timeline, self.delays, self._kv_events)
+        self.meter = LoadMeter()
+        self.records: list[Record] = []
+        self.calls: dict[int, Call] = {}
+        """Requests without an outcome, by key."""
+        self._requests = iter(requests)
+        self._more = True
+        self._last_arrival = 0.0
+        self._api_processes = list(range(config.api_processes))
+        self._spread = stream(seed, "arrivals")
+        self._ended = 0.0
+        self._spent = Spent()
+
+    # The run
+
+    def run(self) -> None:
+        """Play until every request has its outcome."""
+        self.scraper.start()
+        self._next_arrival()
+        for fault in self.config.faults:
+            self.timeline.at(fault.at, self._fail, fault)
+        if self.config.controller is not None:
+            self.timeline.after(self.config.controller.every_s, self._control)
+        self.timeline.after(self.config.network.progress_every_s, self._progress)
+        if self.config.on_progress is not None:
+            self.timeline.after(1.0, self._report)
+        self.timeline.run(self._going, math.inf)
+        for call in list(self.calls.values()):
+            call.job = None
+            self._refuse(call, "unfinished", 0.0)
+        self._spent = spent(self.replicas.values(), self.timeline.now)
+        self._ended = self.timeline.now
+        self.timeline.run(lambda: True, self._ended + _WIND_DOWN_S)
+
+    def result(self, workload: str, load: float) -> RunResult:
+        """The records and what the pool did."""
+        return RunResult(
+            policy=self.routing.name,
+            workload=workload,
+            load=load,
+            seed=self.config.seed,
+            records=self.records,
+            seconds=self._ended,
+            gpu_hours=self._spent.gpus_held_s / 3600.0,
+            replica_seconds=self._spent.by_state,
+            gpu_seconds=self._spent.gpus_by_state,
+            usd_per_gpu_hour=self._spent.usd_per_gpu_hour,
+            arrivals_s=self._last_arrival,
+            warmup_s=self.config.warmup_s,
+        )
+
+    def _going(self) -> bool:
+        late = self.timeline.now > self._last_arrival + self.config.drain_s
+        return self._more or (bool(self.calls) and not late)
+
+    # A request's life
+
+    def _next_arrival(self) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            self._more = False
+            return
+        self._last_arrival = request.at
+        self.timeline.at(request.at, self._arrive_in_turn, request)
+
+    def _arrive_in_turn(self, request: SimRequest) -> None:
+        self._arrive(request)
+        self._next_arrival()
+
+    def _arrive(self, request: SimRequest) -> None:
+        router = self._api_processes[self._spread.randrange(len(self._api_processes))]
+        call = Call(Record(request, router), self.delays.of_call())
+        if request.key in self.calls:
+            raise ValueError(f"two requests of the workload have the key {request.key}")
+        self.calls[request.key] = call
+        self.records.append(call.record)
+        if request.prompt_tokens + request.output_tokens > self._longest.get(request.model, 0):
+            self._refuse(call, TOO_LONG, 0.0)
+        else:
+            self.meter.arrived(call)
+            self.link.tell(call.delays.to_scheduler_s, self._reach, call)
+
+    def _reach(self, call: Call) -> None:
+        if call.phase is not Phase.OVER:
+            self.routing.arrive(call.record.request, call.record.router, self.timeline.now)
+
+    def _decided(self, decision: Decision) -> None:
+        """The routing system has decided; the answer travels back to the API process."""
+        call = self.calls.get(decision.key)
+        if call is None:
+            return  # its API process is dead
+        if call.phase is not Phase.WAITING:
+            raise ValueError(f"{self.routing.name} decides twice on request {decision.key}")
+        back_s = call.delays.from_scheduler_s if self.routing.central else 0.0
+        if isinstance(decision, Dispatch):
+            self._dispatch(call, decision, back_s)
+        else:
+            self.timeline.after(back_s, self._refused, call, decision)
+
+    def _dispatch(self, call: Call, decision: Dispatch, back_s: float) -> None:
+        record = call.record
+        call.phase = Phase.SENT
+        record.replica_id = decision.replica_id
+        record.dispatched_at = self.timeline.now
+        record.predicted_hit_tokens = decision.predicted_hit_tokens
+        record.predicted_ttft_s = decision.predicted_ttft_s
+        record.attempts += 1
+        self.timeline.after(back_s + call.delays.to_engine_s, self._start, call)
+
+    def _start(self, call: Call) -> None:
+        if call.phase is Phase.OVER:
+            return
+        request = call.record.request
+        replica = self.replicas[call.record.replica_id]
+        if not replica.takes_work:
+            self.timeline.after(call.delays.from_engine_s, self._attempt_failed, call, 0)
+            return
+        call.job = Job(
+            request.key,
+            request.prompt_tokens,
+            request.output_tokens,
+            request.blocks,
+            request.block_tokens,
+            request.output_blocks,
+        )
+        if replica.wake_at <= self.timeline.now:
+            self._advance(replica)
+        replica.add(call.job, self.timeline.now)
+        self._look_again(replica)
+
+    def _first_token(self, call: Call, job: Job) -> None:
+        """The API process sees the first token of this attempt."""
+        if call.job is not job:
+            return
+        call.phase = Phase.DECODING
+        call.record.first_token_at = self.timeline.now
+        call.record.cached_tokens = job.cached_tokens
+        self.link.tell(call.delays.to_scheduler_s, self._hear_first_token, call, job)
+
+    def _hear_first_token(self, call: Call, job: Job) -> None:
+        if call.job is job:
+            self.routing.first_token(call.key, call.record.replica_id, self.timeline.now)
+
+    def _finished(self, call: Call, job: Job) -> None:
+        """The API process sees the end of the answer."""
+        if call.job is not job:
+            return
+        call.record.finished_at = self.timeline.now
+        call.record.cached_tokens = job.cached_tokens
+        call.record.preemptions += job.preemptions
+        self.estimates.learn(call.record.request, call.record.router)
+        self.meter.finished(call, self.replicas[call.record.replica_id], self.timeline.now)
+        self._settle(call)
+        self.link.tell(call.delays.to_scheduler_s, self._hear_end, call, job, False)
+
+    def _hear_end(self, call: Call, job: Job, failed: bool) -> None:
+        request = call.record.request
+        self.routing.finished(
+            request.key,
+            call.record.replica_id,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=job.cached_tokens,
+            output_tokens=job.produced if failed else request.output_tokens,
+            failed=failed,
+            now=self.timeline.now,
+        )
+
+    def _attempt_failed(self, call: Call, produced: int) -> None:
+        """The API process sees that the replica is gone: try another, or give up."""
+        if call.phase is Phase.OVER:
+            return
+        job = call.job or Job(call.key, call.record.request.prompt_tokens, 0)
+        job.produced = produced
+        call.job = None
+        call.phase = Phase.WAITING
+        call.record.first_token_at = -1.0
+        self.link.tell(call.delays.to_scheduler_s, self._hear_end, call, job, True)
+        if call.record.attempts >= self.config.max_attempts:
+            self._refuse(call, "attempts_failed", 0.0)
+        else:
+            pause_s = self.config.retry_s * 2.0 ** (call.record.attempts - 1)
+            self.timeline.after(pause_s, self.link.tell, call.delays.to_scheduler_s, self._reach, call)
+
+    def _refused(self, call: Call, refusal: Refuse) -> None:
+        if call.phase is not Phase.OVER:
+            self._refuse(call, refusal.reason, refusal.retry_after_s)
+
+    def _refuse(self, call: Call, reason: str, retry_after_s: float) -> None:
+        call.record.refused = reason
+        call.record.retry_after_s = retry_after_s
+        self._settle(call)
+
+    def _settle(self, call: Call) -> None:
+        call.phase = Phase.OVER
+        del self.calls[call.key]
+        if self.config.next_request is not None:
+            following = self.config.next_request(call.record, self.timeline.now)
+            if following is not None:
+                self._last_arrival = max(self._last_arrival, following.at)
+                self.timeline.at(following.at, self._arrive, following)
+
+    # What the routing system hears
+
+    def _metrics(self, views: Sequence[ReplicaView]) -> None:
+        self.link.hear(self._hear_metrics, (views,))
+
+    def _hear_metrics(self, views: Sequence[ReplicaView]) -> None:
+        self.routing.metrics(views, self.timeline.now)
+
+    def _kv_events(self, delta: KvDelta) -> None:
+        self.link.hear(self._hear_kv_events, (delta,))
+
+    def _hear_kv_events(self, delta: KvDelta) -> None:
+        self.routing.kv_events(delta, self.timeline.now)
+
+    def _progress(self) -> None:
+        """API processes report how far their answers are."""
+        self.timeline.after(self.config.network.progress_every_s, self._progress)
+        if self.link.away:
+            return
+        now, calls, progress = self.timeline.now, self.calls, self.routing.progress
+        for replica in self.replicas.values():
+            if replica.jobs:
+                self._advance(replica)
+            for job in replica.jobs.values():
+                call = calls.get(job.key)
+                if call is not None and call.phase is Phase.DECODING:
+                    progress(job.key, replica.spec.replica_id, replica.produced(job), now)
+        self.link.ask()
+
+    # Engines
+
+    def _look_again(self, replica: SimReplica) -> None:
+        """Plan to look at an engine when it next has something to tell."""
+        at = replica.next_event_at()
+        if at != replica.wake_at:
+            replica.wake_at = at
+            if at < math.inf:
+                self.timeline.at(max(at, self.timeline.now), self._wake_engine, replica, at)
+
+    def _wake_engine(self, replica: SimReplica, at: float) -> None:
+        if replica.wake_at == at:
+            replica.wake_at = math.inf
+            self._advance(replica)
+
+    def _advance(self, replica: SimReplica) -> None:
+        """Play an engine up to now and pass on what happened."""
+        now = self.timeline.now
+        after = self.timeline.after
+        stored: list[int] = []
+        removed: list[int] = []
+        for event in replica.advance(now):
+            job = event.job
+            if event.kind is EventKind.REMOVED:
+                removed += event.hashes
+                continue
+            if event.kind is EventKind.STORED:
+                stored += event.hashes
+                continue
+            if job is None or (call := self.calls.get(job.key)) is None:
+                continue
+            if event.kind is EventKind.FIRST_TOKEN:
+                after(call.delays.from_engine_s, self._first_token, call, job)
+            elif event.kind is EventKind.FINISHED:
+                del replica.jobs[job.key]
+                after(call.delays.from_engine_s, self._finished, call, job)
+        if stored or removed:
+            self.kv_wire.send(replica, stored, removed)
+        self.lifecycle.ran_empty(replica)
+        self._look_again(replica)
+
+    def _jobs_lost(self, jobs: Sequence[Job]) -> None:
+        """An engine died: the API processes see broken connections."""
+        for job in jobs:
+            call = self.calls.get(job.key)
+            if call is not None and call.job is job:
+                self.timeline.after(call.delays.from_engine_s, self._lost_seen, call, job)
+
+    def _lost_seen(self, call: Call, job: Job) -> None:
+        if call.job is job:
+            self._attempt_failed(call, job.produced)
+
+    # What goes wrong, and who steers
+
+    def _fail(self, fault: Fault) -> None:
+        match fault:
+            case Kill(replica_id=replica_id):
+                self.lifecycle.kill(replica_id)
+            case Slow(replica_id=replica_id, speed=speed, seconds=seconds):
+                self.lifecycle.slow(replica_id, speed, seconds)
+            case RestartScheduler(away_s=away_s):
+                self.link.restart(away_s, self._agents_reconnect)
+            case KillApiProcess(router=router):
+                self._kill_api_process(router)
+
+    def _agents_reconnect(self) -> None:
+        """A new scheduler: agents send a heartbeat, and all that engines have cached."""
+        self._hear_metrics(self.scraper.views())
+        if self.routing.wants_kv_events:
+            for replica in self.replicas.values():
+                self.kv_wire.send(replica, replica.cached_hashes(), [], cleared=True)
+
+    def _kill_api_process(self, router: int) -> None:
+        """Its requests die with it; engines see their callers gone; the others take the arrivals."""
+        if router not in self._api_processes or len(self._api_processes) == 1:
+            return
+        self._api_processes.remove(router)
+        for call in [call for call in self.calls.values() if call.record.router == router]:
+            if call.job is not None:
+                replica = self.replicas[call.record.replica_id]
+                self._advance(replica)
+                replica.abort(call.job, self.timeline.now)
+                self._look_again(replica)
+                self.lifecycle.ran_empty(replica)
+            call.job = None
+            self._refuse(call, "api_process_died", 0.0)
+        if isinstance(self.routing, LosesRouters):
+            self.timeline.after(CLIENT_GRACE_S, self.link.hear, self._hear_router_lost, (router,))
+
+    def _hear_router_lost(self, router: int) -> None:
+        if isinstance(self.routing, LosesRouters):
+            self.routing.router_lost(router, self.timeline.now)
+
+    def _control(self) -> None:
+        controller = self.config.controller
+        if controller is None:
+            return
+        self.timeline.after(controller.every_s, self._control)
+        view = self.meter.look(self.scraper.views(), self.replicas, self.calls.values(), self.timeline.now)
+        for action in controller.observe(view, self.timeline.now):
+            self.lifecycle.act(action)
+
+    def _report(self) -> None:
+        self.timeline.after(1.0, self._report)
+        waiting = sum(call.phase is Phase.WAITING for call in self.calls.values())
+        progress = Progress(self.timeline.now, len(self.records), waiting, len(self.calls) - waiting)
+        if self.config.on_progress is not None:
+            self.config.on_progress(progress)

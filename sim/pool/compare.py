@@ -1,0 +1,217 @@
+"""Many runs beside each other: every policy meets the same requests, at several loads, with several seeds.
+
+The unit of work is a *cell*: one load with one seed, all policies. Cells run in processes of their own; each yields
+one row per policy. Everything that a cell needs is in it, so that it gives the same rows wherever it runs.
+"""
+
+import math
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from core.errors import InvalidRequest
+from sim.pool.bound import served_at_most
+from sim.pool.network import Network
+from sim.pool.pool import ReplicaSpec, pool_of
+from sim.pool.registry import OURS, Variant, policy
+from sim.pool.run import simulate
+from sim.pool.settings import RunConfig
+from sim.pool.summary import Summary, service_levels, summarise
+from sim.pool.workloads.registry import workload
+from workers.catalog import Catalog, load_catalog
+
+Row = dict[str, Any]
+"""One run's figures, as they go into the JSON file."""
+SHEDDING = ("zero", "equal")
+MIN_WARMUP_S = 20.0
+WARMUP_SHARE = 0.2
+_EXACT = 6
+"""Significant digits kept of a figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all cells of a comparison have in common."""
+
+    workload: str
+    """Name or file."""
+    models: tuple[str, ...]
+    """NAME or NAME:PROFILE."""
+    hosts: int
+    """Of each model."""
+    seconds: float
+    """Arrivals are simulated for so long, the warm-up included; then the run drains."""
+    prefix: str = "mirrored"
+    shed: str = "zero"
+    api_processes: int = 3
+
+    @property
+    def warmup_s(self) -> float:
+        """Arrivals before this fill caches and are not counted."""
+        return min(self.seconds / 2, max(MIN_WARMUP_S, WARMUP_SHARE * self.seconds))
+
+    def pool(self, catalog: Catalog) -> list[ReplicaSpec]:
+        """The replicas."""
+        return pool_of(catalog, self.models, self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load with one seed."""
+
+    setting: Setting
+    policies: tuple[str, ...]
+    load: float
+    rate: float
+    """Arrivals a second that `load` stands for."""
+    seed: int
+
+
+def cells(
+    setting: Setting, policies: Sequence[str], rates: Sequence[tuple[float, float]], seeds: Iterable[int]
+) -> list[Cell]:
+    """Every (load, rate) with every seed, one seed of all loads after the other: what is broken off is still even."""
+    return [Cell(setting, tuple(policies), load, rate, seed) for seed in seeds for load, rate in rates]
+
+
+def play(cell: Cell) -> list[Row]:
+    """Run every policy of a cell over the same requests. Ours comes first: the others shed what it shed.
+
+    Raises InvalidRequest for a workload, model or policy that does not exist.
+    """
+    setting = cell.setting
+    catalog = load_catalog()
+    pool = setting.pool(catalog)
+    levels = service_levels(pool)
+    context = min(spec.capacity.max_model_len for spec in pool)
+    source = workload(setting.workload, models=_names(setting.models), context=context)
+    requests = list(source.requests(rate=cell.rate, seconds=setting.seconds, seed=cell.seed))
+    if not any(request.at >= setting.warmup_s for request in requests):
+        raise InvalidRequest(f"{source.name} has no request after the warm-up at {cell.rate:.3g} requests/s")
+    served = served_at_most(requests, pool, warmup_s=setting.warmup_s)
+    measured_s = max(request.at for request in requests) - setting.warmup_s
+    equal = setting.shed == "equal"
+    variant = Variant(setting.prefix, admission=equal, deadline_s=_patience_s(pool) if equal else 600.0)
+    shed_rate = 0.0
+    rows = []
+    for name in sorted(_with_ours(cell.policies) if equal else cell.policies, key=lambda each: each != OURS):
+        entry = policy(name, variant, shed_rate=shed_rate if equal else 0.0)
+        config = RunConfig(
+            seed=cell.seed,
+            api_processes=setting.api_processes,
+            network=entry.network(Network()),
+            warmup_s=setting.warmup_s,
+        )
+        summary = summarise(
+            simulate(entry.make, requests, pool, config, workload=source.name, load=cell.load), levels
+        )
+        if name == OURS:
+            shed_rate = summary.shed_rate
+        if name in cell.policies:
+            rows.append(_row(cell, name, summary, pool, served / max(measured_s, 1e-9)))
+    return rows
+
+
+class Players:
+    """Processes that play cells, as a context. They are forked at once: make them before anything starts a thread."""
+
+    def __init__(self, workers: int) -> None:
+        """`workers` processes; 1 = cells are played in this one."""
+        self._executor: ProcessPoolExecutor | None = None
+        self._processes: list[BaseProcess] = []
+        if workers > 1:
+            others = active_children()
+            self._executor = ProcessPoolExecutor(workers, get_context("fork"), _ignore_interrupts)
+            self._executor.submit(int).result()
+            self._processes = [each for each in active_children() if each not in others]
+
+    def __enter__(self) -> "Players":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:  # nobody wants the rest of the cells under way, which may take minutes
+            for process in self._processes:
+                process.terminate()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def play(self, todo: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row]]]:
+        """Play all cells; each with its rows as it ends.
+
+        A cell that fails ends the comparison with its error: no hole is left.
+        """
+        if self._executor is None:
+            for cell in todo:
+                yield cell, play(cell)
+            return
+        futures: dict[Future[list[Row]], Cell] = {self._executor.submit(play, cell): cell for cell in todo}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _ignore_interrupts() -> None:
+    """The parent is told by the same key, and ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def key_of(row: Row) -> tuple[float, int, str]:
+    """What names a row within a comparison."""
+    return float(row["load"]), int(row["seed"]), str(row["policy"])
+
+
+def missing(todo: Sequence[Cell], rows: Iterable[Row]) -> list[Cell]:
+    """Cells of which not every policy has a row yet."""
+    have = {key_of(row) for row in rows}
+    return [cell for cell in todo if any((cell.load, cell.seed, name) not in have for name in cell.policies)]
+
+
+def _with_ours(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(names) if OURS in names else (OURS, *names)
+
+
+def _names(models: Sequence[str]) -> list[str]:
+    return [name.partition(":")[0] for name in models]
+
+
+def _patience_s(pool: Sequence[ReplicaSpec]) -> float:
+    """Where requests may be refused, they wait no longer than their first token may take."""
+    return max(spec.targets.ttft_s for spec in pool)
+
+
+def _row(cell: Cell, name: str, summary: Summary, pool: Sequence[ReplicaSpec], bound_rps: float) -> Row:
+    setting, targets = cell.setting, pool[0].targets
+    figures = asdict(summary)
+    kept = (
+        "goodput_rps", "offered_rps", "slo_met", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s",
+        "tpot_p99_s", "hit_rate", "shed_rate", "jain", "max_service_gap", "gpu_hours", "usd_per_mtok",
+        "mean_waiting", "preemptions", "requests",
+    )  # fmt: skip
+    return {
+        "policy": name,
+        "workload": summary.workload,
+        "load": cell.load,
+        "seed": cell.seed,
+        **{figure: _rounded(figures[figure]) for figure in kept},
+        "bound_rps": _rounded(bound_rps),
+        "rate_rps": _rounded(cell.rate),
+        "slo_ttft_s": targets.ttft_s,
+        "slo_tpot_s": _rounded(targets.tpot_s),
+        "model": ",".join(setting.models),
+        "hosts": setting.hosts,
+        "replicas": len(pool),
+        "seconds": setting.seconds,
+        "warmup_s": setting.warmup_s,
+        "prefix": setting.prefix,
+        "shed": setting.shed,
+    }
+
+
+def _rounded(value: float) -> float | int | None:
+    """Six digits say enough; a quantile of nothing is null in JSON."""
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.{_EXACT}g}") if math.isfinite(value) else None

@@ -1,0 +1,100 @@
+"""A whole comparison: find the knee, play every cell that has not been played, hand back all rows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sim.pool.compare import Cell, Players, Row, Setting, cells, missing
+from sim.pool.journal import Journal
+from sim.pool.knee import Knee, find
+
+ARRIVALS = 800.0
+"""Requests of a run at the knee where no length is given: enough for a steady state, quick enough for hundreds."""
+SECONDS_RANGE = (45.0, 600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be compared."""
+
+    setting: Setting
+    """Its `seconds` of 0 = as long as ARRIVALS take at the knee, within SECONDS_RANGE."""
+    policies: tuple[str, ...]
+    loads: tuple[float, ...]
+    seeds: int
+    """Seeds 1 to this."""
+
+    def subject(self) -> dict[str, Any]:
+        """What distinguishes it from other comparisons; more seeds or other processes do not."""
+        return {"setting": asdict(self.setting), "policies": list(self.policies), "loads": list(self.loads)}
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who wants to hear how it goes."""
+
+    tried: Callable[[float, float], None] = field(default=lambda rate, share: None)
+    """A rate was tried for the knee: requests a second, share served in time."""
+    began: Callable[[Knee, Setting, int, int], None] = field(default=lambda knee, setting, done, total: None)
+    """Cells are about to be played: how many there are, and how many of them are done already."""
+    played: Callable[[Cell], None] = field(default=lambda cell: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All rows, and what load 1.0 was."""
+
+    knee: Knee
+    setting: Setting
+    rows: list[Row]
+
+
+def compare(
+    plan: Plan, players: Players, journal: Journal | None = None, watch: Watch | None = None
+) -> Outcome:
+    """Play a plan; rows that the journal has are not played again. Raises InvalidRequest for a plan that cannot be."""
+    watch = watch or Watch()
+    knee = _knee(plan, players, journal, watch)
+    setting = plan.setting
+    if setting.seconds <= 0:
+        setting = replace(setting, seconds=seconds_at(knee.rate_rps))
+    rates = [(load, load * knee.rate_rps) for load in plan.loads]
+    every = cells(setting, plan.policies, rates, range(1, plan.seeds + 1))
+    rows: list[Row] = list(journal.rows) if journal is not None else []
+    todo = missing(every, rows)
+    watch.began(knee, setting, len(every) - len(todo), len(every))
+
+    for cell, fresh in players.play(todo):
+        if journal is not None:
+            journal.add(fresh)
+        rows += fresh
+        watch.played(cell)
+    return Outcome(knee, setting, in_order(rows, plan))
+
+
+def seconds_at(rate: float) -> float:
+    """Simulated seconds for ARRIVALS at this rate, rounded."""
+    low, high = SECONDS_RANGE
+    return float(round(min(high, max(low, ARRIVALS / rate))))
+
+
+def in_order(rows: Sequence[Row], plan: Plan) -> list[Row]:
+    """The plan's rows once each, by load, policy and seed."""
+    place = {name: number for number, name in enumerate(plan.policies)}
+    wanted = {
+        (float(row["load"]), place[row["policy"]], int(row["seed"])): row
+        for row in rows
+        if row["policy"] in place and row["load"] in plan.loads and row["seed"] <= plan.seeds
+    }
+    return [wanted[key] for key in sorted(wanted)]
+
+
+def _knee(plan: Plan, players: Players, journal: Journal | None, watch: Watch) -> Knee:
+    known = journal.notes.get("knee") if journal is not None else None
+    if known is not None:
+        return Knee(**known)
+    own_length = None if plan.setting.seconds > 0 else seconds_at
+    knee = find(plan.setting, players=players, tried=watch.tried, seconds_at=own_length)
+    if journal is not None:
+        journal.note("knee", asdict(knee))
+    return knee

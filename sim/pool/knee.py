@@ -1,0 +1,105 @@
+"""Load 1.0: the highest rate at which the strongest published policy still serves nine of ten requests in time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from core.errors import InvalidRequest
+from sim.pool.compare import Cell, Players, Row, Setting
+from sim.pool.registry import STRONGEST
+from sim.pool.workloads.registry import workload
+from workers.catalog import load_catalog
+
+SERVED = 0.9
+"""Share of requests within both targets at the knee."""
+PRECISION = 0.03
+SEEDS = (9001, 9002)
+"""Not those of the comparison."""
+_SAMPLE_S = 200.0
+_DOUBLINGS = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """Where the pool's capacity ends for a workload."""
+
+    rate_rps: float
+    slo_met: float
+    """Share served in time there."""
+    runs: int
+    """Rates that were tried."""
+
+
+def find(
+    setting: Setting,
+    *,
+    players: Players | None = None,
+    tried: Callable[[float, float], None] | None = None,
+    seconds_at: Callable[[float], float] | None = None,
+) -> Knee:
+    """Bisect for the knee of llm-d's sticky-until-saturated, to 3 % of the rate. Nobody sheds.
+
+    `tried` hears of each rate and the share served in time; `seconds_at` says how long to try a rate, where it is not
+    always the setting's length. Raises InvalidRequest where every rate is served, or none.
+    """
+    shares: dict[float, float] = {}
+    players = players or Players(1)
+
+    def served(rate: float) -> bool:
+        seconds = setting.seconds if seconds_at is None else seconds_at(rate)
+        shares[rate] = _share(replace(setting, seconds=seconds, shed="zero"), rate, players)
+        if tried is not None:
+            tried(rate, shares[rate])
+        return shares[rate] >= SERVED
+
+    low, high = _bracket(first_guess(setting), served)
+    while high / low > 1.0 + PRECISION:
+        middle = (low * high) ** 0.5
+        if served(middle):
+            low = middle
+        else:
+            high = middle
+    return Knee(low, shares[low], len(shares))
+
+
+def first_guess(setting: Setting) -> float:
+    """Requests a second that the pool could do if caches were empty and batches full."""
+    pool = setting.pool(load_catalog())
+    context = min(spec.capacity.max_model_len for spec in pool)
+    source = workload(setting.workload, models=_plain(setting.models), context=context)
+    sample = list(source.requests(rate=5.0, seconds=_SAMPLE_S, seed=SEEDS[0]))
+    if not sample:
+        raise InvalidRequest(f"{source.name} has no requests")
+    capacity = pool[0].capacity
+    per_token = (capacity.step_base_s / capacity.max_num_seqs + capacity.step_per_seq_s) / max(
+        1.0, capacity.accept_per_step
+    )
+    seconds = sum(
+        request.prompt_tokens / capacity.prefill_tokens_per_s + request.output_tokens * per_token
+        for request in sample
+    )
+    return len(pool) * len(sample) / seconds
+
+
+def _share(setting: Setting, rate: float, players: Players) -> float:
+    cells = [Cell(setting, (STRONGEST,), rate, rate, seed) for seed in SEEDS]
+    rows: list[Row] = [row for _, batch in players.play(cells) for row in batch]
+    return sum(float(row["slo_met"]) for row in rows) / len(rows)
+
+
+def _bracket(guess: float, served: Callable[[float], bool]) -> tuple[float, float]:
+    """A rate that is served and one within twice of it that is not."""
+    rate, ever = guess, served(guess)
+    for _ in range(_DOUBLINGS):
+        further = rate * 2.0 if ever else rate / 2.0
+        if served(further) != ever:
+            return (rate, further) if ever else (further, rate)
+        rate = further
+    raise InvalidRequest(
+        "no knee: the pool serves this workload at every rate"
+        if ever
+        else "the pool serves this workload at no rate"
+    )
+
+
+def _plain(models: Sequence[str]) -> list[str]:
+    return [name.partition(":")[0] for name in models]

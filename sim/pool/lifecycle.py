@@ -1,0 +1,113 @@
+"""How replicas die, hang, start, wake, sleep and stop."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sim.engine.step_model.job import Job
+from sim.pool.control import Act, PoolAction
+from sim.pool.sim_replica import SimReplica
+from sim.pool.timeline import Timeline
+from workers.wire import ReplicaState
+
+_PARKING = frozenset({Act.SLEEP, Act.STOP})
+
+
+class Lifecycle:
+    """Moves replicas between states in simulated time."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        replicas: Mapping[str, SimReplica],
+        *,
+        hang_limit_s: float,
+        lost: Callable[[Sequence[Job]], None],
+        changed: Callable[[SimReplica], None],
+    ) -> None:
+        """`lost` is told of jobs that died with their engine, `changed` of an engine to look at anew."""
+        self._timeline = timeline
+        self._replicas = replicas
+        self._hang_limit_s = hang_limit_s
+        self._lost = lost
+        self._changed = changed
+        self._parking: dict[str, PoolAction] = {}
+        """Sleeps and stops that wait for a replica to run empty."""
+
+    def kill(self, replica_id: str) -> None:
+        """The engine dies now; its agent starts it again: a cold start with an empty cache."""
+        replica = self._replicas[replica_id]
+        if not replica.takes_work:
+            return
+        self._parking.pop(replica_id, None)
+        replica.become(ReplicaState.FAILED, self._timeline.now)
+        lost = replica.reboot()
+        self._load(replica, replica.spec.cold_start_s)
+        self._changed(replica)
+        self._lost(lost)
+
+    def slow(self, replica_id: str, speed: float, seconds: float) -> None:
+        """The engine runs at `speed` times its own for `seconds`; hanging too long, it is killed by its agent."""
+        replica, now = self._replicas[replica_id], self._timeline.now
+        replica.set_speed(speed, now)
+        self._changed(replica)
+        if speed <= 0.0 and seconds > self._hang_limit_s:
+            self._timeline.after(self._hang_limit_s, self._kill_hung, replica, replica.boots)
+        else:
+            self._timeline.after(seconds, self._recover, replica, replica.boots)
+
+    def act(self, action: PoolAction) -> bool:
+        """Do what a controller wants; False where the replica's state forbids it."""
+        replica = self._replicas.get(action.replica_id)
+        if replica is None:
+            return False
+        state = replica.state
+        if action.act is Act.WAKE and state is ReplicaState.ASLEEP:
+            self._load(replica, replica.spec.wake_s[0 if replica.sleep_level <= 1 else 1])
+        elif action.act is Act.START and state is ReplicaState.STOPPED:
+            replica.reboot()
+            self._load(replica, replica.spec.create_s + replica.spec.cold_start_s)
+        elif action.act is Act.RESUME and state is ReplicaState.DRAINING:
+            self._parking.pop(action.replica_id, None)
+            replica.become(ReplicaState.READY, self._timeline.now)
+        elif action.act is Act.DRAIN and state is ReplicaState.READY:
+            replica.become(ReplicaState.DRAINING, self._timeline.now)
+        elif action.act in _PARKING and replica.takes_work:
+            self._parking[action.replica_id] = action
+            if state is ReplicaState.READY:
+                replica.become(ReplicaState.DRAINING, self._timeline.now)
+            self.ran_empty(replica)
+        elif action.act in _PARKING and state is ReplicaState.ASLEEP:
+            self._park(replica, action)
+        else:
+            return False
+        return True
+
+    def ran_empty(self, replica: SimReplica) -> None:
+        """Call when a request has left a replica: one that waits for it goes to sleep or stops."""
+        if not replica.jobs and (action := self._parking.pop(replica.spec.replica_id, None)):
+            self._park(replica, action)
+
+    def _park(self, replica: SimReplica, action: PoolAction) -> None:
+        """Sleep or stop; either way the prefix cache is gone, as vLLM drops it when it sleeps."""
+        now = self._timeline.now
+        replica.become(ReplicaState.STOPPED if action.act is Act.STOP else ReplicaState.ASLEEP, now)
+        replica.sleep_level = action.level if action.act is Act.SLEEP else 0
+        replica.reboot()
+        self._changed(replica)
+
+    def _load(self, replica: SimReplica, seconds: float) -> None:
+        replica.become(ReplicaState.LOADING, self._timeline.now)
+        self._timeline.after(seconds, self._ready, replica, replica.change_id)
+
+    def _ready(self, replica: SimReplica, change_id: int) -> None:
+        if replica.change_id == change_id:
+            replica.sleep_level = 0
+            replica.become(ReplicaState.READY, self._timeline.now)
+
+    def _kill_hung(self, replica: SimReplica, boots: int) -> None:
+        if replica.boots == boots:
+            self.kill(replica.spec.replica_id)
+
+    def _recover(self, replica: SimReplica, boots: int) -> None:
+        if replica.boots == boots:
+            replica.set_speed(1.0, self._timeline.now)
+            self._changed(replica)

@@ -1,0 +1,263 @@
+"""Penstock's own scheduler as a routing system: the Board that serves live, driven by simulated events.
+
+Every API process is a client of the board. What each of them holds and waits for is kept here as a real client keeps
+it, so that a scheduler that restarts is told again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.announcing import open_placement
+from scheduler.core.board import Board, Placed
+from scheduler.core.rules import AdmissionRules, BoardConfig
+from scheduler.messages import Announce, QueuedRequest, TenantCounter
+from scheduler.wire import Placement, PlaceRequest, Released
+from sim.pool.contract import Decision, Dispatch, Refuse, ReplicaView, SimRequest
+from sim.pool.settings import RoutingSetup
+from workers.wire import Heartbeat, KvDelta, ReplicaStatus
+
+TICK_S = 0.1
+"""The live service looks at every queue so often, though nothing has happened (scheduler/service.py)."""
+_AGENT = "pool"
+
+
+@dataclass(frozen=True, slots=True)
+class PenstockOptions:
+    """How the scheduler under test is set."""
+
+    exact: bool = False
+    """Prefix knowledge from KV events and token blocks; otherwise mirrored from routed prompts."""
+    deadline_s: float = 600.0
+    """Seconds a request may wait in the queue."""
+    board: BoardConfig = field(default_factory=lambda: BoardConfig(admission=AdmissionRules(enabled=False)))
+    """Rules of placement, queue and admission; admission is off where refusals are held equal."""
+    name: str = "penstock"
+    blind: bool = False
+    """Place by load alone, as if prompts had nothing in common: a plain queue's pool without prefix routing."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a client knows of one of its requests."""
+
+    request: PlaceRequest
+    router: int
+    arrived_at: float
+    placement: Placement | None = None
+    placed_at: float = 0.0
+    produced: int = 0
+    prefilled: bool = False
+    failed_on: list[str] = field(default_factory=list)
+
+
+class PenstockRouting:
+    """The scheduler behind one socket, with `setup.routers` clients."""
+
+    central = True
+
+    def __init__(self, setup: RoutingSetup, options: PenstockOptions) -> None:
+        self.name = options.name
+        self.wants_kv_events = options.exact
+        self._setup = setup
+        self._options = options
+        self._epochs = 0
+        self._board = self._new_board(0.0)
+        self._held: dict[int, _Held] = {}
+        self._counters: dict[tuple[str, str, str], TenantCounter] = {}
+        """Model, tenant, tier: the fair queue's counters as last told to the clients."""
+        self._beats = 0
+        self._tick_at = 0.0
+
+    # What API processes say
+
+    def arrive(self, request: SimRequest, router: int, now: float) -> None:
+        """A request to place; one that failed somewhere excludes that replica's present incarnation."""
+        held = self._held.get(request.key)
+        if held is None:
+            held = self._held[request.key] = _Held(self._place_request(request, router), router, now)
+        held.placement = None
+        held.prefilled, held.produced = False, 0
+        waited_s = now - held.arrived_at
+        held.request.exclude = list(held.failed_on)
+        held.request.deadline_s = max(0.1, self._options.deadline_s - waited_s)
+        self._board.submit(_client(router), held.request, now)
+
+    def first_token(self, key: int, replica_id: str, now: float) -> None:
+        """Its prompt no longer waits for prefill."""
+        if held := self._held.get(key):
+            held.prefilled = True
+            self._board.prefill_done(_client(held.router), str(key), replica_id, now)
+
+    def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
+        """So many output tokens so far."""
+        if held := self._held.get(key):
+            held.produced = produced
+            self._board.progress(_client(held.router), str(key), replica_id, produced)
+
+    def finished(
+        self,
+        key: int,
+        replica_id: str,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
+        failed: bool,
+        now: float,
+    ) -> None:
+        """The placement is over; a failed request stays known, to be placed elsewhere."""
+        held = self._held.get(key)
+        if held is None:
+            return
+        released = Released(
+            str(key),
+            replica_id,
+            0 if failed else prompt_tokens,
+            0 if failed else cached_tokens,
+            output_tokens,
+            failed,
+        )
+        self._board.release(_client(held.router), released, now)
+        if failed:
+            held.failed_on.append(replica_id)
+            held.placement = None
+        else:
+            del self._held[key]
+
+    # What agents say
+
+    def metrics(self, views: Sequence[ReplicaView], now: float) -> None:
+        """One agent's heartbeat with the whole pool; as often, clients hear of the fair queue's counters."""
+        self._beats += 1
+        beat = Heartbeat(
+            _AGENT, "pool", "boot", self._beats, "sim", "sim", 0, [self._status(view) for view in views], {}
+        )
+        self._board.heartbeat(beat, now)
+        for counter in self._board.changed_counters():
+            self._counters[counter.model, counter.tenant_id, counter.tier] = counter
+
+    def kv_events(self, delta: KvDelta, now: float) -> None:
+        """An engine's own word on its prefix cache."""
+        self._board.fleet.kv_events(delta)
+
+    # What is decided
+
+    def decide(self, now: float) -> list[Decision]:
+        """What the board says now."""
+        if now >= self._tick_at:
+            self._board.tick()
+            self._tick_at = now + TICK_S
+        decisions: list[Decision] = []
+        for decision in self._board.dispatch(now, self._setup.rng):
+            if isinstance(decision, Placed):
+                decisions.append(self._placed(decision.placement, now))
+            else:
+                key = int(decision.refusal.request_id)
+                self._held.pop(key, None)
+                decisions.append(Refuse(key, decision.refusal.reason, decision.refusal.retry_after_s))
+        return decisions
+
+    def next_wake(self, now: float) -> float | None:
+        """While somebody waits, as often as the live service ticks; at once where a decision was cut short."""
+        if self._board.unfinished:
+            return now
+        return None if self._board.next_deadline() is None else max(now, self._tick_at)
+
+    # What goes wrong
+
+    def restart(self, now: float) -> None:
+        """A new scheduler: clients announce what they hold, wait for and know of counters."""
+        self._board = self._new_board(now)
+        counters = list(self._counters.values())
+        for router in range(self._setup.routers):
+            mine = [held for held in self._held.values() if held.router == router]
+            placements = [
+                open_placement(
+                    held.request,
+                    held.placement,
+                    produced=held.produced,
+                    prefilled=held.prefilled,
+                    age_s=now - held.placed_at,
+                    counted_by=held.placement.epoch,
+                )
+                for held in mine
+                if held.placement is not None
+            ]
+            queued = [
+                QueuedRequest(held.request, now - held.arrived_at) for held in mine if held.placement is None
+            ]
+            self._board.announce(_client(router), Announce(placements, queued, counters), now)
+
+    def router_lost(self, router: int, now: float) -> None:
+        """A client is dead: nobody waits for its answers any more."""
+        self._board.drop_waiting(_client(router))
+        self._board.drop_placements(_client(router), now)
+        self._held = {key: held for key, held in self._held.items() if held.router != router}
+
+    def open_requests(self) -> int:
+        """Requests that the board or a client still knows of; 0 after a run, or something leaks."""
+        waiting = sum(view.waiting + view.in_flight for view in self._board.queue_views(0.0))
+        return len(self._held) + waiting
+
+    def remembered(self) -> int:
+        """Prefix marks held of all replicas together."""
+        return sum(len(replica.prefix) for replica in self._board.fleet.replicas.values())
+
+    # Translation
+
+    def _new_board(self, now: float) -> Board:
+        self._epochs += 1
+        return Board(
+            f"epoch-{self._epochs}", now, grace_s=3.0 if now > 0 else 0.0, config=self._options.board
+        )
+
+    def _place_request(self, request: SimRequest, router: int) -> PlaceRequest:
+        estimates = self._setup.estimates
+        exact = self._options.exact
+        return PlaceRequest(
+            request_id=str(request.key),
+            tenant_id=request.tenant,
+            model=request.model,
+            prompt_tokens=request.prompt_tokens if exact else estimates.prompt_tokens(request, router),
+            output_tokens=estimates.output_tokens(request, router),
+            blocks=[] if self._options.blind else list(request.blocks),
+            block_tokens=request.block_tokens if exact else 0,
+            tier=request.tier,
+            weight=request.weight,
+        )
+
+    def _placed(self, placement: Placement, now: float) -> Dispatch:
+        key = int(placement.request_id)
+        if held := self._held.get(key):
+            held.placement, held.placed_at = placement, now
+            asked = held.request
+            counter = TenantCounter(asked.tenant_id, asked.model, placement.service, asked.tier)
+            self._counters[counter.model, counter.tenant_id, counter.tier] = counter
+        return Dispatch(key, placement.replica_id, placement.hit_tokens, placement.predicted_ttft_s)
+
+    def _status(self, view: ReplicaView) -> ReplicaStatus:
+        return ReplicaStatus(
+            view.replica_id,
+            view.model,
+            "sim://" + view.replica_id,
+            "sim",
+            view.boot_id,
+            view.state,
+            view.capacity,
+            view.running,
+            view.waiting,
+            view.kv_usage,
+            simulated=True,
+            targets=view.targets,
+            prefix_kind="tokens" if self._options.exact else "text",
+        )
+
+
+def penstock(options: PenstockOptions | None = None) -> Callable[[RoutingSetup], PenstockRouting]:
+    """A factory for `simulate`."""
+    chosen = options or PenstockOptions()
+    return lambda setup: PenstockRouting(setup, chosen)
+
+
+def _client(router: int) -> str:
+    return f"api-{router}"

@@ -1,0 +1,80 @@
+"""The replicas of a run: what each is made of, and a pool built from the catalog."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sim.engine.step_model.engine import StepConfig
+from workers.catalog import Catalog
+from workers.wire import Capacity, ReplicaState, Targets
+
+COLD_START_S = 98.0
+"""Process start, weights, warm-up: vLLM's published figure for a 235B model."""
+WAKE_S = (5.5, 30.0)
+"""From sleep level 1 (published: 5-6 s for a 235B model) and level 2, where weights are read again."""
+CREATE_S = 180.0
+"""From asking for a droplet until its engine starts."""
+TPOT_SLACK = 5.0
+TTFT_TARGET_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One replica of a run."""
+
+    replica_id: str
+    model: str
+    engine: StepConfig
+    targets: Targets
+    host: str = "host-1"
+    state: ReplicaState = ReplicaState.READY
+    """At the start of the run."""
+    sleep_level: int = 1
+    """Where it is asleep at the start."""
+    cold_start_s: float = COLD_START_S
+    wake_s: tuple[float, float] = WAKE_S
+    create_s: float = CREATE_S
+    speed: float = 1.0
+    """Of its own clock; a permanent straggler has less than 1."""
+    usd_per_gpu_hour: float = 0.0
+
+    @property
+    def capacity(self) -> Capacity:
+        """What it can do."""
+        return self.engine.capacity
+
+
+def default_targets(capacity: Capacity) -> Targets:
+    """Targets where the catalog names none.
+
+    A first token within 2 s on top of the request's own prefill; five times a lone request's time per token.
+    """
+    alone_s = (capacity.step_base_s + capacity.step_per_seq_s) / max(1.0, capacity.accept_per_step)
+    return Targets(TTFT_TARGET_S, TPOT_SLACK * alone_s)
+
+
+def pool_of(catalog: Catalog, models: Iterable[str], hosts: int, *, first_host: int = 1) -> list[ReplicaSpec]:
+    """`hosts` hosts for each of `models` (NAME or NAME:PROFILE), each with as many replicas as its GPUs allow.
+
+    Raises InvalidRequest when the catalog does not know a model or profile.
+    """
+    pool: list[ReplicaSpec] = []
+    number = first_host
+    for each in models:
+        name, _, profile_name = each.partition(":")
+        profile = catalog.model(name).profile(profile_name)
+        price = catalog.host_prices.get(profile.host_kind)
+        gpus = max(1, catalog.hosts[profile.host_kind].gpus)
+        for _ in range(hosts):
+            pool += (
+                ReplicaSpec(
+                    f"host-{number}/{name}-{instance}",
+                    name,
+                    StepConfig(profile.capacity, profile.block_size),
+                    default_targets(profile.capacity),
+                    host=f"host-{number}",
+                    usd_per_gpu_hour=float(price.usd_per_hour) / gpus if price else 0.0,
+                )
+                for instance in range(profile.instances)
+            )
+            number += 1
+    return pool

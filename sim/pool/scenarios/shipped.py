@@ -1,0 +1,161 @@
+"""Routers with a fault as it was shipped, each reduced to that fault: a scenario must tell them from sound ones.
+
+Published policies under `baselines/` are as they are today, with most of these faults mended.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from core.errors import InvalidRequest
+from sim.pool.baselines.base import Baseline, Endpoint, Flight, Router
+from sim.pool.baselines.known_blocks import Owners
+from sim.pool.contract import SimRequest
+from sim.pool.penstock_routing import PenstockOptions, PenstockRouting
+from sim.pool.registry import NAMES, OURS, Policy, Variant
+from sim.pool.registry import policy as registered
+from sim.pool.settings import RoutingSetup
+
+
+class FirstOfEquals(Baseline):
+    """Fewest outstanding requests, ties to the first in the list (dynamo #7836)."""
+
+    name = "first_of_equals"
+    central = True
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """The first of the least loaded."""
+        del request, router, now
+        return min(candidates, key=lambda endpoint: endpoint.requests)
+
+
+class ByScrape(Baseline):
+    """Fewest requests by the last scrape and what this instance has routed since; nobody knows what the other
+    instances have (dynamo #589)."""
+
+    name = "by_scrape"
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self._since: Counter[tuple[Router, str, float]] = Counter()
+        """Routed by an instance to a replica since the scrape of that time."""
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """The least loaded as far as the instance knows, ties at random."""
+        del request, now
+
+        def load(endpoint: Endpoint) -> int:
+            view = endpoint.view
+            return view.running + view.waiting + self._since[router, endpoint.replica_id, view.scraped_at]
+
+        return min(candidates, key=lambda endpoint: (load(endpoint), self.rng.random()))
+
+    def routed(self, flight: Flight, router: Router, now: float) -> None:
+        """Count it until the next scrape."""
+        del now
+        view = router.endpoints[flight.replica_id].view
+        self._since[router, flight.replica_id, view.scraped_at] += 1
+
+
+class CountsAnswers(Baseline):
+    """Load counts from the first token on, as if prefill were free; ties to the first (sglang #27547)."""
+
+    name = "counts_answers"
+    central = True
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """The first of those with the fewest answers under way."""
+        del request, now
+        answering = {endpoint.replica_id: 0 for endpoint in candidates}
+        for flight in router.flights.values():
+            if flight.prefilled and flight.replica_id in answering:
+                answering[flight.replica_id] += 1
+        return min(candidates, key=lambda endpoint: answering[endpoint.replica_id])
+
+
+class LongestMatch(Baseline):
+    """The longest match wins whatever the load; nothing matched: the fewest outstanding (dynamo #737)."""
+
+    name = "longest_match"
+    central = True
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.owners = Owners()
+
+    def choose(
+        self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
+    ) -> Endpoint:
+        """The deepest match, then the least loaded."""
+        del router, now
+        matched = self.owners.match(request.blocks)
+        return max(candidates, key=lambda each: (matched.get(each.replica_id, 0), -each.requests))
+
+    def routed(self, flight: Flight, router: Router, now: float) -> None:
+        """Remember the prompt there, for ever."""
+        del router, now
+        self.owners.add(flight.replica_id, flight.request.blocks)
+
+    def remembered(self) -> int:
+        """Prefix blocks held."""
+        return len(self.owners)
+
+
+class Amnesiac(PenstockRouting):
+    """Ours, were a restarted scheduler told nothing by its clients."""
+
+    def restart(self, now: float) -> None:
+        """Everything is gone."""
+        self._held.clear()
+        self._counters.clear()
+        super().restart(now)
+
+
+class KeepsTheDead(PenstockRouting):
+    """Ours, were an API process that died to keep its placements."""
+
+    def router_lost(self, router: int, now: float) -> None:
+        """Nobody is told."""
+
+
+NEWEST_FIRST = "newest_first"
+"""Placement is ours; what scales down takes the newest replica, as a Kubernetes deployment does."""
+SHIPPED: Mapping[str, str] = {
+    FirstOfEquals.name: "fewest requests, ties to the first in the list",
+    ByScrape.name: "fewest requests by the last scrape and its own count since, one count an API process",
+    CountsAnswers.name: "load counts from the first token on",
+    LongestMatch.name: "longest match whatever the load, nothing forgotten",
+    "amnesiac": "ours, but clients announce nothing to a new scheduler",
+    "keeps_the_dead": "ours, but a dead API process keeps its placements",
+    NEWEST_FIRST: "ours, but the newest replica goes first",
+}
+"""Name -> its fault in a line."""
+_ROUTERS = {each.name: each for each in (FirstOfEquals, ByScrape, CountsAnswers, LongestMatch)}
+_OURS_SPOILT = {"amnesiac": Amnesiac, "keeps_the_dead": KeepsTheDead}
+
+
+def policy_of(name: str, variant: Variant) -> Policy:
+    """A policy of the comparison or one with a shipped fault. Raises InvalidRequest for any other name."""
+    if name in _ROUTERS:
+        kind = _ROUTERS[name]
+        return Policy(name, lambda setup: kind(setup.rng))
+    if name in _OURS_SPOILT:
+        spoilt, options = _OURS_SPOILT[name], PenstockOptions(name=name)
+
+        def make(setup: RoutingSetup) -> PenstockRouting:
+            return spoilt(setup, options)
+
+        return Policy(name, make)
+    if name == NEWEST_FIRST:
+        return Policy(name, registered(OURS, variant).make)
+    if name not in NAMES:
+        raise InvalidRequest(
+            f"no policy is called {name!r}; policies: {', '.join((*NAMES, *SHIPPED))}", param="policy"
+        )
+    return registered(name, variant)

@@ -1,0 +1,126 @@
+"""Equal shed rates: a gate before a published policy that refuses as many requests as ours does, when load is highest.
+
+Published routers refuse nobody; a policy that may refuse serves the rest better. So that neither profits, the gate
+sheds the same average share, choosing by the policy's own estimate of its load: what arrives while the estimate is
+above its recent (1 - rate) quantile.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+
+from sim.pool.baselines.base import Baseline
+from sim.pool.contract import Decision, Refuse, ReplicaView, SimRequest
+from workers.wire import KvDelta
+
+_WINDOW = 400
+"""Arrivals over which the quantile is taken."""
+_WARM = 20
+_CORRECTION = 15.0
+"""How hard the quantile moves when more or less has been shed than wanted."""
+_GOLDEN = 0.618033988749895
+
+
+class QuantileGate:
+    """Says of each arrival whether it is shed; `rate` of them in the long run, those of the highest load."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._seen = 0
+        self._shed = 0
+
+    def sheds(self, load: float) -> bool:
+        """Whether this arrival is refused, given the policy's present load."""
+        self._seen += 1
+        load += 1e-6 * (self._seen * _GOLDEN % 1.0)  # equal loads are shed evenly over time
+        self._note(load)
+        if self.rate <= 0.0 or self._seen <= _WARM:
+            return False
+        behind = self.rate - self._shed / self._seen
+        share = min(1.0, max(0.0, self.rate + _CORRECTION * behind))
+        if bisect_left(self._sorted, load) < (1.0 - share) * len(self._sorted):
+            return False
+        self._shed += 1
+        return True
+
+    def _note(self, load: float) -> None:
+        self._recent.append(load)
+        insort(self._sorted, load)
+        if len(self._recent) > _WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+
+
+class Gated:
+    """A published policy behind a gate; everything that is not shed reaches it unchanged."""
+
+    def __init__(self, policy: Baseline, rate: float) -> None:
+        self.name = policy.name
+        self.central = policy.central
+        self.wants_kv_events = policy.wants_kv_events
+        self._policy = policy
+        self._gate = QuantileGate(rate)
+        self._refused: list[Decision] = []
+        self._admitted: set[int] = set()
+
+    def arrive(self, request: SimRequest, router: int, now: float) -> None:
+        """Shed it, or hand it on. A request that comes again after a failure was admitted before."""
+        if request.key not in self._admitted and self._gate.sheds(self._policy.load(request, router)):
+            self._refused.append(Refuse(request.key, "shed", 1.0))
+            return
+        self._admitted.add(request.key)
+        self._policy.arrive(request, router, now)
+
+    def decide(self, now: float) -> list[Decision]:
+        """Refusals first, then the policy's own."""
+        refused, self._refused = self._refused, []
+        return refused + self._policy.decide(now)
+
+    def first_token(self, key: int, replica_id: str, now: float) -> None:
+        """As the policy."""
+        self._policy.first_token(key, replica_id, now)
+
+    def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
+        """As the policy."""
+        self._policy.progress(key, replica_id, produced, now)
+
+    def finished(
+        self,
+        key: int,
+        replica_id: str,
+        *,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: int,
+        failed: bool,
+        now: float,
+    ) -> None:
+        """As the policy."""
+        if not failed:
+            self._admitted.discard(key)
+        self._policy.finished(
+            key,
+            replica_id,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            output_tokens=output_tokens,
+            failed=failed,
+            now=now,
+        )
+
+    def router_lost(self, router: int, now: float) -> None:
+        """As the policy."""
+        self._policy.router_lost(router, now)
+
+    def metrics(self, views: Sequence[ReplicaView], now: float) -> None:
+        """As the policy."""
+        self._policy.metrics(views, now)
+
+    def kv_events(self, delta: KvDelta, now: float) -> None:
+        """As the policy."""
+        self._policy.kv_events(delta, now)
+
+    def next_wake(self, now: float) -> float | None:
+        """As the policy."""
+        return self._policy.next_wake(now)

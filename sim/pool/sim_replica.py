@@ -1,0 +1,165 @@
+"""One replica of a run: its state, its engine, and the clock the engine lives by."""
+
+import math
+import random
+from dataclasses import replace
+
+from sim.engine.step_model.engine import Event, StepEngine
+from sim.engine.step_model.job import Job
+from sim.pool.contract import ReplicaView
+from sim.pool.pool import ReplicaSpec
+from workers.wire import ReplicaState
+
+_ROUNDING_S = 1e-9
+_TAKES_WORK = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
+_HOLDS_GPUS = frozenset(
+    {ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.LOADING, ReplicaState.FAILED}
+)
+
+
+class EngineClock:
+    """An engine's time as a function of the run's: piecewise linear, flat while the engine hangs."""
+
+    def __init__(self, speed: float) -> None:
+        self.speed = speed
+        self._run_from = 0.0
+        self._engine_from = 0.0
+
+    def engine_time(self, now: float) -> float:
+        """What the engine's clock shows at `now`."""
+        return self._engine_from + (now - self._run_from) * self.speed
+
+    def run_time(self, engine_time: float) -> float:
+        """When the engine's clock shows `engine_time`, at its present speed; infinity while it hangs."""
+        if self.speed <= 0.0:
+            return math.inf
+        return self._run_from + (engine_time - self._engine_from) / self.speed
+
+    def set_speed(self, speed: float, now: float) -> None:
+        """From `now` on the engine's clock runs `speed` times as fast as the run's."""
+        self._engine_from, self._run_from = self.engine_time(now), now
+        self.speed = speed
+
+
+class SimReplica:
+    """The world's truth about a replica; routing systems only see its `view`."""
+
+    def __init__(self, spec: ReplicaSpec, rng: random.Random, *, kv_events: bool = False) -> None:
+        self.spec = spec
+        self.state = spec.state
+        self.sleep_level = spec.sleep_level if spec.state is ReplicaState.ASLEEP else 0
+        self.boots = 0
+        self.boot_id = f"{spec.replica_id}#0"
+        self.jobs: dict[int, Job] = {}
+        """What runs or waits on the engine."""
+        self.seconds: dict[ReplicaState, float] = {}
+        self.wake_at = math.inf
+        """When the engine is next looked at; an entry of the timeline for another time is void."""
+        self.change_id = 0
+        """Counts state changes: a planned change is void when another came first."""
+        self.kv_seq = 0
+        self.kv_told_until = 0.0
+        self._rng = rng
+        self._clock = EngineClock(spec.speed)
+        self._config = replace(spec.engine, kv_events=kv_events)
+        self._engine = StepEngine(self._config, rng)
+        self._reached = 0.0
+        """How far the engine was played, on its own clock: rounding must not take it back."""
+        self._since = 0.0
+        self._view: ReplicaView | None = None
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether a request that reaches it now is run."""
+        return self.state in _TAKES_WORK
+
+    @property
+    def hangs(self) -> bool:
+        """Whether its engine stands still."""
+        return self._clock.speed <= 0.0
+
+    def add(self, job: Job, now: float) -> None:
+        """A request arrives at the engine. Raises ValueError when it can never fit there."""
+        self._engine.add(job, self._engine_time(now))
+        self.jobs[job.key] = job
+
+    def abort(self, job: Job, now: float) -> None:
+        """A request's caller is gone."""
+        if self.jobs.pop(job.key, None) is not None:
+            self._engine.abort(job, self._engine_time(now))
+
+    def advance(self, now: float) -> list[Event]:
+        """Play the engine up to `now`; what happened, times on the engine's clock."""
+        return self._engine.advance(self._engine_time(now))
+
+    def produced(self, job: Job) -> int:
+        """Output tokens of a job so far."""
+        return self._engine.produced(job)
+
+    def cached_hashes(self) -> list[int]:
+        """All prefix blocks in the engine's cache."""
+        return self._engine.pool.hashes()
+
+    def next_event_at(self) -> float:
+        """When the engine next has something to tell; infinity when it is idle or hangs."""
+        at = self._engine.next_event_at()
+        if at is None:
+            return math.inf
+        return self._clock.run_time(at)
+
+    def set_speed(self, factor: float, now: float) -> None:
+        """Run at `factor` times its usual speed from `now` on."""
+        self._clock.set_speed(self.spec.speed * factor, now)
+
+    def become(self, state: ReplicaState, now: float) -> None:
+        """Change state, and book the time spent in the one before."""
+        self.book(now)
+        self.state = state
+        self.change_id += 1
+
+    def reboot(self) -> list[Job]:
+        """A new engine process with an empty cache; returns the jobs that the old one took with it."""
+        lost = list(self.jobs.values())
+        self.jobs.clear()
+        self.boots += 1
+        self.boot_id = f"{self.spec.replica_id}#{self.boots}"
+        self._engine = StepEngine(self._config, self._rng)
+        self._clock = EngineClock(self.spec.speed)
+        self._reached = 0.0
+        self.kv_seq = 0
+        self._view = None
+        return lost
+
+    def book(self, now: float) -> None:
+        """Add the time since the last booking to the present state's."""
+        self.seconds[self.state] = self.seconds.get(self.state, 0.0) + now - self._since
+        self._since = now
+
+    def gpu_seconds_held(self) -> float:
+        """GPUs times the booked seconds in which they were this replica's."""
+        held = sum(seconds for state, seconds in self.seconds.items() if state in _HOLDS_GPUS)
+        return held * self.spec.capacity.gpus
+
+    def view(self, now: float) -> ReplicaView:
+        """What a scrape shows at `now`; an engine that hangs answers no scrape, so its last one stays."""
+        if self._view is not None and self.hangs:
+            return self._view
+        serving = self.takes_work
+        self._view = ReplicaView(
+            self.spec.replica_id,
+            self.spec.model,
+            self.boot_id,
+            self.state,
+            self.spec.capacity,
+            self.spec.targets,
+            self._engine.running if serving else 0,
+            self._engine.waiting if serving else 0,
+            self._engine.kv_usage if serving else 0.0,
+            now,
+        )
+        return self._view
+
+    def _engine_time(self, now: float) -> float:
+        """`now` on the engine's clock, a rounding error later so that a planned event is not missed by one."""
+        self._reached = max(self._reached, self._clock.engine_time(now) + _ROUNDING_S)
+        return self._reached

@@ -1,0 +1,160 @@
+"""How invoices are paid: at once, by retries (dunning), out of band; and what becomes due by itself."""
+
+from sim.stripe import charges, invoices, payments
+from sim.stripe.errors import Obj, StripeError, invalid, state
+from sim.stripe.methods import obtain
+from sim.stripe.routes import route
+from sim.stripe.sim import DUNNING_DAYS, Sim
+
+_DAY = 86_400
+
+
+def finalize_draft(sim: Sim, id: str) -> None:
+    """An hour after its making a draft that advances is finalised; an empty one is left alone."""
+    found = sim.store.get("invoice", id)
+    if not found or found["status"] != "draft" or not found["auto_advance"] or not found["_lines"]:
+        return
+    if found["automatically_finalizes_at"] and found["automatically_finalizes_at"] <= sim.now():
+        invoices.finalize_now(sim, found)
+
+
+def overdue(sim: Sim, id: str) -> None:
+    """The due date of an invoice that was sent has come and it is not paid."""
+    found = sim.store.get("invoice", id)
+    if found and found["status"] == "open":
+        sim.emit("invoice.overdue", found)
+
+
+def attempt(sim: Sim, id: str) -> None:
+    """One automatic attempt; after a failure the next one is planned, after the last the account's rule applies."""
+    found = sim.store.get("invoice", id)
+    if not found or found["status"] != "open" or not found["auto_advance"]:
+        return
+    if found["next_payment_attempt"] is None or found["next_payment_attempt"] > sim.now():
+        return
+    tried = found["attempt_count"] + 1
+    try:
+        _charge(sim, found, None, off_session=True)
+    except StripeError:
+        found |= {"attempted": True, "attempt_count": tried}  # without a payment method, too
+        _plan_retry(sim, found)
+
+
+def _plan_retry(sim: Sim, invoice: Obj) -> None:
+    """Retries are 1, 3, 5 and 7 days after the first attempt."""
+    tried = invoice["attempt_count"]
+    first = invoice.setdefault("_first_attempt", sim.now())
+    if tried <= len(DUNNING_DAYS):
+        invoice["next_payment_attempt"] = max(sim.now() + 1, first + DUNNING_DAYS[tried - 1] * _DAY)
+        sim.schedule(invoice["next_payment_attempt"], "invoice.attempt", invoice["id"])
+    else:
+        invoice["next_payment_attempt"] = None
+    sim.save(invoice)
+    _tell_failed(sim, invoice)
+    if invoice["next_payment_attempt"] is None and sim.options.after_dunning == "uncollectible":
+        invoices.give_up(sim, invoice)
+
+
+def _tell_failed(sim: Sim, invoice: Obj) -> None:
+    customer = sim.find("customer", invoice["customer"])
+    if invoice["collection_method"] == "charge_automatically" and not customer["delinquent"]:
+        customer["delinquent"] = True
+        sim.save(customer)
+        sim.emit("customer.updated", customer, {"delinquent": False})
+    sim.emit("invoice.payment_failed", invoice)
+    sim.emit("invoice.updated", invoice, {"attempt_count": invoice["attempt_count"] - 1})
+
+
+def _charge(sim: Sim, invoice: Obj, method: str | None, *, off_session: bool) -> None:
+    """Charge an open invoice. Raises StripeError (402 declined, 400 no payment method) after counting the attempt."""
+    customer = sim.find("customer", invoice["customer"])
+    settings = customer["invoice_settings"]
+    method = method or invoice["default_payment_method"] or settings.get("default_payment_method")
+    if method is None:
+        raise state(
+            "This customer has no attached payment source or default payment method. Please consider adding a default"
+            " payment method."
+        )
+    invoice |= {"attempted": True, "attempt_count": invoice["attempt_count"] + 1}
+    sim.save(invoice)
+    link = sim.find("invoice_payment", invoice["_payment"])
+    intent = sim.find("payment_intent", link["payment"]["payment_intent"])
+    intent |= {"amount": invoice["amount_remaining"], "payment_method": method}
+    sim.save(intent)
+    payments.confirm_now(sim, intent, off_session=off_session)
+    link |= {"status": "paid", "amount_paid": intent["amount"]}
+    link["status_transitions"] = link["status_transitions"] | {"paid_at": sim.now()}
+    sim.save(link)
+    _settled(sim, invoice, intent["amount"])
+    sim.emit("invoice_payment.paid", link)
+
+
+def _settled(sim: Sim, invoice: Obj, cents: int) -> None:
+    invoices.close_paid(sim, invoice, paid=cents)
+    customer = sim.find("customer", invoice["customer"])
+    if customer["delinquent"] and not _failing(sim, customer["id"]):
+        customer["delinquent"] = False
+        sim.save(customer)
+        sim.emit("customer.updated", customer, {"delinquent": True})
+
+
+def _failing(sim: Sim, customer: str) -> bool:
+    return any(
+        each["customer"] == customer and each["status"] == "open" and each["attempted"]
+        for each in sim.store.newest("invoice")
+    )
+
+
+def pay(sim: Sim, params: Obj, id: str) -> Obj:
+    """POST /v1/invoices/{id}/pay: with a card, or only marked as paid (`paid_out_of_band`). A draft is finalised first.
+
+    Raises StripeError: 402 when the card is declined (the invoice stays open), 400 when it is closed.
+    """
+    found = sim.find("invoice", id)
+    if found["status"] == "paid":
+        raise state("Invoice is already paid")
+    if found["status"] == "void":
+        raise state("You cannot pay a voided invoice.", "invoice_not_editable")
+    if found["status"] == "draft":
+        invoices.finalize(sim, {}, id)
+        if found["status"] == "paid":
+            return found
+    if params.get("paid_out_of_band"):
+        if params.get("payment_method"):
+            raise invalid("paid_out_of_band and payment_method exclude each other", param="payment_method")
+        invoices.drop_payment(sim, found)
+        found["amount_paid_off_stripe"] = found["amount_remaining"]
+        _settled(sim, found, found["amount_remaining"])
+        return found
+    method = _payable(sim, found, params)
+    try:
+        _charge(sim, found, method, off_session=params.get("off_session", True))
+    except StripeError as error:
+        if error.status == 402:
+            _tell_failed(sim, found)
+        raise
+    return found
+
+
+def _payable(sim: Sim, invoice: Obj, params: Obj) -> str | None:
+    if not params.get("payment_method"):
+        return None
+    method = obtain(sim, params["payment_method"])
+    if method["customer"] not in (None, invoice["customer"]):
+        raise invalid("The payment method must belong to the invoice's customer.", param="payment_method")
+    return str(method["id"])
+
+
+def charge_of(sim: Sim, invoice: Obj) -> Obj | None:
+    """The charge that paid an invoice; None when none did."""
+    for link in invoices.payments_of(sim, invoice)[0]:
+        intent = sim.find("payment_intent", link["payment"]["payment_intent"])
+        if intent["status"] == "succeeded":
+            return charges.retrieve(sim, {}, intent["latest_charge"])
+    return None
+
+
+ACTIONS = {"invoice.finalize": finalize_draft, "invoice.attempt": attempt, "invoice.overdue": overdue}
+ROUTES = [
+    route("POST", "/v1/invoices/{id}/pay", "invoice_pay", pay, "payment_method off_session paid_out_of_band"),
+]
