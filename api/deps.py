@@ -16,12 +16,13 @@ from core.db import Database
 from core.ids import incarnation
 from core.redis import connect
 from core.settings import Settings
+from gateway.admission import Admission
 from gateway.director import Director
 from gateway.engine import AiohttpEngines
 from gateway.estimate import Estimator
 from gateway.live import LiveRuns
 from gateway.relay import Relay
-from gateway.run import Run
+from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
 from gateway.tokens import TokenBlocks, TokenMetrics
 from gateway.tokens_model import PromptTokens
@@ -100,26 +101,30 @@ class Deps:
         )
 
     def _director(self, settings: Settings) -> Director[RateGrant]:
-        async def place_again(run: Run[RateGrant]) -> None:
-            await director.place_again(run)
-
-        relay = Relay(self.engines, self.scheduler, self.holds, time.monotonic, place_again)
-        director = Director(
+        now, estimator = time.monotonic, Estimator()
+        admission = Admission(
             models=self.models,
             rates=self.rates,
             holds=self.holds,
             placer=self.scheduler,
             prompts=self.prompts,
             meter=self.meter,
-            relay=relay,
-            live=self.live,
-            estimator=Estimator(),
-            telemetry=self.telemetry,
-            now=time.monotonic,
+            estimator=estimator,
+            now=now,
             region=settings.region,
             queue_deadline_s=settings.queue_deadline_s,
         )
-        return director
+        settlement = Settlement(
+            rates=self.rates,
+            holds=self.holds,
+            placer=self.scheduler,
+            meter=self.meter,
+            estimator=estimator,
+            telemetry=self.telemetry,
+            now=now,
+        )
+        relay = Relay(self.engines, self.scheduler, self.holds, now)
+        return Director(admission, relay, settlement, self.live, self.telemetry, now)
 
     def _revoked(self, key_ids: frozenset[UUID]) -> None:
         self.live.cut_keys(key_ids)

@@ -7,14 +7,13 @@ readers, keep-alive comments for streams that still wait. A task per stream woul
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from billing.records import Checkpoint
 from gateway.ports import Metering, Placer
-from gateway.run import Cut, Run
+from gateway.run import AnyRun, Cut
 
 TICK_S = 1.0
 KEEP_ALIVE_AFTER_S = 5.0
@@ -22,7 +21,6 @@ KEEP_ALIVE_AFTER_S = 5.0
 KEEP_ALIVE_EVERY_S = 5.0
 
 log = logging.getLogger(__name__)
-AnyRun = Run[Any]
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -74,17 +72,17 @@ class LiveRuns:
 
     def add(self, run: AnyRun) -> None:
         """A request begins."""
-        self._runs[run.request_id] = run
+        self._runs[run.request.id] = run
 
     def discard(self, run: AnyRun) -> None:
         """A request is over."""
-        self._runs.pop(run.request_id, None)
-        self._commented.pop(run.request_id, None)
+        self._runs.pop(run.request.id, None)
+        self._commented.pop(run.request.id, None)
 
     def cut_keys(self, key_ids: frozenset[UUID]) -> None:
         """End every open request of keys that are no longer good."""
         for run in list(self._runs.values()):
-            if run.principal.key_id in key_ids:
+            if run.request.principal.key_id in key_ids:
                 run.cut(Cut.REVOKED)
 
     def cut_request(self, request_id: UUID, reason: Cut) -> None:
@@ -108,34 +106,36 @@ class LiveRuns:
         for run in list(self._runs.values()):
             self._checkpoint(run)
             self._watch(run, now)
-            if run.prepared.stream and not run.committed:
+            if run.request.prepared.stream and not run.answer.committed:
                 self._keep_alive(run, now)
 
     def _checkpoint(self, run: AnyRun) -> None:
         if run.open_record is None or run.outcome is not None:
             return
         usage = run.usage
-        if usage.total != run.checkpointed:  # also down: a second attempt begins at nothing
-            run.checkpointed = usage.total
-            self._meter.checkpoint(Checkpoint(run.request_id, usage))
-            if run.placement is not None:
-                self._placer.progress(run.placement, usage.output)
+        if usage.total != run.answer.checkpointed:  # also down: a second attempt begins at nothing
+            run.answer.checkpointed = usage.total
+            self._meter.checkpoint(Checkpoint(run.request.id, usage))
+            if run.routing.placement is not None:
+                self._placer.progress(run.routing.placement, usage.output)
 
     def _watch(self, run: AnyRun, now: float) -> None:
-        if run.touched_at and not run.writing_since and run.stream is not None:
-            heard = run.codec is not None and run.codec.head is not None
+        answer = run.answer
+        if answer.reading_since and not answer.writing_since and answer.stream is not None:
+            heard = answer.codec is not None and answer.codec.head is not None
             allowed_s = self._patience.idle_s if heard else self._patience.first_event_s
-            if now - run.touched_at > allowed_s:
-                log.warning("engine silent for %.0f s, giving it up: request %s", allowed_s, run.request_id)
-                run.stream.abort()
-        if run.writing_since and now - run.writing_since > self._patience.write_s:
+            if now - answer.reading_since > allowed_s:
+                log.warning("engine silent for %.0f s, giving it up: request %s", allowed_s, run.request.id)
+                answer.stream.abort()
+        if answer.writing_since and now - answer.writing_since > self._patience.write_s:
             run.cut(Cut.SLOW_CLIENT)
 
     def _keep_alive(self, run: AnyRun, now: float) -> None:
-        since = self._commented.get(run.request_id, run.received_at + KEEP_ALIVE_AFTER_S - KEEP_ALIVE_EVERY_S)
+        request = run.request
+        since = self._commented.get(request.id, request.received_at + KEEP_ALIVE_AFTER_S - KEEP_ALIVE_EVERY_S)
         if now - since < KEEP_ALIVE_EVERY_S:
             return
-        self._commented[run.request_id] = now
+        self._commented[request.id] = now
         task = asyncio.create_task(_comment(run))
         self._sends.add(task)
         task.add_done_callback(self._sends.discard)
@@ -143,7 +143,8 @@ class LiveRuns:
 
 async def _comment(run: AnyRun) -> None:
     """Tell a waiting client (and the proxies on the way) that the request is alive."""
-    if not run.reply.started:
-        await run.reply.start(run.grant.headers if run.grant is not None else [])
-    if run.outcome is None and not run.committed:
-        await run.reply.write(b": waiting\n\n" if run.placement is None else b": working\n\n")
+    reply = run.request.reply
+    if not reply.started:
+        await reply.start(run.rate_headers)
+    if run.outcome is None and not run.answer.committed:
+        await reply.write(b": waiting\n\n" if run.routing.placement is None else b": working\n\n")

@@ -1,25 +1,26 @@
-"""The state of one request, from receipt to settlement."""
+"""The state of one request, from receipt to settlement, in four parts and the way it ended.
+
+`Request` says who asks for what, `Reservations` what is reserved for it, `Routing` where it runs, and `Answer` what
+came back. Each step of the request's life writes to the part that it is about.
+"""
 
 import asyncio
 from enum import Enum
-from typing import Generic
+from typing import Any, Generic
 from uuid import UUID
 
 import msgspec
 
-from billing.records import HoldGranted, OpenRecord, Outcome, Unbilled, UsageRecord
+from billing.records import HoldGranted, OpenRecord, Outcome, Unbilled
 from core.errors import AuthenticationFailed, PenstockError, Unavailable
 from core.tokens import NO_TOKENS, TokenUsage
-from gateway.ports import EngineStream, GrantT, Model, Reply
+from gateway.ports import EngineStream, GrantT, Headers, Model, Reply
 from gateway.prefix import PromptBlocks
 from gateway.schemas.common import Prepared
 from gateway.sse import StreamCodec
 from gateway.tails import unbilled
 from scheduler.wire import Placement
 from tenants.principal import Principal
-
-_CUT_SHORT = (Outcome.CLIENT_CANCELLED, Outcome.INTERRUPTED)
-"""Ends of which nothing is charged when nothing was generated; the others are free or have an answer."""
 
 
 class Cut(Enum):
@@ -43,16 +44,10 @@ class Cut(Enum):
         )
 
 
-class Run(Generic[GrantT]):
-    """What one request has acquired, counted and become. `Director._settle` resolves whatever is set here, once."""
+class Request:
+    """Who asks for what. Set on receipt and never changed."""
 
-    __slots__ = (
-        "attempts", "blocks", "checkpointed", "codec", "collected", "collected_bytes", "committed",
-        "cut_reason", "excluded", "failed", "failed_usage", "first_content_at", "grant", "heard_at", "hold",
-        "input_estimate", "limit", "model", "open_record", "outcome", "output_estimate", "placed_at",
-        "placement", "prepared", "principal", "rated_at", "received_at", "refusal", "reply", "request_id",
-        "settled_at", "stream", "task", "touched_at", "writing_since",
-    )  # fmt: skip
+    __slots__ = ("id", "model", "prepared", "principal", "received_at", "reply")
 
     def __init__(
         self,
@@ -63,49 +58,103 @@ class Run(Generic[GrantT]):
         reply: Reply,
         now: float,
     ) -> None:
-        self.request_id = request_id
+        self.id = request_id
         self.principal = principal
         self.prepared = prepared
         self.model = model
         self.reply = reply
-        self.task = asyncio.current_task()
         self.received_at = now
-        self.rated_at = self.placed_at = self.first_content_at = self.settled_at = 0.0
-        self.touched_at = 0.0
-        """When the engine was last heard, while it is being waited for; 0 = it is not."""
-        self.heard_at = 0.0
-        """When the engine was last heard, once an attempt is over."""
-        self.writing_since = 0.0
-        """Since when the client has not taken what was written; 0 = nothing waits."""
-        self.input_estimate = self.output_estimate = 0
-        self.blocks: PromptBlocks | None = None
-        """What the prompt begins with, once it is hashed."""
+        """Monotonic seconds, as all instants of a request."""
+
+
+class Reservations(Generic[GrantT]):
+    """What is reserved for the request: rates by learned estimates, money by an upper bound."""
+
+    __slots__ = ("grant", "granted_at", "hold", "input_estimate", "output_estimate", "output_limit")
+
+    def __init__(self) -> None:
+        self.input_estimate = 0
+        self.output_estimate = 0
         self.grant: GrantT | None = None
+        self.granted_at = 0.0
         self.hold: HoldGranted | None = None
+        self.output_limit = 0
+        """Output tokens that the hold covers, over all choices: no more are relayed before it is extended."""
+
+
+class Routing:
+    """Where the request runs, and which attempts have failed."""
+
+    __slots__ = ("attempts", "blocks", "excluded", "failed", "failed_usage", "placed_at", "placement")
+
+    def __init__(self) -> None:
+        self.blocks: PromptBlocks | None = None
+        """Hashes of the prompt's first blocks, once they are computed."""
         self.placement: Placement | None = None
-        self.open_record: OpenRecord | None = None
-        """Set once the request is admitted: a usage row will follow."""
-        self.limit = 0
-        """Output tokens that may be relayed."""
+        self.placed_at = 0.0
+        """When the first placement was made."""
         self.attempts = 0
+        """Attempts that were started."""
         self.excluded: list[str] = []
+        """Replicas on which an attempt has failed."""
         self.failed: list[Unbilled] = []
+        """Unbilled tokens of failed attempts, by attempt and cause."""
         self.failed_usage = NO_TOKENS
-        """Tokens of failed earlier attempts."""
+        """Tokens of all failed attempts together."""
+
+
+class Answer:
+    """What the engine has sent, and what the client has got of it."""
+
+    __slots__ = (
+        "checkpointed", "codec", "collected", "collected_bytes", "committed", "first_content_at", "last_read_at",
+        "reading_since", "stream", "writing_since",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
         self.codec: StreamCodec | None = None
         self.stream: EngineStream | None = None
         self.committed = False
-        """The client has got content, or is about to: too late for another attempt."""
+        """The client has got content, or is about to: no other attempt is possible."""
         self.collected: list[bytes] = []
+        """Events of an answer that is not streamed."""
         self.collected_bytes = 0
+        self.first_content_at = 0.0
+        self.reading_since = 0.0
+        """When the engine last sent something, while more is awaited; 0 = nothing is awaited."""
+        self.last_read_at = 0.0
+        """When the engine last sent something in the attempt that ended last."""
+        self.writing_since = 0.0
+        """Since when a write to the client has not completed; 0 = no write is pending."""
         self.checkpointed = 0
+        """Tokens in the last checkpoint."""
+
+
+class Run(Generic[GrantT]):
+    """One request: its parts, its task, and how it ended. `Settlement.settle` releases what it holds, once."""
+
+    __slots__ = (
+        "answer", "cut_reason", "error", "open_record", "outcome", "request", "reserved", "routing", "settled_at",
+        "task",
+    )  # fmt: skip
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.reserved: Reservations[GrantT] = Reservations()
+        self.routing = Routing()
+        self.answer = Answer()
+        self.task = asyncio.current_task()
+        """The task to cancel when the request is cut; None once it is too late for that."""
+        self.open_record: OpenRecord | None = None
+        """Set once the request is admitted: from then on it gets a usage row."""
         self.outcome: Outcome | None = None
-        self.refusal: BaseException | None = None
-        """The error the request ended with, for metrics and traces."""
+        self.error: BaseException | None = None
+        """The error that the request ended with, for metrics and traces."""
         self.cut_reason: Cut | None = None
+        self.settled_at = 0.0
 
     def cut(self, reason: Cut) -> None:
-        """End the request from outside; the first reason stays. Its task settles it."""
+        """End the request from outside by cancelling its task; the first reason stays."""
         if self.cut_reason is None and self.task is not None:
             self.cut_reason = reason
             self.task.cancel()
@@ -114,68 +163,59 @@ class Run(Generic[GrantT]):
     def usage(self) -> TokenUsage:
         """The counts of the current attempt so far.
 
-        Engines tell the cached part of the prompt with their last chunk, which a request that is cut never gets: the
-        scheduler's prediction stands in for it, so that leaving early does not cost the discount.
+        Engines report the cached part of the prompt with their last chunk. A request that is cut never gets that
+        chunk; the scheduler's prediction takes its place, so that the customer keeps the discount.
         """
-        if self.codec is None:
+        codec, placement = self.answer.codec, self.routing.placement
+        if codec is None:
             return NO_TOKENS
-        usage = self.codec.tracker.usage
-        if self.codec.tracker.cached_known or self.placement is None:
+        usage = codec.tracker.usage
+        if codec.tracker.cached_known or placement is None:
             return usage
-        cached = min(self.placement.hit_tokens, usage.input)
+        cached = min(placement.hit_tokens, usage.input)
         return msgspec.structs.replace(usage, cached_input=cached) if cached > 0 else usage
 
-    def attempt_failed(self, placement: Placement, now: float) -> None:
-        """Keep the counts of an attempt that may be followed by another one."""
-        usage = self.usage
-        self.failed += self._unbilled(placement, usage, now, cause="retried", charged=False)
-        self.failed_usage += usage
-        self.codec = None
+    @property
+    def rate_headers(self) -> Headers:
+        """The x-ratelimit-* headers of the answer."""
+        return self.reserved.grant.headers if self.reserved.grant is not None else []
 
-    def placed_again(self, now: float) -> None:
-        """The next attempt has a replica."""
-        again_us = int((now - self.received_at) * 1e6)
-        self.failed = [
-            one if one.again_us else msgspec.structs.replace(one, again_us=again_us) for one in self.failed
+    def attempt_failed(self, now: float) -> Placement:
+        """Keep the counts of the failed attempt, exclude its replica, and return the placement to release."""
+        routing, placement, usage = self.routing, self.routing.placement, self.usage
+        if placement is None:
+            raise RuntimeError("an attempt needs a placement")
+        routing.failed += self.unbilled_of_attempt(placement, usage, now, cause="retried", charged=False)
+        routing.failed_usage += usage
+        routing.excluded.append(placement.replica_id)
+        routing.placement = None
+        self.answer.codec = None
+        return placement
+
+    def placed_again(self, placement: Placement, now: float) -> None:
+        """The next attempt has a replica: the failed attempts' records get the time that this took."""
+        self.routing.placement = placement
+        again_us = int((now - self.request.received_at) * 1e6)
+        self.routing.failed = [
+            one if one.again_us else msgspec.structs.replace(one, again_us=again_us)
+            for one in self.routing.failed
         ]
 
-    def _unbilled(
+    def unbilled_of_attempt(
         self, placement: Placement, usage: TokenUsage, now: float, *, cause: str, charged: bool
     ) -> list[Unbilled]:
+        """What the engine may have counted in the current attempt beyond `usage` (gateway/tails.py)."""
+        answer, request = self.answer, self.request
         return unbilled(
             cause=cause,
             placement=placement,
-            codec=self.codec,
-            prepared=self.prepared,
-            context_len=self.model.context_len,
+            codec=answer.codec,
+            prepared=request.prepared,
+            context_len=request.model.context_len,
             usage=usage,
             charged=charged,
-            silent_s=now - self.heard_at if self.heard_at else 0.0,
+            silent_s=now - answer.last_read_at if answer.last_read_at else 0.0,
         )
 
-    def record(self, now: float) -> UsageRecord:
-        """The usage record as things stand; the request must be admitted and have an outcome."""
-        if self.open_record is None or self.outcome is None:
-            raise RuntimeError("a usage record needs an admitted request with an outcome")
-        first = self.first_content_at
-        queue_s = self.placement.queue_s if self.placement is not None else 0.0
-        usage, not_charged, parts = self.usage, self.failed_usage, self.failed
-        only_read = usage.output == 0 and self.outcome in _CUT_SHORT
-        refused = self.outcome is Outcome.ZERO_OUTPUT and self.codec is not None and self.codec.head is None
-        if self.placement is not None and self.attempts and not refused:
-            cause = "engine_failed" if self.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
-            parts = parts + self._unbilled(self.placement, usage, now, cause=cause, charged=not only_read)
-        if only_read:
-            # Only the prompt was read. The same holds for a process that died (billing/adoption.py).
-            usage, not_charged = NO_TOKENS, not_charged + usage
-        return UsageRecord(
-            open=self.open_record,
-            outcome=self.outcome,
-            usage=usage,
-            attempts=max(1, self.attempts),
-            queue_us=int(queue_s * 1e6),
-            ttft_us=int((first - self.received_at) * 1e6) if first else 0,
-            duration_us=int((now - self.received_at) * 1e6),
-            extra_unbilled=not_charged,
-            unbilled=tuple(parts),
-        )
+
+AnyRun = Run[Any]

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from billing.records import Outcome
 from core.errors import PenstockError
 from core.telemetry import tracer
-from gateway.run import Run
+from gateway.run import AnyRun
 
 _TTFT = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 30.0, 60.0)
 _TPOT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
@@ -95,22 +95,22 @@ class Telemetry:
         """Show how many requests are open, asked at each scrape."""
         self._families.open.set_function(count)
 
-    def finished(self, run: Run[Any]) -> None:
+    def finished(self, run: AnyRun) -> None:
         """A request is over: count it if it was admitted, and trace it."""
         if run.open_record is not None and run.outcome is not None:
             self._count(run, run.outcome)
-        elif isinstance(run.refusal, PenstockError):
-            self.refused(run.refusal.code)
+        elif isinstance(run.error, PenstockError):
+            self.refused(run.error.code)
         span = self._tracer.start_span(
-            f"{'chat' if run.prepared.dialect == 'chat' else 'text_completion'} {run.model.name}",
+            f"{'chat' if run.request.prepared.dialect == 'chat' else 'text_completion'} {run.request.model.name}",
             kind=SpanKind.SERVER,
-            start_time=_wall_ns(run.received_at),
+            start_time=_wall_ns(run.request.received_at),
         )
         if span.is_recording():
             self._trace(run, span)
 
-    def _count(self, run: Run[Any], outcome: Outcome) -> None:
-        key = (run.model.name, run.principal.tier)
+    def _count(self, run: AnyRun, outcome: Outcome) -> None:
+        key = (run.request.model.name, run.request.principal.tier)
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bound[key] = _Bound(self._families, *key)
@@ -120,27 +120,27 @@ class Telemetry:
         requests.inc()
         usage = run.usage
         end = run.settled_at
-        bound.duration.observe(end - run.received_at)
-        queue_s = run.placement.queue_s if run.placement is not None else 0.0
+        bound.duration.observe(end - run.request.received_at)
+        queue_s = run.routing.placement.queue_s if run.routing.placement is not None else 0.0
         bound.queue.observe(queue_s)
-        bound.overhead.observe(max(0.0, run.placed_at - run.received_at - queue_s))
+        bound.overhead.observe(max(0.0, run.routing.placed_at - run.request.received_at - queue_s))
         bound.input.inc(usage.input)
         bound.output.inc(usage.output)
         if usage.cached_input:
             bound.cached.inc(usage.cached_input)
-        if run.first_content_at:
-            bound.ttft.observe(run.first_content_at - run.received_at)
+        if run.answer.first_content_at:
+            bound.ttft.observe(run.answer.first_content_at - run.request.received_at)
             if usage.output > 1:
-                bound.tpot.observe((end - run.first_content_at) / (usage.output - 1))
+                bound.tpot.observe((end - run.answer.first_content_at) / (usage.output - 1))
 
-    def _trace(self, run: Run[Any], span: Span) -> None:
+    def _trace(self, run: AnyRun, span: Span) -> None:
         """The request's span with one child per phase."""
-        failed = run.refusal is not None and run.cut_reason is None
+        failed = run.error is not None and run.cut_reason is None
         if span.get_span_context().trace_flags.sampled or failed:
             span.set_attributes(_attributes(run))
             parent = trace.set_span_in_context(span)
             end = run.settled_at or time.monotonic()
-            borders = (run.received_at, run.rated_at, run.placed_at, end)
+            borders = (run.request.received_at, run.reserved.granted_at, run.routing.placed_at, end)
             for name, start, stop in zip(("admit", "place", "relay"), borders, borders[1:], strict=False):
                 if start and stop:
                     child = self._tracer.start_span(name, parent, start_time=_wall_ns(start))
@@ -149,36 +149,36 @@ class Telemetry:
                 child = self._tracer.start_span("settle", parent, start_time=_wall_ns(end))
                 child.end()
             if failed:
-                span.set_status(Status(StatusCode.ERROR, type(run.refusal).__name__))
+                span.set_status(Status(StatusCode.ERROR, type(run.error).__name__))
         span.end()
 
 
-def _attributes(run: Run[Any]) -> dict[str, str | int | float | bool]:
+def _attributes(run: AnyRun) -> dict[str, str | int | float | bool]:
     """GenAI attributes of a request; never its text."""
     usage = run.usage
     found: dict[str, str | int | float | bool] = {
-        "gen_ai.operation.name": "chat" if run.prepared.dialect == "chat" else "text_completion",
+        "gen_ai.operation.name": "chat" if run.request.prepared.dialect == "chat" else "text_completion",
         "gen_ai.provider.name": "penstock",
-        "gen_ai.request.model": run.model.name,
-        "gen_ai.request.stream": run.prepared.stream,
+        "gen_ai.request.model": run.request.model.name,
+        "gen_ai.request.stream": run.request.prepared.stream,
         "gen_ai.usage.input_tokens": usage.input,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_input,
         "gen_ai.usage.output_tokens": usage.output,
-        "penstock.request_id": str(run.request_id),
-        "penstock.tenant_id": str(run.principal.tenant_id),
-        "penstock.attempts": run.attempts,
+        "penstock.request_id": str(run.request.id),
+        "penstock.tenant_id": str(run.request.principal.tenant_id),
+        "penstock.attempts": run.routing.attempts,
     }
-    if run.prepared.max_tokens:
-        found["gen_ai.request.max_tokens"] = run.prepared.max_tokens
-    if run.first_content_at:
-        found["gen_ai.response.time_to_first_chunk"] = run.first_content_at - run.received_at
+    if run.request.prepared.max_tokens:
+        found["gen_ai.request.max_tokens"] = run.request.prepared.max_tokens
+    if run.answer.first_content_at:
+        found["gen_ai.response.time_to_first_chunk"] = run.answer.first_content_at - run.request.received_at
     if run.outcome is not None:
         found["penstock.outcome"] = run.outcome.value
-    if run.placement is not None:
-        found["penstock.replica_id"] = run.placement.replica_id
-        found["penstock.queue_s"] = run.placement.queue_s
-    if isinstance(run.refusal, PenstockError):
-        found["error.type"] = run.refusal.code
+    if run.routing.placement is not None:
+        found["penstock.replica_id"] = run.routing.placement.replica_id
+        found["penstock.queue_s"] = run.routing.placement.queue_s
+    if isinstance(run.error, PenstockError):
+        found["error.type"] = run.error.code
     return found
 
 

@@ -13,12 +13,14 @@ from prometheus_client import CollectorRegistry
 from billing.records import Checkpoint, HoldGranted, HoldRequest, OpenRecord, PriceVersion, UsageRecord
 from core.errors import ModelNotFound
 from core.ids import uuid7
+from gateway.admission import Admission
 from gateway.director import Director
 from gateway.estimate import Estimator
 from gateway.live import LiveRuns
 from gateway.ports import Headers
 from gateway.prefix import TextBlocks
 from gateway.relay import Relay
+from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
 from scheduler.wire import Placement, PlaceRequest, Released
 from tenants.principal import NO_LIMITS, Principal
@@ -302,7 +304,7 @@ class Gateway:
 
     def __init__(
         self, engines: FakeEngines, *, model: FakeModel | None = None, covered: int = 4096,
-        now: Callable[[], float] | None = None,
+        now: Callable[[], float] | None = None, telemetry: Telemetry | None = None,
     ) -> None:  # fmt: skip
         loop_time = now or asyncio.get_running_loop().time
         self.engines = engines
@@ -311,22 +313,30 @@ class Gateway:
         self.meter = FakeMeter()
         self.placer = FakePlacer()
         self.live = LiveRuns(self.meter, self.placer, loop_time)
-        relay = Relay(engines, self.placer, self.holds, loop_time, lambda run: self.director.place_again(run))
-        self.director: Director[FakeGrant] = Director(
+        telemetry, estimator = telemetry or Telemetry(CollectorRegistry()), Estimator()
+        admission: Admission[FakeGrant] = Admission(
             models=FakeModels(model or FakeModel()),
             rates=self.rates,
             holds=self.holds,
             placer=self.placer,
             prompts=TextBlocks(),
             meter=self.meter,
-            relay=relay,
-            live=self.live,
-            estimator=Estimator(),
-            telemetry=Telemetry(CollectorRegistry()),
+            estimator=estimator,
             now=loop_time,
             region="here",
             queue_deadline_s=30.0,
         )
+        settlement: Settlement[FakeGrant] = Settlement(
+            rates=self.rates,
+            holds=self.holds,
+            placer=self.placer,
+            meter=self.meter,
+            estimator=estimator,
+            telemetry=telemetry,
+            now=loop_time,
+        )
+        relay = Relay(engines, self.placer, self.holds, loop_time)
+        self.director = Director(admission, relay, settlement, self.live, telemetry, loop_time)
 
     def assert_resolved(self) -> None:
         """Everything granted was given back exactly once, and each hold was voided or settled, never both."""

@@ -27,9 +27,7 @@ def gateway_with(sample: float, *scripts: object) -> tuple[Gateway, InMemorySpan
     registry = CollectorRegistry()
     telemetry = Telemetry(registry)
     telemetry._tracer = provider.get_tracer("test")
-    gateway = Gateway(FakeEngines(*scripts))
-    gateway.director._telemetry = telemetry
-    return gateway, exporter, registry
+    return Gateway(FakeEngines(*scripts), telemetry=telemetry), exporter, registry
 
 
 async def test_a_sampled_request_leaves_its_phases() -> None:

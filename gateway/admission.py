@@ -1,0 +1,137 @@
+"""Admission: what a request must get before it is dispatched, and another replica when an attempt has failed."""
+
+from collections.abc import Callable
+from typing import Generic
+
+from core.errors import InvalidRequest, PermissionDenied, Unavailable
+from core.tokens import NO_TOKENS
+from gateway.estimate import Estimator
+from gateway.ports import GrantT, Holds, Metering, Model, Models, Placer, Rates
+from gateway.prefix import PromptHasher
+from gateway.records import hold_request, open_record, place_request, released
+from gateway.run import Run
+from gateway.schemas.common import Prepared
+from gateway.together import both_or_neither
+from scheduler.wire import Placement
+from tenants.principal import Principal
+
+
+class Admission(Generic[GrantT]):
+    """The steps before dispatch. One per process; keeps no request's state."""
+
+    def __init__(
+        self,
+        *,
+        models: Models,
+        rates: Rates[GrantT],
+        holds: Holds,
+        placer: Placer,
+        prompts: PromptHasher,
+        meter: Metering,
+        estimator: Estimator,
+        now: Callable[[], float],
+        region: str,
+        queue_deadline_s: float,
+    ) -> None:
+        """`now` gives monotonic seconds; `queue_deadline_s` bounds how long a request may wait for a replica."""
+        self._models = models
+        self._rates = rates
+        self._holds = holds
+        self._placer = placer
+        self._prompts = prompts
+        self._meter = meter
+        self._estimator = estimator
+        self._now = now
+        self._region = region
+        self._queue_deadline_s = queue_deadline_s
+
+    def resolve_model(self, principal: Principal, prepared: Prepared) -> Model:
+        """The model of a request.
+
+        Raises ModelNotFound, PermissionDenied when the key may not use the model, and InvalidRequest when the model's
+        context cannot hold the tokens that are asked for.
+        """
+        model = self._models.resolve(prepared.model)
+        if principal.allowed_models is not None and model.name not in principal.allowed_models:
+            raise PermissionDenied(
+                f"This key may not use the model '{model.name}'.", param="model", code="model_not_allowed"
+            )
+        if prepared.max_tokens >= model.context_len:
+            raise InvalidRequest(
+                f"max_tokens is {prepared.max_tokens:,}, but '{model.name}' holds {model.context_len:,} tokens of "
+                "prompt and answer together; ask for fewer.",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        return model
+
+    async def acquire_rates(self, run: Run[GrantT]) -> None:
+        """Reserve rates of key, project and tenant, by estimates.
+
+        Raises RateLimited, or Unavailable when usage cannot be recorded.
+        """
+        if not self._meter.ready:
+            raise Unavailable(
+                "Usage cannot be recorded at the moment, so nothing is admitted.", retry_after_s=2.0
+            )
+        request, reserved = run.request, run.reserved
+        prepared, name = request.prepared, request.model.name
+        reserved.input_estimate = self._estimator.input_tokens(name, len(prepared.prompt_text))
+        reserved.output_estimate = self._estimator.output_tokens(name, prepared.max_tokens, prepared.choices)
+        reserved.grant = await self._rates.acquire(
+            str(request.id), request.principal, reserved.input_estimate, reserved.output_estimate
+        )
+        reserved.granted_at = self._now()
+
+    async def acquire_hold_and_replica(self, run: Run[GrantT]) -> None:
+        """Place a hold and find a replica, side by side, both or neither.
+
+        Raises PaymentRequired and its kinds, Refused or Unavailable.
+        """
+        hold, placement = await both_or_neither(
+            self._holds.place(hold_request(run)),
+            self._place(run),
+            void=lambda hold: self._holds.void(hold.request_id),
+            unplace=lambda placement: self._placer.release(released(placement, NO_TOKENS)),
+        )
+        run.reserved.hold, run.routing.placement = hold, placement
+        run.routing.placed_at = self._now()
+
+    def open(self, run: Run[GrantT]) -> None:
+        """Write the open line of the usage spool: from here on the request is admitted and gets a usage row.
+
+        Raises RuntimeError when the request has no hold or no placement.
+        """
+        hold = run.reserved.hold
+        if hold is None:
+            raise RuntimeError("a request is opened only once money is held")
+        record = open_record(run, self._region)
+        self._meter.open(record)
+        run.open_record = record
+        prepared = run.request.prepared
+        longest = (prepared.max_tokens or run.request.model.max_output_tokens) * prepared.choices
+        run.reserved.output_limit = min(hold.output_tokens, longest)
+
+    async def acquire_other_replica(self, run: Run[GrantT]) -> None:
+        """Release the replica of a failed attempt and find another one; hold and rates stay as they are.
+
+        Raises Refused.
+        """
+        usage = run.usage
+        self._placer.release(released(run.attempt_failed(self._now()), usage, failed=True))
+        run.placed_again(await self._place(run), self._now())
+        run.open_record = open_record(run, self._region)
+
+    async def _place(self, run: Run[GrantT]) -> Placement:
+        """Ask the scheduler for a replica, until the deadline counted from receipt. Raises Refused."""
+        request, routing = run.request, run.routing
+        if routing.blocks is None:
+            routing.blocks = await self._prompts.blocks(
+                request.model.name,
+                request.prepared,
+                request.principal.cache_salt,
+                reasoning="reasoning" in request.model.capabilities,
+            )
+        waited_s = self._now() - request.received_at
+        deadline_s = max(0.0, self._queue_deadline_s - waited_s)
+        return await self._placer.place(place_request(run, routing.blocks, deadline_s))

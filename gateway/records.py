@@ -1,0 +1,118 @@
+"""The records that a request leaves with billing and the scheduler, built from its state."""
+
+from billing.records import HoldRequest, OpenRecord, Outcome, UsageRecord
+from core.tokens import NO_TOKENS, TokenUsage
+from gateway.prefix import PromptBlocks
+from gateway.run import AnyRun
+from scheduler.wire import Placement, PlaceRequest, Released
+
+_CUT_SHORT = (Outcome.CLIENT_CANCELLED, Outcome.INTERRUPTED)
+"""Outcomes that charge nothing when nothing was generated; the others are free or have an answer."""
+
+
+def hold_request(run: AnyRun) -> HoldRequest:
+    """The money to reserve: upper bounds in tokens, taken from bytes without a tokenizer."""
+    request = run.request
+    prepared, principal, model = request.prepared, request.principal, request.model
+    return HoldRequest(
+        request_id=request.id,
+        tenant_id=principal.tenant_id,
+        project_id=principal.project_id,
+        key_id=principal.key_id,
+        model=model.name,
+        tier=principal.tier,
+        max_input_tokens=min(prepared.max_input_tokens, model.context_len * prepared.choices),
+        max_output_tokens=prepared.max_tokens * prepared.choices,
+        default_output_tokens=model.max_output_tokens * prepared.choices,
+    )
+
+
+def place_request(run: AnyRun, blocks: PromptBlocks, deadline_s: float) -> PlaceRequest:
+    """What the scheduler places by: estimates and block hashes, never text. `deadline_s`: seconds left to wait."""
+    request = run.request
+    principal = request.principal
+    return PlaceRequest(
+        request_id=str(request.id),
+        tenant_id=str(principal.tenant_id),
+        model=request.model.name,
+        prompt_tokens=blocks.prompt_tokens or run.reserved.input_estimate,
+        output_tokens=run.reserved.output_estimate,
+        blocks=blocks.hashes,
+        block_tokens=blocks.block_tokens,
+        deadline_s=deadline_s,
+        tier=principal.tier,
+        weight=principal.share_percent / 100.0,
+        exclude=run.routing.excluded,
+    )
+
+
+def open_record(run: AnyRun, region: str) -> OpenRecord:
+    """What the usage row will say of the request, from what is known at dispatch.
+
+    Raises RuntimeError when the request has no hold or no placement.
+    """
+    request, hold, placement = run.request, run.reserved.hold, run.routing.placement
+    if hold is None or placement is None:
+        raise RuntimeError("an open record needs a hold and a placement")
+    principal, prepared = request.principal, request.prepared
+    return OpenRecord(
+        request_id=request.id,
+        tenant_id=principal.tenant_id,
+        project_id=principal.project_id,
+        key_id=principal.key_id,
+        model=request.model.name,
+        tier=principal.tier,
+        region=region,
+        price=hold.price,
+        list_price=hold.list_price,
+        admitted_at=hold.admitted_at,
+        replica_id=placement.replica_id,
+        boot_id=placement.boot_id,
+        simulated=placement.simulated,
+        stream=prepared.stream,
+        max_input_tokens=prepared.max_input_tokens * prepared.choices,
+    )
+
+
+def usage_record(run: AnyRun, now: float) -> UsageRecord:
+    """The usage record as things stand at the monotonic instant `now`.
+
+    Raises RuntimeError when the request is not admitted or has no outcome.
+    """
+    if run.open_record is None or run.outcome is None:
+        raise RuntimeError("a usage record needs an admitted request with an outcome")
+    answer, routing, placement = run.answer, run.routing, run.routing.placement
+    received, first = run.request.received_at, answer.first_content_at
+    queue_s = placement.queue_s if placement is not None else 0.0
+    usage, not_charged, parts = run.usage, routing.failed_usage, routing.failed
+    only_read = usage.output == 0 and run.outcome in _CUT_SHORT
+    refused = run.outcome is Outcome.ZERO_OUTPUT and answer.codec is not None and answer.codec.head is None
+    if placement is not None and routing.attempts and not refused:
+        cause = "engine_failed" if run.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
+        parts = parts + run.unbilled_of_attempt(placement, usage, now, cause=cause, charged=not only_read)
+    if only_read:
+        # Only the prompt was read. billing/adoption.py does the same for a process that died.
+        usage, not_charged = NO_TOKENS, not_charged + usage
+    return UsageRecord(
+        open=run.open_record,
+        outcome=run.outcome,
+        usage=usage,
+        attempts=max(1, routing.attempts),
+        queue_us=int(queue_s * 1e6),
+        ttft_us=int((first - received) * 1e6) if first else 0,
+        duration_us=int((now - received) * 1e6),
+        extra_unbilled=not_charged,
+        unbilled=tuple(parts),
+    )
+
+
+def released(placement: Placement, usage: TokenUsage, *, failed: bool = False) -> Released:
+    """The end of a placement, with the counts that correct the scheduler's estimates."""
+    return Released(
+        placement.request_id,
+        placement.replica_id,
+        input_tokens=usage.input,
+        cached_input_tokens=usage.cached_input,
+        output_tokens=usage.output,
+        failed=failed,
+    )
