@@ -10,10 +10,9 @@ import msgspec
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing import accounts, adjustments, approvals
-from billing.adjustments import Adjustment
-from billing.approvals import Approval
-from billing.invoicing import months
+from billing.ledger import accounts, adjustments, approvals, months
+from billing.ledger.adjustments import Adjustment
+from billing.ledger.approvals import Approval
 from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7

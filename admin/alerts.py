@@ -5,10 +5,10 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing import alerts, endpoints
-from billing.alerts import AlertView, Kind, Scope
-from billing.endpoints import Channel, EndpointCreated, EndpointView, NoticeView
-from billing.notices import notify
+from billing.notifications import alerts, endpoints
+from billing.notifications.alerts import AlertView, Kind, Scope
+from billing.notifications.endpoints import Channel, EndpointCreated, EndpointView, NoticeView
+from billing.notifications.notices import notify
 from core.db import Database
 from core.ids import uuid7
 from tenants.roles import PLATFORM_ROLES, READERS, Role

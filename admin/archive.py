@@ -7,9 +7,9 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import read, write_system
-from billing import archive
-from billing.archive import Manifest
-from billing.archive_report import MonthReport, month_report
+from billing.reports.archive_report import MonthReport, month_report
+from billing.usage import archive
+from billing.usage.archive import Manifest
 from core.db import Database
 from tenants.roles import PLATFORM_ROLES
 

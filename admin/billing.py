@@ -9,14 +9,15 @@ import msgspec
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing import accounts, credits, prices
-from billing.accounts import AccountView, GrantView
-from billing.credits import Lot, LotKind
-from billing.prices import PriceView, Rates, Unpriced
-from billing.report import ReportQuery, ReportRow, Totals
-from billing.report import totals as report_totals
-from billing.report import usage_report as billing_report
-from billing.report_compare import ComparedRow, compare
+from billing.ledger import accounts, credits
+from billing.ledger.accounts import AccountView, GrantView
+from billing.ledger.credits import Lot, LotKind
+from billing.pricing import prices
+from billing.pricing.prices import PriceView, Rates, Unpriced
+from billing.reports.compare import ComparedRow, compare
+from billing.reports.usage_report import ReportQuery, ReportRow, Totals
+from billing.reports.usage_report import totals as report_totals
+from billing.reports.usage_report import usage_report as billing_report
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from tenants import organisations
@@ -314,7 +315,7 @@ async def compare_usage(
     group_by: tuple[str, ...],
     tenant_id: UUID | None = None,
 ) -> list[ComparedRow]:
-    """The usage report of two periods side by side (billing/report_compare.py), with the rights of `usage_report`.
+    """The usage report of two periods side by side (billing/reports/compare.py), with the rights of `usage_report`.
 
     Raises InvalidRequest, PermissionDenied.
     """
@@ -345,7 +346,7 @@ async def usage_report(
     group_by: tuple[str, ...],
     tenant_id: UUID | None = None,
 ) -> list[ReportRow]:
-    """The usage report (billing/report.py). A tenant role gets its own organisation's, without GPU cost.
+    """The usage report (billing/reports/usage_report.py). A tenant role gets its own organisation's, without GPU cost.
 
     Raises InvalidRequest, PermissionDenied.
     """

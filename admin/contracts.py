@@ -9,9 +9,10 @@ import msgspec
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import read, write_system
-from billing import accounts, contracts
-from billing.contracts import DEFAULT_PAYMENT_DAYS, Contract
-from billing.prices import CURRENCY, check_currency
+from billing.ledger import accounts
+from billing.pricing import contracts
+from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS, Contract
+from billing.pricing.prices import CURRENCY, check_currency
 from core.db import Database
 from core.errors import InvalidRequest
 from tenants.names import clean_reason
@@ -51,7 +52,7 @@ async def add_contract(
 ) -> ContractView:
     """Let a contract hold from `effective_from` (None = now); its discount becomes prices of the customer at once.
 
-    `commit_monthly_usd` is what a month costs at least (postpaid); `sla` a rule of billing/sla.py. Raises
+    `commit_monthly_usd` is what a month costs at least (postpaid); `sla` a rule of billing/pricing/sla_terms.py. Raises
     InvalidRequest, NotFound, Conflict when it overlaps another contract.
     """
     require(actor, *PLATFORM_ROLES)

@@ -8,10 +8,10 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing import rollups
 from billing.invoicing import applying, correction_lines, corrections, rerate
 from billing.invoicing.corrections import Correction, DryRun
 from billing.invoicing.rerate import DifferenceView
+from billing.usage import rollups
 from core.db import Database
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES

@@ -6,13 +6,14 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import read, write_system
-from billing.economics import compare, host_prices, margin, provider
-from billing.economics.compare import BridgeView
+from billing.economics import host_prices, provider
 from billing.economics.host_prices import HostPriceView
-from billing.economics.margin import EconomicsRow
 from billing.economics.provider import InvoiceIn, InvoiceView, StateRow, VarianceRow
-from billing.economics.usage_cells import check_period
-from billing.invoicing.months import parse_month
+from billing.ledger.months import parse_month
+from billing.reports import margin, margin_compare
+from billing.reports.margin import EconomicsRow
+from billing.reports.margin_cells import check_period
+from billing.reports.margin_compare import BridgeView
 from core.db import Database
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
@@ -47,7 +48,7 @@ async def margin_bridge(database: Database, actor: Actor, *, before: Span, after
     """Why the margin of one period differs from another's. Raises InvalidRequest, PermissionDenied."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await compare.margin_bridge(connection, before, after)
+        return await margin_compare.margin_bridge(connection, before, after)
 
 
 async def list_host_prices(

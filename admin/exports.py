@@ -15,12 +15,12 @@ from billing.exports import schedule
 from billing.exports.datasets import PLATFORM_ONLY, DatasetName, DatasetQuery
 from billing.exports.fetch import Fetched, fetch_run
 from billing.exports.open import chunks, spool, write_query
-from billing.exports.periods import parse_label
 from billing.exports.schedule import Definition, Run
+from billing.exports.schedule_periods import parse_label
 from billing.exports.verify import Verdict
 from billing.exports.verify import verify as verify_files
 from billing.exports.writers import MEDIA_TYPES, Format
-from billing.report import this_month
+from billing.reports.usage_report import this_month
 from core.db import Database
 from core.errors import Conflict, PermissionDenied
 from core.settings import Settings

@@ -2,8 +2,8 @@
 
 from admin.actor import Actor, require
 from admin.session import read
-from billing.money_health import MoneyHealth
-from billing.money_health import money_health as ask
+from billing.reports.money_health import MoneyHealth
+from billing.reports.money_health import money_health as ask
 from core.db import Database
 from tenants.roles import PLATFORM_ROLES
 

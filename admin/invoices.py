@@ -7,11 +7,11 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
+from billing.close.periods import make_checked
 from billing.invoicing import acts, views
-from billing.invoicing.months import month_name
-from billing.invoicing.periods import make_checked
 from billing.invoicing.run import InvoiceRun
 from billing.invoicing.views import InvoiceDetail, InvoiceView, TracePage
+from billing.ledger.months import month_name
 from core.db import Database
 from core.errors import InvalidRequest
 from tenants.names import clean_reason

@@ -9,10 +9,10 @@ from sqlalchemy import text
 from admin.actor import Actor, require
 from admin.adjustments import parse_month
 from admin.session import read
-from billing import journal, ledger
-from billing.journal import DeferredLine, JournalLine, TransferLine, TrialBalance
-from billing.ledger import Books
-from billing.period import parse_period
+from billing.ledger import journal, verification
+from billing.ledger.journal import DeferredLine, JournalLine, TransferLine, TrialBalance
+from billing.ledger.verification import Books
+from billing.usage.period import parse_period
 from core.db import Database
 from core.errors import InvalidRequest
 from tenants.roles import PLATFORM_ROLES
@@ -91,7 +91,7 @@ async def verify_ledger(database: Database, actor: Actor) -> Books:
     require(actor, *PLATFORM_ROLES)
     async with database.system() as connection:
         await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-        return await ledger.verify(connection)
+        return await verification.verify(connection)
 
 
 def _midnight(day: date) -> datetime:

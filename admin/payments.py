@@ -1,6 +1,6 @@
 """Payments: buying credit, automatic purchases, tax ids, refunds, disputes, Stripe's events and the comparison.
 
-Functions that talk to Stripe take a gateway (`billing.stripe_gateway.open_gateway(settings)`).
+Functions that talk to Stripe take a gateway (`billing.payments.stripe_gateway.open_gateway(settings)`).
 """
 
 from datetime import date
@@ -13,14 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing import accounts, approvals
-from billing.approvals import Approval
-from billing.payments import auto_rules, customers, events, reconcile, refunds, topups, views
+from billing.ledger import accounts, approvals
+from billing.ledger.approvals import Approval
+from billing.payments import auto_rules, customers, events, refunds, stripe_reconciliation, topups, views
 from billing.payments.auto_rules import Rule
-from billing.payments.reconcile import Reconciliation
 from billing.payments.refunds import Requested
+from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_reconciliation import Reconciliation
 from billing.payments.topups import Started, to_cents
-from billing.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
@@ -373,11 +373,11 @@ async def sync(database: Database, actor: Actor, gateway: StripeGateway) -> int:
 async def compare(database: Database, actor: Actor, gateway: StripeGateway, *, month: date) -> Reconciliation:
     """Compare a month with Stripe and keep the finding. Raises Unavailable when Stripe does not answer."""
     require(actor, *PLATFORM_ROLES)
-    return await reconcile.compare_month(database, gateway, month)
+    return await stripe_reconciliation.compare_month(database, gateway, month)
 
 
 async def list_comparisons(database: Database, actor: Actor, *, limit: int = 20) -> list[Reconciliation]:
     """The newest comparisons with Stripe first."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await reconcile.latest(connection, page_size(limit))
+        return await stripe_reconciliation.latest(connection, page_size(limit))

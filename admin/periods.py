@@ -7,9 +7,9 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import read, write_system
-from billing.invoicing import periods
-from billing.invoicing.months import month_name
-from billing.invoicing.periods import Checklist, Period
+from billing.close import periods
+from billing.close.periods import Checklist, Period
+from billing.ledger.months import month_name
 from core.db import Database
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES

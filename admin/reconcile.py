@@ -5,25 +5,28 @@ from datetime import date, datetime
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing.economics import chain, reconcile, reconcile_views
-from billing.economics.chain import ChainRow
-from billing.economics.reconcile_views import EngineRow, StretchRow, TraceRow
+from billing.close import cross_check
+from billing.close.cross_check import ChainRow
+from billing.economics import engine_reconciliation, engine_reconciliation_views
+from billing.economics.engine_reconciliation_views import EngineRow, StretchRow, TraceRow
 from core.db import Database
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
 
 
-async def run_now(database: Database, actor: Actor, *, since: datetime | None = None) -> reconcile.Outcome:
+async def run_now(
+    database: Database, actor: Actor, *, since: datetime | None = None
+) -> engine_reconciliation.Outcome:
     """Compare now what the job compares every minute; with `since` also again what came out from then on."""
     require(actor, *PLATFORM_ROLES)
-    return await reconcile.run(database, since=since)
+    return await engine_reconciliation.run(database, since=since)
 
 
 async def list_engines(database: Database, actor: Actor, *, limit: int = 100) -> list[EngineRow]:
     """Engines with what they counted and what of it is unexplained, those with something unexplained first."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await reconcile_views.list_engines(connection, page_size(limit))
+        return await engine_reconciliation_views.list_engines(connection, page_size(limit))
 
 
 async def list_stretches(
@@ -32,7 +35,7 @@ async def list_stretches(
     """What became of one engine's tokens, stretch by stretch. Raises NotFound."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await reconcile_views.list_stretches(connection, boot_id, page_size(limit))
+        return await engine_reconciliation_views.list_stretches(connection, boot_id, page_size(limit))
 
 
 async def trace(
@@ -41,14 +44,16 @@ async def trace(
     """The requests behind an engine's stretches that do not come out, or the one from `from_at`. Raises NotFound."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await reconcile_views.trace(connection, boot_id, from_at=from_at, limit=page_size(limit))
+        return await engine_reconciliation_views.trace(
+            connection, boot_id, from_at=from_at, limit=page_size(limit)
+        )
 
 
 async def month_chain(database: Database, actor: Actor, *, month: date) -> list[ChainRow]:
     """The month as gateway, ledger, invoices and Stripe tell it."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await chain.month_chain(connection, month)
+        return await cross_check.month_chain(connection, month)
 
 
 async def accept(database: Database, actor: Actor, *, boot_id: str, reason: str) -> list[StretchRow]:
@@ -56,8 +61,10 @@ async def accept(database: Database, actor: Actor, *, boot_id: str, reason: str)
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
-        accepted = await reconcile_views.accept(connection, boot_id, by=actor.label, reason=reason)
-        rows = await reconcile_views.list_stretches(connection, boot_id, 100)
+        accepted = await engine_reconciliation_views.accept(
+            connection, boot_id, by=actor.label, reason=reason
+        )
+        rows = await engine_reconciliation_views.list_stretches(connection, boot_id, 100)
         tokens = {
             counter: sum(row.unexplained for row in rows if row.counter == counter)
             for counter in ("prompt", "generation")

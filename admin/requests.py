@@ -8,9 +8,9 @@ import msgspec
 
 from admin.actor import Actor, require
 from admin.session import page_size, read
-from billing.request_list import RequestFilter, RequestView, find_request
-from billing.request_list import list_requests as newest
 from billing.statements.receipts import receipt_body
+from billing.usage.request_list import RequestFilter, RequestView, find_request
+from billing.usage.request_list import list_requests as newest
 from core.db import Database
 from core.errors import NotFound
 from tenants.roles import READERS

@@ -7,14 +7,14 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import read, write_system
-from billing.statements import signing, sla
+from billing.statements import signing, sla_credits
 from billing.statements.issue import Statement, StatementView
 from billing.statements.issue import get_statement as issue_statement
 from billing.statements.issue import list_statements as kept_statements
 from billing.statements.receipts import TYPE as RECEIPT
 from billing.statements.receipts import receipt_body
 from billing.statements.signing import FILE, PublicKey, Signer
-from billing.statements.sla import SlaResult
+from billing.statements.sla_credits import SlaResult
 from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
@@ -141,8 +141,8 @@ async def run_sla(database: Database, actor: Actor, *, month: date, dry_run: boo
     require(actor, *PLATFORM_ROLES)
     if dry_run:
         async with read(database, actor) as connection:
-            return await sla.measure_month(connection, month)
-    results = await sla.run_month(database, month)
+            return await sla_credits.measure_month(connection, month)
+    results = await sla_credits.run_month(database, month)
     async with write_system(database) as connection:
         await record(
             connection,

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write
-from billing.accounts import open_account
+from billing.ledger.accounts import open_account
 from core.clock import Clock, SystemClock
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound

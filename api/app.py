@@ -10,7 +10,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from api import errors, health, hotpath, models
+from api import errors, health
+from api.customer import hotpath, models
 from api.deps import Deps
 from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
 from core.ids import uuid7

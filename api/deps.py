@@ -8,9 +8,9 @@ from uuid import UUID
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from billing.holds import HoldBook
-from billing.meter import Meter
-from billing.seed import tokens_today
+from billing.metering.holds import HoldBook
+from billing.metering.meter import Meter
+from billing.metering.seed import tokens_today
 from core.clock import SystemClock
 from core.db import Database
 from core.ids import incarnation

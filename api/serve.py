@@ -10,12 +10,13 @@ import uvicorn
 import uvloop
 from fastapi import APIRouter
 
-from api import organization, statements, webhooks
-from api.admin_deps import AdminDeps
-from api.admin_rest import admin_routers
+from api import stripe_webhooks
+from api.admin.deps import AdminDeps
+from api.admin.routers import admin_routers
 from api.app import create_app
+from api.customer import organization, statements
+from api.customer.protocol import GuardedProtocol
 from api.deps import Deps
-from api.protocol import GuardedProtocol
 from core.clock import SystemClock
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
@@ -116,5 +117,5 @@ def _admin_routers(deps: Deps) -> list[APIRouter]:
         pepper=deps.settings.key_pepper.get_secret_value().encode(),
         settings=deps.settings,
     )
-    hooks = webhooks.router(deps.database, deps.settings, SystemClock())
+    hooks = stripe_webhooks.router(deps.database, deps.settings, SystemClock())
     return [*admin_routers(admin), organization.router(admin), *statements.routers(admin, deps.keys), hooks]

@@ -1,1 +1,1 @@
-"""Prices, holds, the ledger, usage and the report."""
+"""Money and tokens, in walled parts; each package says what it owns, its tables and what it may import."""

@@ -11,7 +11,7 @@ from admin.models import add_model, list_models
 from admin.projects import list_projects
 from admin.tenants import create_tenant, find_tenant
 from admin.users import create_user, list_users
-from billing.prices import Rates
+from billing.pricing.prices import Rates
 from cli.rundir import Secrets
 from core.db import Database
 from core.errors import AuthenticationFailed, NotFound

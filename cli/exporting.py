@@ -12,9 +12,9 @@ import msgspec
 from admin import billing as admin_billing
 from admin import exports as admin_exports
 from billing.exports.writers import FORMATS, Format
-from billing.period import parse_instant
-from billing.report_compare import flat, parse_compare
-from billing.report_files import compared_csv
+from billing.reports.compare import flat, parse_compare
+from billing.reports.files import compared_csv
+from billing.usage.period import parse_instant
 from cli.context import actor
 from core.db import Database
 from core.errors import InvalidRequest

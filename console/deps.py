@@ -24,4 +24,4 @@ class Console:
     """Where customers send requests, for the first-call page."""
     key_pepper: bytes
     settings: Settings
-    """Limits of approval, the export store, and the way to Stripe (`billing.stripe_gateway.open_gateway`)."""
+    """Limits of approval, the export store, and the way to Stripe (`billing.payments.stripe_gateway.open_gateway`)."""

@@ -4,8 +4,8 @@ from uuid import UUID
 
 from sqlalchemy import exists, select
 
-from billing.accounts import AccountView, list_accounts
-from billing.tables import usage
+from billing.ledger.accounts import AccountView, list_accounts
+from billing.metering.tables import usage
 from core.db import Database
 
 

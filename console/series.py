@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import msgspec
 
-from billing.activity import Minute
+from billing.reports.activity import Minute
 
 
 class Point(msgspec.Struct):

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from billing.records import UsageRecord
+from billing.metering.records import UsageRecord
 from core.errors import PenstockError
 from core.money import pico_to_usd
 from core.tokens import TokenUsage

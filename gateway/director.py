@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Generic
 from uuid import UUID
 
-from billing.records import Outcome
+from billing.metering.records import Outcome
 from core.errors import EngineFailed, InvalidRequest, PenstockError, Refused
 from gateway.admission import Admission
 from gateway.live import LiveRuns

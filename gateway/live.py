@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.records import Checkpoint
+from billing.metering.records import Checkpoint
 from gateway.ports import Metering, Placer
 from gateway.run import AnyRun, Cut
 

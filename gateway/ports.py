@@ -1,15 +1,15 @@
 """What the gateway needs of the packages below it, as small protocols.
 
-The real classes (tenants.rates.RateLimiter, billing.holds.HoldBook, billing.meter.Meter,
-scheduler.client.SchedulerClient, workers.models.ModelDirectory, api.hotpath's replies) satisfy them structurally;
-unit tests pass fakes.
+The real classes (tenants.rates.RateLimiter, billing.metering.holds.HoldBook, billing.metering.meter.Meter,
+scheduler.client.SchedulerClient, workers.models.ModelDirectory, api.customer.hotpath's replies) satisfy them
+structurally; unit tests pass fakes.
 """
 
 from collections.abc import Awaitable, Collection, Iterable
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from billing.records import Checkpoint, HoldGranted, HoldRequest, OpenRecord, UsageRecord
+from billing.metering.records import Checkpoint, HoldGranted, HoldRequest, OpenRecord, UsageRecord
 from scheduler.wire import Placement, PlaceRequest, Released
 from tenants.principal import Principal
 

@@ -1,6 +1,6 @@
 """The records that a request leaves with billing and the scheduler, built from its state."""
 
-from billing.records import HoldRequest, OpenRecord, Outcome, UsageRecord
+from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
 from core.tokens import NO_TOKENS, TokenUsage
 from gateway.prefix import PromptBlocks
 from gateway.run import AnyRun
@@ -91,7 +91,7 @@ def usage_record(run: AnyRun, now: float) -> UsageRecord:
         cause = "engine_failed" if run.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
         parts = parts + run.unbilled_of_attempt(placement, usage, now, cause=cause, charged=not only_read)
     if only_read:
-        # Only the prompt was read. billing/adoption.py does the same for a process that died.
+        # Only the prompt was read. billing/metering/adoption.py does the same for a process that died.
         usage, not_charged = NO_TOKENS, not_charged + usage
     return UsageRecord(
         open=run.open_record,

@@ -13,7 +13,7 @@ before, so delivered <= billed <= generated however the request ends.
 import logging
 from collections.abc import Callable
 
-from billing.records import Outcome
+from billing.metering.records import Outcome
 from core.errors import EngineFailed, RequestTooLarge, Unavailable
 from gateway import answers
 from gateway.caps import MAX_ANSWER_BYTES

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.records import HoldGranted, OpenRecord, Outcome, Unbilled
+from billing.metering.records import HoldGranted, OpenRecord, Outcome, Unbilled
 from core.errors import AuthenticationFailed, PenstockError, Unavailable
 from core.tokens import NO_TOKENS, TokenUsage
 from gateway.ports import EngineStream, GrantT, Headers, Model, Reply

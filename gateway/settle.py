@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic
 
-from billing.records import Outcome
+from billing.metering.records import Outcome
 from gateway.estimate import Estimator
 from gateway.ports import GrantT, Holds, Metering, Placer, Rates
 from gateway.records import released, usage_record

@@ -7,7 +7,7 @@ many, but they are bounded by what was asked for and by the time since the engin
 
 from math import ceil
 
-from billing.records import TAIL_TOKENS_PER_S, Unbilled
+from billing.metering.records import TAIL_TOKENS_PER_S, Unbilled
 from core.tokens import TokenUsage
 from gateway.schemas.common import Prepared
 from gateway.sse import StreamCodec

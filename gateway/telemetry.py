@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from billing.records import Outcome
+from billing.metering.records import Outcome
 from core.errors import PenstockError
 from core.telemetry import tracer
 from gateway.run import AnyRun

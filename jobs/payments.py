@@ -8,8 +8,17 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from billing.payments import auto_topup, credit_notes, dunning, events, meter, push, reconcile, refunds
-from billing.stripe_gateway import StripeGateway, open_gateway
+from billing.payments import (
+    auto_topup,
+    credit_notes,
+    dunning,
+    events,
+    meter_events,
+    push,
+    refunds,
+    stripe_reconciliation,
+)
+from billing.payments.stripe_gateway import StripeGateway, open_gateway
 from core.db import Database
 from core.settings import Settings
 from jobs import outbox
@@ -112,7 +121,7 @@ async def top_up(database: Database, settings: Settings) -> int:
 
 async def send_meter(database: Database, settings: Settings) -> int:
     """Send the tokens of closed hours to the billing meter."""
-    return await _alone(database, settings, lambda gateway: meter.run(database, gateway))
+    return await _alone(database, settings, lambda gateway: meter_events.run(database, gateway))
 
 
 async def follow_overdue(database: Database, settings: Settings) -> int:
@@ -125,10 +134,10 @@ async def compare(database: Database, settings: Settings) -> int:
 
     async def work(gateway: StripeGateway) -> int:
         async with database.read() as connection:
-            months = await reconcile.months_to_compare(connection)
+            months = await stripe_reconciliation.months_to_compare(connection)
         differ = 0
         for month in months:
-            found = await reconcile.compare_month(database, gateway, month)
+            found = await stripe_reconciliation.compare_month(database, gateway, month)
             if not found.ok:
                 differ += 1
                 log.warning("%s differs from Stripe: %s", month, "; ".join(found.problems[:3]))

@@ -7,13 +7,16 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from sqlalchemy import text
 
-from billing import alerts, archive, credits, ledger, notice_delivery, reaper, rollups
-from billing.economics import gpu_shares
-from billing.economics import reconcile as reconciliation
+from billing.close import periods
+from billing.economics import engine_reconciliation as reconciliation
 from billing.exports import schedule as exports_schedule
-from billing.invoicing import applying, periods
-from billing.report_types import MAX_DAYS
-from billing.statements import issue, signing, sla
+from billing.invoicing import applying
+from billing.ledger import credits, transfers
+from billing.metering import reaper
+from billing.notifications import alerts, delivery
+from billing.statements import issue, signing, sla_credits
+from billing.usage import archive, gpu_shares, rollups
+from billing.usage.query import MAX_DAYS
 from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
@@ -39,9 +42,9 @@ async def seal(database: Database, settings: Settings) -> int:
     total = 0
     while True:
         async with database.system() as connection:
-            sealed = await ledger.seal(connection)
+            sealed = await transfers.seal(connection)
         total += sealed
-        if sealed < ledger.SEAL_BATCH:
+        if sealed < transfers.SEAL_BATCH:
             return total
 
 
@@ -131,13 +134,13 @@ async def check_alerts(database: Database, settings: Settings) -> int:
 
 async def deliver_notices(database: Database, settings: Settings) -> int:
     """Send notices by webhook and e-mail."""
-    senders = notice_delivery.Senders.from_settings(settings)
-    return await notice_delivery.deliver(database, senders)
+    senders = delivery.Senders.from_settings(settings)
+    return await delivery.deliver(database, senders)
 
 
 async def credit_missed_levels(database: Database, settings: Settings) -> int:
     """Measure last month's service levels once no usage can reach it any more, and credit what was missed."""
-    return await sla.run_last_month(database)
+    return await sla_credits.run_last_month(database)
 
 
 async def issue_statements(database: Database, settings: Settings) -> int:

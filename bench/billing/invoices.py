@@ -7,10 +7,10 @@ from uuid import UUID
 
 import asyncpg
 
-from billing.invoicing.months import bounds
 from billing.invoicing.run import make_invoices
-from billing.ledger import verify
-from billing.rollups import roll_up
+from billing.ledger.months import bounds
+from billing.ledger.verification import verify
+from billing.usage.rollups import roll_up
 from core.db import Database
 
 REQUESTS = 20

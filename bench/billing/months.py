@@ -10,9 +10,9 @@ from uuid import UUID
 import asyncpg
 import duckdb
 
-from billing.archive import ROW_GROUP, parquet_path
-from billing.economics.gpu_shares import share_due
-from billing.invoicing.months import bounds
+from billing.ledger.months import bounds
+from billing.usage.archive import ROW_GROUP, parquet_path
+from billing.usage.gpu_shares import share_due
 from core.db import Database
 
 Connection = "asyncpg.Connection[asyncpg.Record]"

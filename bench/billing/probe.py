@@ -14,11 +14,11 @@ from typing import Any
 import asyncpg
 import pyarrow as pa
 
-from billing.archive import parquet_path, write_month
-from billing.archive_report import SUMS, add_up
 from billing.economics.provider import host_states
-from billing.invoicing.months import bounds
-from billing.report import ReportQuery, usage_report
+from billing.ledger.months import bounds
+from billing.reports.archive_report import SUMS, add_up
+from billing.reports.usage_report import ReportQuery, usage_report
+from billing.usage.archive import parquet_path, write_month
 from core.db import Database
 from core.money import usd_to_pico
 

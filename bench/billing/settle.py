@@ -1,8 +1,8 @@
 """Settlement under load: two processes with the product's own queue, the sealer beside them, real commits.
 
-`python -m bench.billing.settle URL NUMBER ROWS RATE` is one such process: it places holds for ROWS requests, waits for
-a line on its input, hands the ended requests to `billing.settlement.Settlement` (RATE a second; 0 = all at once), and
-prints what it saw.
+`python -m bench.billing.settle URL NUMBER ROWS RATE` is one such process: it places holds for ROWS requests, waits
+for a line on its input, hands the ended requests to `billing.metering.settlement.Settlement` (RATE a second; 0 = all
+at once), and prints what it saw.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from uuid import UUID
 import asyncpg
 
 from bench.billing.months import MODELS, TENANTS, tenant
-from billing.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.settlement import Item, Settlement
+from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
+from billing.metering.settlement import Item, Settlement
 from core.db import Database
 from core.ids import uuid7
 from core.settings import Settings

@@ -1,1 +1,5 @@
-"""GPU economics: what hosts cost, whom it goes to, what is left; and whether engines and books agree."""
+"""What GPU hosts cost, and whether engines, books and providers' invoices agree.
+
+Tables: usage_unbilled, reconciliations, provider_invoices, provider_invoice_lines; reads the host and engine tables of
+workers/. May import billing.notifications and billing.ledger.
+"""

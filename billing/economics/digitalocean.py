@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from billing.economics.provider import InvoiceIn, InvoiceLineIn
-from billing.invoicing.months import month_name
+from billing.ledger.months import month_name
 from core.errors import InvalidRequest, NotFound, Unavailable
 from core.money import pico_to_usd, usd_to_pico
 

@@ -4,7 +4,7 @@ A host's cost of an hour is its seconds times its hourly price, rounded once, ha
 the host's models and states by their seconds. Seconds in which a model served go to the requests on that model that
 ended in that hour, by estimated GPU time (weights.py), unbilled tokens included: they used the GPU too. What nobody
 used (loading, warm and idle, asleep, no model at all) are lines of their own. All splits keep their sum
-(billing/shares.py). An hour costs what the price in force at its beginning says.
+(core/apportion.py). An hour costs what the price in force at its beginning says.
 """
 
 from datetime import datetime

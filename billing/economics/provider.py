@@ -16,8 +16,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.tables import provider_invoice_lines, provider_invoices
-from billing.invoicing.months import bounds
-from billing.shares import split
+from billing.ledger.months import bounds
+from core.apportion import split
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from core.money import pico_to_usd, usd_to_pico

@@ -1,4 +1,4 @@
-"""Largest-remainder shares in SQL: billing/shares.py over rows with a weight `work` and their sum `whole`."""
+"""Largest-remainder shares in SQL: core/apportion.py over rows with a weight `work` and their sum `whole`."""
 
 
 def floors(name: str) -> str:

@@ -4,7 +4,6 @@ Counters and cuts of engines are in workers/tables.py: the scheduler writes them
 """
 
 from sqlalchemy import (
-    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
@@ -17,42 +16,29 @@ from sqlalchemy import (
     Table,
     Text,
     Uuid,
-    func,
     text,
 )
 
+from core.columns import clock_instant, count, words
 from core.db import metadata
-
-
-def _count(name: str) -> "Column[int]":
-    return Column(name, BigInteger, nullable=False)
-
-
-def _words(name: str) -> "Column[str]":
-    return Column(name, Text, nullable=False)
-
-
-def _now(name: str) -> "Column[object]":
-    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
-
 
 usage_unbilled = Table(
     "usage_unbilled",
     metadata,
     Column("request_id", Uuid, primary_key=True),
     Column("part", SmallInteger, primary_key=True, autoincrement=False),
-    _words("replica_id"),
-    _words("boot_id"),
-    _words("cause"),
-    _count("input_tokens"),
-    _count("output_tokens"),
-    _count("tail_input"),
-    _count("tail_output"),
-    _count("again_us"),
+    words("replica_id"),
+    words("boot_id"),
+    words("cause"),
+    count("input_tokens"),
+    count("output_tokens"),
+    count("tail_input"),
+    count("tail_output"),
+    count("again_us"),
     CheckConstraint("cause IN ('retried', 'choices', 'cancelled_tail', 'engine_failed')", name="cause"),
     Index("ix_usage_unbilled_boot_id", "boot_id"),
 )
-"""Tokens of a request that an engine counted and nobody pays for, by attempt and cause (billing/records.py)."""
+"""Tokens of a request that an engine counted and is not billed, by attempt and cause (billing/metering/records.py)."""
 
 reconciliations = Table(
     "reconciliations",
@@ -61,13 +47,13 @@ reconciliations = Table(
     Column("counter", Text, primary_key=True),
     Column("from_at", DateTime(timezone=True), primary_key=True),
     Column("to_at", DateTime(timezone=True)),
-    _words("replica_id"),
-    _words("model"),
+    words("replica_id"),
+    words("model"),
     Column("simulated", Boolean, nullable=False),
-    _now("first_checked_at"),
-    _now("checked_at"),
+    clock_instant("first_checked_at"),
+    clock_instant("checked_at"),
     *(
-        _count(name)
+        count(name)
         for name in (
             "requests", "engine", "billed", "engine_failed", "zero_output", "cancelled_tail", "retried", "choices",
             "warmup", "probe", "unobserved", "unexplained",
@@ -86,14 +72,14 @@ provider_invoices = Table(
     "provider_invoices",
     metadata,
     Column("id", Uuid, primary_key=True),
-    _words("provider"),
-    _words("number"),
+    words("provider"),
+    words("number"),
     Column("month", Date, nullable=False),
-    _words("currency"),
+    words("currency"),
     Column("total", Numeric(38, 0), nullable=False),
-    _words("source"),
-    _now("entered_at"),
-    _words("entered_by"),
+    words("source"),
+    clock_instant("entered_at"),
+    words("entered_by"),
     Column("voided_at", DateTime(timezone=True)),
     Column("voided_by", Text),
     Index("ix_provider_invoices_month", "month"),
@@ -112,8 +98,8 @@ provider_invoice_lines = Table(
     metadata,
     Column("invoice_id", Uuid, ForeignKey("provider_invoices.id"), primary_key=True),
     Column("line", SmallInteger, primary_key=True, autoincrement=False),
-    _words("host_kind"),
-    _words("description"),
+    words("host_kind"),
+    words("description"),
     Column("hours", Numeric(38, 6)),
     Column("amount", Numeric(38, 0), nullable=False),
 )

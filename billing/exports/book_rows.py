@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.exports.columns import Kind, Record, columns
 from billing.exports.datasets import BLOCK, Dataset, DatasetQuery, usd
-from billing.report_types import check_period, months_of
+from billing.usage.query import check_period, months_of
 
 JOURNAL_VERSION = "journal/1"
 INVOICES_VERSION = "invoices/2"

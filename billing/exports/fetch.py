@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import select
 
 from billing.exports import manifest as manifests
-from billing.exports.periods import label
 from billing.exports.schedule import find
+from billing.exports.schedule_periods import label
 from billing.exports.stores import open_store
 from billing.exports.tables import export_runs
 from billing.exports.writers import MEDIA_TYPES

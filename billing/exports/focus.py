@@ -28,9 +28,9 @@ from billing.exports.focus_columns import (
     SUBCATEGORY,
     VERSION,
 )
-from billing.report_books import invoice_names
-from billing.report_types import bucket_end, bucket_start, check_period, months_of, time_dimension
-from billing.report_usage import COUNTED, COUNTED_DAYS
+from billing.reports.books import invoice_names
+from billing.usage.query import bucket_end, bucket_start, check_period, months_of, time_dimension
+from billing.usage.sums import COUNTED, COUNTED_DAYS
 from core.errors import Conflict
 from core.money import TOKENS_PER_MTOK
 

@@ -18,9 +18,9 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.report_books import booked
-from billing.report_types import ReportQuery
-from billing.report_usage import COUNTED
+from billing.reports.books import booked
+from billing.usage.query import ReportQuery
+from billing.usage.sums import COUNTED
 from core.errors import InvalidRequest
 from core.money import pico_to_usd
 

@@ -9,9 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.exports.columns import Column, Kind, Record, Value
 from billing.exports.datasets import BLOCK, Dataset, DatasetQuery
-from billing.report import ReportQuery, ReportRow, usage_report
-from billing.report_files import columns as report_names
-from billing.report_types import bucket_end, bucket_start, check, time_dimension
+from billing.reports.files import columns as report_names
+from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
+from billing.usage.query import bucket_end, bucket_start, check, time_dimension
 
 VERSION = "report/1"
 _INTEGERS = ("price_version", "requests", "requests_unbilled")

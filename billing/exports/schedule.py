@@ -22,12 +22,12 @@ from billing.exports.datasets import DATASETS, PLATFORM_ONLY, Dataset, DatasetQu
 from billing.exports.failures import clear, list_failures, put_off
 from billing.exports.manifest import Manifest
 from billing.exports.open import open_dataset
-from billing.exports.periods import Seen, due, label, unit_of
+from billing.exports.schedule_periods import Seen, due, label, unit_of
 from billing.exports.stores import Store, check_destination, open_store, parts_of, sha256_of
 from billing.exports.tables import export_definitions, export_runs
 from billing.exports.writers import FORMATS
-from billing.report_books import closed_months
-from billing.report_types import DIMENSIONS, ReportQuery, bucket_end, check, months_of
+from billing.reports.books import closed_months
+from billing.usage.query import DIMENSIONS, ReportQuery, bucket_end, check, months_of
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7

@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from billing.tables import ledger_transfers
+from billing.ledger.tables import ledger_transfers
 from core.db import metadata
 
 export_definitions = Table(

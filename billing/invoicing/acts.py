@@ -11,7 +11,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.writing import Booking, book_all, rounding
-from billing.ledger import booking_errors
+from billing.ledger.transfers import booking_errors
 from core.errors import Conflict, NotFound
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT

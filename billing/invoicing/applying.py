@@ -20,14 +20,14 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.adjustments import adjust
 from billing.invoicing.correction_lines import read_lines
 from billing.invoicing.lines import CLASSES
-from billing.invoicing.months import month_name
 from billing.invoicing.rerate import Difference, Key, Spec
 from billing.invoicing.writing import Booking, book_all, rounding
-from billing.ledger import booking_errors
-from billing.notices import notify
+from billing.ledger.adjustments import adjust
+from billing.ledger.months import month_name
+from billing.ledger.transfers import booking_errors
+from billing.notifications.notices import notify
 from core.db import Database
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd, round_to_cents

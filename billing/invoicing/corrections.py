@@ -15,9 +15,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import approvals
 from billing.invoicing.correction_lines import read_lines
-from billing.invoicing.months import bounds, month_name
 from billing.invoicing.repricing import new_prices
 from billing.invoicing.rerate import (
     Difference,
@@ -30,6 +28,8 @@ from billing.invoicing.rerate import (
     view,
 )
 from billing.invoicing.sources import billed_commitments, usage_groups
+from billing.ledger import approvals
+from billing.ledger.months import bounds, month_name
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from core.money import pico_to_usd

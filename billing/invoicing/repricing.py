@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.lines import UsageGroup
 from billing.invoicing.rerate import Origin, Spec, replacement
-from billing.period import parse_instant
+from billing.usage.period import parse_instant
 from core.errors import InvalidRequest
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from billing.invoicing.lines import CLASSES, UsageGroup
-from billing.prices import TIERS, Rates
+from billing.pricing.prices import TIERS, Rates
 from core.errors import InvalidRequest
 from core.money import pico_per_token_to_per_mtok, pico_to_usd
 

@@ -13,12 +13,12 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import rollups
 from billing.invoicing import sources
 from billing.invoicing.lines import carried_lines, close, commit_line, movement_lines, usage_lines
-from billing.invoicing.months import bounds, final_at, month_name
 from billing.invoicing.sources import Customer, Terms
 from billing.invoicing.writing import Draft, write_invoices
+from billing.ledger.months import bounds, final_at, month_name
+from billing.usage import rollups
 from core.db import Database
 from core.errors import Conflict
 from core.ids import derived_uuid

@@ -10,7 +10,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.lines import CLASSES, Carry, Movement, UsageGroup
-from billing.invoicing.months import bounds
+from billing.ledger.months import bounds
 from core.ids import derived_uuid
 from tenants.scoping import platform_wide
 

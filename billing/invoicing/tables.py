@@ -8,7 +8,6 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
-    Numeric,
     Table,
     Text,
     UniqueConstraint,
@@ -18,24 +17,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from core.columns import instant, pico, words
 from core.db import metadata
-
-
-def _pico(name: str, *, nullable: bool = False, zero: bool = False) -> "Column[object]":
-    return Column(name, Numeric(38, 0), nullable=nullable, server_default=text("0") if zero else None)
-
-
-def _words(name: str, *, default: str | None = None) -> "Column[str]":
-    return Column(name, Text, nullable=False, server_default=default)
-
-
-def _instant(name: str, *, nullable: bool = True) -> "Column[object]":
-    return Column(name, DateTime(timezone=True), nullable=nullable)
-
-
-def _now(name: str) -> "Column[object]":
-    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.now())
-
 
 invoices = Table(
     "invoices",
@@ -43,18 +26,18 @@ invoices = Table(
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
     Column("month", Date, nullable=False),
-    _words("kind"),
-    _words("status"),
-    _words("currency", default="USD"),
-    _pico("exact"),
+    words("kind"),
+    words("status"),
+    Column("currency", Text, nullable=False, server_default="USD"),
+    pico("exact"),
     Column("total_cents", BigInteger, nullable=False),
     Column("number", Text),
     Column("stripe_invoice_id", Text),
-    _instant("due_at"),
-    _instant("finalized_at"),
-    _instant("paid_at"),
-    _now("created_at"),
-    _pico("carry_exact", zero=True),
+    instant("due_at", nullable=True),
+    instant("finalized_at", nullable=True),
+    instant("paid_at", nullable=True),
+    instant("created_at", now=True),
+    pico("carry_exact", zero=True),
     Column("carry_cents", BigInteger, nullable=False, server_default=text("0")),
     Column("carried_to", Uuid, ForeignKey("invoices.id")),
     UniqueConstraint("tenant_id", "month"),
@@ -76,16 +59,16 @@ invoice_lines = Table(
     Column("invoice_id", Uuid, ForeignKey("invoices.id"), nullable=False),
     Column("tenant_id", Uuid, nullable=False),
     Column("position", Integer, nullable=False),
-    _words("kind"),
-    _words("model"),
-    _words("class"),
-    _words("tier"),
+    words("kind"),
+    words("model"),
+    words("class"),
+    words("tier"),
     Column("price_version", BigInteger),
-    _pico("tokens"),
-    _pico("unit_price", nullable=True),
-    _pico("exact"),
+    pico("tokens"),
+    pico("unit_price", nullable=True),
+    pico("exact"),
     Column("cents", BigInteger, nullable=False),
-    _words("description"),
+    words("description"),
     Column("adjustment_id", Uuid),
     Column("stripe_item_id", Text),
     UniqueConstraint("invoice_id", "position"),
@@ -103,15 +86,15 @@ credit_notes = Table(
     Column("id", Uuid, primary_key=True),
     Column("invoice_id", Uuid, ForeignKey("invoices.id"), nullable=False),
     Column("tenant_id", Uuid, nullable=False),
-    _words("reason"),
-    _pico("exact"),
+    words("reason"),
+    pico("exact"),
     Column("cents", BigInteger, nullable=False),
-    _words("status", default="issued"),
-    _words("pays"),
+    Column("status", Text, nullable=False, server_default="issued"),
+    words("pays"),
     Column("stripe_credit_note_id", Text),
     Column("correction_id", Uuid),
     Column("adjustment_id", Uuid, nullable=False),
-    _now("created_at"),
+    instant("created_at", now=True),
     UniqueConstraint("stripe_credit_note_id"),
     Index("ix_credit_notes_invoice_id", "invoice_id"),
     Index("ix_credit_notes_adjustment_id", "adjustment_id"),
@@ -125,9 +108,9 @@ credit_note_lines = Table(
     Column("credit_note_id", Uuid, ForeignKey("credit_notes.id"), nullable=False),
     Column("tenant_id", Uuid, nullable=False),
     Column("invoice_line_id", Uuid, ForeignKey("invoice_lines.id"), nullable=False),
-    _pico("exact"),
+    pico("exact"),
     Column("cents", BigInteger, nullable=False),
-    _words("description"),
+    words("description"),
     Index("ix_credit_note_lines_credit_note_id", "credit_note_id"),
 )
 """What is credited of which invoice line."""
@@ -152,9 +135,9 @@ parked_decisions = Table(
     "parked_decisions",
     metadata,
     Column("request_id", Uuid, primary_key=True),
-    _words("reason"),
-    _words("decided_by"),
-    _now("decided_at"),
+    words("reason"),
+    words("decided_by"),
+    instant("decided_at", now=True),
 )
 """Records of settle_errors that a person decided not to bill."""
 
@@ -163,17 +146,17 @@ corrections = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("month", Date, nullable=False),
-    _instant("until", nullable=False),
-    _words("status", default="requested"),
+    instant("until"),
+    Column("status", Text, nullable=False, server_default="requested"),
     Column("spec", JSONB, nullable=False),
-    _words("reason"),
+    words("reason"),
     Column("reverses", Uuid, ForeignKey("corrections.id")),
     Column("approval_id", Uuid, nullable=False),
-    _pico("delta"),
-    _words("requested_by"),
+    pico("delta"),
+    words("requested_by"),
     Column("requested_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("decided_by", Text),
-    _instant("decided_at"),
+    instant("decided_at", nullable=True),
     Column("applied_to", Uuid),
     Index("ix_corrections_month", "month"),
     Index("ix_corrections_applying", "decided_at", postgresql_where=text("status = 'applying'")),
@@ -187,17 +170,17 @@ correction_lines = Table(
     Column("correction_id", Uuid, ForeignKey("corrections.id"), primary_key=True),
     Column("position", Integer, primary_key=True, autoincrement=False),
     Column("tenant_id", Uuid, nullable=False),
-    _words("kind"),
-    _words("model"),
-    _words("class"),
-    _words("tier"),
+    words("kind"),
+    words("model"),
+    words("class"),
+    words("tier"),
     Column("price_version", BigInteger, nullable=False),
-    _pico("tokens"),
-    _pico("old_price", nullable=True),
-    _pico("new_price", nullable=True),
-    _pico("old_exact"),
-    _pico("new_exact"),
-    _pico("delta"),
+    pico("tokens"),
+    pico("old_price", nullable=True),
+    pico("new_price", nullable=True),
+    pico("old_exact"),
+    pico("new_exact"),
+    pico("delta"),
     Index("ix_correction_lines_tenant_id", "tenant_id"),
     Index("ix_correction_lines_customer", "correction_id", "tenant_id"),
 )

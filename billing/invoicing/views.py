@@ -9,7 +9,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.lines import CLASSES
-from billing.invoicing.months import bounds, month_name
+from billing.ledger.months import bounds, month_name
 from core.errors import InvalidRequest, NotFound
 from core.money import PICO_PER_CENT, pico_per_token_to_per_mtok, pico_to_usd
 from tenants.scoping import platform_wide

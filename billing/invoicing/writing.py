@@ -15,9 +15,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.lines import Totals
-from billing.invoicing.months import bounds, month_name
 from billing.invoicing.sources import Terms
-from billing.notices import notify
+from billing.ledger.months import bounds, month_name
+from billing.notifications.notices import notify
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide

@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import notices
+from billing.notifications import notices
 from core.errors import Conflict, InvalidRequest
 from core.money import PICO_PER_CENT, pico_to_usd
 

@@ -6,13 +6,13 @@ from typing import Any
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import notices
+from billing.notifications import notices
 from billing.payments import auto_rules
 from billing.payments.customers import TENANT_KEY
 from billing.payments.effects import apply_now
 from billing.payments.once import once
 from billing.payments.payments import TOPUP_KEY, prepare_payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PaymentRequired, PenstockError, Unavailable
 from core.ids import uuid7

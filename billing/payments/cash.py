@@ -5,7 +5,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import ledger
+from billing.ledger import transfers
 from billing.payments.objects import Money
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT
@@ -42,6 +42,6 @@ async def record(
         return
     name = "dispute_fee" if kind == "dispute" else "fee"
     debit, credit = ("fees", "cash") if money.fee_cents > 0 else ("cash", "fees")
-    await ledger.book(
+    await transfers.book(
         connection, name, tenant_id, debit, credit, abs(money.fee_cents) * PICO_PER_CENT, source(money.id)
     )

@@ -12,7 +12,7 @@ from billing.payments.objects import CreditNote
 from billing.payments.once import once
 from billing.payments.push import FINAL
 from billing.payments.refunds import apply_refund
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import NotFound, Unavailable
 from tenants.scoping import platform_wide

@@ -7,12 +7,13 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import credits, ledger, notices
+from billing.ledger import credits, transfers
+from billing.notifications import notices
 from billing.payments import cash, lots
 from billing.payments.effects import Effect, Outcome, foreign
 from billing.payments.objects import Dispute
 from billing.payments.payments import prepare_payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
@@ -50,7 +51,7 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
     withdrawn = sum(-move.cents for move in dispute.moves if move.cents < 0) * PICO_PER_CENT
     returned = sum(move.cents for move in dispute.moves if move.cents > 0) * PICO_PER_CENT
     if withdrawn:
-        await ledger.book(connection, "dispute", tenant_id, "disputed", "cash", withdrawn, source)
+        await transfers.book(connection, "dispute", tenant_id, "disputed", "cash", withdrawn, source)
     for move in dispute.moves:
         await cash.record(connection, tenant_id, "dispute", dispute.id, move)
     lot_ids = await lots.lots_of(connection, tenant_id, intent)
@@ -60,12 +61,14 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
     else:
         clawed = sum(await _rounds(connection, lot_ids, source))
     if returned:
-        await ledger.book(connection, "dispute_won", tenant_id, "cash", "disputed", returned, source)
+        await transfers.book(connection, "dispute_won", tenant_id, "cash", "disputed", returned, source)
     if dispute.status == "won":
         for number in range(len(await _rounds(connection, lot_ids, source))):
             await lots.give_back(connection, lot_ids=lot_ids, source=_round(source, number))
     elif dispute.status == "lost" and lost is None and (rest := withdrawn - returned - clawed) > 0:
-        await ledger.book(connection, "dispute_lost", tenant_id, "dispute_losses", "disputed", rest, source)
+        await transfers.book(
+            connection, "dispute_lost", tenant_id, "dispute_losses", "disputed", rest, source
+        )
     await _store(connection, payment, dispute, intent, clawed)
     return "applied"
 
@@ -89,7 +92,7 @@ async def credit_is_back(connection: AsyncConnection, tenant_id: UUID, intent: s
         clawed = await _claw(connection, tenant_id, lot_ids, source, withdrawn)
         if clawed > before and row.status == "lost":
             back = derived_uuid(source, "recovered", refund_id)
-            await ledger.book(
+            await transfers.book(
                 connection, "dispute_lost", tenant_id, "disputed", "dispute_losses", clawed - before, back
             )
         await connection.execute(

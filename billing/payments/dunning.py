@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import notices
+from billing.notifications import notices
 from core.db import Database
 from tenants.scoping import platform_wide
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import notices
+from billing.notifications import notices
 from billing.payments.credit_notes import NOTE_KEY
 from billing.payments.customers import refresh_cards
 from billing.payments.disputes import prepare_dispute
@@ -22,8 +22,8 @@ from billing.payments.invoices import prepare_invoice
 from billing.payments.objects import Event
 from billing.payments.payments import prepare_payment
 from billing.payments.refunds import prepare_refund
+from billing.payments.stripe_gateway import StripeGateway, TooManyRows
 from billing.payments.topups import prepare_session
-from billing.stripe_gateway import StripeGateway, TooManyRows
 from core.db import Database
 from core.errors import NotFound, PenstockError, Unavailable
 

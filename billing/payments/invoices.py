@@ -7,12 +7,13 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import ledger, notices
+from billing.ledger import transfers
+from billing.notifications import notices
 from billing.payments import cash
 from billing.payments.customers import usd_only
 from billing.payments.effects import Effect, Outcome
 from billing.payments.objects import Invoice, InvoicePayment, Payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
@@ -108,7 +109,9 @@ async def _book_payment(
         },
     )
     amount = one.paid_cents * PICO_PER_CENT
-    await ledger.book(connection, "payment", ours.tenant_id, "cash", "invoiced", amount, cash.source(intent))
+    await transfers.book(
+        connection, "payment", ours.tenant_id, "cash", "invoiced", amount, cash.source(intent)
+    )
     if payment is not None:
         await cash.record(connection, ours.tenant_id, "payment", payment.id, payment.money)
 
@@ -131,7 +134,7 @@ async def _paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -
         amount = written.scalar_one_or_none()
         if amount is not None:
             back = derived_uuid(ours.id, "recovered")
-            await ledger.book(
+            await transfers.book(
                 connection, "write_off", ours.tenant_id, "invoiced", "uncollectible", int(amount), back
             )
 
@@ -159,7 +162,7 @@ async def _uncollectible(connection: AsyncConnection, ours: Row[Any], invoice: I
     )
     if invoice.remaining_cents > 0:
         amount = invoice.remaining_cents * PICO_PER_CENT
-        await ledger.book(
+        await transfers.book(
             connection, "write_off", ours.tenant_id, "uncollectible", "invoiced", amount, ours.id
         )
     await _tell(

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import credits
+from billing.ledger import credits
 from billing.payments import cash
 from core.ids import derived_uuid
 from tenants.scoping import platform_wide

@@ -5,12 +5,12 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import credits
+from billing.ledger import credits
 from billing.payments import auto_rules, cash, invoices
 from billing.payments.customers import tenant_of, usd_only
 from billing.payments.effects import Effect, Outcome, foreign
 from billing.payments.objects import Payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.errors import Conflict
 from core.money import PICO_PER_CENT
 from tenants.scoping import platform_wide

@@ -13,7 +13,7 @@ from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_custom
 from billing.payments.invoices import INVOICE_KEY, alarm, mark_push
 from billing.payments.objects import Invoice, InvoiceLine
 from billing.payments.once import once
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import derived_uuid

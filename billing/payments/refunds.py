@@ -11,13 +11,14 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import credits, ledger, notices
+from billing.ledger import credits, transfers
+from billing.notifications import notices
 from billing.payments import cash, disputes, lots
 from billing.payments.effects import Effect, Outcome, apply_now
 from billing.payments.objects import Refund
 from billing.payments.once import once
 from billing.payments.payments import prepare_payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import derived_uuid
@@ -300,14 +301,14 @@ async def _book_foreign(
         lot_id = lot_ids[0]
         taken = await lots.take(connection, lot_ids=lot_ids, amount=amount, kind="refund", source=refund_id)
         if taken < amount:
-            await ledger.book(
+            await transfers.book(
                 connection, "write_off", payment.tenant_id, "uncollectible", "cash", amount - taken, refund_id
             )
     else:
         credit_note_id = credit_note_id or await _note_of(connection, payment, refund)
         source = credit_note_id or refund_id
         if not await _is_booked(connection, payment.tenant_id, source):
-            await ledger.book(
+            await transfers.book(
                 connection, "credit_note_refund", payment.tenant_id, "invoiced", "cash", amount, source
             )
     made = await connection.execute(
@@ -376,7 +377,7 @@ async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund
         return
     mirror, amount = lots.given_back(row.id), row.cents * PICO_PER_CENT
     if row.lot_id is None:
-        await ledger.book(connection, "payment", row.tenant_id, "cash", "invoiced", amount, mirror)
+        await transfers.book(connection, "payment", row.tenant_id, "cash", "invoiced", amount, mirror)
     else:
         amount -= await _expensed(connection, row)
         if amount:
@@ -412,5 +413,5 @@ async def _expensed(connection: AsyncConnection, row: Row[Any]) -> int:
     amount = int(found.scalar_one_or_none() or 0)
     if amount:
         back = derived_uuid(row.id, "failed")
-        await ledger.book(connection, "write_off", row.tenant_id, "cash", "uncollectible", amount, back)
+        await transfers.book(connection, "write_off", row.tenant_id, "cash", "uncollectible", amount, back)
     return amount

@@ -12,7 +12,7 @@ from billing.payments.effects import Effect, Outcome, foreign, nothing
 from billing.payments.objects import Session
 from billing.payments.once import once
 from billing.payments.payments import TOPUP_KEY, prepare_payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7

@@ -12,9 +12,9 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoicing.months import bounds, month_name
-from billing.report_usage import COUNTED
+from billing.ledger.months import bounds, month_name
 from billing.statements.signing import instant
+from billing.usage.sums import COUNTED
 from core.errors import Conflict, NotFound
 from core.money import PICO_PER_CENT, pico_per_token_to_per_mtok, pico_to_usd, usd_to_pico
 
@@ -231,7 +231,7 @@ async def _opening(
 async def _lots(connection: AsyncConnection, tenant_id: UUID, now: datetime) -> dict[str, Any]:
     """Credit lots that are not used up when the statement is issued; they add up to the balance of that moment.
 
-    Use is given to lots now and then (billing/credits.py); what is not given yet is taken here in the same order.
+    Use is allocated to lots now and then (billing/ledger/credits.py); the rest is allocated here in the same order.
     """
     rows = list(
         await connection.execute(

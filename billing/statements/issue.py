@@ -11,8 +11,8 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoicing.months import month_name
-from billing.notices import notify
+from billing.ledger.months import month_name
+from billing.notifications.notices import notify
 from billing.statements import pdf, signing
 from billing.statements.body import TYPE, statement_body
 from billing.statements.canonical import canonical

@@ -7,7 +7,7 @@ from uuid import UUID
 import typer
 
 from admin import alerts as admin_alerts
-from billing.webhooks import parse_hosts
+from billing.notifications.webhooks import parse_hosts
 from cli.context import AsJson, DataDir, actor, emit, open_db, pepper, run
 from cli.tenancy import TenantRef, parse_id, project_of, tenant_id_of
 from core.db import Database

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from admin import contracts as admin_contracts
-from billing.period import parse_instant
+from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of
 from core.errors import InvalidRequest

@@ -8,7 +8,7 @@ import typer
 
 from admin import corrections as admin_corrections
 from billing.invoicing.corrections import DryRun
-from billing.invoicing.months import parse_month
+from billing.ledger.months import parse_month
 from cli.commands.invoices import Month
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import MaybeReason, Reason, parse_id, tenant_id_of

@@ -5,8 +5,8 @@ from typing import Annotated, cast
 import typer
 
 from admin import billing as admin_billing
-from billing.credits import LotKind
-from billing.period import parse_instant
+from billing.ledger.credits import LotKind
+from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, TenantRef, tenant_id_of
 

@@ -13,8 +13,8 @@ from admin import economics as admin_economics
 from billing.economics.digitalocean import API, fetch_invoice
 from billing.economics.example import published_example
 from billing.economics.provider import InvoiceIn, InvoiceLineIn
-from billing.invoicing.months import bounds, parse_month
-from billing.period import parse_group_by, parse_instant, parse_period
+from billing.ledger.months import bounds, parse_month
+from billing.usage.period import parse_group_by, parse_instant, parse_period
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, parse_id
 from core.errors import InvalidRequest

@@ -7,7 +7,7 @@ import typer
 
 from admin import exports as admin_exports
 from billing.exports.datasets import DATASETS
-from billing.period import parse_instant
+from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.exporting import export_settings
 from cli.tenancy import MaybeReason, tenant_id_of

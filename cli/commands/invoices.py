@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from admin import invoices as admin_invoices
-from billing.invoicing.months import parse_month
+from billing.ledger.months import parse_month
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, parse_id, tenant_id_of
 

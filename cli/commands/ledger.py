@@ -11,9 +11,9 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from admin import ledger as admin_ledger
-from billing.journal import JournalLine, TransferLine
-from billing.journal_files import FORMATS, stream_csv, write
-from billing.period import parse_instant
+from billing.ledger.journal import JournalLine, TransferLine
+from billing.ledger.journal_files import FORMATS, stream_csv, write
+from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import tenant_id_of
 from core.db import Database

@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from admin import payments as admin_payments
-from billing.invoicing.months import parse_month
+from billing.ledger.months import parse_month
 from cli.context import AsJson, DataDir, actor, emit, open_db, run, runtime
 from cli.tenancy import MaybeReason, Reason, TenantRef, parse_id, tenant_id_of
 from core.db import Database
@@ -82,7 +82,7 @@ def topup(
     as_json: AsJson = False,
 ) -> None:
     """Begin to buy credit; prints the page to pay at."""
-    from billing.stripe_gateway import open_gateway
+    from billing.payments.stripe_gateway import open_gateway
 
     async def act() -> None:
         async with open_db(data_dir) as database, open_gateway(_settings(data_dir)) as gateway:
@@ -288,7 +288,7 @@ def reconcile(
     as_json: AsJson = False,
 ) -> None:
     """Compare a month with Stripe: invoices, payments, credit notes, cash, the meter. Exit code 1 when they differ."""
-    from billing.stripe_gateway import open_gateway
+    from billing.payments.stripe_gateway import open_gateway
 
     async def act() -> bool:
         async with open_db(data_dir) as database, open_gateway(_settings(data_dir)) as gateway:

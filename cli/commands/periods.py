@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from admin import periods as admin_periods
-from billing.invoicing.months import parse_month
+from billing.ledger.months import parse_month
 from cli.commands.invoices import Month, progress_of
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import MaybeReason, Reason, parse_id

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from admin import billing as admin_billing
-from billing.period import parse_instant
+from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import MaybeReason, Reason, tenant_id_of
 

@@ -6,8 +6,8 @@ import msgspec
 import typer
 
 from admin import reconcile as admin_reconcile
-from billing.invoicing.months import parse_month
-from billing.period import parse_instant
+from billing.ledger.months import parse_month
+from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db
 from cli.context import run as run_command
 from cli.tenancy import Reason

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from admin import statements as admin_statements
-from billing.invoicing.months import parse_month
+from billing.ledger.months import parse_month
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 
 app = typer.Typer(no_args_is_help=True, help="Service levels of contracts, measured and credited.")

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from admin import statements as admin_statements
-from billing.invoicing.months import parse_month
+from billing.ledger.months import parse_month
 from cli.commands.roles import load_settings
 from cli.context import DEFAULT_DATA_DIR, AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import Reason, TenantRef, parse_id, tenant_id_of

@@ -7,11 +7,11 @@ import typer
 
 from admin import archive as admin_archive
 from admin import billing as admin_billing
-from billing.archive import archive_dir
-from billing.invoicing.months import parse_month
-from billing.period import parse_group_by, parse_period
-from billing.report import Totals
-from billing.report_types import DIMENSIONS
+from billing.ledger.months import parse_month
+from billing.reports.usage_report import Totals
+from billing.usage.archive import archive_dir
+from billing.usage.period import parse_group_by, parse_period
+from billing.usage.query import DIMENSIONS
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.exporting import Asked, compare_to, write_report
 from cli.tenancy import tenant_id_of

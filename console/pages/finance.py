@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 
 from admin import exports as admin_exports
 from admin import periods as admin_periods
-from billing.invoicing.months import month_name, parse_month
+from billing.ledger.months import month_name, parse_month
 from console.components.base import page_head
 from console.components.tabs import chosen_tab, link_tabs
 from console.deps import Console

@@ -11,7 +11,7 @@ from admin import billing as admin_billing
 from admin import models as admin_models
 from admin import tenants as admin_tenants
 from admin.models import ModelView
-from billing.prices import PriceView
+from billing.pricing.prices import PriceView
 from console.components.base import box, card, link_button, notice, page_head
 from console.components.dialogs import primary
 from console.components.table import Column, Row, cell, data_table, set_rows

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from admin import billing as admin_billing
 from admin import models as admin_models
-from billing.activity import Activity, activity
+from billing.reports.activity import Activity, activity
 from console.components.base import Stat, badge, box, card, notice, page_head
 from console.components.charts import Chart
 from console.deps import Console

@@ -7,8 +7,8 @@ from nicegui import ui
 
 from admin import periods as admin_periods
 from admin import tenants as admin_tenants
-from billing.invoicing.months import month_name, parse_month
-from billing.invoicing.periods import Period
+from billing.close.periods import Period
+from billing.ledger.months import month_name, parse_month
 from console.components.base import page_head
 from console.components.tabs import chosen_tab, link_tabs
 from console.deps import Console

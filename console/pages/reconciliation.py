@@ -11,9 +11,9 @@ from nicegui import ui
 from admin import periods as admin_periods
 from admin import reconcile as admin_reconcile
 from admin import tenants as admin_tenants
-from billing.economics.chain import ChainRow
-from billing.economics.reconcile_views import EngineRow, StretchRow, TraceRow
-from billing.invoicing.months import bounds, month_name, parse_month
+from billing.close.cross_check import ChainRow
+from billing.economics.engine_reconciliation_views import EngineRow, StretchRow, TraceRow
+from billing.ledger.months import bounds, month_name, parse_month
 from console.components.base import Text, badge, box, card, notice, page_head
 from console.components.dialogs import confirm, secondary
 from console.components.flash import done

@@ -7,7 +7,7 @@ from fastapi import Request
 
 from admin import requests as admin_requests
 from admin.requests import RequestDetail
-from billing.request_list import RequestView
+from billing.usage.request_list import RequestView
 from console.components.base import Stat, Text, badge, box, card, facts, link_button, page_head
 from console.components.dialogs import secondary
 from console.components.table import Column, Row, cell, data_table

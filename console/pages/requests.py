@@ -14,8 +14,8 @@ from admin import keys as admin_keys
 from admin import models as admin_models
 from admin import requests as admin_requests
 from admin import tenants as admin_tenants
-from billing.records import Outcome
-from billing.request_list import RequestFilter, RequestView
+from billing.metering.records import Outcome
+from billing.usage.request_list import RequestFilter, RequestView
 from console.components.base import box, card, link_button, page_head
 from console.components.dialogs import primary
 from console.components.table import Column, Row, cell, data_table

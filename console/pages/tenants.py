@@ -8,7 +8,7 @@ from fastapi import Request
 from nicegui import ui
 
 from admin import tenants as admin_tenants
-from billing.accounts import AccountView
+from billing.ledger.accounts import AccountView
 from console.components.base import box, card, page_head
 from console.components.dialogs import confirm, form_dialog, primary, text_input
 from console.components.table import Column, Row, acts_cell, cell, data_table, set_rows

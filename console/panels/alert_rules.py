@@ -10,7 +10,7 @@ from nicegui import ui
 from admin import alerts as admin_alerts
 from admin import keys as admin_keys
 from admin import projects as admin_projects
-from billing.alerts import THRESHOLDS, AlertView
+from billing.notifications.alerts import THRESHOLDS, AlertView
 from console.components.base import box, card
 from console.components.dialogs import confirm, form_dialog, secondary, text_input
 from console.components.table import Column, Row, acts_cell, cell, data_table

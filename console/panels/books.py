@@ -5,8 +5,8 @@ from datetime import date, datetime
 from urllib.parse import urlencode
 
 from admin import ledger as admin_ledger
-from billing.invoicing.months import bounds, month_name, next_month
-from billing.journal import DeferredLine, TrialBalance
+from billing.ledger.journal import DeferredLine, TrialBalance
+from billing.ledger.months import bounds, month_name, next_month
 from console.components.base import Text, box, card, link_button, notice, shown
 from console.components.dialogs import secondary
 from console.components.later import later

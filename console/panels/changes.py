@@ -8,9 +8,9 @@ from nicegui import ui
 
 from admin import adjustments as admin_adjustments
 from admin import corrections as admin_corrections
-from billing.adjustments import Adjustment
 from billing.invoicing.corrections import Correction
-from billing.invoicing.months import month_name
+from billing.ledger.adjustments import Adjustment
+from billing.ledger.months import month_name
 from console.components.base import Text, box, card, notice
 from console.components.dialogs import confirm, primary
 from console.components.flash import done

@@ -8,10 +8,10 @@ from nicegui import ui
 from admin import invoices as admin_invoices
 from admin import payments as admin_payments
 from admin import periods as admin_periods
-from billing.invoicing.check_result import CheckResult
-from billing.invoicing.months import month_name
-from billing.invoicing.periods import Checklist, Period
-from billing.stripe_gateway import open_gateway
+from billing.close.periods import Checklist, Period
+from billing.ledger.check_result import CheckResult
+from billing.ledger.months import month_name
+from billing.payments.stripe_gateway import open_gateway
 from console.components.base import Text, badge, box, card, link_button, notice
 from console.components.dialogs import confirm, primary, secondary
 from console.components.flash import done

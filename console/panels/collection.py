@@ -5,10 +5,10 @@ from datetime import date, datetime
 from uuid import UUID
 
 from admin import payments as admin_payments
-from billing.invoicing.months import month_name
-from billing.payments.reconcile import Reconciliation
+from billing.ledger.months import month_name
+from billing.payments.stripe_gateway import open_gateway
+from billing.payments.stripe_reconciliation import Reconciliation
 from billing.payments.views import BlockedView, DisputeView, EventView, RefundView
-from billing.stripe_gateway import open_gateway
 from console.components.base import Text, box, card, facts, notice
 from console.components.dialogs import confirm, secondary
 from console.components.flash import done

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from admin import contracts as admin_contracts
 from admin.contracts import ContractView
-from billing.contracts import DEFAULT_PAYMENT_DAYS
+from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS
 from console.components.base import badge, box, card, empty, facts
 from console.components.dialogs import confirm, form_dialog, secondary, text_input
 from console.components.table import Column, Row, acts_cell, cell, data_table
@@ -176,7 +176,7 @@ class _ContractPanel:
 
 
 def _level(metric: str, threshold: str, percentile: int, credit: str) -> dict[str, Any] | None:
-    """The service-level rule of the form; billing/sla.py checks it. Raises ValueError with a sentence."""
+    """The service-level rule of the form; billing/pricing/sla_terms.py checks it. Raises ValueError with a sentence."""
     if not metric:
         return None
     if not credit.strip().isdigit():

@@ -9,9 +9,9 @@ from admin import adjustments as admin_adjustments
 from admin import invoices as admin_invoices
 from admin import payments as admin_payments
 from admin import statements as admin_statements
-from billing.adjustments import Adjustment
-from billing.invoicing.months import month_name
 from billing.invoicing.views import InvoiceView
+from billing.ledger.adjustments import Adjustment
+from billing.ledger.months import month_name
 from billing.payments.views import RefundView, TopupView
 from billing.statements.issue import StatementView
 from console.components.base import Text, card

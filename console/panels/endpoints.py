@@ -8,7 +8,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import alerts as admin_alerts
-from billing.endpoints import EndpointView, NoticeView
+from billing.notifications.endpoints import EndpointView, NoticeView
 from console.components.base import Text, box, card, facts
 from console.components.dialogs import confirm, form_dialog, secondary, show_secret, text_input
 from console.components.table import Cell, Column, Row, acts_cell, cell, data_table

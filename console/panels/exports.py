@@ -10,7 +10,7 @@ from admin import exports as admin_exports
 from billing.exports.datasets import DATASETS
 from billing.exports.schedule import Definition, Run
 from billing.exports.writers import FORMATS
-from billing.invoicing.months import month_name
+from billing.ledger.months import month_name
 from console.components.base import box, card
 from console.components.dialogs import form_dialog, primary, text_input
 from console.components.flash import done

@@ -10,8 +10,8 @@ from nicegui import ui
 from starlette.datastructures import QueryParams
 
 from admin import invoices as admin_invoices
-from billing.invoicing.months import month_name
 from billing.invoicing.views import InvoiceView
+from billing.ledger.months import month_name
 from console.components.base import box, card, link_button
 from console.components.table import Column, Row, cell, data_table
 from console.deps import Console

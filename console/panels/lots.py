@@ -7,7 +7,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import billing as admin_billing
-from billing.credits import MAX_PRIORITY, PRIORITIES, Lot
+from billing.ledger.credits import MAX_PRIORITY, PRIORITIES, Lot
 from console.components.base import box, card
 from console.components.dialogs import form_dialog, text_input
 from console.components.table import Column, Row, cell, data_table, set_rows

@@ -9,9 +9,9 @@ from starlette.datastructures import QueryParams
 
 from admin import billing as admin_billing
 from admin import economics as admin_economics
-from billing.economics.compare import BridgeView, PeriodView
-from billing.economics.margin import DIRECT, EconomicsRow
-from billing.invoicing.months import bounds, month_name, month_of
+from billing.ledger.months import bounds, month_name, month_of
+from billing.reports.margin import DIRECT, EconomicsRow
+from billing.reports.margin_compare import BridgeView, PeriodView
 from console.components.base import Stat, Text, box, card, notice, shown
 from console.components.later import later
 from console.components.table import Column, Row, cell, data_table

@@ -6,7 +6,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import billing as admin_billing
-from billing.accounts import AccountView
+from billing.ledger.accounts import AccountView
 from console.components.base import Stat, box, card, meter, notice
 from console.components.dialogs import form_dialog, primary, secondary, text_input
 from console.deps import Console

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 from admin import economics as admin_economics
 from admin import health as admin_health
-from billing.economics.margin import percent
-from billing.money_health import MoneyHealth
+from billing.reports.margin import percent
+from billing.reports.money_health import MoneyHealth
 from console.components.base import Stat
 from console.deps import Console
 from console.format import Shown, count, money

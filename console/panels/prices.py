@@ -7,7 +7,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import billing as admin_billing
-from billing.prices import TIERS, PriceView
+from billing.pricing.prices import TIERS, PriceView
 from console.components.base import card
 from console.components.dialogs import confirm, form_dialog, text_input
 from console.components.table import Cell, Column, Row, acts_cell, cell, data_table

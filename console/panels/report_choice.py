@@ -7,9 +7,9 @@ from uuid import UUID
 import msgspec
 from starlette.datastructures import QueryParams
 
-from billing.report import ReportQuery
-from billing.report_compare import previous
-from billing.report_types import TIME_DIMENSIONS
+from billing.reports.compare import previous
+from billing.reports.usage_report import ReportQuery
+from billing.usage.query import TIME_DIMENSIONS
 from console.periods import PERIODS, Period, chosen_period
 from console.viewer import Viewer
 

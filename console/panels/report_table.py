@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from billing.report import ReportRow
-from billing.report_compare import Change, ComparedRow
+from billing.reports.compare import Change, ComparedRow
+from billing.reports.usage_report import ReportRow
 from console.components.table import Cell, Column, Row, cell
 from console.format import Shown, count, money, per_mtok, percent, short_id
 from console.panels.report_choice import GROUPS

@@ -10,9 +10,9 @@ from nicegui import ui
 from admin import corrections as admin_corrections
 from admin import models as admin_models
 from billing.invoicing.corrections import DryRun, TenantDelta
-from billing.invoicing.months import month_name
 from billing.invoicing.rerate import COMMIT, DifferenceView
-from billing.prices import TIERS
+from billing.ledger.months import month_name
+from billing.pricing.prices import TIERS
 from console.components.base import Text, box, notice, shown
 from console.components.dialogs import form_dialog, secondary, text_input
 from console.components.flash import done

@@ -8,8 +8,8 @@ from nicegui import ui
 
 from admin import payments as admin_payments
 from billing.payments.auto_rules import Rule
+from billing.payments.stripe_gateway import open_gateway
 from billing.payments.views import CustomerView, TopupView
-from billing.stripe_gateway import open_gateway
 from console.components.base import badge, box, card, facts, notice
 from console.components.dialogs import confirm, form_dialog, primary, secondary, text_input
 from console.deps import Console

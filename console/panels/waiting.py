@@ -6,8 +6,8 @@ from uuid import UUID
 
 from admin import adjustments as admin_adjustments
 from admin import payments as admin_payments
-from billing.approvals import Approval
 from billing.invoicing.corrections import APPROVAL_KIND as CORRECTION
+from billing.ledger.approvals import Approval
 from console.components.base import card, notice
 from console.components.dialogs import confirm
 from console.components.flash import done

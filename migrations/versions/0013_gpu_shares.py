@@ -1,4 +1,4 @@
-"""Days of usage carry what their GPU time cost us, shared by hour (billing/economics/gpu_shares.py)."""
+"""Days of usage carry what their GPU time cost us, shared by hour (billing/usage/gpu_shares.py)."""
 
 from pathlib import Path
 

@@ -24,7 +24,11 @@ KINDS = {
 """Prefix of an id -> the kind of object."""
 
 PREFIXES = {kind: prefix for prefix, kind in KINDS.items()}
-_NAMES = {"checkout.session": "checkout session", "billing.meter": "billing meter", "item": "line item"}
+_NAMES = {
+    "checkout.session": "checkout session",
+    "billing.meter": "billing meter",
+    "item": "line item",
+}
 _SHORT = frozenset({"customer", "product"})
 
 DUNNING_DAYS = (1, 3, 5, 7)

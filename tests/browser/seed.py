@@ -13,9 +13,9 @@ from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from admin import users as admin_users
 from admin.actor import system_actor
-from billing.holds import HoldBook
-from billing.meter import Meter
-from billing.records import HoldRequest, OpenRecord, Outcome, UsageRecord
+from billing.metering.holds import HoldBook
+from billing.metering.meter import Meter
+from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
 from core.clock import SystemClock
 from core.db import Database
 from core.ids import uuid7

@@ -17,8 +17,8 @@ from admin import projects as admin_projects
 from admin import reconcile as admin_reconcile
 from admin import tenants as admin_tenants
 from admin import users as admin_users
-from billing import rollups
-from billing.economics import reconcile
+from billing.economics import engine_reconciliation
+from billing.usage import rollups
 from core.db import Database
 from tests.browser.seed import ADMIN, FINANCE, ME, PASSWORD, PEPPER, Customer
 from tests.integration.billing.invoicing.support import Platform
@@ -164,6 +164,6 @@ async def _engines(database: Database) -> None:
     report = CounterReport(BOOT, "host-1/river-0", MODEL, "vllm", False, counted, warm, 0.0, 0.0, True, ())
     async with database.system() as connection:
         await record_counters(connection, report)
-    await reconcile.run(database, confirm_s=0.0)
+    await engine_reconciliation.run(database, confirm_s=0.0)
     rows = await admin_reconcile.list_engines(database, ME)
     assert any(row.unexplained_prompt for row in rows), "the seed's engine must not come out"

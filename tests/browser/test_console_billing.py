@@ -18,9 +18,9 @@ from pydantic import SecretStr
 from admin import adjustments as admin_adjustments
 from admin import billing as admin_billing
 from admin import requests as admin_requests
-from api.webhooks import router
-from billing import alerts
-from billing.notices import notify
+from api.stripe_webhooks import router
+from billing.notifications import alerts
+from billing.notifications.notices import notify
 from core.clock import SystemClock
 from core.db import Database
 from core.settings import Settings

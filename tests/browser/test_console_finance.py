@@ -18,8 +18,8 @@ from admin import exports as admin_exports
 from admin import ledger as admin_ledger
 from admin import users as admin_users
 from admin.actor import Actor
-from billing.economics.margin import DIRECT
-from billing.invoicing.months import bounds, parse_month
+from billing.ledger.months import bounds, parse_month
+from billing.reports.margin import DIRECT
 from console.format import money, per_mtok
 from core.db import Database
 from tests.browser.conftest import Person

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from api import hotpath, protocol, serve
+from api import serve
+from api.customer import hotpath, protocol
 from gateway.live import Patience
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.waiting import until

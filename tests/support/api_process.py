@@ -19,8 +19,8 @@ from sqlalchemy import text
 from admin import billing as admin_billing
 from admin import models as admin_models
 from api.app import create_app
+from api.customer.protocol import GuardedProtocol
 from api.deps import Deps
-from api.protocol import GuardedProtocol
 from api.serve import bind
 from core.db import Database
 from core.settings import Settings

@@ -10,7 +10,14 @@ from uuid import UUID
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from billing.records import Checkpoint, HoldGranted, HoldRequest, OpenRecord, PriceVersion, UsageRecord
+from billing.metering.records import (
+    Checkpoint,
+    HoldGranted,
+    HoldRequest,
+    OpenRecord,
+    PriceVersion,
+    UsageRecord,
+)
 from core.errors import ModelNotFound
 from core.ids import uuid7
 from gateway.admission import Admission

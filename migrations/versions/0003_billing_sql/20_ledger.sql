@@ -14,7 +14,7 @@ CREATE TRIGGER ledger_transfers_append_only BEFORE UPDATE OR DELETE ON ledger_tr
     FOR EACH STATEMENT EXECUTE FUNCTION penstock_append_only();
 CREATE TRIGGER ledger_seals_append_only BEFORE UPDATE OR DELETE ON ledger_seals
     FOR EACH STATEMENT EXECUTE FUNCTION penstock_append_only();
--- The bytes of a transfer that its seal covers. billing/ledger.py builds the same text to verify it.
+-- The bytes of a transfer that its seal covers. billing/ledger/transfers.py builds the same text to verify it.
 CREATE FUNCTION penstock_seal_text(p_seq bigint, t ledger_transfers) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT concat_ws('|', p_seq, t.id, (extract(epoch FROM t.at) * 1000000)::bigint, t.tenant_id, t.kind,
         t.debit_account, t.credit_account, t.amount, t.source_id)

@@ -1,5 +1,5 @@
 -- Recompute the whole hour p_hour from its usage rows. The marks are taken before the rows are read, so a batch that
--- commits in between leaves its mark behind and the hour is read raw until the next run (billing/rollups.py).
+-- commits in between leaves its mark behind and the hour is read raw until the next run (billing/usage/rollups.py).
 CREATE FUNCTION penstock_roll_hour(p_hour timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock_rollup'));

@@ -24,7 +24,7 @@ BEGIN
     ON CONFLICT DO NOTHING;
 END $$;
 -- Settle ended requests (DESIGN §5), idempotent by request id. p_batch is a JSON array of flat records
--- (billing/settlement.py). Result per row: settled | duplicate | parked. A record that cannot be billed is parked in
+-- (billing/metering/settlement.py). Result per row: settled | duplicate | parked. A record that cannot be billed is parked in
 -- settle_errors with the reason and never stops the others. Holds are closed first, accounts locked last in id order.
 CREATE OR REPLACE FUNCTION penstock_settle(p_batch jsonb) RETURNS TABLE (request_id uuid, result text)
 LANGUAGE plpgsql AS $$

@@ -24,7 +24,7 @@ BEGIN
         SELECT range_agg(int8range(id, id, '[]')) FROM fresh HAVING count(*) > 0;
     RETURN NULL;
 END $$;
--- What a seal covers of one transfer; billing/ledger.py builds the same text to verify it.
+-- What a seal covers of one transfer; billing/ledger/transfers.py builds the same text to verify it.
 CREATE FUNCTION penstock_sealed_text(t ledger_transfers) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT concat_ws('|', t.id, (extract(epoch FROM t.at) * 1000000)::bigint,
         (extract(epoch FROM t.effective_at) * 1000000)::bigint, t.tenant_id, t.kind, t.debit_account,

@@ -1,5 +1,5 @@
 -- Drop the partition of an archived month; NULL when done, else why not. Rows of it that ended in another month move
--- to the default partition first. The caller has verified the archive's file (billing/archive.py).
+-- to the default partition first. The caller has verified the archive's file (billing/usage/archive.py).
 CREATE FUNCTION penstock_drop_usage(p_month date) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE

@@ -46,7 +46,7 @@ CREATE TABLE usage_unbilled (
         least(input_tokens, output_tokens, tail_input, tail_output, again_us) >= 0)
 );
 CREATE INDEX ix_usage_unbilled_boot_id ON usage_unbilled (boot_id);
--- Note unbilled tokens (billing/settlement.py), before the usage row; the same note again changes nothing.
+-- Note unbilled tokens (billing/metering/settlement.py), before the usage row; the same note again changes nothing.
 CREATE FUNCTION penstock_note_unbilled(p_notes jsonb) RETURNS void LANGUAGE sql AS $$
     INSERT INTO usage_unbilled (request_id, part, replica_id, boot_id, cause, input_tokens, output_tokens, tail_input,
         tail_output, again_us)

@@ -1,4 +1,4 @@
--- What people are told (billing/notices.py): written in the transaction of what happened, sent by a job.
+-- What people are told (billing/notifications/notices.py): written in the transaction of what happened, sent by a job.
 CREATE TABLE notices (
     id uuid NOT NULL,
     tenant_id uuid,

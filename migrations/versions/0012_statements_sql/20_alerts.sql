@@ -1,4 +1,4 @@
--- Budgets of projects and keys, thresholds, and the low-balance mark (billing/alerts.py). The budget of a whole
+-- Budgets of projects and keys, thresholds, and the low-balance mark (billing/notifications/alerts.py). The budget of a whole
 -- organisation lies in billing_accounts.budget, where holds enforce it; its rule here only carries thresholds.
 CREATE TABLE alert_rules (
     id uuid NOT NULL,

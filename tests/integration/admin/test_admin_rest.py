@@ -22,8 +22,8 @@ from admin import tenants as admin_tenants
 from admin import users as admin_users
 from admin.users import create_admin_token
 from api import app as api_app
-from api.admin_deps import MAX_BODY_BYTES, AdminDeps
-from api.admin_rest import admin_routers
+from api.admin.deps import MAX_BODY_BYTES, AdminDeps
+from api.admin.routers import admin_routers
 from core.db import Database
 from core.settings import Settings
 from tenants.changes import CHANNEL

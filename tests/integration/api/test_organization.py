@@ -19,8 +19,8 @@ from sqlalchemy import text
 from admin import users as admin_users
 from admin.users import create_admin_token
 from api import app as api_app
-from api import organization
-from api.admin_deps import AdminDeps
+from api.admin.deps import AdminDeps
+from api.customer import organization
 from core.db import Database
 from core.ids import uuid7
 from tests.integration.billing.exports.books import Busy, busy

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from api.app import _install_error_handlers
-from api.webhooks import MAX_BODY_BYTES, router
+from api.stripe_webhooks import MAX_BODY_BYTES, router
 from core.clock import ManualClock
 from core.db import Database
 from core.settings import Settings

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.settlement import flat
+from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
+from billing.metering.settlement import flat
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.tokens import TokenUsage

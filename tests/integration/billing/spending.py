@@ -7,8 +7,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import text
 
-from billing.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.settlement import flat
+from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
+from billing.metering.settlement import flat
 from core.db import Database
 from core.ids import uuid7
 from core.tokens import TokenUsage

@@ -8,9 +8,9 @@ from uuid import UUID
 import asyncpg
 from sqlalchemy import text
 
-from billing.accounts import grant_credit, open_account
-from billing.prices import Rates, set_price
-from billing.records import HoldGranted, HoldRequest, OpenRecord, Outcome, UsageRecord
+from billing.ledger.accounts import grant_credit, open_account
+from billing.metering.records import HoldGranted, HoldRequest, OpenRecord, Outcome, UsageRecord
+from billing.pricing.prices import Rates, set_price
 from core.db import Database
 from core.ids import uuid7
 from core.tokens import TokenUsage

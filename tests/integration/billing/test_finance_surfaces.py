@@ -12,12 +12,11 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner, Result
 
-from admin import users as admin_users
 from admin.actor import system_actor
-from admin.users import create_admin_token
-from api import admin_billing, admin_contracts, admin_ledger
+from admin.users import create_admin_token, create_user
 from api import app as api_app
-from api.admin_deps import AdminDeps
+from api.admin import billing, contracts, ledger
+from api.admin.deps import AdminDeps
 from cli import context
 from cli.main import app as penstock
 from core.db import Database
@@ -128,7 +127,7 @@ def test_adjustments_and_books_on_the_command_line(tmp_path: Path, monkeypatch: 
 @pytest.fixture
 async def client(database: Database) -> AsyncIterator[httpx.AsyncClient]:
     """The finance person's REST client."""
-    user = await admin_users.create_user(
+    user = await create_user(
         database,
         ADMIN,
         email="f@example.com",
@@ -138,7 +137,7 @@ async def client(database: Database) -> AsyncIterator[httpx.AsyncClient]:
     )
     token = await create_admin_token(database, ADMIN, pepper=PEPPER, user_id=user.id, name="t")
     app = FastAPI()
-    for part in (admin_billing, admin_contracts, admin_ledger):
+    for part in (billing, contracts, ledger):
         app.include_router(part.router(AdminDeps(database, None, PEPPER)))
     api_app._install_error_handlers(app)
     headers = {"authorization": f"Bearer {token.secret}"}

@@ -15,13 +15,13 @@ from admin import users as admin_users
 from admin.actor import system_actor
 from admin.users import create_admin_token
 from api import app as api_app
-from api.admin_billing import router
-from api.admin_deps import AdminDeps
-from api.admin_exports import router as reports_router
+from api.admin.billing import router
+from api.admin.deps import AdminDeps
+from api.admin.exports import router as reports_router
 from cli.main import app as penstock
 from core.db import Database
+from tests.integration.billing.reports.test_report import MODELS, now_hour, settle_some
 from tests.integration.billing.support import make_customer, price
-from tests.integration.billing.test_report import MODELS, now_hour, settle_some
 
 PEPPER = b"p" * 32
 ADMIN = system_actor("test")

@@ -11,7 +11,7 @@ import pytest
 
 from admin import keys as admin_keys
 from admin import limits as admin_limits
-from api import models as api_models
+from api.customer import models as api_models
 from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.tenancy import ADMIN

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from admin import payments as admin_payments
-from billing.stripe_gateway import open_gateway
+from billing.payments.stripe_gateway import open_gateway
 from core.db import Database
 from core.errors import Conflict, PermissionDenied, Unavailable
 from core.settings import Settings

@@ -15,8 +15,8 @@ from admin.actor import Actor
 from admin.audit import list_audit
 from admin.users import create_admin_token, create_user
 from api import app as api_app
-from api.admin_deps import AdminDeps
-from api.admin_rest import admin_routers
+from api.admin.deps import AdminDeps
+from api.admin.routers import admin_routers
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from tests.support.ports import free_port

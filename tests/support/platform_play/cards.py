@@ -12,7 +12,7 @@ import pytest
 
 from admin import payments as admin_payments
 from billing.payments import auto_topup, refunds
-from billing.stripe_gateway import StripeGateway, open_gateway
+from billing.payments.stripe_gateway import StripeGateway, open_gateway
 from core.errors import Unavailable
 from jobs import payments as payment_jobs
 from tests.support.platform_play.stage import ANN, Stage

@@ -11,10 +11,10 @@ from admin import exports as admin_exports
 from admin import ledger as admin_ledger
 from admin import payments as admin_payments
 from admin import periods as admin_periods
-from billing.archive import archive_dir, parquet_path
-from billing.invoicing.months import bounds, final_at
-from billing.report import ReportQuery, usage_report
-from billing.stripe_gateway import open_gateway
+from billing.ledger.months import bounds, final_at
+from billing.payments.stripe_gateway import open_gateway
+from billing.reports.usage_report import ReportQuery, usage_report
+from billing.usage.archive import archive_dir, parquet_path
 from core.errors import Conflict
 from core.money import usd_to_pico
 from tests.support.platform_play.finance import COMMITTED, enter_gpu_invoice, hosts_ran

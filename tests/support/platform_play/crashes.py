@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 
-from billing.records import UsageRecord
+from billing.metering.records import UsageRecord
 from core.tokens import NO_TOKENS, TokenUsage
 from jobs.work import schedule
 from tests.support.platform_play.doomed import Frame, live_and_die

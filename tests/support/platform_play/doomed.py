@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from billing.meter import Meter
-from billing.records import Checkpoint, OpenRecord, UsageRecord
+from billing.metering.meter import Meter
+from billing.metering.records import Checkpoint, OpenRecord, UsageRecord
 
 SPOOL_BYTES = 1 << 20
 Frame = OpenRecord | Checkpoint | UsageRecord

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from billing.holds import HoldBook
-from billing.meter import Meter
-from billing.records import HoldGranted, HoldRequest
+from billing.metering.holds import HoldBook
+from billing.metering.meter import Meter
+from billing.metering.records import HoldGranted, HoldRequest
 from core.clock import SystemClock
 from tests.support.platform_play.doomed import SPOOL_BYTES
 from tests.support.waiting import until

@@ -9,13 +9,14 @@ from uuid import UUID
 from admin import exports as admin_exports
 from admin import ledger as admin_ledger
 from admin import statements as admin_statements
-from billing.credits import allocate_all
-from billing.invoicing.months import bounds, month_name
-from billing.ledger import seal, verify
-from billing.payments.reconcile import bounds as seconds_of
-from billing.report import ReportQuery, usage_report
+from billing.ledger.credits import allocate_all
+from billing.ledger.months import bounds, month_name
+from billing.ledger.transfers import seal
+from billing.ledger.verification import verify
+from billing.payments.stripe_gateway import open_gateway
+from billing.payments.stripe_reconciliation import bounds as seconds_of
+from billing.reports.usage_report import ReportQuery, usage_report
 from billing.statements.verify import verify_pair
-from billing.stripe_gateway import open_gateway
 from core.money import usd_to_pico
 from tests.support.platform_play.engines import CAUSES
 from tests.support.platform_play.model import CENT, LineOf

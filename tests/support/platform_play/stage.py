@@ -16,9 +16,9 @@ from admin import keys as admin_keys
 from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from admin.actor import system_actor
+from billing.metering.records import Outcome, UsageRecord
 from billing.payments.customers import ensure_customer, refresh_cards
-from billing.records import Outcome, UsageRecord
-from billing.stripe_gateway import open_gateway
+from billing.payments.stripe_gateway import open_gateway
 from core.db import Database
 from core.ids import derived_uuid
 from core.settings import Settings

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
-from billing.records import (
+from billing.metering.records import (
     Checkpoint,
     HoldGranted,
     HoldRequest,

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from api.app import _install_error_handlers
-from api.webhooks import router
+from api.stripe_webhooks import router
 from core.clock import Clock
 from core.db import Database
 from core.settings import Settings

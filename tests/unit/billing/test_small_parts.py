@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.period import parse_group_by, parse_period
-from billing.records import Outcome, PriceVersion
-from billing.refusals import money_refusal
-from billing.report import ReportRow, this_month
-from billing.report_files import to_csv
-from billing.shares import split
+from billing.metering.records import Outcome, PriceVersion
+from billing.metering.refusals import money_refusal
+from billing.reports.files import to_csv
+from billing.reports.usage_report import ReportRow, this_month
+from billing.usage.period import parse_group_by, parse_period
+from core.apportion import split
 from core.errors import BudgetExceeded, InsufficientCredit, InvalidRequest, Unavailable
 from core.tokens import TokenUsage
 

@@ -6,8 +6,8 @@ from uuid import UUID
 import pytest
 from starlette.datastructures import QueryParams
 
-from billing.alerts import AlertView
-from billing.report_compare import Change, ComparedRow
+from billing.notifications.alerts import AlertView
+from billing.reports.compare import Change, ComparedRow
 from console.pages.requests import read_choice as read_requests
 from console.panels.alert_rules import parse_thresholds, used
 from console.panels.contract import discount_text, parse_percent, sla_words

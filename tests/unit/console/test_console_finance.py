@@ -4,9 +4,9 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-from billing.economics.chain import ChainRow
-from billing.invoicing.periods import Period
-from billing.money_health import MoneyHealth
+from billing.close.cross_check import ChainRow
+from billing.close.periods import Period
+from billing.reports.money_health import MoneyHealth
 from console.components.waterfall import Step, bars
 from console.format import money
 from console.pages.periods import chosen_month

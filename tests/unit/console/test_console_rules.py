@@ -6,8 +6,8 @@ from decimal import Decimal
 import pytest
 from starlette.datastructures import QueryParams
 
-from billing.activity import Minute
-from billing.prices import PriceView
+from billing.pricing.prices import PriceView
+from billing.reports.activity import Minute
 from console.app import PAGES, local_target
 from console.gate import Access, cookie_name
 from console.pages.models import unpriced

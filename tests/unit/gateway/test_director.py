@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from billing.records import Outcome
+from billing.metering.records import Outcome
 from core.errors import (
     AuthenticationFailed,
     EngineFailed,

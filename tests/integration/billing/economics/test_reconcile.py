@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from admin import reconcile as admin_reconcile
 from admin.actor import system_actor
-from billing.economics import reconcile
-from billing.economics.close import engines_explained
-from billing.holds import HoldBook
-from billing.records import HoldGranted, Outcome, Unbilled
-from billing.settlement import Item, Settlement
+from billing.economics import engine_reconciliation
+from billing.economics.close_checks import engines_explained
+from billing.metering.holds import HoldBook
+from billing.metering.records import HoldGranted, Outcome, Unbilled
+from billing.metering.settlement import Item, Settlement
 from cli.main import app as penstock
 from core.clock import SystemClock
 from core.db import Database
@@ -79,8 +79,8 @@ class Engine:
     async def use(self, *tokens: int, **options: Any) -> UUID:
         return await self.settle(await self.hold(), (tokens[0], tokens[1]), **options)
 
-    async def run(self) -> reconcile.Outcome:
-        return await reconcile.run(self.database, confirm_s=0.0)
+    async def run(self) -> engine_reconciliation.Outcome:
+        return await engine_reconciliation.run(self.database, confirm_s=0.0)
 
     async def lines(self) -> list[Any]:
         async with self.database.system() as connection:
@@ -185,7 +185,11 @@ async def test_a_row_lost_after_it_was_compared_is_found_again_with_its_request(
         await connection.execute(text(f"DELETE FROM {rows} WHERE request_id = '{lost}'"))
     assert (await engine.run()).unexplained == {"prompt": 0, "generation": 0}
     again = datetime.now(UTC) - timedelta(days=1)
-    assert (await reconcile.run(engine.database, since=again)).unexplained == {"prompt": 11, "generation": 5}
+    found = await engine_reconciliation.run(engine.database, since=again)
+    assert found.unexplained == {
+        "prompt": 11,
+        "generation": 5,
+    }
     actor = system_actor("test")
     traced = await admin_reconcile.trace(engine.database, actor, boot_id=BOOT)
     assert [(row.request_id, row.cause) for row in traced] == [(lost, "missing")]

@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import text
 
-from billing.adjustments import adjust
-from billing.credits import add_lot
 from billing.exports.datasets import DatasetQuery
-from billing.ledger import book
+from billing.ledger.adjustments import adjust
+from billing.ledger.credits import add_lot
+from billing.ledger.transfers import book
 from core.db import Database
 from core.ids import uuid7
 from core.money import usd_to_pico
-from tests.integration.billing.report_support import add_hosts, now_hour, settle_some
+from tests.integration.billing.reports.support import add_hosts, now_hour, settle_some
 from tests.integration.billing.support import Customer, make_customer, price
 
 

@@ -25,7 +25,7 @@ from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from core.settings import Settings
 from tests.integration.billing.exports.books import Busy, busy
-from tests.integration.billing.report_support import settle_some
+from tests.integration.billing.reports.support import settle_some
 from tests.support.tenancy import ADMIN, audit_actions, member
 
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from admin import users as admin_users
 from admin.users import create_admin_token
 from api import app as api_app
-from api.admin_deps import AdminDeps
-from api.admin_rest import admin_routers
+from api.admin.deps import AdminDeps
+from api.admin.routers import admin_routers
 from cli.main import app as cli_app
 from core.db import Database
 from core.settings import Settings

@@ -7,8 +7,9 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from billing.invoicing.months import final_at, month_of, next_month
-from billing.ledger import seal, verify
+from billing.ledger.months import final_at, month_of, next_month
+from billing.ledger.transfers import seal
+from billing.ledger.verification import verify
 from core.db import Database
 from core.ids import uuid7
 from tests.integration.billing.support import MODEL, Customer

@@ -7,6 +7,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from billing.close.periods import close_month
 from billing.invoicing import applying
 from billing.invoicing.applying import apply_all, apply_correction
 from billing.invoicing.corrections import (
@@ -18,12 +19,11 @@ from billing.invoicing.corrections import (
     request_correction,
     request_reversal,
 )
-from billing.invoicing.months import next_month
-from billing.invoicing.periods import close_month
 from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices
-from billing.ledger import book
-from billing.rollups import roll_up
+from billing.ledger.months import next_month
+from billing.ledger.transfers import book
+from billing.usage.rollups import roll_up
 from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7
 from core.money import PICO_PER_CENT, PICO_PER_USD

@@ -7,9 +7,9 @@ from uuid import UUID
 import pytest
 
 from billing.invoicing.acts import void_invoice, write_off_invoice
-from billing.invoicing.months import bounds
 from billing.invoicing.run import make_invoices
 from billing.invoicing.views import TraceRow, find_invoice, list_invoices, trace_line
+from billing.ledger.months import bounds
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from core.money import PICO_PER_CENT

@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
-from billing.adjustments import adjust
 from billing.invoicing import run
-from billing.invoicing.months import bounds, next_month
 from billing.invoicing.run import make_invoices
-from billing.rollups import roll_up
+from billing.ledger.adjustments import adjust
+from billing.ledger.months import bounds, next_month
+from billing.usage.rollups import roll_up
 from core.errors import Conflict
 from core.ids import uuid7
 from core.money import PICO_PER_CENT, PICO_PER_USD

@@ -15,8 +15,8 @@ from admin import invoices as admin_invoices
 from admin import users as admin_users
 from admin.users import create_admin_token
 from api import app as api_app
-from api.admin_deps import AdminDeps
-from api.admin_invoices import router
+from api.admin.deps import AdminDeps
+from api.admin.invoices import router
 from cli import context
 from cli.main import app as penstock
 from core.errors import NotFound, PermissionDenied

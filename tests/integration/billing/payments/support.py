@@ -8,9 +8,9 @@ from uuid import UUID
 from sqlalchemy import text
 
 from admin import tenants as admin_tenants
-from billing import ledger
+from billing.ledger import transfers, verification
 from billing.payments import events, topups
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.ids import uuid7
 from core.money import PICO_PER_CENT
@@ -74,7 +74,7 @@ async def drain(database: Database, gateway: StripeGateway) -> int:
 async def sound(database: Database) -> None:
     """The ledger's invariants hold."""
     async with database.system() as connection:
-        problems = (await ledger.verify(connection)).problems
+        problems = (await verification.verify(connection)).problems
     assert problems == []
 
 
@@ -123,7 +123,7 @@ async def send(database: Database, gateway: StripeGateway) -> int:
 async def spend(database: Database, tenant_id: UUID, cents: int) -> None:
     """Use credit, as a settlement would."""
     async with database.system() as connection:
-        await ledger.book(
+        await transfers.book(
             connection, "adjustment", tenant_id, "credit", "revenue", cents * PICO_PER_CENT, uuid7()
         )
 

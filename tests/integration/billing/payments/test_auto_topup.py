@@ -9,7 +9,7 @@ from sqlalchemy import text
 from billing.payments import auto_rules, auto_topup
 from billing.payments.customers import ensure_customer, refresh_cards
 from billing.payments.objects import Payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, Unavailable
 from tests.integration.billing.payments.support import (

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 import stripe
 
-from billing.payments import auto_rules, auto_topup, reconcile, refunds
+from billing.payments import auto_rules, auto_topup, refunds, stripe_reconciliation
 from billing.payments.customers import ensure_customer, refresh_cards, set_tax_id
 from billing.payments.effects import apply_now
 from billing.payments.invoices import prepare_invoice
 from billing.payments.payments import prepare_payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.ids import uuid7
 from tests.integration.billing.payments.support import books, one, postpaid, prepaid, send, sound
@@ -130,7 +130,7 @@ async def test_an_invoice_is_sent_line_by_line_and_paid(database: Database, eith
     found = await books(database)
     assert (found.get("invoiced", 0), found["cash"]) == (0, 6900 - found["fees"])
     async with database.read() as connection:
-        ours = await reconcile._read(connection, MONTH)
+        ours = await stripe_reconciliation._read(connection, MONTH)
     problems: list[str] = []
-    assert await reconcile._invoices(either.gateway, ours, problems) == (6900, 6900)
+    assert await stripe_reconciliation._invoices(either.gateway, ours, problems) == (6900, 6900)
     assert problems == []

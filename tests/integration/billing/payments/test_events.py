@@ -6,7 +6,7 @@ from sqlalchemy import text
 from billing.payments import events, topups
 from billing.payments.effects import Effect
 from billing.payments.objects import Event
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Unavailable
 from tests.integration.billing.payments.support import RETURN_URL, books, gateway_to, one, prepaid

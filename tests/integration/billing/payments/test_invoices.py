@@ -9,10 +9,10 @@ from sqlalchemy import text
 
 from admin import invoices as admin_invoices
 from admin import users as admin_users
-from billing import ledger
-from billing.payments import dunning, meter, push, reconcile
+from billing.ledger import transfers
+from billing.payments import dunning, meter_events, push, stripe_reconciliation
 from billing.payments.customers import ensure_customer, refresh_cards
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.ids import uuid7
 from core.money import PICO_PER_CENT
@@ -36,7 +36,7 @@ async def invoiced(database: Database, tenant_id: UUID, cents: list[int], *, due
     """An open invoice with these lines, booked as the invoice run books it."""
     invoice_id, total = uuid7(), sum(cents)
     async with database.system() as connection:
-        await ledger.book(
+        await transfers.book(
             connection, "commit", tenant_id, "receivable", "revenue", total * PICO_PER_CENT, uuid7()
         )
         await connection.execute(
@@ -71,7 +71,7 @@ async def invoiced(database: Database, tenant_id: UUID, cents: list[int], *, due
                     "cents": amount,
                 },
             )
-        await ledger.book(
+        await transfers.book(
             connection, "invoice", tenant_id, "invoiced", "receivable", total * PICO_PER_CENT, invoice_id
         )
         await enqueue(connection, "stripe.push_invoice", {"invoice_id": str(invoice_id)})
@@ -132,10 +132,10 @@ async def credit_note(
                 },
             )
         amount = cents * PICO_PER_CENT
-        await ledger.book(connection, "adjustment", tenant_id, "revenue", "receivable", amount, note_id)
-        await ledger.book(connection, "credit_note", tenant_id, "receivable", "invoiced", amount, note_id)
+        await transfers.book(connection, "adjustment", tenant_id, "revenue", "receivable", amount, note_id)
+        await transfers.book(connection, "credit_note", tenant_id, "receivable", "invoiced", amount, note_id)
         if pays == "refund":
-            await ledger.book(
+            await transfers.book(
                 connection, "credit_note_refund", tenant_id, "invoiced", "cash", amount, note_id
             )
         await enqueue(connection, "stripe.push_credit_note", {"credit_note_id": str(note_id)})
@@ -155,11 +155,11 @@ async def test_an_invoice_is_sent_paid_and_equal(database: Database, fake_stripe
         assert (await state(database)).status == "paid"
         assert (await books(database)).get("invoiced", 0) == 0
         await equals_stripe(database, gateway)
-        found = await reconcile.compare_month(database, gateway, MONTH)
+        found = await stripe_reconciliation.compare_month(database, gateway, MONTH)
         assert found.problems == []
         assert found.paid_usd == "69.00"
         async with database.read() as connection:
-            assert (await reconcile.stripe_equal(connection, MONTH)).ok
+            assert (await stripe_reconciliation.stripe_equal(connection, MONTH)).ok
         sent = await gateway.invoice_lines((await state(database)).stripe_invoice_id)
         assert sorted(line.cents for line in sent) == [-12, 0, 1234, 5678]
 
@@ -181,7 +181,7 @@ async def test_more_lines_than_stripe_takes_share_the_last_item(
         assert (
             await one(database, "SELECT count(*) AS n FROM invoice_lines WHERE stripe_item_id IS NULL")
         ).n == 0
-        assert (await reconcile.compare_month(database, gateway, MONTH)).problems == []
+        assert (await stripe_reconciliation.compare_month(database, gateway, MONTH)).problems == []
 
 
 @pytest.mark.parametrize("kind", ["reset_after", "500_after", "429"])
@@ -218,10 +218,10 @@ async def test_a_draft_that_is_not_ours_is_not_opened(database: Database, fake_s
         blocked = await one(database, "SELECT object_id, status, error FROM stripe_pushes")
         assert (blocked.object_id, blocked.status) == (invoice_id, "blocked")
         assert (await one(database, "SELECT count(*) AS n FROM notices WHERE kind = 'stripe.blocked'")).n == 1
-        found = await reconcile.compare_month(database, gateway, MONTH)
+        found = await stripe_reconciliation.compare_month(database, gateway, MONTH)
         assert any("blocked" in problem for problem in found.problems)
         async with database.read() as connection:
-            assert not (await reconcile.stripe_equal(connection, MONTH)).ok
+            assert not (await stripe_reconciliation.stripe_equal(connection, MONTH)).ok
 
 
 @pytest.mark.parametrize("pays", ["invoice", "balance", "refund"])
@@ -247,7 +247,7 @@ async def test_a_credit_note_reaches_stripe_once(
         assert (await books(database)).get("invoiced", 0) == left
         stripe_id = (await state(database)).stripe_invoice_id
         assert [note.cents for note in await gateway.credit_notes(stripe_id)] == [1000]
-        assert (await reconcile.compare_month(database, gateway, MONTH)).problems == []
+        assert (await stripe_reconciliation.compare_month(database, gateway, MONTH)).problems == []
 
 
 async def test_a_line_that_is_credited_beyond_its_invoice_is_sent_as_an_amount(
@@ -261,7 +261,7 @@ async def test_a_line_that_is_credited_beyond_its_invoice_is_sent_as_an_amount(
             await credit_note(database, invoice_id, tenant_id, cents, "invoice", lines)
             await send(database, gateway)
         await drain(database, gateway)
-        assert (await reconcile.compare_month(database, gateway, MONTH)).problems == []
+        assert (await stripe_reconciliation.compare_month(database, gateway, MONTH)).problems == []
     notes = fake_stripe.client().v1.credit_notes.list().data
     kinds = {note.amount: [line.type for line in note.lines.data] for note in notes}
     assert kinds == {
@@ -334,12 +334,12 @@ async def test_tokens_of_closed_hours_reach_the_meter_once(
                 )
         fake_stripe.fail("reset_after", path="/v2/billing/meter_event_stream", times=1)
         with pytest.raises(Exception, match=r"Stripe"):
-            await meter.run(database, gateway)
-        assert await meter.run(database, gateway) == 2
-        assert await meter.run(database, gateway) == 0
+            await meter_events.run(database, gateway)
+        assert await meter_events.run(database, gateway) == 2
+        assert await meter_events.run(database, gateway) == 0
         async with database.system() as connection:
             await connection.execute(add, {"ago": 1, "tenant": tenant_id, "model": "b", "tokens": 50})
-        assert await meter.run(database, gateway) == 1
+        assert await meter_events.run(database, gateway) == 1
         fake_stripe.advance(600)
         row = await one(
             database,
@@ -407,14 +407,16 @@ async def test_a_void_invoice_that_was_paid_and_refunded_in_full_is_no_differenc
         refunds = fake_stripe.client().v1.refunds
         refunds.create({"payment_intent": intent, "amount": 1199})
         await drain(database, gateway)
-        (problem,) = (await reconcile.compare_month(database, gateway, MONTH)).problems
+        (problem,) = (await stripe_reconciliation.compare_month(database, gateway, MONTH)).problems
         assert "status void here, paid in Stripe" in problem, "a cent is still with us"
         refunds.create({"payment_intent": intent, "amount": 1})
         await drain(database, gateway)
-        assert (await reconcile.compare_month(database, gateway, MONTH)).problems == []
+        assert (await stripe_reconciliation.compare_month(database, gateway, MONTH)).problems == []
         async with database.system() as connection:
-            assert (await reconcile.stripe_equal(connection, MONTH)).ok
+            assert (await stripe_reconciliation.stripe_equal(connection, MONTH)).ok
             await connection.execute(
                 text("UPDATE stripe_refunds SET status = 'failed', ended_at = clock_timestamp()")
             )
-            assert not (await reconcile.stripe_equal(connection, MONTH)).ok, "a refund that came back"
+            assert not (await stripe_reconciliation.stripe_equal(connection, MONTH)).ok, (
+                "a refund that came back"
+            )

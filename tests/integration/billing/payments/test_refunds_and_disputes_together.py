@@ -5,7 +5,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from billing.payments import refunds
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.ids import uuid7
 from tests.integration.billing.payments.support import (

@@ -8,7 +8,7 @@ import pytest
 from billing.payments import refunds, topups
 from billing.payments.effects import apply_now
 from billing.payments.payments import prepare_payment
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, NotFound, Unavailable
 from core.ids import uuid7

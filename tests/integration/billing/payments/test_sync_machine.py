@@ -7,9 +7,9 @@ from hypothesis.stateful import precondition, rule
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing import ledger
+from billing.ledger import verification
 from billing.payments import events, refunds, topups
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.errors import Conflict, Unavailable
 from core.ids import uuid7
 from tests.integration.billing.books import BooksMachine, play
@@ -162,7 +162,7 @@ class SyncMachine(BooksMachine):
             )
             assert found.get("cash", 0) == moved - found.get("fees", 0)
             assert found.get("cash", 0) == self.wait(self.gateway.balance_cents())
-            assert self.act(ledger.verify).problems == []
+            assert self.act(verification.verify).problems == []
         finally:
             self.wait(self.gateway.close())
 

@@ -6,11 +6,11 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing.credits import add_lot
-from billing.invoicing.months import month_of
-from billing.payments import events, reconcile, topups
+from billing.ledger.credits import add_lot
+from billing.ledger.months import month_of
+from billing.payments import events, stripe_reconciliation, topups
 from billing.payments.customers import ensure_customer, set_tax_id
-from billing.stripe_gateway import StripeGateway
+from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, Unavailable
 from core.ids import uuid7
@@ -204,5 +204,5 @@ async def test_credit_that_was_paid_by_wire_is_no_difference_to_stripe(
                 created_by="ann@example.com",
             )
             month = month_of((await connection.execute(text("SELECT now()"))).scalar_one())
-        compared = await reconcile.compare_month(database, gateway, month)
+        compared = await stripe_reconciliation.compare_month(database, gateway, month)
     assert not [one for one in compared.problems if "cash" in one]

@@ -16,16 +16,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin import alerts as admin_alerts
 from admin import statements as admin_statements
-from billing import credits
-from billing.adjustments import adjust
-from billing.invoicing.periods import close_month
-from billing.records import Outcome
-from billing.rollups import roll_up
+from billing.close.periods import close_month
+from billing.ledger import credits
+from billing.ledger.adjustments import adjust
+from billing.metering.records import Outcome
 from billing.statements import body as bodies
 from billing.statements import issue
 from billing.statements.issue import issue_closed
 from billing.statements.signing import load_signer
 from billing.statements.verify import verify, verify_pair
+from billing.usage.rollups import roll_up
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7

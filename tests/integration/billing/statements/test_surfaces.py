@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from admin import users as admin_users
 from admin.users import create_admin_token
 from api import app as api_app
-from api import statements
-from api.admin_deps import AdminDeps
-from api.admin_rest import admin_routers
+from api.admin.deps import AdminDeps
+from api.admin.routers import admin_routers
+from api.customer import statements
 from billing.statements.verify import read_keys, verify, verify_pair
 from cli.main import app as penstock
 from core.clock import SystemClock

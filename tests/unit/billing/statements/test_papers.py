@@ -16,7 +16,7 @@ from pypdf import PdfReader
 from billing.statements.canonical import MAX_INTEGER, canonical, parse
 from billing.statements.pdf import render
 from billing.statements.signing import FILE, Signer, document, key_id_of, load_signer, write_key
-from billing.statements.sla import credit_of, misses_availability, rank_of
+from billing.statements.sla_credits import credit_of, misses_availability, rank_of
 from billing.statements.verify import read_keys, verify, verify_pair, with_trailer
 from core.errors import InvalidRequest, Unavailable
 from core.settings import Settings

@@ -1,0 +1,1 @@
+"""The admin REST API under /admin/v1."""

@@ -1,0 +1,192 @@
+"""Admin REST: budgets and alerts, the endpoints of notices, notices and the outbox of mail."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
+
+from admin import alerts as admin_alerts
+from admin.actor import Actor
+from api.admin.billing import Usd
+from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+from billing.notifications.webhooks import parse_hosts
+
+_TENANT = Query(description="The organisation; left out = the platform's own.")
+
+
+class AlertOut(Out):
+    """A budget or low-balance mark and where it stands."""
+
+    id: UUID | None = Field(description="null = the organisation's budget with the usual thresholds.")
+    tenant_id: UUID
+    kind: Literal["budget", "low_balance"]
+    scope: Literal["tenant", "project", "key"]
+    scope_id: UUID
+    amount_usd: str | None
+    thresholds: list[int]
+    current_usd: str = Field(description="Spent this UTC month, or the balance.")
+    fired: list[int] = Field(description="Thresholds that fired this month.")
+
+
+class AlertList(BaseModel):
+    """Every rule of an organisation."""
+
+    data: list[AlertOut]
+
+
+class AlertSet(Body):
+    """A rule to make or replace."""
+
+    kind: Literal["budget", "low_balance"] = "budget"
+    scope: Literal["tenant", "project", "key"] = "tenant"
+    scope_id: UUID | None = Field(default=None, description="Project or key; default: the organisation.")
+    amount_usd: Usd | None = None
+    thresholds: list[Annotated[int, Field(ge=1, le=1000)]] | None = Field(
+        default=None, max_length=10, examples=[[50, 80, 100]]
+    )
+
+
+class EndpointOut(Out):
+    """A webhook address or a mailbox."""
+
+    id: UUID
+    tenant_id: UUID | None
+    channel: Literal["webhook", "email"]
+    target: str
+    kinds: list[str] | None
+    created_by: str
+    created_at: datetime
+
+
+class EndpointList(BaseModel):
+    """Every endpoint."""
+
+    data: list[EndpointOut]
+
+
+class EndpointCreated(BaseModel):
+    """A new endpoint; keep the secret, it is shown this once."""
+
+    endpoint: EndpointOut
+    secret: str | None
+
+
+class EndpointAdd(Body):
+    """Where notices shall go."""
+
+    tenant_id: UUID | None = None
+    channel: Literal["webhook", "email"]
+    target: str = Field(min_length=3, max_length=500, examples=["https://hooks.example.com/penstock"])
+    kinds: list[Annotated[str, Field(min_length=1, max_length=100)]] | None = Field(
+        default=None, max_length=50
+    )
+
+
+class NoticeOut(Out):
+    """A notice and how its deliveries stand."""
+
+    id: UUID
+    tenant_id: UUID | None
+    kind: str
+    subject: str
+    body: str
+    facts: dict[str, Any]
+    created_at: datetime
+    deliveries: list[dict[str, Any]]
+
+
+class TestAsked(Body):
+    """Whose endpoints shall get a test."""
+
+    tenant_id: UUID | None = None
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of alerts."""
+    routes = deps.router("alerts")
+    _rule_routes(routes, deps)
+    _endpoint_routes(routes, deps)
+    _notice_routes(routes, deps)
+    return routes
+
+
+def _rule_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/tenants/{tenant_id}/alerts", summary="Budgets and alerts of an organisation")
+    async def list_alerts(actor: Annotated[Actor, who], tenant_id: UUID) -> AlertList:
+        rows = await admin_alerts.list_alerts(deps.database, actor, tenant_id=tenant_id)
+        return AlertList(data=[AlertOut.model_validate(row) for row in rows])
+
+    @routes.put("/tenants/{tenant_id}/alerts", summary="Make or replace a budget or low-balance alert")
+    async def set_alert(actor: Annotated[Actor, who], tenant_id: UUID, body: AlertSet) -> AlertList:
+        rows = await admin_alerts.set_alert(deps.database, actor, tenant_id=tenant_id, **body.model_dump())
+        return AlertList(data=[AlertOut.model_validate(row) for row in rows])
+
+    @routes.delete("/tenants/{tenant_id}/alerts", status_code=204, summary="Remove an alert")
+    async def remove_alert(
+        actor: Annotated[Actor, who],
+        tenant_id: UUID,
+        kind: Literal["budget", "low_balance"],
+        scope_id: UUID | None = None,
+    ) -> None:
+        await admin_alerts.remove_alert(
+            deps.database, actor, tenant_id=tenant_id, kind=kind, scope_id=scope_id
+        )
+
+
+def _endpoint_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/alert-endpoints", summary="Where notices go")
+    async def list_endpoints(
+        actor: Annotated[Actor, who], tenant_id: Annotated[UUID | None, _TENANT] = None
+    ) -> EndpointList:
+        rows = await admin_alerts.list_endpoints(deps.database, actor, tenant_id=tenant_id)
+        return EndpointList(data=[EndpointOut.model_validate(row) for row in rows])
+
+    @routes.post("/alert-endpoints", status_code=201, summary="Add a webhook address or a mailbox")
+    async def add_endpoint(actor: Annotated[Actor, who], body: EndpointAdd) -> EndpointCreated:
+        created = await admin_alerts.add_endpoint(
+            deps.database,
+            actor,
+            pepper=deps.pepper,
+            allow_hosts=parse_hosts(deps.settings.webhook_allow_hosts),
+            **body.model_dump(),
+        )
+        return EndpointCreated(endpoint=EndpointOut.model_validate(created.endpoint), secret=created.secret)
+
+    @routes.delete("/alert-endpoints/{endpoint_id}", status_code=204, summary="Remove an endpoint")
+    async def remove_endpoint(
+        actor: Annotated[Actor, who], endpoint_id: UUID, tenant_id: Annotated[UUID | None, _TENANT] = None
+    ) -> None:
+        await admin_alerts.remove_endpoint(deps.database, actor, tenant_id=tenant_id, endpoint_id=endpoint_id)
+
+
+def _notice_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.post("/notices/test", status_code=202, summary="Send a test notice to every endpoint")
+    async def send_test(actor: Annotated[Actor, who], body: TestAsked) -> None:
+        await admin_alerts.send_test(deps.database, actor, tenant_id=body.tenant_id)
+
+    @routes.get("/notices", summary="What an organisation, or the platform, was told")
+    async def list_notices(
+        actor: Annotated[Actor, who],
+        tenant_id: Annotated[UUID | None, _TENANT] = None,
+        limit: Limit = 100,
+        after: After = None,
+    ) -> Page[NoticeOut]:
+        rows = await admin_alerts.list_notices(
+            deps.database, actor, tenant_id=tenant_id, limit=limit + 1, after=after
+        )
+        return page(rows, limit, NoticeOut)
+
+    @routes.get("/notices/outbox", summary="Mail that was kept for want of an SMTP server")
+    async def list_outbox(
+        actor: Annotated[Actor, who], limit: Limit = 100, after: After = None
+    ) -> Page[NoticeOut]:
+        rows = await admin_alerts.list_outbox(deps.database, actor, limit=limit + 1, after=after)
+        return page(rows, limit, NoticeOut)

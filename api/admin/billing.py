@@ -1,0 +1,263 @@
+"""Admin REST: prices, credit, budgets and accounts."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Path, Query
+from pydantic import BaseModel, Field
+
+from admin import billing as admin_billing
+from admin.actor import Actor
+from api.admin.deps import AdminDeps, Body, Limit, Out
+
+Usd = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=30, examples=["10.00"])]
+PerMtok = Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?$", examples=["0.50"])]
+Reason = Annotated[str, Field(min_length=1, max_length=500, examples=["Welcome credit"])]
+
+
+class PriceOut(Out):
+    """A price version, in decimal dollars per million tokens."""
+
+    id: int
+    model: str
+    tier: str
+    tenant_id: UUID | None = Field(description="Whose contract price it is; null = list price.")
+    input: str
+    cached_input: str
+    output: str
+    reasoning: str
+    effective_from: datetime
+    effective_to: datetime | None
+    created_by: str
+    status: Literal["ended", "current", "scheduled", "withdrawn"]
+    contract_id: UUID | None = Field(description="The contract whose discount made it.")
+    ended_by: str | None = Field(description="Who ended the book there; null when the next price follows.")
+    currency: str
+
+
+class PriceList(BaseModel):
+    """Prices by model, tier and tenant."""
+
+    data: list[PriceOut]
+
+
+class PriceSet(Body):
+    """A new price. It ends the one that holds at its start."""
+
+    model: str = Field(min_length=1, max_length=200, examples=["llama-3.3-70b"])
+    tier: Literal["priority", "standard", "batch"] = "standard"
+    tenant_id: UUID | None = Field(default=None, description="A contract price of this organisation.")
+    input: PerMtok
+    cached_input: PerMtok | None = Field(default=None, description="Default: the input price.")
+    output: PerMtok
+    reasoning: PerMtok | None = Field(default=None, description="Default: the output price.")
+    effective_from: datetime | None = Field(default=None, description="Default: now.")
+    currency: str = Field(default="USD", max_length=20, description="USD, before tax; no other is supported.")
+    reason: Reason | None = None
+
+
+class PriceEnd(Body):
+    """A price book to end: afterwards the list or discounted price holds, or the model is refused."""
+
+    model: str = Field(min_length=1, max_length=200)
+    tier: Literal["priority", "standard", "batch"] = "standard"
+    tenant_id: UUID | None = None
+    at: datetime | None = Field(default=None, description="Default: now.")
+    reason: Reason
+
+
+class Why(Body):
+    """The reason of an act; it stands in the audit log."""
+
+    reason: Reason
+
+
+class UnpricedOut(Out):
+    """Traffic without a price."""
+
+    model: str
+    tier: str
+    tenant_id: UUID | None = Field(description="null: the model is offered and has no list price.")
+    requests: int
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+class UnpricedList(BaseModel):
+    """Normally empty."""
+
+    data: list[UnpricedOut]
+
+
+class AccountOut(Out):
+    """A billing account; amounts are exact decimal dollars."""
+
+    tenant_id: UUID
+    mode: Literal["prepaid", "postpaid"]
+    balance_usd: str
+    held_usd: str
+    available_usd: str | None
+    open_requests: int
+    owed_usd: str
+    credit_limit_usd: str | None
+    budget_usd: str | None
+    spent_this_month_usd: str
+
+
+class GrantOut(Out):
+    """Credit that was given."""
+
+    id: UUID
+    tenant_id: UUID
+    amount_usd: str
+    reason: str
+    created_by: str
+    created_at: datetime
+
+
+class GrantList(BaseModel):
+    """Credits, the newest first."""
+
+    data: list[GrantOut]
+
+
+class CreditGrant(Body):
+    """Credit to give. The same `grant_id` sent again changes nothing."""
+
+    amount_usd: Usd
+    reason: Reason
+    grant_id: UUID | None = None
+    kind: Literal["promotional", "purchased"] = "promotional"
+    expires_at: datetime | None = Field(default=None, description="Default: never.")
+    priority: int | None = Field(default=None, description="Lower is used first; default by kind.")
+    currency: str = Field(default="USD", max_length=20)
+
+
+class LotOut(Out):
+    """One credit and what is left of it."""
+
+    id: UUID
+    kind: Literal["purchased", "promotional", "sla", "adjustment"]
+    priority: int
+    amount_usd: str
+    remaining_usd: str
+    used_usd: str
+    expired_usd: str
+    returned_usd: str
+    expires_at: datetime | None
+    created_at: datetime
+    reason: str
+    created_by: str
+
+
+class LotList(BaseModel):
+    """Lots in the order in which they are used."""
+
+    data: list[LotOut]
+
+
+class BudgetSet(Body):
+    """A monthly budget; null lifts it."""
+
+    budget_usd: Usd | None
+
+
+class CreditLimitSet(Body):
+    """What a postpaid organisation may owe; null = no bound."""
+
+    credit_limit_usd: Usd | None
+    reason: Reason
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of money."""
+    routes = deps.router("billing")
+    _price_routes(routes, deps)
+    _account_routes(routes, deps)
+    return routes
+
+
+def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/prices", summary="List prices and contract prices")
+    async def list_prices(
+        actor: Annotated[Actor, who],
+        model: Annotated[str | None, Query(max_length=200)] = None,
+        tenant_id: UUID | None = None,
+        history: Annotated[bool, Query(description="Ended versions too.")] = False,
+    ) -> PriceList:
+        rows = await admin_billing.list_prices(
+            deps.database, actor, model=model, tenant_id=tenant_id, history=history
+        )
+        return PriceList(data=[PriceOut.model_validate(row) for row in rows])
+
+    @routes.post("/prices", status_code=201, summary="Set or schedule a price")
+    async def set_price(actor: Annotated[Actor, who], body: PriceSet) -> PriceOut:
+        price = await admin_billing.set_price(deps.database, actor, **body.model_dump())
+        return PriceOut.model_validate(price)
+
+    @routes.post("/prices/end", summary="End a price book")
+    async def end_price(actor: Annotated[Actor, who], body: PriceEnd) -> PriceList:
+        rows = await admin_billing.end_price(deps.database, actor, **body.model_dump())
+        return PriceList(data=[PriceOut.model_validate(row) for row in rows])
+
+    @routes.post("/prices/{version}/withdraw", summary="Take back a scheduled price")
+    async def withdraw_price(
+        actor: Annotated[Actor, who], version: Annotated[int, Path(ge=1, lt=2**63)], body: Why
+    ) -> PriceOut:
+        price = await admin_billing.withdraw_price(deps.database, actor, version=version, reason=body.reason)
+        return PriceOut.model_validate(price)
+
+    @routes.get("/prices/unpriced", summary="Traffic without a price; normally none")
+    async def unpriced(actor: Annotated[Actor, who]) -> UnpricedList:
+        rows = await admin_billing.unpriced(deps.database, actor)
+        return UnpricedList(data=[UnpricedOut.model_validate(row) for row in rows])
+
+
+def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/tenants/{tenant_id}/account", summary="Balance, held money and budget of an organisation")
+    async def get_account(actor: Annotated[Actor, who], tenant_id: UUID) -> AccountOut:
+        return AccountOut.model_validate(
+            await admin_billing.get_account(deps.database, actor, tenant_id=tenant_id)
+        )
+
+    @routes.get("/tenants/{tenant_id}/credits", summary="Credits given to an organisation")
+    async def list_grants(actor: Annotated[Actor, who], tenant_id: UUID, limit: Limit = 100) -> GrantList:
+        rows = await admin_billing.list_grants(deps.database, actor, tenant_id=tenant_id, limit=limit)
+        return GrantList(data=[GrantOut.model_validate(row) for row in rows])
+
+    @routes.post("/tenants/{tenant_id}/credits", status_code=201, summary="Give credit")
+    async def grant_credit(actor: Annotated[Actor, who], tenant_id: UUID, body: CreditGrant) -> AccountOut:
+        account = await admin_billing.grant_credit(
+            deps.database, actor, tenant_id=tenant_id, **body.model_dump()
+        )
+        return AccountOut.model_validate(account)
+
+    @routes.get("/tenants/{tenant_id}/credits/lots", summary="Credit by lot, expiry and priority")
+    async def list_lots(
+        actor: Annotated[Actor, who],
+        tenant_id: UUID,
+        spent: Annotated[bool, Query(description="Lots with nothing left too.")] = False,
+    ) -> LotList:
+        rows = await admin_billing.list_lots(deps.database, actor, tenant_id=tenant_id, spent=spent)
+        return LotList(data=[LotOut.model_validate(row) for row in rows])
+
+    @routes.put("/tenants/{tenant_id}/budget", summary="Set or lift the monthly budget")
+    async def set_budget(actor: Annotated[Actor, who], tenant_id: UUID, body: BudgetSet) -> AccountOut:
+        account = await admin_billing.set_budget(
+            deps.database, actor, tenant_id=tenant_id, usd=body.budget_usd
+        )
+        return AccountOut.model_validate(account)
+
+    @routes.put("/tenants/{tenant_id}/credit-limit", summary="Bound what a postpaid organisation may owe")
+    async def set_credit_limit(
+        actor: Annotated[Actor, who], tenant_id: UUID, body: CreditLimitSet
+    ) -> AccountOut:
+        account = await admin_billing.set_credit_limit(
+            deps.database, actor, tenant_id=tenant_id, usd=body.credit_limit_usd, reason=body.reason
+        )
+        return AccountOut.model_validate(account)

@@ -1,0 +1,229 @@
+"""Admin REST: contracts of organisations, manual adjustments, and what waits for a second person."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
+
+from admin import adjustments as admin_adjustments
+from admin import contracts as admin_contracts
+from admin.actor import Actor
+from api.admin.billing import Reason, Usd
+from api.admin.deps import AdminDeps, Body, Limit, Out
+
+Month = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}$", examples=["2026-11"])]
+
+
+class SlaBody(Body):
+    """A service level: what is measured, what was promised, what a miss gives back."""
+
+    metric: Literal["ttft", "availability"]
+    percentile: int | None = Field(
+        default=None, description="Of the times to the first token: 50, 75, 90, 95, 99."
+    )
+    threshold: int | str = Field(
+        description='ttft: whole milliseconds; availability: a percentage such as "99.9".'
+    )
+    credit_percent: int = Field(description="Share of the month's charges that a miss gives back.")
+
+
+class ContractOut(Out):
+    """A contract; its discount is in the organisation's prices."""
+
+    id: UUID
+    tenant_id: UUID
+    effective_from: datetime
+    effective_to: datetime | None
+    discount_bps: int
+    commit_monthly_usd: str | None
+    payment_days: int
+    sla: dict[str, Any] | None
+    reason: str
+    created_by: str
+    ended_by: str | None
+
+
+class ContractList(BaseModel):
+    """Contracts by organisation and start."""
+
+    data: list[ContractOut]
+
+
+class ContractSet(Body):
+    """A contract to make."""
+
+    effective_from: datetime | None = Field(default=None, description="Default: now.")
+    effective_to: datetime | None = None
+    discount_bps: int = Field(default=0, description="Basis points off the list price: 1500 = 15 %.")
+    commit_monthly_usd: Usd | None = Field(default=None, description="What a month costs at least.")
+    payment_days: int = 30
+    sla: SlaBody | None = None
+    currency: str = Field(default="USD", max_length=20)
+    reason: Reason
+
+
+class ContractEnd(Body):
+    """When and why a contract ends."""
+
+    at: datetime | None = Field(default=None, description="Default: now.")
+    reason: Reason
+
+
+class AdjustmentOut(Out):
+    """A booked correction; above 0 it is in the customer's favour."""
+
+    id: UUID
+    tenant_id: UUID
+    amount_usd: str
+    uncollectible_usd: str
+    reason: str
+    corrects: str | None
+    facts: dict[str, Any] | None
+    created_by: str
+    approved_by: str | None
+    created_at: datetime
+
+
+class AdjustmentList(BaseModel):
+    """Corrections, the newest first."""
+
+    data: list[AdjustmentOut]
+
+
+class AdjustmentSet(Body):
+    """A correction to ask for."""
+
+    amount_usd: Annotated[str, Field(pattern=r"^-?[0-9]{1,15}(\.[0-9]{1,12})?$", examples=["12.50", "-3"])]
+    reason: Reason
+    corrects: Month | None = Field(default=None, description="The month that was wrong.")
+    adjustment_id: UUID | None = Field(default=None, description="Sent again, it changes nothing.")
+
+
+class RequestOut(Out):
+    """What became of a correction that somebody asked for."""
+
+    id: UUID
+    tenant_id: UUID
+    amount_usd: str
+    reason: str
+    corrects: str | None
+    requested_by: str
+    status: Literal["booked", "waiting", "rejected"]
+    decided_by: str | None
+
+
+class RequestList(BaseModel):
+    """Corrections that wait for a second person, the oldest first."""
+
+    data: list[RequestOut]
+
+
+class Decision(Body):
+    """A second person's yes or no."""
+
+    approve: bool
+    reason: Reason | None = None
+
+
+class ApprovalOut(Out):
+    """Something that waits for a second person."""
+
+    id: UUID
+    kind: str
+    tenant_id: UUID | None
+    facts: dict[str, Any]
+    requested_by: str
+    requested_at: datetime
+
+
+class ApprovalList(BaseModel):
+    """What waits, the oldest first."""
+
+    data: list[ApprovalOut]
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of contracts and corrections."""
+    routes = deps.router("billing")
+    _contract_routes(routes, deps)
+    _adjustment_routes(routes, deps)
+    return routes
+
+
+def _contract_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/contracts", summary="Contracts of organisations")
+    async def list_contracts(actor: Annotated[Actor, who], tenant_id: UUID | None = None) -> ContractList:
+        rows = await admin_contracts.list_contracts(deps.database, actor, tenant_id=tenant_id)
+        return ContractList(data=[ContractOut.model_validate(row) for row in rows])
+
+    @routes.post("/tenants/{tenant_id}/contracts", status_code=201, summary="Make a contract")
+    async def add_contract(actor: Annotated[Actor, who], tenant_id: UUID, body: ContractSet) -> ContractOut:
+        facts = body.model_dump()
+        facts["sla"] = None if body.sla is None else body.sla.model_dump(exclude_none=True)
+        contract = await admin_contracts.add_contract(deps.database, actor, tenant_id=tenant_id, **facts)
+        return ContractOut.model_validate(contract)
+
+    @routes.post("/contracts/{contract_id}/end", summary="End a contract and its prices")
+    async def end_contract(actor: Annotated[Actor, who], contract_id: UUID, body: ContractEnd) -> ContractOut:
+        contract = await admin_contracts.end_contract(
+            deps.database, actor, contract_id=contract_id, **body.model_dump()
+        )
+        return ContractOut.model_validate(contract)
+
+
+def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/adjustments", summary="Booked adjustments")
+    async def list_adjustments(
+        actor: Annotated[Actor, who],
+        tenant_id: UUID | None = None,
+        month: Annotated[str | None, Query(max_length=7, description="When they were booked.")] = None,
+        limit: Limit = 100,
+    ) -> AdjustmentList:
+        rows = await admin_adjustments.list_adjustments(
+            deps.database, actor, tenant_id=tenant_id, month=month, limit=limit
+        )
+        return AdjustmentList(data=[AdjustmentOut.model_validate(row) for row in rows])
+
+    @routes.post(
+        "/tenants/{tenant_id}/adjustments",
+        status_code=201,
+        summary="Adjust what an organisation owes; above the limit it waits for a second person",
+    )
+    async def request_adjustment(
+        actor: Annotated[Actor, who], tenant_id: UUID, body: AdjustmentSet
+    ) -> RequestOut:
+        made = await admin_adjustments.request_adjustment(
+            deps.database,
+            actor,
+            tenant_id=tenant_id,
+            limit_usd=deps.settings.approval_limit_usd,
+            **body.model_dump(),
+        )
+        return RequestOut.model_validate(made)
+
+    @routes.get("/adjustments/waiting", summary="Adjustments that wait for a second person")
+    async def list_requests(actor: Annotated[Actor, who], tenant_id: UUID | None = None) -> RequestList:
+        rows = await admin_adjustments.list_requests(deps.database, actor, tenant_id=tenant_id)
+        return RequestList(data=[RequestOut.model_validate(row) for row in rows])
+
+    @routes.post("/adjustments/{approval_id}/decision", summary="Approve or reject an adjustment")
+    async def decide_adjustment(
+        actor: Annotated[Actor, who], approval_id: UUID, body: Decision
+    ) -> RequestOut:
+        decided = await admin_adjustments.decide_adjustment(
+            deps.database, actor, approval_id=approval_id, approve=body.approve, reason=body.reason
+        )
+        return RequestOut.model_validate(decided)
+
+    @routes.get("/approvals", summary="Everything that waits for a second person")
+    async def list_approvals(
+        actor: Annotated[Actor, who], kind: Annotated[str | None, Query(max_length=100)] = None
+    ) -> ApprovalList:
+        rows = await admin_adjustments.list_approvals(deps.database, actor, kind=kind)
+        return ApprovalList(data=[ApprovalOut.model_validate(row) for row in rows])

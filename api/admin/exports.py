@@ -1,0 +1,238 @@
+"""Admin REST: the usage report and the other data sets as files, two periods compared, scheduled exports."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from admin import billing as admin_billing
+from admin import exports as admin_exports
+from admin.actor import Actor
+from api.admin.deps import AdminDeps, Body, Out
+from billing.exports.datasets import DatasetName
+from billing.exports.writers import MEDIA_TYPES, Format
+from billing.reports.compare import flat, parse_compare
+from billing.reports.files import to_objects
+from billing.usage.period import parse_group_by, parse_instant, parse_period
+
+FROM = Query(alias="from", max_length=40, description="Date or whole UTC hour; default: this month.")
+TO = Query(alias="to", max_length=40, description="Excluded.")
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]{0,99}$", examples=["usage-daily"])]
+
+
+class ExportOut(Out):
+    """A scheduled export."""
+
+    id: UUID
+    name: str
+    dataset: str
+    format: str
+    group_by: str
+    schedule: Literal["hourly", "daily", "monthly"] = Field(validation_alias="cadence")
+    destination: str
+    tenant_id: UUID | None
+    enabled: bool
+    starts_at: datetime
+    created_at: datetime
+    created_by: str
+
+
+class ExportList(BaseModel):
+    """Scheduled exports by name."""
+
+    data: list[ExportOut]
+
+
+class RunOut(Out):
+    """A revision of a period's files."""
+
+    id: UUID
+    definition_id: UUID
+    period_start: datetime
+    period_end: datetime
+    revision: int
+    location: str
+    rows: int = Field(validation_alias="row_count")
+    sums: dict[str, str]
+    sha256: str
+    created_at: datetime
+    checked_at: datetime
+    final: bool
+    is_new: bool
+
+
+class RunList(BaseModel):
+    """What was written, the newest period first."""
+
+    data: list[RunOut]
+
+
+class ExportMake(Body):
+    """A scheduled export. Credentials of a store are settings, never sent here."""
+
+    name: Name
+    dataset: DatasetName = "report"
+    format: Format = "parquet"
+    schedule: Literal["hourly", "daily", "monthly"] = "daily"
+    destination: str = Field(min_length=1, max_length=500, examples=["usage", "s3://finance/penstock"])
+    group_by: str = Field(default="", max_length=200, examples=["tenant,model"])
+    tenant_id: UUID | None = None
+    starts_at: datetime | None = Field(default=None, description="First period; default: this UTC month.")
+    reason: str | None = Field(default=None, min_length=1, max_length=500)
+
+
+class ExportEnable(Body):
+    """Stop or resume."""
+
+    enabled: bool
+    reason: str | None = Field(default=None, min_length=1, max_length=500)
+
+
+class ExportRun(Body):
+    """A period to export now: 2026-11, 2026-11-20 or 2026-11-20T13."""
+
+    period: str = Field(min_length=7, max_length=13)
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of reports and exports."""
+    routes = deps.router("exports")
+    _report_routes(routes, deps)
+    _file_routes(routes, deps)
+    _schedule_routes(routes, deps)
+    return routes
+
+
+def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get(
+        "/usage/report",
+        summary="Usage and cost, grouped at will, as JSON or a file; two periods side by side",
+        response_model=None,
+        responses={200: {"content": {media: {} for media in MEDIA_TYPES.values()}}},
+    )
+    async def usage_report(
+        actor: Annotated[Actor, who],
+        start: Annotated[str | None, FROM] = None,
+        end: Annotated[str | None, TO] = None,
+        by: Annotated[str, Query(max_length=100, examples=["tenant,model,day"])] = "tenant",
+        tenant_id: UUID | None = None,
+        format: Annotated[Format, Query()] = "json",
+        compare: Annotated[
+            str | None, Query(max_length=90, description="previous, or FROM..TO; as JSON.")
+        ] = None,
+    ) -> Response | dict[str, Any]:
+        period = parse_period(start, end)
+        asked: dict[str, Any] = {
+            "start": period[0],
+            "end": period[1],
+            "group_by": parse_group_by(by),
+            "tenant_id": tenant_id,
+        }
+        with_gpu = admin_billing.sees_gpu_cost(actor)
+        if compare is not None:
+            before = parse_compare(compare, period[0], period[1], parse_instant)
+            compared = await admin_billing.compare_usage(deps.database, actor, before=before, **asked)
+            return {"data": flat(compared, with_gpu=with_gpu)}
+        if format != "json":
+            found = await admin_exports.download(
+                deps.database, actor, dataset="report", format=format, **asked
+            )
+            return _file(found)
+        rows = await admin_billing.usage_report(deps.database, actor, **asked)
+        return {"data": to_objects(rows, with_gpu=with_gpu)}
+
+    @routes.get("/usage/totals", summary="The report's totals beside the ledger's own sums")
+    async def usage_totals(
+        actor: Annotated[Actor, who],
+        start: Annotated[str | None, FROM] = None,
+        end: Annotated[str | None, TO] = None,
+        tenant_id: UUID | None = None,
+    ) -> dict[str, Any]:
+        period = parse_period(start, end)
+        found = await admin_billing.usage_totals(
+            deps.database, actor, start=period[0], end=period[1], tenant_id=tenant_id
+        )
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        return plain
+
+
+def _file_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get(
+        "/exports/download/{dataset}",
+        summary="A data set as a file",
+        response_model=None,
+        responses={200: {"content": {media: {} for media in MEDIA_TYPES.values()}}},
+    )
+    async def download(
+        actor: Annotated[Actor, who],
+        dataset: DatasetName,
+        start: Annotated[str | None, FROM] = None,
+        end: Annotated[str | None, TO] = None,
+        by: Annotated[str, Query(max_length=100)] = "tenant,model",
+        tenant_id: UUID | None = None,
+        format: Annotated[Format, Query()] = "csv",
+    ) -> Response:
+        period = parse_period(start, end)
+        return _file(
+            await admin_exports.download(
+                deps.database,
+                actor,
+                dataset=dataset,
+                format=format,
+                start=period[0],
+                end=period[1],
+                group_by=parse_group_by(by),
+                tenant_id=tenant_id,
+            )
+        )
+
+
+def _file(found: admin_exports.Download) -> Response:
+    return StreamingResponse(
+        found.chunks,
+        media_type=found.media_type,
+        headers={"Content-Disposition": f'attachment; filename="{found.name}"'},
+    )
+
+
+def _schedule_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/exports", summary="Scheduled exports")
+    async def list_exports(actor: Annotated[Actor, who]) -> ExportList:
+        rows = await admin_exports.list_exports(deps.database, actor)
+        return ExportList(data=[ExportOut.model_validate(row) for row in rows])
+
+    @routes.post("/exports", status_code=201, summary="Schedule an export")
+    async def create_export(actor: Annotated[Actor, who], body: ExportMake) -> ExportOut:
+        facts = body.model_dump()
+        cadence = facts.pop("schedule")
+        made = await admin_exports.create_export(deps.database, actor, cadence=cadence, **facts)
+        return ExportOut.model_validate(made)
+
+    @routes.patch("/exports/{name}", summary="Stop or resume an export")
+    async def enable_export(actor: Annotated[Actor, who], name: str, body: ExportEnable) -> ExportOut:
+        changed = await admin_exports.enable_export(deps.database, actor, name=name, **body.model_dump())
+        return ExportOut.model_validate(changed)
+
+    @routes.get("/exports/{name}/runs", summary="What an export has written")
+    async def list_runs(
+        actor: Annotated[Actor, who], name: str, limit: Annotated[int, Query(ge=1, le=500)] = 100
+    ) -> RunList:
+        rows = await admin_exports.list_runs(deps.database, actor, name=name, limit=limit)
+        return RunList(data=[RunOut.model_validate(row) for row in rows])
+
+    @routes.post("/exports/{name}/runs", summary="Export one period now")
+    async def run_export(actor: Annotated[Actor, who], name: str, body: ExportRun) -> RunOut:
+        made = await admin_exports.run_export(
+            deps.database, actor, deps.settings, name=name, period=body.period
+        )
+        return RunOut.model_validate(made)

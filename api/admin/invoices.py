@@ -1,0 +1,399 @@
+"""Admin REST: invoices, accounting months and corrections."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Path, Query
+from pydantic import BaseModel, Field
+
+from admin import corrections as admin_corrections
+from admin import invoices as admin_invoices
+from admin import periods as admin_periods
+from admin.actor import Actor
+from api.admin.billing import Reason
+from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+from billing.ledger.months import parse_month
+
+MonthPath = Annotated[str, Path(max_length=7, description="A month such as 2026-11.")]
+MaybeMonth = Annotated[str | None, Query(max_length=7, description="A month such as 2026-11.")]
+InvoiceRef = Annotated[str, Path(max_length=80, description="Id or number of the invoice.")]
+
+
+class InvoiceOut(Out):
+    """An invoice; amounts are decimal dollars."""
+
+    id: UUID
+    tenant_id: UUID
+    tenant: str
+    month: str
+    number: str | None
+    kind: Literal["postpaid", "prepaid"]
+    status: Literal["draft", "open", "paid", "void", "uncollectible", "settled"]
+    currency: str
+    exact_usd: str = Field(description="The exact sum of the lines.")
+    total_usd: str = Field(description="The sum of the lines' cents.")
+    credited_usd: str
+    carried_usd: str = Field(description="What the next invoice takes over.")
+    due_at: datetime | None
+    finalized_at: datetime | None
+    paid_at: datetime | None
+    stripe_invoice_id: str | None
+
+
+class LineOut(Out):
+    """One line: tenant x model x class x tier x price version, or another movement of the month."""
+
+    id: UUID
+    position: int
+    kind: Literal["usage", "late_usage", "adjustment", "commit", "sla", "carried"]
+    description: str
+    model: str
+    token_class: str
+    tier: str
+    price_version: int | None
+    tokens: int
+    price_per_mtok_usd: str | None
+    exact_usd: str
+    amount_usd: str = Field(description="The exact amount rounded once to cents, half away from zero.")
+    adjustment_id: UUID | None
+    stripe_item_id: str | None
+
+
+class CreditNoteOut(Out):
+    """Credit on a finalised invoice."""
+
+    id: UUID
+    invoice_id: UUID
+    reason: str
+    exact_usd: str
+    amount_usd: str
+    pays: Literal["invoice", "balance", "refund"]
+    status: str
+    correction_id: UUID | None
+    stripe_credit_note_id: str | None
+    created_at: datetime
+
+
+class InvoiceDetailOut(Out):
+    """An invoice with its lines and credit notes."""
+
+    invoice: InvoiceOut
+    lines: list[LineOut]
+    credit_notes: list[CreditNoteOut]
+
+
+class TraceRowOut(Out):
+    """One request behind a line."""
+
+    request_id: UUID
+    ended_at: datetime
+    used_at: datetime
+    project_id: UUID
+    key_id: UUID
+    tokens: int
+    exact_usd: str
+
+
+class TraceOut(Out):
+    """A part of a line's requests. Ask again with `after` = `next` until it is null."""
+
+    line: LineOut
+    rows: list[TraceRowOut]
+    next: UUID | None
+
+
+class RunOut(Out):
+    """What an invoice run did."""
+
+    month: str
+    tenants: int
+    made: int
+    lines: int
+    total_cents: int
+
+
+class MonthBody(Body):
+    """Which month."""
+
+    month: str = Field(max_length=7, examples=["2026-11"])
+
+
+class Why(Body):
+    """Why; it stands in the audit log."""
+
+    reason: Reason
+
+
+class MaybeWhy(Body):
+    """Why, if there is more to say; it stands in the audit log."""
+
+    reason: Reason | None = None
+
+
+class PeriodOut(Out):
+    """An accounting month."""
+
+    month: str
+    status: Literal["open", "closed"]
+    starts_at: datetime
+    ends_at: datetime
+    invoiced_at: datetime | None
+    closed_at: datetime | None
+    closed_by: str | None
+
+
+class PeriodList(BaseModel):
+    """Months since the first booking, the newest first."""
+
+    data: list[PeriodOut]
+
+
+class CheckOut(Out):
+    """What one check found; when red, also what to do next."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+class ChecklistOut(Out):
+    """Whether a month can be closed, and why not."""
+
+    month: str
+    ok: bool
+    checks: list[CheckOut]
+
+
+class CorrectionAsk(Body):
+    """A month to tell again, and with what."""
+
+    month: str = Field(max_length=7, examples=["2026-11"])
+    spec: dict[str, Any] = Field(
+        description="`rates` (model, input, output, optionally cached_input, reasoning, tier, tenant_id; dollars per "
+        "million tokens) or `as_of` (an instant); optionally `tenant_id`, `model`, `refund`.",
+        examples=[{"rates": [{"model": "llama-3.3-70b", "input": "0.40", "output": "1.20"}]}],
+    )
+
+
+class CorrectionRequest(CorrectionAsk):
+    """A correction to ask for."""
+
+    reason: Reason
+
+
+class TenantDeltaOut(Out):
+    """What changes for one organisation; below 0 is in its favour."""
+
+    tenant_id: UUID
+    lines: int
+    delta_usd: str
+
+
+class DifferenceOut(Out):
+    """One line told again."""
+
+    tenant_id: UUID
+    kind: str
+    model: str
+    token_class: str
+    tier: str
+    price_version: int
+    tokens: int
+    old_price_per_mtok_usd: str | None
+    new_price_per_mtok_usd: str | None
+    old_usd: str
+    new_usd: str
+    delta_usd: str
+
+
+class DryRunOut(Out):
+    """What a correction would change."""
+
+    month: str
+    until: datetime
+    delta_usd: str
+    tenants: list[TenantDeltaOut]
+    lines: list[DifferenceOut]
+
+
+class CorrectionOut(Out):
+    """A stored correction."""
+
+    id: UUID
+    month: str
+    status: Literal["requested", "applying", "approved", "rejected"]
+    spec: dict[str, Any]
+    reason: str
+    reverses: UUID | None
+    reversed_by: UUID | None
+    approval_id: UUID
+    delta_usd: str
+    tenants: list[TenantDeltaOut]
+    requested_by: str
+    requested_at: datetime
+    decided_by: str | None
+    decided_at: datetime | None
+
+
+class CorrectionList(BaseModel):
+    """Corrections, the newest first."""
+
+    data: list[CorrectionOut]
+
+
+class CorrectionDetail(BaseModel):
+    """A correction and its lines."""
+
+    correction: CorrectionOut
+    lines: list[DifferenceOut]
+
+
+class Decision(Body):
+    """A second person's yes or no."""
+
+    approve: bool
+    reason: Reason | None = None
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of invoices, periods and corrections."""
+    routes = deps.router("invoices")
+    _invoice_routes(routes, deps)
+    _period_routes(routes, deps)
+    _correction_routes(routes, deps)
+    return routes
+
+
+def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/invoices", summary="Invoices, the newest month first")
+    async def list_invoices(
+        actor: Annotated[Actor, who],
+        month: MaybeMonth = None,
+        tenant_id: UUID | None = None,
+        status: Annotated[str | None, Query(max_length=20)] = None,
+        limit: Limit = 100,
+        after: After = None,
+    ) -> Page[InvoiceOut]:
+        rows = await admin_invoices.list_invoices(
+            deps.database,
+            actor,
+            month=None if month is None else parse_month(month),
+            tenant_id=tenant_id,
+            status=status,
+            limit=limit + 1,
+            after=after,
+        )
+        return page(rows, limit, InvoiceOut)
+
+    @routes.post("/invoices/make", summary="Make the missing invoices of a month")
+    async def make_invoices(actor: Annotated[Actor, who], body: MonthBody) -> RunOut:
+        done = await admin_invoices.make_invoices(deps.database, actor, month=parse_month(body.month))
+        return RunOut.model_validate(done)
+
+    @routes.get("/invoices/{ref}", summary="An invoice with its lines and credit notes")
+    async def show_invoice(actor: Annotated[Actor, who], ref: InvoiceRef) -> InvoiceDetailOut:
+        return InvoiceDetailOut.model_validate(
+            await admin_invoices.show_invoice(deps.database, actor, ref=ref)
+        )
+
+    @routes.get("/invoice-lines/{line_id}/requests", summary="The requests behind a line")
+    async def trace_line(
+        actor: Annotated[Actor, who], line_id: UUID, limit: Limit = 100, after: After = None
+    ) -> TraceOut:
+        found = await admin_invoices.trace_line(
+            deps.database, actor, line_id=line_id, limit=limit, after=after
+        )
+        return TraceOut.model_validate(found)
+
+    @routes.post("/invoices/{ref}/void", summary="Take an open invoice back")
+    async def void_invoice(actor: Annotated[Actor, who], ref: InvoiceRef, body: Why) -> InvoiceOut:
+        done = await admin_invoices.void_invoice(deps.database, actor, ref=ref, reason=body.reason)
+        return InvoiceOut.model_validate(done)
+
+    @routes.post("/invoices/{ref}/write-off", summary="Give up what is open of an invoice")
+    async def write_off_invoice(actor: Annotated[Actor, who], ref: InvoiceRef, body: Why) -> InvoiceOut:
+        done = await admin_invoices.write_off_invoice(deps.database, actor, ref=ref, reason=body.reason)
+        return InvoiceOut.model_validate(done)
+
+
+def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/periods", summary="Accounting months")
+    async def list_periods(actor: Annotated[Actor, who]) -> PeriodList:
+        rows = await admin_periods.list_periods(deps.database, actor)
+        return PeriodList(data=[PeriodOut.model_validate(row) for row in rows])
+
+    @routes.get("/periods/{month}/checks", summary="The close checklist of a month")
+    async def check_period(actor: Annotated[Actor, who], month: MonthPath) -> ChecklistOut:
+        found = await admin_periods.check_period(deps.database, actor, month=parse_month(month))
+        return ChecklistOut.model_validate(found)
+
+    @routes.post("/periods/{month}/close", summary="Make the month's invoices and freeze it")
+    async def close_period(actor: Annotated[Actor, who], month: MonthPath, body: MaybeWhy) -> ChecklistOut:
+        closed = await admin_periods.close_period(
+            deps.database, actor, month=parse_month(month), reason=body.reason
+        )
+        return ChecklistOut.model_validate(closed)
+
+    @routes.post(
+        "/parked-records/{request_id}/write-off",
+        status_code=204,
+        summary="Decide that a record that could not be billed never will be",
+    )
+    async def write_off_parked(actor: Annotated[Actor, who], request_id: UUID, body: Why) -> None:
+        await admin_periods.write_off_parked(deps.database, actor, request_id=request_id, reason=body.reason)
+
+
+def _correction_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/corrections", summary="Corrections of past months")
+    async def list_corrections(
+        actor: Annotated[Actor, who], month: MaybeMonth = None, limit: Limit = 100
+    ) -> CorrectionList:
+        rows = await admin_corrections.list_corrections(
+            deps.database, actor, month=None if month is None else parse_month(month), limit=limit
+        )
+        return CorrectionList(data=[CorrectionOut.model_validate(row) for row in rows])
+
+    @routes.post("/corrections/dry-run", summary="What a month would cost under other prices")
+    async def dry_run(actor: Annotated[Actor, who], body: CorrectionAsk) -> DryRunOut:
+        told = await admin_corrections.dry_run(
+            deps.database, actor, month=parse_month(body.month), spec=body.spec
+        )
+        return DryRunOut.model_validate(told)
+
+    @routes.post("/corrections", status_code=201, summary="Ask for a correction")
+    async def request_correction(actor: Annotated[Actor, who], body: CorrectionRequest) -> CorrectionOut:
+        asked = await admin_corrections.request_correction(
+            deps.database, actor, month=parse_month(body.month), spec=body.spec, reason=body.reason
+        )
+        return CorrectionOut.model_validate(asked)
+
+    @routes.get("/corrections/{correction_id}", summary="A correction and its lines")
+    async def show_correction(actor: Annotated[Actor, who], correction_id: UUID) -> CorrectionDetail:
+        found, lines = await admin_corrections.show_correction(
+            deps.database, actor, correction_id=correction_id
+        )
+        return CorrectionDetail(
+            correction=CorrectionOut.model_validate(found),
+            lines=[DifferenceOut.model_validate(line) for line in lines],
+        )
+
+    @routes.post("/corrections/{correction_id}/decision", summary="Agree to a correction, or refuse it")
+    async def decide(actor: Annotated[Actor, who], correction_id: UUID, body: Decision) -> CorrectionOut:
+        decided = await admin_corrections.decide_correction(
+            deps.database, actor, correction_id=correction_id, approve=body.approve, reason=body.reason
+        )
+        return CorrectionOut.model_validate(decided)
+
+    @routes.post("/corrections/{correction_id}/reversal", status_code=201, summary="Ask to undo a correction")
+    async def reverse(actor: Annotated[Actor, who], correction_id: UUID, body: Why) -> CorrectionOut:
+        asked = await admin_corrections.request_reversal(
+            deps.database, actor, correction_id=correction_id, reason=body.reason
+        )
+        return CorrectionOut.model_validate(asked)

@@ -1,0 +1,188 @@
+"""Admin REST: API keys and limits."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Response
+from pydantic import Field
+
+from admin import keys as admin_keys
+from admin import limits as admin_limits
+from admin.actor import Actor
+from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+from api.admin.tenants import NO_REASON, MaybeReason
+from tenants.principal import Limits
+
+ScopeKind = Literal["tenant", "project", "key"]
+
+
+class KeyOut(Out):
+    """An API key as far as it may be shown."""
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    project: str = Field(description="The project's name.")
+    name: str
+    kind: Literal["live", "test"]
+    last4: str = Field(description="The key's last four characters.")
+    status: Literal["active", "revoked", "expired"]
+    allowed_models: list[str] | None = Field(description="null: every model.")
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None = Field(description="Written in batches, up to half a minute late.")
+
+
+class CreatedKeyOut(KeyOut):
+    """A new key. `secret` is in this one answer and nowhere else."""
+
+    secret: str = Field(examples=["pen_live_4fZ0yqv8cT7JH2nKpW1sXe5RbGd3LmAu2sK9Qx"])
+
+
+class KeyCreate(Body):
+    """A new key of a project."""
+
+    project_id: UUID
+    name: str = Field(min_length=1, max_length=100, examples=["production"])
+    kind: Literal["live", "test"] = "live"
+    expires_at: datetime | None = Field(default=None, examples=["2027-01-01T00:00:00Z"])
+    allowed_models: list[str] | None = Field(
+        default=None, max_length=100, description="Leave out to allow every model."
+    )
+
+
+class KeySearch(Body):
+    """A key that was found somewhere."""
+
+    key: str = Field(max_length=200)
+
+
+_LIMIT = Field(default=None, ge=1, le=admin_limits.MAX_LIMIT)
+
+
+class LimitsBody(Body):
+    """All limits of a scope; one that is null or left out is lifted."""
+
+    requests_per_min: int | None = _LIMIT
+    input_tokens_per_min: int | None = _LIMIT
+    output_tokens_per_min: int | None = _LIMIT
+    concurrency: int | None = Field(
+        default=None, ge=1, le=admin_limits.MAX_LIMIT, description="Requests open at the same time."
+    )
+    tokens_per_day: int | None = Field(
+        default=None, ge=1, le=admin_limits.MAX_LIMIT, description="Input plus output per UTC day."
+    )
+
+
+class LimitsOut(Out):
+    """Limits of a scope; null = none of that kind."""
+
+    requests_per_min: int | None
+    input_tokens_per_min: int | None
+    output_tokens_per_min: int | None
+    concurrency: int | None
+    tokens_per_day: int | None
+
+
+class ScopedLimitsOut(Out):
+    """A scope that has limits."""
+
+    scope_kind: ScopeKind
+    scope_id: UUID
+    limits: LimitsOut
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of keys and limits."""
+    routes = deps.router("keys and limits")
+    _key_routes(routes, deps)
+    _limit_routes(routes, deps)
+    return routes
+
+
+def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/tenants/{tenant_id}/keys", summary="Keys of an organisation, dead ones included")
+    async def list_keys(
+        actor: Annotated[Actor, who], tenant_id: UUID, limit: Limit = 100, after: After = None
+    ) -> Page[KeyOut]:
+        rows = await admin_keys.list_keys(
+            deps.database, actor, tenant_id=tenant_id, limit=limit + 1, after=after
+        )
+        return page(rows, limit, KeyOut)
+
+    @routes.post("/tenants/{tenant_id}/keys", status_code=201, summary="Make a key, and see it this once")
+    async def create_key(
+        actor: Annotated[Actor, who], tenant_id: UUID, body: KeyCreate, response: Response
+    ) -> CreatedKeyOut:
+        created = await admin_keys.create_key(
+            deps.database,
+            actor,
+            pepper=deps.pepper,
+            tenant_id=tenant_id,
+            project_id=body.project_id,
+            name=body.name,
+            kind=body.kind,
+            expires_at=body.expires_at,
+            allowed_models=body.allowed_models,
+        )
+        response.headers["cache-control"] = "no-store"
+        view = KeyOut.model_validate(created.view)
+        return CreatedKeyOut(**view.model_dump(), secret=created.secret)
+
+    @routes.get("/keys/{key_id}", summary="One key")
+    async def get_key(actor: Annotated[Actor, who], key_id: UUID) -> KeyOut:
+        return KeyOut.model_validate(await admin_keys.get_key(deps.database, actor, key_id=key_id))
+
+    @routes.post("/keys/{key_id}/revoke", summary="Refuse a key for good and cut its streams")
+    async def revoke_key(actor: Annotated[Actor, who], key_id: UUID, body: MaybeReason = NO_REASON) -> KeyOut:
+        return KeyOut.model_validate(
+            await admin_keys.revoke_key(deps.database, actor, key_id=key_id, reason=body.reason)
+        )
+
+    @routes.post("/key-search", summary="Whose key is this? For one that leaked")
+    async def find_key(actor: Annotated[Actor, who], body: KeySearch) -> KeyOut:
+        return KeyOut.model_validate(
+            await admin_keys.find_key(deps.database, actor, pepper=deps.pepper, raw=body.key)
+        )
+
+
+def _limit_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/tenants/{tenant_id}/limits", summary="Every scope of an organisation that has limits")
+    async def list_limits(actor: Annotated[Actor, who], tenant_id: UUID) -> list[ScopedLimitsOut]:
+        rows = await admin_limits.list_limits(deps.database, actor, tenant_id=tenant_id)
+        return [ScopedLimitsOut.model_validate(row) for row in rows]
+
+    @routes.get("/tenants/{tenant_id}/limits/{scope_kind}/{scope_id}", summary="Limits of one scope")
+    async def get_limits(
+        actor: Annotated[Actor, who], tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID
+    ) -> LimitsOut:
+        limits = await admin_limits.get_limits(
+            deps.database, actor, tenant_id=tenant_id, scope_kind=scope_kind, scope_id=scope_id
+        )
+        return LimitsOut.model_validate(limits)
+
+    @routes.put(
+        "/tenants/{tenant_id}/limits/{scope_kind}/{scope_id}", summary="Replace all limits of one scope"
+    )
+    async def set_limits(
+        actor: Annotated[Actor, who],
+        tenant_id: UUID,
+        scope_kind: ScopeKind,
+        scope_id: UUID,
+        body: LimitsBody,
+    ) -> LimitsOut:
+        limits = await admin_limits.set_limits(
+            deps.database,
+            actor,
+            tenant_id=tenant_id,
+            scope_kind=scope_kind,
+            scope_id=scope_id,
+            limits=Limits(**body.model_dump()),
+        )
+        return LimitsOut.model_validate(limits)

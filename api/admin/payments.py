@@ -1,0 +1,359 @@
+"""Admin REST: buying credit, automatic purchases, refunds, disputes, Stripe's events and comparisons."""
+
+from datetime import date, datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, Field
+
+from admin import payments as admin_payments
+from admin.actor import Actor
+from api.admin.billing import Reason, Usd
+from api.admin.contracts import Decision
+from api.admin.deps import AdminDeps, Body, Limit, Out
+from billing.payments.stripe_gateway import open_gateway
+
+Month = Annotated[str, Field(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])$", examples=["2026-10"])]
+TenantFilter = Annotated[UUID | None, Query(description="Only this organisation's.")]
+
+
+class CustomerOut(Out):
+    """An organisation as a payer."""
+
+    tenant_id: UUID
+    name: str
+    customer_id: str | None
+    tax_id: str | None
+    card: str | None
+    dunning: Literal["current", "past_due", "suspended"]
+    dunning_since: datetime | None
+
+
+class TopupOut(Out):
+    """A purchase of credit."""
+
+    id: UUID
+    tenant_id: UUID
+    kind: Literal["checkout", "auto"]
+    amount_usd: str
+    status: Literal["pending", "succeeded", "failed", "expired"]
+    payment_intent: str | None
+    error: str | None
+    created_by: str
+    created_at: datetime
+    url: str | None
+
+
+class StartedOut(Out):
+    """A purchase that waits for its buyer at `url`."""
+
+    id: UUID
+    amount_usd: str
+    url: str
+
+
+class TopupStart(Body):
+    """A purchase to begin. The same `topup_id` sent again is the same purchase."""
+
+    amount_usd: Usd
+    return_url: str = Field(
+        min_length=8, max_length=1000, pattern=r"^https?://", examples=["https://example.com"]
+    )
+    topup_id: UUID | None = None
+
+
+class RuleOut(Out):
+    """When credit is bought automatically."""
+
+    tenant_id: UUID
+    enabled: bool
+    threshold_usd: str
+    amount_usd: str
+    monthly_cap_usd: str
+    bought_this_month_usd: str
+    failures: int
+    disabled_reason: str | None
+
+
+class RuleSet(Body):
+    """Buy `amount_usd` whenever less than `threshold_usd` is left, at most `monthly_cap_usd` in a UTC month."""
+
+    enabled: bool = True
+    threshold_usd: Usd
+    amount_usd: Usd
+    monthly_cap_usd: Usd
+
+
+class TaxIdSet(Body):
+    """A tax id, by Stripe's kinds."""
+
+    kind: str = Field(min_length=2, max_length=20, examples=["eu_vat"])
+    value: str = Field(min_length=1, max_length=40, examples=["DE123456789"])
+
+
+class PaymentOut(Out):
+    """A payment that arrived."""
+
+    payment_intent: str
+    tenant_id: UUID
+    purpose: Literal["topup", "invoice"]
+    amount_usd: str
+    invoice_id: UUID | None
+    paid_at: datetime
+
+
+class RefundOut(Out):
+    """A refund."""
+
+    id: UUID
+    tenant_id: UUID
+    payment_intent: str
+    amount_usd: str
+    status: Literal["requested", "pending", "succeeded", "failed"]
+    reason: str
+    error: str | None
+    created_by: str
+    created_at: datetime
+
+
+class RefundAsk(Body):
+    """Bought credit to pay back; without an amount all that is left of the purchase."""
+
+    payment_intent: str = Field(min_length=3, max_length=100, examples=["pi_123"])
+    amount_usd: Usd | None = None
+    reason: Reason
+    refund_id: UUID | None = None
+
+
+class RequestedOut(Out):
+    """A refund that somebody asked for. `waiting`: for a second person, and `id` is the approval's."""
+
+    id: UUID
+    tenant_id: UUID
+    amount_usd: str
+    payment_intent: str
+    status: Literal["requested", "waiting", "rejected"]
+
+
+class DisputeOut(Out):
+    """A chargeback."""
+
+    id: str
+    tenant_id: UUID
+    payment_intent: str
+    amount_usd: str
+    fee_usd: str
+    clawed_back_usd: str
+    reason: str
+    status: str
+    evidence_due_at: datetime | None
+    opened_at: datetime
+
+
+class EventOut(Out):
+    """An event of Stripe and what became of it."""
+
+    id: str
+    type: str
+    object_id: str
+    found_by: Literal["webhook", "list"]
+    outcome: str | None
+    attempts: int
+    error: str | None
+    created_at: datetime
+    applied_at: datetime | None
+
+
+class ComparisonOut(Out):
+    """A month compared with Stripe; equal when there are no problems."""
+
+    month: date
+    began_at: datetime
+    at: datetime
+    ok: bool
+    invoices: int
+    invoiced_usd: str
+    paid_usd: str
+    movements: int
+    metered_tokens: int
+    problems: list[str]
+
+
+class Many(BaseModel):
+    """Lists of payments, the newest first."""
+
+
+class TopupList(Many):
+    """Purchases."""
+
+    data: list[TopupOut]
+
+
+class CustomerList(Many):
+    """Payers."""
+
+    data: list[CustomerOut]
+
+
+class PaymentList(Many):
+    """Payments."""
+
+    data: list[PaymentOut]
+
+
+class RefundList(Many):
+    """Refunds."""
+
+    data: list[RefundOut]
+
+
+class DisputeList(Many):
+    """Disputes."""
+
+    data: list[DisputeOut]
+
+
+class EventList(Many):
+    """Events."""
+
+    data: list[EventOut]
+
+
+class RequestedList(Many):
+    """Refunds that wait for a second person, the oldest first."""
+
+    data: list[RequestedOut]
+
+
+class ComparisonList(Many):
+    """Comparisons."""
+
+    data: list[ComparisonOut]
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of payments."""
+    routes = deps.router("payments")
+    _lists(routes, deps)
+    _buying(routes, deps)
+    _acts(routes, deps)
+    return routes
+
+
+def _lists(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/payments/customers", summary="Payers: Stripe customer, card, dunning state")
+    async def customers(
+        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    ) -> CustomerList:
+        rows = await admin_payments.list_customers(deps.database, actor, tenant_id=tenant_id, limit=limit)
+        return CustomerList(data=[CustomerOut.model_validate(row) for row in rows])
+
+    @routes.get("/payments/topups", summary="Purchases of credit")
+    async def topups(
+        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    ) -> TopupList:
+        rows = await admin_payments.list_topups(deps.database, actor, tenant_id=tenant_id, limit=limit)
+        return TopupList(data=[TopupOut.model_validate(row) for row in rows])
+
+    @routes.get("/payments", summary="Payments that arrived")
+    async def payments(
+        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    ) -> PaymentList:
+        rows = await admin_payments.list_payments(deps.database, actor, tenant_id=tenant_id, limit=limit)
+        return PaymentList(data=[PaymentOut.model_validate(row) for row in rows])
+
+    @routes.get("/payments/refunds", summary="Refunds")
+    async def refunds(
+        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    ) -> RefundList:
+        rows = await admin_payments.list_refunds(deps.database, actor, tenant_id=tenant_id, limit=limit)
+        return RefundList(data=[RefundOut.model_validate(row) for row in rows])
+
+    @routes.get("/payments/disputes", summary="Disputes")
+    async def disputes(
+        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    ) -> DisputeList:
+        rows = await admin_payments.list_disputes(deps.database, actor, tenant_id=tenant_id, limit=limit)
+        return DisputeList(data=[DisputeOut.model_validate(row) for row in rows])
+
+    @routes.get("/payments/events", summary="Stripe's events and what became of them")
+    async def events(actor: Annotated[Actor, who], open: bool = False, limit: Limit = 100) -> EventList:
+        rows = await admin_payments.list_events(deps.database, actor, only_open=open, limit=limit)
+        return EventList(data=[EventOut.model_validate(row) for row in rows])
+
+    @routes.get("/payments/comparisons", summary="Months compared with Stripe")
+    async def comparisons(actor: Annotated[Actor, who], limit: Limit = 20) -> ComparisonList:
+        rows = await admin_payments.list_comparisons(deps.database, actor, limit=limit)
+        return ComparisonList(data=[ComparisonOut.model_validate(row) for row in rows])
+
+
+def _buying(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.post("/tenants/{tenant_id}/topups", status_code=201, summary="Begin to buy credit")
+    async def start(actor: Annotated[Actor, who], tenant_id: UUID, body: TopupStart) -> StartedOut:
+        async with open_gateway(deps.settings) as gateway:
+            started = await admin_payments.start_topup(
+                deps.database, actor, gateway, tenant_id=tenant_id, **body.model_dump()
+            )
+        return StartedOut.model_validate(started)
+
+    @routes.get("/tenants/{tenant_id}/auto-topup", summary="When credit is bought automatically")
+    async def get_rule(actor: Annotated[Actor, who], tenant_id: UUID) -> RuleOut | None:
+        rule = await admin_payments.get_auto_topup(deps.database, actor, tenant_id=tenant_id)
+        return None if rule is None else RuleOut.model_validate(rule)
+
+    @routes.put("/tenants/{tenant_id}/auto-topup", summary="Buy credit automatically")
+    async def set_rule(actor: Annotated[Actor, who], tenant_id: UUID, body: RuleSet) -> RuleOut:
+        rule = await admin_payments.set_auto_topup(
+            deps.database, actor, tenant_id=tenant_id, **body.model_dump()
+        )
+        return RuleOut.model_validate(rule)
+
+    @routes.put("/tenants/{tenant_id}/tax-id", status_code=204, summary="Set the tax id on invoices")
+    async def set_tax_id(actor: Annotated[Actor, who], tenant_id: UUID, body: TaxIdSet) -> None:
+        async with open_gateway(deps.settings) as gateway:
+            await admin_payments.set_tax_id(
+                deps.database, actor, gateway, tenant_id=tenant_id, **body.model_dump()
+            )
+
+
+def _acts(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.post(
+        "/tenants/{tenant_id}/refunds",
+        status_code=201,
+        summary="Pay bought credit back; above the limit it waits for a second person",
+    )
+    async def refund(actor: Annotated[Actor, who], tenant_id: UUID, body: RefundAsk) -> RequestedOut:
+        made = await admin_payments.refund(
+            deps.database,
+            actor,
+            tenant_id=tenant_id,
+            limit_usd=deps.settings.approval_limit_usd,
+            **body.model_dump(),
+        )
+        return RequestedOut.model_validate(made)
+
+    @routes.get("/payments/refunds/waiting", summary="Refunds that wait for a second person")
+    async def waiting(actor: Annotated[Actor, who], tenant_id: TenantFilter = None) -> RequestedList:
+        rows = await admin_payments.list_waiting_refunds(deps.database, actor, tenant_id=tenant_id)
+        return RequestedList(data=[RequestedOut.model_validate(row) for row in rows])
+
+    @routes.post("/payments/refunds/{approval_id}/decision", summary="Approve or reject a refund")
+    async def decide(actor: Annotated[Actor, who], approval_id: UUID, body: Decision) -> RequestedOut:
+        decided = await admin_payments.decide_refund(
+            deps.database, actor, approval_id=approval_id, approve=body.approve, reason=body.reason
+        )
+        return RequestedOut.model_validate(decided)
+
+    @routes.post("/payments/comparisons/{month}", status_code=201, summary="Compare a month with Stripe")
+    async def compare(actor: Annotated[Actor, who], month: Month) -> ComparisonOut:
+        first = date.fromisoformat(f"{month}-01")
+        async with open_gateway(deps.settings) as gateway:
+            found = await admin_payments.compare(deps.database, actor, gateway, month=first)
+        return ComparisonOut.model_validate(found)

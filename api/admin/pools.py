@@ -1,0 +1,113 @@
+"""Admin REST: the live pools and commands to replicas."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+
+from admin import pools as admin_pools
+from admin.actor import Actor
+from api.admin.deps import AdminDeps, Body, Out
+from core.errors import Unavailable
+from scheduler.client import SchedulerClient
+
+State = Literal["loading", "ready", "asleep", "draining", "failed", "stopped"]
+Action = Literal["drain", "resume", "sleep", "wake", "restart"]
+
+
+class ReplicaOut(Out):
+    """One engine that serves one model."""
+
+    replica_id: str
+    model: str
+    state: State
+    engine: str
+    simulated: bool
+    running: int = Field(description="Requests in its batch.")
+    waiting: int = Field(description="Requests in the engine's own queue.")
+    kv_usage_pct: float
+    prefix_kind: str = Field(
+        description="How prompts are matched to its cache: text (a mirror) or tokens (its own events)."
+    )
+    restarts: int
+    gpus: int
+    url: str
+    detail: str = Field(description="Why it is not ready, when it is not.")
+
+
+class HostOut(Out):
+    """A host, from its agent's last heartbeat."""
+
+    host_id: str
+    agent_id: str
+    host_kind: str
+    region: str
+    gpus: int
+    last_seen_s: float = Field(description="Seconds since the last heartbeat.")
+    state_seconds: dict[str, int]
+
+
+class QueueOut(Out):
+    """A model's queue."""
+
+    model: str
+    waiting: int
+    oldest_s: float
+    in_flight: int
+
+
+class PoolsOut(Out):
+    """Everything that runs now."""
+
+    at_unix_ms: int
+    replicas: list[ReplicaOut]
+    hosts: list[HostOut]
+    queues: list[QueueOut]
+
+
+class CommandIn(Body):
+    """Why, and how long it may take."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=500, examples=["New driver, ticket 4711"])]
+    deadline_s: Annotated[float, Field(gt=0, le=admin_pools.MAX_DEADLINE_S)] = 120.0
+
+
+class CommandOut(Out):
+    """The agent did it."""
+
+    replica_id: str
+    action: Action
+    message: str
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of the pools."""
+    routes = deps.router("pools")
+    who = Depends(deps.actor)
+
+    @routes.get("/pools", summary="Hosts, replicas and queues now")
+    async def get_pools(actor: Annotated[Actor, who]) -> PoolsOut:
+        return PoolsOut.model_validate(await admin_pools.get_pools(actor, client=_scheduler(deps)))
+
+    @routes.post("/pools/replicas/{replica_id:path}/{action}", summary="Command a replica")
+    async def command_replica(
+        actor: Annotated[Actor, who], replica_id: str, action: Action, body: CommandIn
+    ) -> CommandOut:
+        outcome = await admin_pools.command_replica(
+            deps.database,
+            actor,
+            client=_scheduler(deps),
+            replica_id=replica_id,
+            action=action,
+            reason=body.reason,
+            deadline_s=body.deadline_s,
+        )
+        return CommandOut.model_validate(outcome)
+
+    return routes
+
+
+def _scheduler(deps: AdminDeps) -> SchedulerClient:
+    if deps.scheduler is None:
+        raise Unavailable("This process has no connection to the scheduler.")
+    return deps.scheduler

@@ -1,0 +1,235 @@
+"""Admin REST: organisations and their projects."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+
+from admin import projects as admin_projects
+from admin import tenants as admin_tenants
+from admin.actor import Actor
+from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+
+Tier = Literal["priority", "standard", "batch"]
+Name = Annotated[str, Field(min_length=1, max_length=100, examples=["Acme Robotics"])]
+Reason = Annotated[str, Field(min_length=1, max_length=500, examples=["Card charge disputed, case 4711"])]
+
+
+class TenantOut(Out):
+    """An organisation."""
+
+    id: UUID
+    name: str
+    slug: str = Field(description="Short name, made of the first name; it never changes.")
+    status: Literal["active", "suspended"]
+    tier: Tier
+    created_at: datetime
+    throttle_until: datetime | None
+    throttle_requests_per_min: int | None
+    throttle_concurrency: int | None
+    share_percent: int = Field(description="What it gets of a busy pool beside others of its tier.")
+
+
+class ProjectOut(Out):
+    """A project of an organisation."""
+
+    id: UUID
+    tenant_id: UUID
+    name: str
+    status: Literal["active", "archived"]
+    created_at: datetime
+
+
+class TenantCreate(Body):
+    """A new organisation; it gets a project "default" and a billing account."""
+
+    name: Name
+    tier: Tier = "standard"
+    billing_mode: Literal["prepaid", "postpaid"] = "prepaid"
+
+
+class TenantChange(Body):
+    """Another name."""
+
+    name: Name
+
+
+class TierChange(Body):
+    """Another tier, and why."""
+
+    tier: Tier
+    reason: Reason
+
+
+class ShareChange(Body):
+    """Another fair share, and why."""
+
+    share_percent: int = Field(
+        ge=1, le=admin_tenants.SHARE_PERCENT_MAX, description="100 is the usual; 200 is served twice as much."
+    )
+    reason: Reason
+
+
+class WithReason(Body):
+    """Why it is done; it stands in the audit log."""
+
+    reason: Reason
+
+
+class MaybeReason(Body):
+    """Why it is done, if there is something to say."""
+
+    reason: Reason | None = None
+
+
+NO_REASON = MaybeReason()
+"""Stands for a body that was left out."""
+
+
+class Throttle(Body):
+    """A cap for a while; it lowers the organisation's limits and never raises them."""
+
+    minutes: int = Field(default=60, ge=0, le=admin_tenants.THROTTLE_MINUTES_MAX, description="0 lifts it.")
+    requests_per_min: int = Field(default=60, ge=1, le=1_000_000)
+    concurrency: int = Field(default=4, ge=1, le=1_000_000)
+    reason: Reason
+
+
+class ProjectCreate(Body):
+    """A new project."""
+
+    name: Name
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of organisations and projects."""
+    routes = deps.router("organisations")
+    _tenant_routes(routes, deps)
+    _state_routes(routes, deps)
+    _project_routes(routes, deps)
+    return routes
+
+
+def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/tenants", summary="List organisations, oldest first")
+    async def list_tenants(
+        actor: Annotated[Actor, who], limit: Limit = 100, after: After = None
+    ) -> Page[TenantOut]:
+        rows = await admin_tenants.list_tenants(deps.database, actor, limit=limit + 1, after=after)
+        return page(rows, limit, TenantOut)
+
+    @routes.post("/tenants", status_code=201, summary="Make an organisation")
+    async def create_tenant(actor: Annotated[Actor, who], body: TenantCreate) -> TenantOut:
+        tenant = await admin_tenants.create_tenant(
+            deps.database, actor, name=body.name, tier=body.tier, billing_mode=body.billing_mode
+        )
+        return TenantOut.model_validate(tenant)
+
+    @routes.get("/tenants/{tenant_id}", summary="One organisation")
+    async def get_tenant(actor: Annotated[Actor, who], tenant_id: UUID) -> TenantOut:
+        return TenantOut.model_validate(
+            await admin_tenants.get_tenant(deps.database, actor, tenant_id=tenant_id)
+        )
+
+    @routes.patch("/tenants/{tenant_id}", summary="Rename an organisation")
+    async def rename_tenant(actor: Annotated[Actor, who], tenant_id: UUID, body: TenantChange) -> TenantOut:
+        tenant = await admin_tenants.rename_tenant(deps.database, actor, tenant_id=tenant_id, name=body.name)
+        return TenantOut.model_validate(tenant)
+
+    @routes.post("/tenants/{tenant_id}/tier", summary="Move an organisation to another tier")
+    async def set_tier(actor: Annotated[Actor, who], tenant_id: UUID, body: TierChange) -> TenantOut:
+        tenant = await admin_tenants.set_tier(
+            deps.database, actor, tenant_id=tenant_id, tier=body.tier, reason=body.reason
+        )
+        return TenantOut.model_validate(tenant)
+
+    @routes.post("/tenants/{tenant_id}/share", summary="Change what it gets of busy pools")
+    async def set_share(actor: Annotated[Actor, who], tenant_id: UUID, body: ShareChange) -> TenantOut:
+        tenant = await admin_tenants.set_share(
+            deps.database, actor, tenant_id=tenant_id, percent=body.share_percent, reason=body.reason
+        )
+        return TenantOut.model_validate(tenant)
+
+
+def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.post("/tenants/{tenant_id}/suspend", summary="Refuse all its keys and cut its streams")
+    async def suspend_tenant(actor: Annotated[Actor, who], tenant_id: UUID, body: WithReason) -> TenantOut:
+        tenant = await admin_tenants.suspend_tenant(
+            deps.database, actor, tenant_id=tenant_id, reason=body.reason
+        )
+        return TenantOut.model_validate(tenant)
+
+    @routes.post("/tenants/{tenant_id}/resume", summary="Let a suspended organisation work again")
+    async def resume_tenant(
+        actor: Annotated[Actor, who], tenant_id: UUID, body: MaybeReason = NO_REASON
+    ) -> TenantOut:
+        tenant = await admin_tenants.resume_tenant(
+            deps.database, actor, tenant_id=tenant_id, reason=body.reason
+        )
+        return TenantOut.model_validate(tenant)
+
+    @routes.post("/tenants/{tenant_id}/throttle", summary="Cap its requests for a while")
+    async def throttle_tenant(actor: Annotated[Actor, who], tenant_id: UUID, body: Throttle) -> TenantOut:
+        tenant = await admin_tenants.throttle_tenant(
+            deps.database,
+            actor,
+            tenant_id=tenant_id,
+            minutes=body.minutes,
+            requests_per_min=body.requests_per_min,
+            concurrency=body.concurrency,
+            reason=body.reason,
+        )
+        return TenantOut.model_validate(tenant)
+
+
+def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get(
+        "/tenants/{tenant_id}/projects", summary="Projects of an organisation, archived ones included"
+    )
+    async def list_projects(
+        actor: Annotated[Actor, who], tenant_id: UUID, limit: Limit = 100, after: After = None
+    ) -> Page[ProjectOut]:
+        rows = await admin_projects.list_projects(
+            deps.database, actor, tenant_id=tenant_id, limit=limit + 1, after=after
+        )
+        return page(rows, limit, ProjectOut)
+
+    @routes.post("/tenants/{tenant_id}/projects", status_code=201, summary="Make a project")
+    async def create_project(
+        actor: Annotated[Actor, who], tenant_id: UUID, body: ProjectCreate
+    ) -> ProjectOut:
+        project = await admin_projects.create_project(
+            deps.database, actor, tenant_id=tenant_id, name=body.name
+        )
+        return ProjectOut.model_validate(project)
+
+    @routes.post(
+        "/tenants/{tenant_id}/projects/{project_id}/archive", summary="Refuse a project's keys from now on"
+    )
+    async def archive_project(
+        actor: Annotated[Actor, who], tenant_id: UUID, project_id: UUID, body: MaybeReason = NO_REASON
+    ) -> ProjectOut:
+        project = await admin_projects.archive_project(
+            deps.database, actor, tenant_id=tenant_id, project_id=project_id, reason=body.reason
+        )
+        return ProjectOut.model_validate(project)
+
+    @routes.post(
+        "/tenants/{tenant_id}/projects/{project_id}/restore",
+        summary="Take an archived project into use again",
+    )
+    async def restore_project(
+        actor: Annotated[Actor, who], tenant_id: UUID, project_id: UUID, body: MaybeReason = NO_REASON
+    ) -> ProjectOut:
+        project = await admin_projects.restore_project(
+            deps.database, actor, tenant_id=tenant_id, project_id=project_id, reason=body.reason
+        )
+        return ProjectOut.model_validate(project)

@@ -1,0 +1,166 @@
+"""Admin REST: people and their tokens."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import Field
+
+from admin import logins as admin_logins
+from admin import users as admin_users
+from admin.actor import Actor, user_id_of
+from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+from tenants.names import PASSWORD_MAX_LENGTH, PASSWORD_MIN_LENGTH
+from tenants.roles import Role
+
+Password = Annotated[str, Field(min_length=PASSWORD_MIN_LENGTH, max_length=PASSWORD_MAX_LENGTH)]
+
+
+class UserOut(Out):
+    """A person with the one role held."""
+
+    id: UUID
+    email: str
+    status: Literal["active", "disabled"]
+    role: Role
+    tenant_id: UUID | None = Field(description="null: on the platform.")
+    tenant: str | None = Field(description="The organisation's name.")
+    created_at: datetime
+
+
+class TokenOut(Out):
+    """A token of this REST as far as it may be shown."""
+
+    id: UUID
+    user_id: UUID
+    name: str
+    last4: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class CreatedTokenOut(TokenOut):
+    """A new token. `secret` is in this one answer and nowhere else."""
+
+    secret: str
+
+
+class UserCreate(Body):
+    """A new person: a tenant role with its organisation, or a platform role without one."""
+
+    email: str = Field(max_length=254, examples=["ada@example.com"])
+    password: Password
+    role: Role
+    tenant_id: UUID | None = None
+
+
+class RoleChange(Body):
+    """Another role in the same organisation, or on the platform."""
+
+    role: Role
+
+
+class PasswordReset(Body):
+    """A new password for somebody else."""
+
+    password: Password
+
+
+class TokenCreate(Body):
+    """A new token of one's own."""
+
+    name: str = Field(min_length=1, max_length=100, examples=["terraform"])
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Routes of people and tokens."""
+    routes = deps.router("people")
+    _user_routes(routes, deps)
+    _change_routes(routes, deps)
+    _token_routes(routes, deps)
+    return routes
+
+
+def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/users", summary="People, of one organisation or all")
+    async def list_users(
+        actor: Annotated[Actor, who],
+        tenant_id: Annotated[UUID | None, Query()] = None,
+        limit: Limit = 100,
+        after: After = None,
+    ) -> Page[UserOut]:
+        rows = await admin_users.list_users(
+            deps.database, actor, tenant_id=tenant_id, limit=limit + 1, after=after
+        )
+        return page(rows, limit, UserOut)
+
+    @routes.post("/users", status_code=201, summary="Make a person")
+    async def create_user(actor: Annotated[Actor, who], body: UserCreate) -> UserOut:
+        user = await admin_users.create_user(
+            deps.database,
+            actor,
+            email=body.email,
+            password=body.password,
+            role=body.role,
+            tenant_id=body.tenant_id,
+        )
+        return UserOut.model_validate(user)
+
+    @routes.get("/users/{user_id}", summary="One person")
+    async def get_user(actor: Annotated[Actor, who], user_id: UUID) -> UserOut:
+        return UserOut.model_validate(await admin_users.get_user(deps.database, actor, user_id=user_id))
+
+
+def _change_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.post("/users/{user_id}/role", summary="Another role; never one's own")
+    async def set_role(actor: Annotated[Actor, who], user_id: UUID, body: RoleChange) -> UserOut:
+        return UserOut.model_validate(
+            await admin_users.set_role(deps.database, actor, user_id=user_id, role=body.role)
+        )
+
+    @routes.post("/users/{user_id}/password", summary="Give somebody else a new password")
+    async def reset_password(actor: Annotated[Actor, who], user_id: UUID, body: PasswordReset) -> UserOut:
+        return UserOut.model_validate(
+            await admin_users.reset_password(deps.database, actor, user_id=user_id, password=body.password)
+        )
+
+    @routes.post("/users/{user_id}/disable", summary="End a person's sign-ins and tokens")
+    async def disable_user(actor: Annotated[Actor, who], user_id: UUID) -> UserOut:
+        return UserOut.model_validate(await admin_users.disable_user(deps.database, actor, user_id=user_id))
+
+    @routes.post("/users/{user_id}/enable", summary="Let a disabled person in again")
+    async def enable_user(actor: Annotated[Actor, who], user_id: UUID) -> UserOut:
+        return UserOut.model_validate(await admin_users.enable_user(deps.database, actor, user_id=user_id))
+
+
+def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    who = Depends(deps.actor)
+
+    @routes.get("/users/{user_id}/tokens", summary="Tokens of a person, dead ones included")
+    async def list_tokens(actor: Annotated[Actor, who], user_id: UUID) -> list[TokenOut]:
+        rows = await admin_logins.list_admin_tokens(deps.database, actor, user_id=user_id)
+        return [TokenOut.model_validate(row) for row in rows]
+
+    @routes.post("/tokens", status_code=201, summary="Make a token of one's own, and see it this once")
+    async def create_token(
+        actor: Annotated[Actor, who], body: TokenCreate, response: Response
+    ) -> CreatedTokenOut:
+        created = await admin_logins.create_admin_token(
+            deps.database, actor, pepper=deps.pepper, user_id=user_id_of(actor), name=body.name
+        )
+        response.headers["cache-control"] = "no-store"
+        view = TokenOut.model_validate(created.view)
+        return CreatedTokenOut(**view.model_dump(), secret=created.secret)
+
+    @routes.post("/tokens/{token_id}/revoke", summary="Refuse a token for good")
+    async def revoke_token(actor: Annotated[Actor, who], token_id: UUID) -> TokenOut:
+        return TokenOut.model_validate(
+            await admin_logins.revoke_admin_token(deps.database, actor, token_id=token_id)
+        )

@@ -1,0 +1,160 @@
+"""GET /v1/organization/usage/completions and /v1/organization/costs: OpenAI's shapes, an admin token of one's own.
+
+OpenAI demands an admin key here, not a key of the API, and so do we: a token (`pen_admin_...`) of a person of the
+organisation, who sees only that organisation. A token of the platform's people names one in `OpenAI-Organization`.
+Lists may be sent as `group_by=model` or, as OpenAI's clients do, `group_by[]=model`.
+"""
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from admin import organization_usage
+from admin.actor import Actor
+from admin.logins import authenticate_token
+from api.admin.deps import ERRORS, AdminDeps, CappedRoute
+from billing.exports.openai_usage import UsageQuery
+from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, Unavailable
+from tenants.key_format import secret_kind
+from tenants.keys import DATABASE_AWAY
+
+MAX_SECONDS = 253_402_300_799
+"""The last second of the year 9999."""
+
+member_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="Organisation's admin token",
+    description="`Authorization: Bearer pen_admin_...`: a token of a person of the organisation.",
+)
+Seconds = Annotated[int, Query(ge=0, le=MAX_SECONDS)]
+_LISTS = ("project_ids", "user_ids", "api_key_ids", "models", "group_by")
+
+
+class _Lists(msgspec.Struct):
+    """Repeated parameters of the address, with and without brackets."""
+
+    project_ids: tuple[str, ...] = ()
+    user_ids: tuple[str, ...] = ()
+    api_key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    group_by: tuple[str, ...] = ()
+
+
+def _lists(request: Request) -> _Lists:
+    params = request.query_params
+    return _Lists(**{name: (*params.getlist(name), *params.getlist(f"{name}[]")) for name in _LISTS})
+
+
+def _parameters(*names: str) -> dict[str, Any]:
+    """The lists as OpenAPI parameters."""
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "schema": {"type": "array", "items": {"type": "string"}}}
+            for name in names
+        ]
+    }
+
+
+def router(deps: AdminDeps) -> APIRouter:
+    """Both endpoints."""
+    routes = APIRouter(
+        prefix="/v1/organization", tags=["organization"], responses=ERRORS, route_class=CappedRoute
+    )
+
+    async def actor(
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
+    ) -> Actor:
+        return await member_actor(deps, credentials)
+
+    @routes.get(
+        "/usage/completions",
+        summary="Usage in buckets of time",
+        openapi_extra=_parameters(*_LISTS),
+        response_model=None,
+    )
+    async def usage(
+        actor: Annotated[Actor, Depends(actor)],
+        lists: Annotated[_Lists, Depends(_lists)],
+        start_time: Seconds,
+        end_time: Seconds | None = None,
+        bucket_width: Literal["1m", "1h", "1d"] = "1d",
+        batch: bool | None = None,
+        limit: int | None = None,
+        page: Annotated[str | None, Query(max_length=100)] = None,
+        organization: Annotated[str | None, Header(alias="OpenAI-Organization", max_length=100)] = None,
+    ) -> Response:
+        query = _query(lists, start_time, end_time, width=bucket_width, batch=batch, limit=limit, page=page)
+        found = await organization_usage.completions_usage(
+            deps.database, actor, tenant_id=_tenant(organization), query=query
+        )
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    @routes.get(
+        "/costs",
+        summary="Costs by UTC day",
+        openapi_extra=_parameters("project_ids", "api_key_ids", "group_by"),
+        response_model=None,
+    )
+    async def costs(
+        actor: Annotated[Actor, Depends(actor)],
+        lists: Annotated[_Lists, Depends(_lists)],
+        start_time: Seconds,
+        end_time: Seconds | None = None,
+        bucket_width: Literal["1d"] = "1d",
+        limit: int | None = None,
+        page: Annotated[str | None, Query(max_length=100)] = None,
+        organization: Annotated[str | None, Header(alias="OpenAI-Organization", max_length=100)] = None,
+    ) -> Response:
+        query = _query(lists, start_time, end_time, width=bucket_width, limit=limit, page=page)
+        found = await organization_usage.costs(
+            deps.database, actor, tenant_id=_tenant(organization), query=query
+        )
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    return routes
+
+
+async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredentials | None) -> Actor:
+    """Whoever an organisation's or the platform's admin token belongs to. Raises AuthenticationFailed and the like."""
+    if credentials is None:
+        raise AuthenticationFailed(
+            "This needs an admin token: send `Authorization: Bearer pen_admin_...`.",
+            code="missing_admin_token",
+        )
+    if secret_kind(credentials.credentials) in ("live", "test"):
+        raise PermissionDenied(
+            "This takes an admin token of the organisation (pen_admin_...), not an API key; members "
+            "make one in the console."
+        )
+    try:
+        return await authenticate_token(deps.database, credentials.credentials, pepper=deps.pepper)
+    except DATABASE_AWAY as error:
+        raise Unavailable(
+            "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0
+        ) from error
+
+
+def _query(lists: _Lists, start: int, end: int | None, **more: Any) -> UsageQuery:
+    until = int(time.time()) + 1 if end is None else end
+    return UsageQuery(
+        start=datetime.fromtimestamp(start, UTC),
+        end=datetime.fromtimestamp(until, UTC),
+        **msgspec.structs.asdict(lists),
+        **more,
+    )
+
+
+def _tenant(organization: str | None) -> UUID | None:
+    if organization is None:
+        return None
+    try:
+        return UUID(organization)
+    except ValueError:
+        raise InvalidRequest(
+            "OpenAI-Organization must be the id of an organisation", param="OpenAI-Organization"
+        ) from None

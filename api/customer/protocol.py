@@ -1,0 +1,86 @@
+"""uvicorn's HTTP protocol with two bounds that it lacks: how large a request's head may be, and how long it may take.
+
+Bodies have theirs in api/customer/hotpath.py. An edge in front bounds heads too, but nothing here may depend on one.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from api import errors
+from core.errors import InvalidRequest, PenstockError, RequestTooLarge
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_S = 20.0
+"""From a connection, or from the first byte of a further request on it, to the end of the head."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. A head that comes in one read costs a comparison."""
+
+    _in_head = True
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Strangers who say nothing are let go."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timer."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A further head begins."""
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head is over."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, then look whether a head is still open."""
+        super().data_received(data)
+        if not self._in_head:
+            if self._head_timer is not None:
+                self._stop_timer()
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(
+                RequestTooLarge(
+                    f"The request's headers are larger than {MAX_HEAD_BYTES:,} bytes; send less.",
+                    code="headers_too_large",
+                )
+            )
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        message = f"The request's headers did not arrive within {HEAD_S:.0f} s."
+        self._refuse(InvalidRequest(message, code="headers_timeout"))
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: PenstockError) -> None:
+        """Say why and hang up; without a word while an earlier request on this connection is being answered."""
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            status, body, _ = errors.render(error)
+            self.transport.write(
+                STATUS_LINE[status]
+                + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+                % len(body)
+                + body
+            )
+        self.transport.close()

@@ -1,0 +1,141 @@
+"""Signed papers for customers: receipts of requests, statements of the organisation, and the keys they verify with."""
+
+import time
+from typing import Annotated, Any, Literal, Protocol
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials
+
+from admin import statements as admin_statements
+from admin.actor import Actor
+from api.admin.deps import ERRORS, AdminDeps, CappedRoute
+from api.customer.organization import member_actor, member_bearer
+from billing.ledger.months import parse_month
+from billing.statements.issue import Statement
+from core.errors import AuthenticationFailed, InvalidRequest
+from tenants.principal import Principal
+
+KEYS_PATH = "/.well-known/penstock-keys.json"
+_KEYS_S = 30.0
+"""How long the published keys are answered from memory: anybody may ask."""
+
+Month = Annotated[str, Query(pattern=r"^[0-9]{4}-[0-9]{2}$", examples=["2026-10"])]
+
+
+class Keys(Protocol):
+    """What receipts need of tenants.keys.KeyRing."""
+
+    async def authenticate(self, raw: str) -> Principal:
+        """Raises AuthenticationFailed or TenantSuspended."""
+
+
+def routers(deps: AdminDeps, keys: Keys) -> list[APIRouter]:
+    """Receipts by API key, statements by the organisation's admin token, keys for everybody."""
+    return [_keys(deps), _receipts(deps, keys), _statements(deps)]
+
+
+def _keys(deps: AdminDeps) -> APIRouter:
+    routes = APIRouter(tags=["statements"], responses=ERRORS)
+    seen: dict[str, Any] = {}
+
+    @routes.get(KEYS_PATH, summary="Public keys of statements and receipts", response_model=None)
+    async def public_keys() -> Response | dict[str, Any]:
+        """Every Ed25519 key that ever signed; retired ones stay, so that old papers verify."""
+        if not seen or time.monotonic() - seen["read_at"] > _KEYS_S:
+            rows = await admin_statements.public_keys(deps.database)
+            seen["keys"] = [
+                {
+                    "key_id": row.key_id,
+                    "alg": row.alg,
+                    "public_key": row.public_key,
+                    "created_at": row.created_at,
+                    "retired_at": row.retired_at,
+                }
+                for row in rows
+            ]
+            seen["read_at"] = time.monotonic()
+        return {"keys": seen["keys"]}
+
+    return routes
+
+
+def _receipts(deps: AdminDeps, keys: Keys) -> APIRouter:
+    routes = APIRouter(prefix="/v1", tags=["generations"], responses=ERRORS, route_class=CappedRoute)
+
+    @routes.get("/generations/{id}/receipt", summary="Signed receipt of one request", response_model=None)
+    async def receipt(id: UUID, request: Request) -> Response:
+        """What the request used and cost and why, with its bookings; your own organisation's requests only."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise AuthenticationFailed(
+                "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
+            )
+        principal = await keys.authenticate(token.strip())
+        paper = await admin_statements.signed_receipt(
+            deps.database, settings=deps.settings, tenant_id=principal.tenant_id, request_id=id
+        )
+        return Response(paper, media_type="application/json")
+
+    return routes
+
+
+def _statements(deps: AdminDeps) -> APIRouter:
+    routes = APIRouter(
+        prefix="/v1/organization", tags=["organization"], responses=ERRORS, route_class=CappedRoute
+    )
+
+    async def scoped(
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
+        organization: Annotated[str | None, Header(alias="OpenAI-Organization", max_length=100)] = None,
+    ) -> tuple[Actor, UUID]:
+        actor = await member_actor(deps, credentials)
+        try:
+            named = None if organization is None else UUID(organization)
+        except ValueError:
+            named = None
+        tenant_id = named or actor.tenant_id
+        if tenant_id is None:
+            raise InvalidRequest(
+                "name the organisation's id in the header OpenAI-Organization", param="OpenAI-Organization"
+            )
+        return actor, tenant_id
+
+    @routes.get("/statements", summary="Final statements of the organisation", response_model=None)
+    async def list_statements(who: Annotated[tuple[Actor, UUID], Depends(scoped)]) -> dict[str, Any]:
+        rows = await admin_statements.list_statements(deps.database, who[0], tenant_id=who[1])
+        return {
+            "data": [
+                {
+                    "month": row.month,
+                    "revision": row.revision,
+                    "body_sha256": row.body_sha256,
+                    "key_id": row.key_id,
+                }
+                for row in rows
+            ]
+        }
+
+    @routes.get("/statements/{month}", summary="A month's signed statement", response_model=None)
+    async def get_statement(
+        who: Annotated[tuple[Actor, UUID], Depends(scoped)],
+        month: str,
+        format: Literal["json", "pdf"] = "json",
+    ) -> Response:
+        """As JSON or PDF; a draft while the month is open."""
+        made = await admin_statements.get_statement(
+            deps.database, who[0], settings=deps.settings, tenant_id=who[1], month=parse_month(month)
+        )
+        return as_file(made, format)
+
+    return routes
+
+
+def as_file(made: Statement, format: Literal["json", "pdf"]) -> Response:
+    """A statement as a download."""
+    name = f"statement-{made.month}{'' if made.final else '-draft'}.{format}"
+    return Response(
+        made.document if format == "json" else made.pdf,
+        media_type="application/json" if format == "json" else "application/pdf",
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
+    )

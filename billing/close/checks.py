@@ -1,0 +1,285 @@
+"""The close checklist: what must be true before a month is frozen. Every check says what to do when it is red.
+
+A package that knows a reason not to close adds its function to CHECKS: `async (connection, month) -> CheckResult`. It
+runs in a read-only transaction of the platform; `month` is the first day of the month.
+"""
+
+from datetime import date
+from typing import Any
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.economics.close_checks import engines_explained, gpu_invoice_entered
+from billing.ledger import verification
+from billing.ledger.check_result import Check, CheckResult
+from billing.ledger.months import LATE_WINDOW_HOURS, bounds, final_at, month_name
+from billing.payments.stripe_reconciliation import stripe_equal
+from billing.pricing import prices
+from billing.statements.sla_credits import service_levels
+from core.money import pico_to_usd
+from tenants.scoping import platform_wide
+
+SHOWN = 3
+"""Examples that a detail names."""
+
+
+async def month_over(connection: AsyncConnection, month: date) -> CheckResult:
+    """The month and the late window of 48 hours are past: no usage can reach the month any more."""
+    now = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    final = final_at(month)
+    if now >= final:
+        return CheckResult("month_over", True, f"over since {final.isoformat()}, late window included")
+    return CheckResult(
+        "month_over",
+        False,
+        f"usage may still arrive until {final.isoformat()} (month end + {LATE_WINDOW_HOURS} h): close it then",
+    )
+
+
+@platform_wide("the books of all organisations are closed together")
+async def earlier_months(connection: AsyncConnection, month: date) -> CheckResult:
+    """Months are closed one after the other."""
+    open_month = (
+        await connection.execute(
+            text(
+                "SELECT min(m.month) FROM (SELECT date_trunc('month', effective_at, 'UTC')::date AS month "
+                "FROM ledger_transfers WHERE effective_at < :start GROUP BY 1) m "
+                "LEFT JOIN billing_periods p ON p.month = m.month AND p.status = 'closed' WHERE p.month IS NULL"
+            ),
+            {"start": bounds(month)[0]},
+        )
+    ).scalar_one()
+    if open_month is None:
+        return CheckResult("earlier_months", True, "every earlier month with bookings is closed")
+    return CheckResult("earlier_months", False, f"{month_name(open_month)} is still open: close it first")
+
+
+@platform_wide("an open request of any organisation keeps the month open")
+async def open_holds(connection: AsyncConnection, month: date) -> CheckResult:
+    """No request admitted in the month is still running."""
+    start, end = bounds(month)
+    found = (
+        await connection.execute(
+            text(
+                "SELECT count(*) AS holds, min(CAST(request_id AS text)) AS example FROM holds "
+                "WHERE state = 'open' AND admitted_at >= :start AND admitted_at < :end"
+            ),
+            {"start": start, "end": end},
+        )
+    ).one()
+    if found.holds == 0:
+        return CheckResult("open_holds", True, "no request of the month is open")
+    return CheckResult(
+        "open_holds",
+        False,
+        f"{found.holds} requests of the month still hold money, such as {found.example}: they settle or lapse by "
+        "themselves; look at the API processes when they do not",
+    )
+
+
+@platform_wide("a spool that is not adopted keeps the month open, whoever's requests are in it")
+async def spools_drained(connection: AsyncConnection, month: date) -> CheckResult:
+    """No process that died lately owes the usage of the month's requests.
+
+    A hold that lapsed without a usage row means that its process died. Its spool is adopted and settled by another
+    process of the host; one that has not come back within the late window is billed as late usage when it does.
+    """
+    start, end = bounds(month)
+    rows = (
+        await connection.execute(
+            text(
+                "SELECT h.incarnation, count(*) AS holds FROM holds h WHERE h.state = 'expired' "
+                "AND h.admitted_at >= :start AND h.admitted_at < :end "
+                "AND h.closed_at > clock_timestamp() - make_interval(hours => :window) "
+                "AND NOT EXISTS (SELECT 1 FROM usage u WHERE u.request_id = h.request_id) "
+                "GROUP BY 1 ORDER BY 2 DESC, 1"
+            ),
+            {"start": start, "end": end, "window": LATE_WINDOW_HOURS},
+        )
+    ).all()
+    if not rows:
+        return CheckResult("spools_drained", True, "no process that died owes usage of the month")
+    names = ", ".join(f"{row.incarnation} ({row.holds})" for row in rows[:SHOWN])
+    return CheckResult(
+        "spools_drained",
+        False,
+        f"{sum(row.holds for row in rows)} requests of {len(rows)} processes that died have no usage row: {names}. "
+        f"Start an API process on their host, it adopts the spool; after {LATE_WINDOW_HOURS} h they count as late",
+    )
+
+
+@platform_wide("a record that could not be billed keeps the month open, whoever's it is")
+async def parked_records(connection: AsyncConnection, month: date) -> CheckResult:
+    """Every record that could not be billed has been settled since, or somebody has decided not to bill it."""
+    rows = (
+        await connection.execute(
+            text(
+                "SELECT e.request_id, e.reason FROM settle_errors e WHERE e.created_at < :final "
+                "AND NOT EXISTS (SELECT 1 FROM usage u WHERE u.request_id = e.request_id) "
+                "AND NOT EXISTS (SELECT 1 FROM parked_decisions d WHERE d.request_id = e.request_id) "
+                "ORDER BY e.request_id"
+            ),
+            {"final": final_at(month)},
+        )
+    ).all()
+    if not rows:
+        return CheckResult("parked_records", True, "no record waits in settle_errors")
+    shown = "; ".join(f"{row.request_id}: {row.reason}" for row in rows[:SHOWN])
+    return CheckResult(
+        "parked_records",
+        False,
+        f"{len(rows)} records could not be billed ({shown}): mend the cause, or decide with "
+        "`penstock periods write-off REQUEST_ID --reason ...`",
+    )
+
+
+async def rollups_current(connection: AsyncConnection, month: date) -> CheckResult:
+    """Every hour of the month equals its rows."""
+    start, end = bounds(month)
+    hours = (
+        await connection.execute(
+            text("SELECT count(DISTINCT hour) FROM usage_touched WHERE hour >= :start AND hour < :end"),
+            {"start": start, "end": end},
+        )
+    ).scalar_one()
+    if hours == 0:
+        return CheckResult("rollups_current", True, "every hour is rolled up")
+    return CheckResult(
+        "rollups_current", False, f"{hours} hours wait for the rollup, which runs every minute: try again"
+    )
+
+
+async def ledger_sound(connection: AsyncConnection, month: date) -> CheckResult:
+    """The books balance, agree with accounts and usage, and the chain of seals verifies."""
+    del month  # the chain is one
+    books = await verification.verify(connection)
+    if books.problems:
+        return CheckResult(
+            "ledger_sound",
+            False,
+            f"{len(books.problems)} problems: {'; '.join(books.problems[:SHOWN])}. Find the cause first",
+        )
+    return CheckResult(
+        "ledger_sound", True, f"{books.transfers} transfers verify, {books.sealed} of them sealed"
+    )
+
+
+@platform_wide("drift is looked for in every organisation's books")
+async def drift(connection: AsyncConnection, month: date) -> CheckResult:
+    """For every tenant, the month's usage rows, their rollup and the ledger's revenue of usage are the same amount."""
+    rows = (await connection.execute(text(_DRIFT), _range(month))).all()
+    total = sum(int(row.ledger) for row in rows)
+    wrong = [row for row in rows if not int(row.rows) == int(row.rolled) == int(row.ledger)]
+    if not wrong:
+        return CheckResult("drift", True, f"usage = rollup = ledger = ${pico_to_usd(total)} for every tenant")
+    return CheckResult(
+        "drift", False, f"{len(wrong)} tenants drift: {'; '.join(map(_drift_words, wrong[:SHOWN]))}"
+    )
+
+
+_DRIFT = """
+    SELECT tenant_id, coalesce(sum(rows), 0) AS rows, coalesce(sum(rolled), 0) AS rolled,
+        coalesce(sum(ledger), 0) AS ledger FROM (
+            SELECT tenant_id, cost AS rows, CAST(NULL AS numeric) AS rolled, CAST(NULL AS numeric) AS ledger FROM usage
+                WHERE ended_at >= :start AND ended_at < :end
+            UNION ALL
+            SELECT tenant_id, NULL, cost, NULL FROM usage_hours WHERE hour >= :start AND hour < :end
+            UNION ALL
+            SELECT t.tenant_id, NULL, NULL, t.amount FROM ledger_transfers t
+                WHERE t.effective_at >= :start AND t.effective_at < :end AND (t.kind = 'usage'
+                    OR (t.kind = 'uncollectible' AND NOT EXISTS (SELECT 1 FROM adjustments a WHERE a.id = t.source_id)))
+        ) parts GROUP BY tenant_id
+"""
+
+
+def _drift_words(row: Row[Any]) -> str:
+    told = {name: pico_to_usd(int(row._mapping[name])) for name in ("rows", "rolled", "ledger")}
+    return f"{row.tenant_id} rows ${told['rows']}, rollup ${told['rolled']}, ledger ${told['ledger']}"
+
+
+async def unpriced(connection: AsyncConnection, month: date) -> CheckResult:
+    """Nobody was refused for want of a price that is still missing."""
+    found = await prices.unpriced(connection, *bounds(month))
+    if not found:
+        return CheckResult("unpriced", True, "every model that is offered or asked for has a price")
+    names = ", ".join(f"{one.model} ({one.tier})" for one in found[:SHOWN])
+    return CheckResult(
+        "unpriced",
+        False,
+        f"{len(found)} without a price: {names}. Set one with `penstock prices set`, or retire it",
+    )
+
+
+@platform_wide("the invoices of all organisations are compared with their usage")
+async def invoices_made(connection: AsyncConnection, month: date) -> CheckResult:
+    """The invoice run is done, and for every tenant the usage lines add up to the month's usage exactly."""
+    done = (
+        await connection.execute(text("SELECT 1 FROM invoice_runs WHERE month = :month"), {"month": month})
+    ).one_or_none()
+    if done is None:
+        return CheckResult(
+            "invoices_made",
+            False,
+            f"run `penstock invoices make --month {month_name(month)}`; closing does it, too",
+        )
+    rows = (await connection.execute(text(_INVOICED), {**_range(month), "month": month})).all()
+    if rows:
+        shown = "; ".join(
+            f"{row.tenant_id} used ${pico_to_usd(int(row.used))}, on invoices ${pico_to_usd(int(row.billed))}"
+            for row in rows[:SHOWN]
+        )
+        return CheckResult(
+            "invoices_made", False, f"{len(rows)} tenants' invoices differ from their usage: {shown}"
+        )
+    count = (
+        await connection.execute(text("SELECT count(*) FROM invoices WHERE month = :month"), {"month": month})
+    ).scalar_one()
+    return CheckResult("invoices_made", True, f"{count} invoices, whose lines equal the usage")
+
+
+_INVOICED = """
+    SELECT tenant_id, coalesce(sum(used), 0) AS used, coalesce(sum(billed), 0) AS billed FROM (
+        SELECT tenant_id, cost AS used, 0 AS billed FROM usage_hours WHERE hour >= :start AND hour < :end
+        UNION ALL
+        SELECT l.tenant_id, 0, l.exact FROM invoice_lines l JOIN invoices i ON i.id = l.invoice_id
+            WHERE i.month = :month AND l.kind IN ('usage', 'late_usage')
+    ) parts GROUP BY tenant_id HAVING coalesce(sum(used), 0) <> coalesce(sum(billed), 0)
+"""
+
+
+def _range(month: date) -> dict[str, Any]:
+    start, end = bounds(month)
+    return {"start": start, "end": end}
+
+
+CHECKS: tuple[Check, ...] = (
+    month_over,
+    earlier_months,
+    open_holds,
+    spools_drained,
+    parked_records,
+    rollups_current,
+    ledger_sound,
+    drift,
+    unpriced,
+    engines_explained,
+    gpu_invoice_entered,
+    service_levels,
+)
+"""In the order in which people read them. All must be green before invoices are made, and again before the freeze."""
+
+INVOICE_CHECKS: tuple[Check, ...] = (
+    month_over,
+    open_holds,
+    spools_drained,
+    parked_records,
+    rollups_current,
+    ledger_sound,
+    drift,
+    service_levels,
+)
+"""What an invoice rests on: customers' invoices wait for these, not for everything that a close waits for."""
+
+FINAL_CHECKS: tuple[Check, ...] = (invoices_made, stripe_equal)
+"""What only holds once the invoices are made, and sent."""

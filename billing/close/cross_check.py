@@ -1,0 +1,130 @@
+"""Gateway = ledger = invoices = Stripe, for one month: one table, each line against the first."""
+
+from datetime import date
+from typing import Any
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.ledger.months import bounds
+from core.money import pico_to_usd
+from tenants.scoping import platform_wide
+
+
+class ChainRow(msgspec.Struct, frozen=True):
+    """One place that knows the month. Differences are to the gateway's usage rows; None = it does not tell that."""
+
+    source: str
+    tokens: int | None
+    amount_usd: str | None
+    token_difference: int | None
+    difference_usd: str | None
+    detail: str
+
+
+_GATEWAY = text(
+    """
+    WITH touched AS MATERIALIZED (
+        SELECT DISTINCT hour FROM usage_touched WHERE hour >= :start AND hour < :end),
+    counted AS (
+        SELECT h.requests, h.input_tokens + h.output_tokens AS tokens, h.cost FROM usage_hours h
+        WHERE h.hour >= :start AND h.hour < :end AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
+        UNION ALL
+        SELECT f.requests, f.input_tokens + f.output_tokens, f.cost FROM touched t,
+            LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f)
+    SELECT coalesce(sum(requests), 0) AS requests, coalesce(sum(tokens), 0) AS tokens, coalesce(sum(cost), 0) AS cost
+    FROM counted
+    """
+)
+_LEDGER = text(
+    """
+    SELECT count(*) AS transfers, coalesce(sum(t.amount), 0) AS amount FROM ledger_transfers t
+    WHERE t.effective_at >= :start AND t.effective_at < :end AND (t.kind = 'usage' OR (t.kind = 'uncollectible'
+        AND NOT EXISTS (SELECT 1 FROM adjustments a WHERE a.id = t.source_id)))
+    """
+)
+_INVOICES = text(
+    """
+    SELECT count(DISTINCT i.id) AS invoices, sum(l.exact) AS amount FROM invoices i
+    JOIN invoice_lines l ON l.invoice_id = i.id WHERE i.month = :month AND l.kind IN ('usage', 'late_usage')
+    """
+)
+_METER = text(
+    """
+    SELECT count(*) AS events, coalesce(sum(tokens) FILTER (WHERE state = 'sent'), 0) AS tokens,
+        coalesce(sum(tokens) FILTER (WHERE state = 'pending'), 0) AS pending,
+        coalesce(sum(tokens) FILTER (WHERE state = 'too_old'), 0) AS too_old
+    FROM stripe_meter_events WHERE hour >= :start AND hour < :end
+    """
+)
+_STRIPE = text(
+    "SELECT at, ok, facts FROM stripe_reconciliations WHERE month = :month ORDER BY began_at DESC LIMIT 1"
+)
+_ENGINES = text(
+    """
+    SELECT count(DISTINCT boot_id) AS engines, coalesce(sum(engine + unobserved), 0) AS tokens,
+        coalesce(sum(billed), 0) AS billed, coalesce(sum(unexplained), 0) AS unexplained
+    FROM reconciliations WHERE from_at < :end AND coalesce(to_at, checked_at) >= :start
+    """
+)
+
+
+@platform_wide("the month of all organisations is compared with the books")
+async def month_chain(connection: AsyncConnection, month: date) -> list[ChainRow]:
+    """The month as the gateway's usage rows, the ledger, invoices, Stripe's meter and Stripe's invoices tell it."""
+    start, end = bounds(month)
+    span = {"start": start, "end": end}
+    gateway = (await connection.execute(_GATEWAY, span)).one()
+    ledger = (await connection.execute(_LEDGER, span)).one()
+    invoices = (await connection.execute(_INVOICES, {"month": month})).one()
+    meter = (await connection.execute(_METER, span)).one()
+    compared = (await connection.execute(_STRIPE, {"month": month})).one_or_none()
+    engines = (await connection.execute(_ENGINES, span)).one()
+    tokens, cost = int(gateway.tokens), int(gateway.cost)
+
+    def row(source: str, detail: str, *, counted: int | None = None, amount: int | None = None) -> ChainRow:
+        return ChainRow(
+            source=source,
+            tokens=counted,
+            amount_usd=None if amount is None else pico_to_usd(amount),
+            token_difference=None if counted is None else counted - tokens,
+            difference_usd=None if amount is None else pico_to_usd(amount - cost),
+            detail=detail,
+        )
+
+    made = invoices.amount is not None
+    return [
+        row("gateway", f"{int(gateway.requests)} requests", counted=tokens, amount=cost),
+        row("ledger", f"{ledger.transfers} transfers of usage", amount=int(ledger.amount)),
+        row(
+            "invoices",
+            f"{invoices.invoices} invoices" if made else "not made yet",
+            amount=int(invoices.amount) if made else None,
+        ),
+        row("stripe_meter", _meter_words(meter), counted=int(meter.tokens) if meter.events else None),
+        ChainRow("stripe_invoices", None, None, None, None, _stripe_words(compared)),
+        ChainRow(
+            "engines",
+            int(engines.tokens) if engines.engines else None,
+            None,
+            None,
+            None,
+            f"{engines.engines} engines compared: {int(engines.billed)} billed, "
+            f"{int(engines.unexplained)} unexplained; stretches that touch the month are counted whole",
+        ),
+    ]
+
+
+def _meter_words(meter: Any) -> str:
+    if not meter.events:
+        return "nothing sent"
+    rest = [f"{int(meter.pending)} tokens not sent yet"] if meter.pending else []
+    rest += [f"{int(meter.too_old)} too old for Stripe to take"] if meter.too_old else []
+    return ", ".join([f"{meter.events} events", *rest])
+
+
+def _stripe_words(compared: Any) -> str:
+    if compared is None:
+        return "not compared with Stripe yet"
+    return f"{'equal' if compared.ok else 'DIFFERENT'} on {compared.at:%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,60 @@
+"""What GPU economics demands of a month before it is closed (billing/close/checks.py)."""
+
+from datetime import date
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.economics.provider import accounted, list_invoices, variance
+from billing.ledger.check_result import CheckResult
+from billing.ledger.months import bounds, month_name
+from core.money import pico_to_usd
+
+SHOWN = 3
+
+_UNEXPLAINED = text(
+    """
+    SELECT boot_id, min(replica_id) AS replica_id, counter, sum(unexplained) AS tokens FROM reconciliations
+    WHERE unexplained <> 0 AND accepted_at IS NULL AND from_at < :end AND coalesce(to_at, checked_at) >= :start
+    GROUP BY boot_id, counter HAVING sum(unexplained) <> 0 ORDER BY abs(sum(unexplained)) DESC, boot_id, counter
+    """
+)
+
+
+async def engines_explained(connection: AsyncConnection, month: date) -> CheckResult:
+    """No engine counted tokens in the month that no row explains, or somebody has accepted the difference."""
+    start, end = bounds(month)
+    rows = (await connection.execute(_UNEXPLAINED, {"start": start, "end": end})).all()
+    if not rows:
+        return CheckResult("engines_explained", True, "engines' counters and usage agree")
+    shown = "; ".join(
+        f"{row.boot_id} of {row.replica_id}: {int(row.tokens):+d} {row.counter}" for row in rows[:SHOWN]
+    )
+    return CheckResult(
+        "engines_explained",
+        False,
+        f"{len(rows)} counters differ from usage ({shown}): see `penstock reconcile trace {rows[0].boot_id}`, "
+        "and `penstock reconcile accept` when it cannot be mended",
+    )
+
+
+async def gpu_invoice_entered(connection: AsyncConnection, month: date) -> CheckResult:
+    """A month in which hosts with GPUs ran has a provider's invoice."""
+    seconds, costs = await accounted(connection, month, gpus_only=True)
+    invoices = [one for one in await list_invoices(connection, month) if one.voided_at is None]
+    total = sum(costs.values())
+    if not seconds:
+        return CheckResult("gpu_invoice", True, "no host with GPUs ran")
+    if not invoices:
+        return CheckResult(
+            "gpu_invoice",
+            False,
+            f"hosts with GPUs cost ${pico_to_usd(total)} by our account and no invoice is entered: "
+            f"`penstock economics provider-invoice enter FILE` for {month_name(month)}",
+        )
+    rows = await variance(connection, month)
+    return CheckResult(
+        "gpu_invoice",
+        True,
+        f"{len(invoices)} invoices over ${rows[-1].invoiced_usd}, ${rows[-1].variance_usd} more than accounted",
+    )

@@ -1,0 +1,295 @@
+"""Continuous reconciliation: engines' counters against usage rows, per incarnation (DESIGN §5).
+
+A cut (scheduler/engine_counters.py) is an instant at which an engine stood still: between two cuts it worked for
+exactly the requests that were admitted between them. Such a stretch, the first beginning with the engine and the last
+ending with it, is compared once no request of its model that was admitted before its end holds money any more: a hold
+is closed in the transaction that writes the usage row, so from then on the rows are complete. So a busy healthy
+platform shows nothing unexplained; requests that run are simply not compared yet.
+
+A stretch that does not come out is compared again with every run for an hour, then ever less often for a week: a spool
+that is adopted late mends it.
+What is left over an incarnation's stretches is the alarm: a request that lies on a border cancels out.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from prometheus_client import Gauge
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.economics.token_balance import COUNTERS, Lines, Used, explain
+from billing.notifications.notices import notify
+from core.db import Database
+from tenants.scoping import platform_wide
+
+CONFIRM_S = 120.0
+"""Something unexplained is told after it has been there for so long."""
+KEEP_NOTES_DAYS = 400
+MAX_STRETCHES = 2000
+"""Compared in one run; the rest waits for the next."""
+
+UNEXPLAINED = Gauge(
+    "penstock_reconciliation_unexplained_tokens",
+    "Tokens by which engines' counters and usage differ, and nothing explains it; must be 0.",
+    ["counter"],
+)
+BEHIND = Gauge(
+    "penstock_reconciliation_behind_seconds",
+    "Age of the oldest stretch of an engine's life that waits to be compared.",
+)
+
+_STRETCHES = text(
+    """
+    WITH known AS (
+        SELECT e.*, coalesce(e.ended_at, e.last_seen) AS last_at, e.ended_at IS NOT NULL
+            OR e.last_seen < (SELECT max(last_seen) FROM engine_counters) - interval '5 minutes'
+            OR e.last_seen < clock_timestamp() - interval '1 day'
+            OR EXISTS (SELECT 1 FROM engine_counters n WHERE n.replica_id = e.replica_id
+                AND n.first_seen > e.first_seen AND n.boot_id <> e.boot_id) AS over
+        FROM engine_counters e WHERE e.last_seen > clock_timestamp() - interval '8 days'),
+    points AS (
+        SELECT boot_id, first_seen - interval '1 hour' AS at, 0 AS prompt, 0 AS generation, true AS first FROM known
+        UNION ALL
+        SELECT boot_id, c.cut_at, c.prompt_tokens, c.generation_tokens, false
+            FROM engine_cuts c JOIN known USING (boot_id)
+        UNION ALL
+        SELECT boot_id, 'infinity', prompt_tokens, generation_tokens, false FROM known WHERE over),
+    stretches AS (
+        SELECT boot_id, first, at AS from_at, lead(at) OVER o AS to_at, lead(prompt) OVER o - prompt AS prompt,
+            lead(generation) OVER o - generation AS generation
+        FROM points WINDOW o AS (PARTITION BY boot_id ORDER BY at)),
+    compared AS (
+        SELECT boot_id, from_at, min(coalesce(r.to_at, 'infinity')) AS to_at, bool_or(unexplained <> 0) AS wrong,
+            max(checked_at) AS checked_at, clock_timestamp() - min(first_checked_at) AS age
+        FROM reconciliations r JOIN known USING (boot_id) GROUP BY boot_id, from_at)
+    SELECT s.boot_id, k.replica_id, k.model, k.simulated, s.from_at, nullif(s.to_at, 'infinity') AS to_at, s.prompt,
+        s.generation, CASE WHEN s.first THEN k.warmup_prompt_tokens ELSE 0 END AS warmup_prompt,
+        CASE WHEN s.first THEN k.warmup_generation_tokens ELSE 0 END AS warmup_generation,
+        k.scraped_at, least(s.to_at, k.last_at + interval '2 seconds') AS complete_at, c.boot_id IS NULL AS fresh
+    FROM stretches s JOIN known k USING (boot_id) LEFT JOIN compared c USING (boot_id, from_at)
+    WHERE s.to_at IS NOT NULL AND (c.boot_id IS NULL OR c.to_at <> s.to_at
+        OR (c.wrong AND (c.age < interval '1 hour' OR c.checked_at < clock_timestamp() - c.age / 4))
+        OR least(s.to_at, k.last_at) > CAST(:since AS timestamptz))
+    ORDER BY c.boot_id IS NULL DESC, s.to_at, s.boot_id LIMIT :most
+    """
+)
+_OPEN = text("SELECT model, min(admitted_at) AS since FROM holds WHERE state = 'open' GROUP BY model")
+_FIRST_ID = "penstock_uuid_floor(CAST(:first AS timestamptz) - interval '1 hour')"
+"""Ids are made before admission, by another clock."""
+_STRETCH_TABLE = f"""
+    stretch AS (SELECT * FROM unnest(CAST(:boots AS text[]), CAST(:froms AS timestamptz[]),
+        CAST(:tos AS timestamptz[]), CAST(:scrapes AS timestamptz[])) AS w (boot_id, from_at, to_at, scraped_at)),
+    again AS (SELECT request_id, max(again_us) * interval '1 microsecond' AS later FROM usage_unbilled
+        WHERE again_us > 0 AND request_id >= {_FIRST_ID} GROUP BY request_id)
+"""  # noqa: S608 - as below
+_IN_STRETCH = "{0}.at > w.from_at AND {0}.at <= coalesce(w.to_at, 'infinity')"
+_ROWS = text(
+    f"""
+    WITH {_STRETCH_TABLE},
+    u AS (SELECT u.boot_id, u.admitted_at + coalesce(a.later, interval '0') AS at, u.ended_at, u.outcome,
+            u.input_tokens AS prompt, u.output_tokens AS generation
+        FROM usage u LEFT JOIN again a USING (request_id)
+        WHERE u.ended_at >= :first AND u.boot_id = ANY (CAST(:boots AS text[])))
+    SELECT w.boot_id, w.from_at, u.outcome, count(*) AS requests, sum(u.prompt) AS prompt,
+        sum(u.generation) AS generation,
+        coalesce(sum(u.prompt) FILTER (WHERE u.ended_at > w.scraped_at - interval '2 seconds'), 0) AS late_prompt,
+        coalesce(sum(u.generation) FILTER (WHERE u.ended_at > w.scraped_at - interval '2 seconds'), 0)
+            AS late_generation
+    FROM stretch w JOIN u ON u.boot_id = w.boot_id AND {_IN_STRETCH.format("u")}
+    GROUP BY w.boot_id, w.from_at, u.outcome
+    """  # noqa: S608 - made of constants, values are bound
+)
+_NOTES = text(
+    f"""
+    WITH {_STRETCH_TABLE},
+    n AS (SELECT n.boot_id, n.cause, n.input_tokens, n.output_tokens, n.tail_input, n.tail_output, u.ended_at,
+            u.admitted_at + CASE WHEN n.again_us > 0 THEN interval '0' ELSE coalesce(a.later, interval '0') END AS at
+        FROM usage_unbilled n JOIN usage u USING (request_id) LEFT JOIN again a USING (request_id)
+        WHERE n.boot_id = ANY (CAST(:boots AS text[])) AND n.request_id >= {_FIRST_ID}
+            AND u.ended_at >= :first)
+    SELECT w.boot_id, w.from_at, n.cause, sum(n.input_tokens) AS prompt, sum(n.output_tokens) AS generation,
+        sum(n.tail_input) AS tail_prompt, sum(n.tail_output) AS tail_generation,
+        coalesce(sum(n.input_tokens) FILTER (WHERE n.ended_at > w.scraped_at - interval '2 seconds'), 0) AS late_prompt,
+        coalesce(sum(n.output_tokens) FILTER (WHERE n.ended_at > w.scraped_at - interval '2 seconds'), 0)
+            AS late_generation
+    FROM stretch w JOIN n ON n.boot_id = w.boot_id AND {_IN_STRETCH.format("n")}
+    GROUP BY w.boot_id, w.from_at, n.cause
+    """  # noqa: S608 - as above
+)
+_WRITE = text(
+    """
+    INSERT INTO reconciliations AS r (boot_id, counter, from_at, to_at, replica_id, model, simulated, requests, engine,
+        billed, engine_failed, zero_output, cancelled_tail, retried, choices, warmup, probe, unobserved, unexplained)
+    VALUES (:boot_id, :counter, :from_at, :to_at, :replica_id, :model, :simulated, :requests, :engine, :billed,
+        :engine_failed, :zero_output, :cancelled_tail, :retried, :choices, :warmup, :probe, :unobserved, :unexplained)
+    ON CONFLICT (boot_id, counter, from_at) DO UPDATE SET to_at = excluded.to_at, checked_at = clock_timestamp(),
+        requests = excluded.requests, engine = excluded.engine, billed = excluded.billed,
+        engine_failed = excluded.engine_failed, zero_output = excluded.zero_output,
+        cancelled_tail = excluded.cancelled_tail, retried = excluded.retried, choices = excluded.choices,
+        warmup = excluded.warmup, probe = excluded.probe, unobserved = excluded.unobserved,
+        unexplained = excluded.unexplained,
+        accepted_at = CASE WHEN r.unexplained = excluded.unexplained THEN r.accepted_at END,
+        accepted_by = CASE WHEN r.unexplained = excluded.unexplained THEN r.accepted_by END,
+        accepted_reason = CASE WHEN r.unexplained = excluded.unexplained THEN r.accepted_reason END
+    """
+)
+_LEFT_OVER = text(
+    """
+    SELECT boot_id, counter, min(replica_id) AS replica_id, min(model) AS model, sum(unexplained) AS unexplained,
+        min(from_at) AS from_at,
+        min(first_checked_at) <= clock_timestamp() - make_interval(secs => :confirm) AS confirmed
+    FROM reconciliations WHERE unexplained <> 0 AND accepted_at IS NULL
+    GROUP BY boot_id, counter HAVING sum(unexplained) <> 0 ORDER BY boot_id, counter
+    """
+)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What one run found."""
+
+    compared: int
+    """Stretches."""
+    waiting: int
+    """Stretches whose requests are not all settled."""
+    unexplained: dict[str, int]
+    """By counter: tokens over all incarnations, each by its amount."""
+
+
+async def run(database: Database, *, since: datetime | None = None, confirm_s: float = CONFIRM_S) -> Outcome:
+    """Compare what can be compared, tell the platform's people what stays unexplained, set the gauges.
+
+    `since`: compare again what came out before, as far as it lasted beyond that instant; so a row that is lost
+    afterwards is found, too.
+
+    May run twice, at once or again: it writes what the rows say.
+    """
+    async with database.system() as connection:
+        await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_reconcile'))"))
+        outcome, behind_s = await _compare(connection, since)
+        left = (await connection.execute(_LEFT_OVER, {"confirm": confirm_s})).all()
+        for row in left:
+            if row.confirmed:
+                await _tell(connection, row)
+        await connection.execute(
+            text(
+                "DELETE FROM usage_unbilled "
+                "WHERE request_id < penstock_uuid_floor(now() - make_interval(days => :days))"
+            ),
+            {"days": KEEP_NOTES_DAYS},
+        )
+    totals = dict.fromkeys(COUNTERS, 0)
+    for row in left:
+        totals[row.counter] += abs(int(row.unexplained))
+    for counter, total in totals.items():
+        UNEXPLAINED.labels(counter).set(total)
+    BEHIND.set(behind_s)
+    return msgspec.structs.replace(outcome, unexplained=totals)
+
+
+@platform_wide("an engine serves all organisations")
+async def _compare(connection: AsyncConnection, since: datetime | None) -> tuple[Outcome, int]:
+    stretches = (await connection.execute(_STRETCHES, {"most": MAX_STRETCHES, "since": since})).all()
+    running: dict[str, datetime] = {row.model: row.since for row in await connection.execute(_OPEN)}
+    ready = [row for row in stretches if row.model not in running or running[row.model] > row.complete_at]
+    for fresh in (
+        True,
+        False,
+    ):  # apart: what is compared again may be old, and rows are read from the oldest on
+        await _compare_batch(connection, [row for row in ready if row.fresh is fresh])
+    waiting = [row for row in stretches if row not in ready]
+    now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    oldest = max((now - row.complete_at for row in waiting), default=timedelta(0))
+    return Outcome(len(ready), len(waiting), {}), max(oldest // timedelta(seconds=1), 0)
+
+
+async def _compare_batch(connection: AsyncConnection, ready: list[Row[Any]]) -> None:
+    if not ready:
+        return
+    bound = {
+        "boots": [row.boot_id for row in ready],
+        "froms": [row.from_at for row in ready],
+        "tos": [row.to_at for row in ready],
+        "scrapes": [row.scraped_at for row in ready],
+        "first": min(row.from_at for row in ready),
+    }
+    used = await _used(connection, bound)
+    for row in ready:
+        await _write(connection, row, used.get((row.boot_id, row.from_at), {}))
+
+
+Key = tuple[str, datetime]
+
+
+@platform_wide("an engine serves all organisations")
+async def _used(connection: AsyncConnection, bound: dict[str, Any]) -> dict[Key, dict[str, int]]:
+    """Per stretch: sums by name, such as `prompt_billed`, `generation_cut_limit`, `requests`."""
+    found: dict[Key, dict[str, int]] = {}
+
+    def add(row: Row[Any], name: str, value: object) -> None:
+        sums = found.setdefault((row.boot_id, row.from_at), {})
+        sums[name] = sums.get(name, 0) + int(str(value))
+
+    for row in await connection.execute(_ROWS, bound):
+        cause = row.outcome if row.outcome in ("engine_failed", "zero_output") else "billed"
+        add(row, "requests", row.requests)
+        for counter in COUNTERS:
+            add(row, f"{counter}_{cause}", row._mapping[counter])
+            add(row, f"{counter}_unseen_limit", row._mapping[f"late_{counter}"])
+    for row in await connection.execute(_NOTES, bound):
+        limit = "cut_limit" if row.cause == "cancelled_tail" else "failed_limit"
+        for counter in COUNTERS:
+            add(row, f"{counter}_{row.cause}", row._mapping[counter])
+            add(row, f"{counter}_{limit}", row._mapping[f"tail_{counter}"])
+            add(row, f"{counter}_unseen_limit", row._mapping[f"late_{counter}"])
+    return found
+
+
+async def _write(connection: AsyncConnection, row: Row[Any], sums: dict[str, int]) -> None:
+    for counter in COUNTERS:
+        prefix = f"{counter}_"
+        used = Used(**{name[len(prefix) :]: value for name, value in sums.items() if name.startswith(prefix)})
+        used.warmup += int(row._mapping[f"warmup_{counter}"])
+        if row.to_at is not None:
+            used.unseen_limit = 0  # it lived on: the next scrape saw everything
+        lines: Lines = explain(int(row._mapping[counter]), used)
+        await connection.execute(
+            _WRITE,
+            {
+                "boot_id": row.boot_id,
+                "counter": counter,
+                "from_at": row.from_at,
+                "to_at": row.to_at,
+                "replica_id": row.replica_id,
+                "model": row.model,
+                "simulated": row.simulated,
+                "requests": sums.get("requests", 0),
+                **msgspec.structs.asdict(lines),
+            },
+        )
+
+
+async def _tell(connection: AsyncConnection, row: Row[Any]) -> None:
+    """One notice per incarnation, counter and amount."""
+    tokens = int(row.unexplained)
+    direction = "more than" if tokens > 0 else "less than"
+    await notify(
+        connection,
+        tenant_id=None,
+        kind="reconciliation.unexplained",
+        subject=f"{abs(tokens)} {row.counter} tokens of {row.replica_id} are unexplained",
+        body=(
+            f"The engine {row.boot_id} of {row.replica_id} ({row.model}) counted {abs(tokens)} {row.counter} tokens "
+            f"{direction} its usage rows tell, since {row.from_at.isoformat()}. "
+            f"See which requests: penstock reconcile trace {row.boot_id}"
+        ),
+        facts={
+            "boot_id": row.boot_id,
+            "replica_id": row.replica_id,
+            "model": row.model,
+            "counter": row.counter,
+            "tokens": tokens,
+        },
+        key=f"reconciliation/{row.boot_id}/{row.counter}/{tokens}",
+    )

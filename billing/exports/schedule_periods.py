@@ -1,0 +1,76 @@
+"""The periods of scheduled exports: UTC hours, days and months, and which of them are due."""
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+import msgspec
+
+from billing.usage.query import bucket_end, bucket_start
+from core.errors import InvalidRequest
+
+Cadence = Literal["hourly", "daily", "monthly"]
+UNITS: dict[str, str] = {"hourly": "hour", "daily": "day", "monthly": "month"}
+_LABELS = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "monthly": "%Y-%m"}
+FRESH = timedelta(days=3)
+"""Late usage still comes in for 48 h; a period this young is looked at hourly, an older open one daily."""
+CATCH_UP = 50
+"""Periods of one definition that one run of the job writes at most."""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What is known of a period that was exported."""
+
+    checked_at: datetime
+    final: bool
+
+
+def unit_of(cadence: str) -> str:
+    """hour, day or month. Raises InvalidRequest."""
+    if cadence not in UNITS:
+        raise InvalidRequest(
+            f"schedule must be one of {', '.join(UNITS)}, not {cadence[:40]!r}", param="schedule"
+        )
+    return UNITS[cadence]
+
+
+def label(cadence: str, start: datetime) -> str:
+    """The period's name in paths: 2026-11, 2026-11-20 or 2026-11-20T13."""
+    return start.strftime(_LABELS[cadence])
+
+
+def parse_label(cadence: str, text: str) -> datetime:
+    """The start of the period named `text`. Raises InvalidRequest."""
+    unit_of(cadence)
+    try:
+        return datetime.strptime(f"{text}+0000", f"{_LABELS[cadence]}%z")
+    except ValueError:
+        shape = {"hourly": "2026-11-20T13", "daily": "2026-11-20", "monthly": "2026-11"}[cadence]
+        raise InvalidRequest(
+            f"the period of a {cadence} export is like {shape}, not {text[:40]!r}", param="period"
+        ) from None
+
+
+def due(
+    cadence: str,
+    starts_at: datetime,
+    now: datetime,
+    seen: dict[datetime, Seen],
+    failed: dict[datetime, datetime] | None = None,
+) -> list[datetime]:
+    """The starts of periods to export now, oldest first: those that ended and were never exported, and those that may
+    still change and were not looked at for a while. What `failed` comes last, and not before the instant there."""
+    failed = failed or {}
+    unit = unit_of(cadence)
+    found: list[datetime] = []
+    again: list[datetime] = []
+    start = bucket_start(starts_at, unit)
+    while (end := bucket_end(start, unit)) <= now and len(found) < CATCH_UP:
+        known = seen.get(start)
+        pause = timedelta(hours=1) if now - end < FRESH else timedelta(days=1)
+        if known is None or (not known.final and known.checked_at <= now - pause):
+            if start not in failed:
+                found.append(start)
+            elif failed[start] <= now:
+                again.append(start)
+        start = end
+    return [*found, *again][:CATCH_UP]

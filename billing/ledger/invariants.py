@@ -1,0 +1,118 @@
+"""Invariants of the books (billing/README.md) as queries: a row that one returns is a violation of its key."""
+
+LEDGER_CHECKS = {
+    "trial balance does not close": """
+        SELECT sum(debit) AS debit, sum(credit) AS credit FROM ledger_balances HAVING sum(debit) <> sum(credit)""",
+    "a transfer touches another tenant's account": """
+        SELECT t.id FROM ledger_transfers t
+        JOIN ledger_accounts d ON d.id = t.debit_account JOIN ledger_accounts c ON c.id = t.credit_account
+        WHERE d.tenant_id <> t.tenant_id OR c.tenant_id <> t.tenant_id""",
+    "prepaid balance differs from the ledger": """
+        SELECT b.tenant_id, b.balance, coalesce(l.credit - l.debit, 0) AS ledger FROM billing_accounts b
+        LEFT JOIN ledger_balances l ON l.tenant_id = b.tenant_id AND l.code = 'credit'
+        WHERE b.balance <> coalesce(l.credit - l.debit, 0)""",
+    "owed amount differs from the ledger": """
+        SELECT b.tenant_id, b.owed, coalesce(l.debit - l.credit, 0) AS ledger FROM billing_accounts b
+        LEFT JOIN ledger_balances l ON l.tenant_id = b.tenant_id AND l.code = 'receivable'
+        WHERE b.owed <> coalesce(l.debit - l.credit, 0)""",
+    "usage and its transfers differ": """
+        SELECT coalesce(u.request_id, t.source_id) AS request_id, u.cost, t.amount
+        FROM usage u FULL JOIN (
+            SELECT source_id, sum(amount) AS amount FROM ledger_transfers
+            WHERE kind IN ('usage', 'uncollectible') AND NOT EXISTS (
+                SELECT 1 FROM adjustments a WHERE a.id = ledger_transfers.source_id)
+            GROUP BY source_id) t ON t.source_id = u.request_id
+        WHERE coalesce(u.cost, 0) <> coalesce(t.amount, 0) AND NOT (u.request_id IS NULL AND EXISTS (
+            SELECT 1 FROM usage_archives a, ledger_transfers l WHERE a.dropped_at IS NOT NULL
+                AND l.source_id = t.source_id AND l.kind IN ('usage', 'uncollectible')
+                AND l.effective_at >= a.month::timestamp AT TIME ZONE 'UTC'
+                AND l.effective_at < (a.month + interval '1 month') AT TIME ZONE 'UTC'))""",
+    "an archived month and its transfers differ": """
+        SELECT a.month, a.cost, sum(t.amount) AS amount FROM usage_archives a
+        LEFT JOIN ledger_transfers t ON t.kind IN ('usage', 'uncollectible')
+            AND NOT EXISTS (SELECT 1 FROM adjustments x WHERE x.id = t.source_id)
+            AND t.effective_at >= a.month::timestamp AT TIME ZONE 'UTC'
+            AND t.effective_at < (a.month + interval '1 month') AT TIME ZONE 'UTC'
+        WHERE a.dropped_at IS NOT NULL GROUP BY a.month, a.cost HAVING a.cost <> coalesce(sum(t.amount), 0)""",
+    "held money differs from the open holds": """
+        SELECT b.tenant_id, b.held, b.open_holds, h.amount, h.holds FROM billing_accounts b
+        LEFT JOIN (SELECT tenant_id, sum(amount) AS amount, count(*) AS holds FROM holds
+            WHERE state = 'open' GROUP BY tenant_id) h ON h.tenant_id = b.tenant_id
+        WHERE b.held <> coalesce(h.amount, 0) OR b.open_holds <> coalesce(h.holds, 0)""",
+    "a settled request's hold is still open": """
+        SELECT h.request_id FROM holds h JOIN usage u ON u.request_id = h.request_id WHERE h.state = 'open'""",
+    "transfers are sealed or waiting more than once": """
+        WITH c AS (SELECT transfers FROM ledger_seals WHERE transfers IS NOT NULL
+            UNION ALL SELECT int8multirange(int8range(transfer_id, transfer_id, '[]')) FROM ledger_seals
+                WHERE transfer_id IS NOT NULL
+            UNION ALL SELECT transfers FROM ledger_unsealed),
+        n AS (SELECT (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM c, unnest(c.transfers) r) AS entries,
+            (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest((SELECT range_agg(transfers) FROM c)) r)
+                AS transfers)
+        SELECT entries, transfers FROM n WHERE entries <> transfers""",
+    "a transfer is neither sealed nor waiting": """
+        WITH covered AS MATERIALIZED (SELECT coalesce(range_agg(c.transfers), '{}') AS ids FROM (
+            SELECT transfers FROM ledger_seals WHERE transfers IS NOT NULL
+            UNION ALL SELECT int8multirange(int8range(transfer_id, transfer_id, '[]')) FROM ledger_seals
+                WHERE transfer_id IS NOT NULL
+            UNION ALL SELECT transfers FROM ledger_unsealed) c)
+        SELECT t.id FROM ledger_transfers t, covered c WHERE NOT c.ids @> t.id""",
+}
+
+BOOK_CHECKS = {
+    "credit lots hold less than the balance": """
+        SELECT b.tenant_id, b.balance, coalesce(g.remaining, 0) AS lots FROM billing_accounts b
+        LEFT JOIN (SELECT tenant_id, sum(remaining) AS remaining FROM credit_grants
+            WHERE remaining > 0 GROUP BY tenant_id) g ON g.tenant_id = b.tenant_id
+        WHERE coalesce(g.remaining, 0) < b.balance""",
+    "what remains of a credit lot differs from what was drawn": """
+        SELECT g.id, g.amount, g.remaining, coalesce(d.amount, 0) AS drawn FROM credit_grants g
+        LEFT JOIN (SELECT grant_id, sum(amount) AS amount FROM grant_draws GROUP BY grant_id) d ON d.grant_id = g.id
+        WHERE g.remaining <> g.amount - coalesce(d.amount, 0)""",
+    "a credit lot is not booked": """
+        SELECT g.id, g.kind, g.amount, t.amount AS booked FROM credit_grants g
+        LEFT JOIN ledger_transfers t ON t.source_id = g.id AND t.tenant_id = g.tenant_id
+            AND t.kind = CASE g.kind WHEN 'purchased' THEN 'purchase' WHEN 'promotional' THEN 'grant'
+                WHEN 'sla' THEN 'sla_credit' ELSE 'adjustment' END
+        WHERE t.amount IS DISTINCT FROM g.amount""",
+    "draws and bookings of expiry, refund or clawback differ": """
+        SELECT coalesce(d.source_id, t.source_id) AS source_id, coalesce(d.kind, t.kind) AS kind,
+            d.amount AS drawn, t.amount AS booked
+        FROM (SELECT source_id, kind, tenant_id, abs(amount) AS amount FROM grant_draws
+            WHERE kind <> 'use' AND amount <> 0) d
+        FULL JOIN (SELECT source_id, kind, tenant_id, amount FROM ledger_transfers
+            WHERE kind IN ('expiry', 'refund', 'clawback', 'clawback_return')) t
+            ON t.source_id = d.source_id AND t.kind = d.kind AND t.tenant_id = d.tenant_id
+        WHERE d.amount IS DISTINCT FROM t.amount""",
+    "an adjustment and its transfers differ": """
+        SELECT a.id, a.amount, t.signed, t.lost FROM adjustments a
+        LEFT JOIN (
+            SELECT l.source_id, sum(CASE WHEN d.code = 'revenue' THEN l.amount ELSE -l.amount END) AS signed,
+                coalesce(sum(l.amount) FILTER (WHERE l.kind = 'uncollectible'), 0) AS lost
+            FROM ledger_transfers l JOIN ledger_accounts d ON d.id = l.debit_account
+            WHERE l.kind IN ('adjustment', 'uncollectible') GROUP BY l.source_id) t ON t.source_id = a.id
+        WHERE t.signed IS DISTINCT FROM a.amount OR t.lost IS DISTINCT FROM a.uncollectible""",
+    "more was paid or written off than invoiced": """
+        SELECT t.tenant_id, sum(CASE WHEN d.code = 'invoiced' THEN t.amount ELSE -t.amount END) AS invoiced
+        FROM ledger_transfers t
+        JOIN ledger_accounts d ON d.id = t.debit_account JOIN ledger_accounts c ON c.id = t.credit_account
+        WHERE 'invoiced' IN (d.code, c.code) AND (t.kind IN ('invoice', 'rounding', 'payment', 'write_off')
+            OR t.kind = 'credit_note_refund' AND NOT EXISTS (SELECT 1 FROM credit_notes n WHERE n.id = t.source_id))
+        GROUP BY t.tenant_id HAVING sum(CASE WHEN d.code = 'invoiced' THEN t.amount ELSE -t.amount END) < 0""",
+    "more disputed money was settled than disputed": """
+        SELECT tenant_id, debit - credit AS disputed FROM ledger_balances
+        WHERE code = 'disputed' AND debit < credit""",
+    "a price book has a gap that nobody asked for": """
+        SELECT v.id, v.book, upper(v.effective) AS ends FROM price_versions v
+        WHERE v.withdrawn_at IS NULL AND v.contract_id IS NULL AND v.ended_by IS NULL
+            AND upper(v.effective) IS NOT NULL
+            AND NOT EXISTS (SELECT 1 FROM price_versions n WHERE n.book = v.book AND n.withdrawn_at IS NULL
+                AND n.contract_id IS NULL AND lower(n.effective) = upper(v.effective))""",
+    "a discounted price does not follow from its list price": """
+        SELECT p.id, p.book FROM price_versions p JOIN contracts c ON c.id = p.contract_id
+        JOIN price_versions l ON l.id = p.list_version
+        WHERE (p.input, p.cached_input, p.output, p.reasoning) IS DISTINCT FROM (
+            penstock_discounted(l.input, c.discount_bps), penstock_discounted(l.cached_input, c.discount_bps),
+            penstock_discounted(l.output, c.discount_bps), penstock_discounted(l.reasoning, c.discount_bps))""",
+}
+"""What is wrong, by the query that finds it."""

@@ -1,0 +1,192 @@
+"""Tables of the ledger, credit lots and corrections, for SQLAlchemy Core. The migrations own the DDL."""
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Computed,
+    Date,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import INT8MULTIRANGE, JSONB
+
+from core.columns import clock_instant, count, instant, pico, tenant, uid, words
+from core.db import metadata
+
+billing_accounts = Table(
+    "billing_accounts",
+    metadata,
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    words("mode"),
+    pico("balance", zero=True),
+    pico("owed", zero=True),
+    pico("held", zero=True),
+    Column("open_holds", Integer, nullable=False, server_default=text("0")),
+    pico("budget", nullable=True),
+    pico("spent_month", zero=True),
+    Column(
+        "month",
+        Date,
+        nullable=False,
+        server_default=text("(date_trunc('month', (now() AT TIME ZONE 'UTC')))::date"),
+    ),
+    pico("credit_limit", nullable=True),
+    instant("created_at", now=True),
+    CheckConstraint("balance >= 0", name="balance"),
+)
+"""One row per tenant, the point where concurrent requests meet: prepaid `balance`, postpaid `owed`, money held."""
+
+ledger_accounts = Table(
+    "ledger_accounts",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
+    words("code"),
+    UniqueConstraint("tenant_id", "code"),
+)
+"""The chart of accounts, per tenant (billing/README.md)."""
+
+ledger_transfers = Table(
+    "ledger_transfers",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    uid("tenant_id"),
+    words("kind"),
+    count("debit_account"),
+    count("credit_account"),
+    pico("amount"),
+    uid("source_id"),
+    Column("effective_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    UniqueConstraint("source_id", "kind"),
+    Index("ix_ledger_transfers_tenant_id_at", "tenant_id", "at"),
+    Index("ix_ledger_transfers_effective_at", "effective_at", postgresql_using="brin"),
+)
+"""Double entry, append-only: one transfer debits one account and credits another by the same amount."""
+
+ledger_unsealed = Table(
+    "ledger_unsealed",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("transfers", INT8MULTIRANGE, nullable=False),
+)
+"""Transfers that wait for the sealer, a row per statement that booked; filled by a trigger."""
+
+ledger_seals = Table(
+    "ledger_seals",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("transfer_id", BigInteger),
+    Column("hash", LargeBinary, nullable=False),
+    Column("transfers", INT8MULTIRANGE),
+    UniqueConstraint("transfer_id"),
+)
+"""The hash chain over the transfers: a link covers a set of them (the earliest links one each)."""
+
+billing_periods = Table(
+    "billing_periods",
+    metadata,
+    Column("month", Date, primary_key=True),
+    Column(
+        "starts_at",
+        DateTime(timezone=True),
+        Computed("(month)::timestamp without time zone AT TIME ZONE 'UTC'", persisted=True),
+        nullable=False,
+    ),
+    Column(
+        "ends_at",
+        DateTime(timezone=True),
+        Computed("(month + '1 mon'::interval) AT TIME ZONE 'UTC'", persisted=True),
+        nullable=False,
+    ),
+    Column("status", Text, nullable=False, server_default="open"),
+    instant("closed_at", nullable=True),
+    Column("closed_by", Text),
+    Column("checklist", JSONB),
+)
+"""Accounting months; a closed one never changes."""
+
+credit_grants = Table(
+    "credit_grants",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    tenant(),
+    pico("amount"),
+    words("reason"),
+    words("created_by"),
+    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    words("kind"),
+    Column("priority", SmallInteger, nullable=False),
+    instant("expires_at", nullable=True),
+    pico("remaining"),
+    instant("ended_at", nullable=True),
+    Index("ix_credit_grants_tenant_id", "tenant_id"),
+    Index("ix_credit_grants_open", "tenant_id", postgresql_where=text("remaining > 0")),
+    Index(
+        "ix_credit_grants_due",
+        "expires_at",
+        postgresql_where=text("remaining > 0 AND expires_at IS NOT NULL"),
+    ),
+)
+"""Credit lots of prepaid customers: what was given, and what is left of it after the last allocation."""
+
+grant_draws = Table(
+    "grant_draws",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("grant_id", Uuid, ForeignKey("credit_grants.id"), nullable=False),
+    Column("tenant_id", Uuid, nullable=False),
+    words("kind"),
+    pico("amount"),
+    Column("source_id", Uuid),
+    clock_instant("at"),
+    UniqueConstraint("source_id", "kind"),
+    Index("ix_grant_draws_grant_id", "grant_id"),
+)
+"""What was taken from a lot and why; append-only."""
+
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    words("kind"),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id")),
+    Column("facts", JSONB, nullable=False),
+    words("requested_by"),
+    clock_instant("requested_at"),
+    Column("decided_by", Text),
+    instant("decided_at", nullable=True),
+    Column("decision", Text),
+    Index("ix_approvals_open", "requested_at", postgresql_where=text("decision IS NULL")),
+)
+"""What one person asks for and another must agree to."""
+
+adjustments = Table(
+    "adjustments",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    tenant(),
+    pico("amount"),
+    pico("uncollectible", zero=True),
+    words("reason"),
+    Column("corrects", Date),
+    Column("facts", JSONB),
+    words("created_by"),
+    Column("approved_by", Text),
+    clock_instant("created_at"),
+    Index("ix_adjustments_tenant_id_created_at", "tenant_id", "created_at"),
+    Index("ix_adjustments_created_at", "created_at"),
+)
+"""Dated corrections of what a customer owes; a positive amount is in the customer's favour; append-only."""

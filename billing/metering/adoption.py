@@ -1,0 +1,145 @@
+"""Spools of dead processes: any living process of the host may take one over and settle what it owes (DESIGN §4)."""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+from billing.metering.frames import Frame, decode_at, parse
+from billing.metering.records import TAIL_TOKENS_PER_S, Checkpoint, OpenRecord, Outcome, Unbilled, UsageRecord
+from billing.metering.spool import FRESH_SUFFIX, SUFFIX
+from core.tokens import NO_TOKENS
+
+log = logging.getLogger(__name__)
+
+_UNFINISHED_S = 60.0
+TAIL_S = 6
+"""After its last checkpoint a request may have gone on for a second or two, and its engine for two more."""
+
+
+class _Story:
+    """What a spool tells of one request: offsets of its newest frames and the time it spans."""
+
+    __slots__ = ("checkpoint", "first_ms", "last_ms", "open", "usage")
+
+    def __init__(self, first_ms: int) -> None:
+        self.open = self.checkpoint = self.usage = -1
+        self.first_ms = self.last_ms = first_ms
+
+
+class AdoptedSpool:
+    """A dead process's file: locked by us, read once, removed when everything in it is settled."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._data = path.read_bytes()
+        self._stories: dict[UUID, _Story] = {}
+        for frame in parse(self._data):
+            self._note(frame)
+
+    def __len__(self) -> int:
+        return len(self._stories)
+
+    def __iter__(self) -> Iterator[UUID]:
+        return iter(list(self._stories))
+
+    def load(self, request_id: UUID) -> UsageRecord | None:
+        """The end of a request: the one it wrote itself, or `interrupted` with the counts of its last checkpoint.
+
+        None when only a checkpoint of it can be read: the hold then lapses and nothing is charged.
+        """
+        story = self._stories[request_id]
+        if story.usage >= 0:
+            record = self._record(story.usage)
+            return record if isinstance(record, UsageRecord) else None
+        opened = self._record(story.open)
+        if not isinstance(opened, OpenRecord):
+            return None
+        last = self._record(story.checkpoint)
+        usage = last.usage if isinstance(last, Checkpoint) else NO_TOKENS
+        nothing_delivered = usage.output == 0
+        tail = Unbilled(
+            "cancelled_tail",
+            opened.replica_id,
+            opened.boot_id,
+            input=usage.input if nothing_delivered else 0,
+            tail_input=max(opened.max_input_tokens - usage.input, 0),
+            tail_output=TAIL_S * TAIL_TOKENS_PER_S,
+        )
+        return UsageRecord(
+            open=opened,
+            outcome=Outcome.INTERRUPTED,
+            usage=NO_TOKENS if nothing_delivered else usage,
+            extra_unbilled=usage if nothing_delivered else NO_TOKENS,
+            duration_us=max(story.last_ms - story.first_ms, 0) * 1000,
+            unbilled=(tail,),
+        )
+
+    def set_aside(self) -> None:
+        """Keep the file for people to look at, under a name that nobody adopts."""
+        self.path = self.path.rename(self.path.with_suffix(".unreadable"))
+
+    def release(self, *, remove: bool) -> None:
+        """Let go of the file; `remove` it when nothing in it is owed any more."""
+        if remove:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def _note(self, frame: Frame) -> None:
+        record = frame.record
+        request_id = record.open.request_id if isinstance(record, UsageRecord) else record.request_id
+        story = self._stories.setdefault(request_id, _Story(frame.at_ms))
+        story.last_ms = max(story.last_ms, frame.at_ms)
+        if isinstance(record, UsageRecord):
+            story.usage = frame.offset
+        elif isinstance(record, Checkpoint):
+            story.checkpoint = frame.offset
+        else:
+            story.open = frame.offset
+
+    def _record(self, offset: int) -> OpenRecord | Checkpoint | UsageRecord | None:
+        frame = decode_at(self._data, offset) if offset >= 0 else None
+        return None if frame is None else frame.record
+
+
+def adopt(directory: Path, own: Path | None) -> AdoptedSpool | None:
+    """Take over one spool of `directory` whose process is dead, if there is any."""
+    for path in directory.glob(f"*{FRESH_SUFFIX}"):
+        _remove_unfinished(path)
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        if path == own:
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError:
+            continue  # removed by who settled it, or not ours to read
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The name may have moved to another file between opening and locking.
+            if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+                raise BlockingIOError
+            return AdoptedSpool(path, descriptor)
+        except OSError:
+            os.close(descriptor)
+    return None
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove what a process that died while making or moving its spool left behind: nothing in it counts yet."""
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A young one may belong to a process that has made it and not locked it yet.
+        if time.time() - os.fstat(descriptor).st_mtime > _UNFINISHED_S:
+            path.unlink(missing_ok=True)
+    except BlockingIOError:
+        log.debug("%s is being written", path)
+    finally:
+        os.close(descriptor)

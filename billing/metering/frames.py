@@ -1,0 +1,82 @@
+"""The format of a spool file: a header, then frames that stand for themselves.
+
+    file   = "PENSPOOL" u32 version, u32 zero, then frames, then zeros up to the preallocated size
+    frame  = u32 magic, u32 length of payload, u32 CRC-32 of what follows, u64 Unix milliseconds, payload
+    payload = msgpack of OpenRecord, Checkpoint or UsageRecord (tagged)
+
+All integers little-endian. A frame that is torn or damaged is skipped: reading goes on at the next magic number, and
+the checksum decides. So a torn tail costs the last record, a flipped bit one record, and nothing raises.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+
+from billing.metering.records import Checkpoint, OpenRecord, UsageRecord
+
+Record = OpenRecord | Checkpoint | UsageRecord
+Buffer = bytes | bytearray | memoryview
+
+FILE_HEADER = b"PENSPOOL" + struct.pack("<II", 1, 0)
+MAGIC = b"\xf5PN\x01"
+MAX_PAYLOAD = 1 << 16
+
+_HEAD = struct.Struct("<4sIIQ")
+_STAMP = struct.Struct("<Q")
+FRAME_OVERHEAD = _HEAD.size
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One readable record and where it lies."""
+
+    offset: int
+    size: int
+    """Bytes of the whole frame."""
+    at_ms: int
+    """When it was written, by the clock of the host that wrote it."""
+    record: Record
+
+
+def encode(record: Record, at_ms: int) -> bytes:
+    """The frame of a record. Raises ValueError when it is larger than any record may be."""
+    payload = _encoder.encode(record)
+    if len(payload) > MAX_PAYLOAD:
+        raise ValueError(f"a spool record of {len(payload)} bytes is above {MAX_PAYLOAD}")
+    checksum = zlib.crc32(payload, zlib.crc32(_STAMP.pack(at_ms)))
+    return _HEAD.pack(MAGIC, len(payload), checksum, at_ms) + payload
+
+
+def decode_at(data: Buffer, offset: int) -> Frame | None:
+    """The frame that begins at `offset`, or None when there is no whole and sound one."""
+    if offset + FRAME_OVERHEAD > len(data):
+        return None
+    magic, length, checksum, at_ms = _HEAD.unpack_from(data, offset)
+    end = offset + FRAME_OVERHEAD + length
+    if magic != MAGIC or length > MAX_PAYLOAD or end > len(data):
+        return None
+    payload = bytes(data[offset + FRAME_OVERHEAD : end])
+    if zlib.crc32(payload, zlib.crc32(_STAMP.pack(at_ms))) != checksum:
+        return None
+    try:
+        record = _decoder.decode(payload)
+    except msgspec.DecodeError:
+        return None
+    return Frame(offset, end - offset, at_ms, record)
+
+
+def parse(data: Buffer) -> Iterator[Frame]:
+    """Every sound frame of a file's bytes in order, whatever has happened to the rest."""
+    blob = data if isinstance(data, bytes) else bytes(data)
+    at = len(FILE_HEADER)
+    while (at := blob.find(MAGIC, at)) >= 0:
+        frame = decode_at(blob, at)
+        if frame is None:
+            at += 1
+            continue
+        yield frame
+        at += frame.size

@@ -1,0 +1,372 @@
+"""The hold book of one API process: reserves money before work and gives it back when there is none (DESIGN §4, §5).
+
+Callers of one loop tick share one call of a PostgreSQL function. They wait on futures, never on the connection: a
+caller that gives up (500 ms, a cancelled request) leaves the command alone, and a hold granted to nobody is voided.
+Holds that are not renewed expire (billing/metering/reaper.py), so nothing that goes wrong here can keep money for ever.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Iterable
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from billing.metering.lane import RETRYABLE_ERRORS, Backoff, Lane, LaneDown
+from billing.metering.records import HoldGranted, HoldRequest, PriceVersion
+from billing.metering.refusals import money_refusal, not_recorded
+from billing.metering.unpriced import UnpricedCounts
+from core.clock import Clock
+from core.errors import PenstockError
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 64
+"""Rows of one call; more callers wait for the next one."""
+MAX_PENDING = 4096
+"""Callers that may wait; beyond it we refuse at once instead of growing."""
+WAIT_FOR_HOLDS_S = 2.0
+"""How long a refusal that only open holds cause is asked again (DESIGN §5)."""
+_RETRY_EVERY_S = 0.1
+
+_HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+
+
+class _Caller:
+    """Somebody waiting for a verdict until `deadline`, in the loop's time."""
+
+    __slots__ = ("deadline", "future", "request")
+
+    def __init__(
+        self, request: HoldRequest, future: "asyncio.Future[asyncpg.Record]", deadline: float
+    ) -> None:
+        self.request = request
+        self.future = future
+        self.deadline = deadline
+
+
+class _Extension(msgspec.Struct):
+    """Somebody waiting for more output tokens."""
+
+    request_id: UUID
+    tokens: int
+    future: "asyncio.Future[bool]"
+
+
+class HoldBook:
+    """Places, extends, renews and voids the holds of one process incarnation.
+
+    `ttl_s` is the reaper's; holds are renewed every third of it. `timeout_s` bounds one answer of PostgreSQL.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        incarnation: str,
+        *,
+        ttl_s: float,
+        clock: Clock,
+        timeout_s: float = 0.5,
+        lanes: int = 2,
+        top_up_url: str = "",
+    ) -> None:
+        self._incarnation = incarnation
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._top_up_url = top_up_url
+        self._hold_lanes = [Lane(database_url, durable=False) for _ in range(lanes)]
+        self._control = Lane(database_url)
+        self._callers: deque[_Caller] = deque()
+        self._patience: deque[_Caller] = deque()
+        """All callers of the last `timeout_s`, the oldest first: one timer for all, not one each."""
+        self._patience_timer: asyncio.TimerHandle | None = None
+        self._extensions: deque[_Extension] = deque()
+        self._voids: set[UUID] = set()
+        self._unpriced = UnpricedCounts()
+        self._open: set[UUID] = set()
+        self._work = asyncio.Event()
+        self._control_work = asyncio.Event()
+        self._renew_at = 0.0
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin to serve; connects in the background when PostgreSQL is away."""
+        self._renew_at = self._clock.monotonic() + self._ttl_s / 3
+        self._tasks = [asyncio.create_task(self._serve_holds(lane)) for lane in self._hold_lanes]
+        self._tasks.append(asyncio.create_task(self._serve_control()))
+
+    async def close(self) -> None:
+        """Finish what is under way (voids included, for at most 2 s), then disconnect."""
+        self._closing = True
+        self._work.set()
+        self._control_work.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._patience_timer is not None:
+            self._patience_timer.cancel()
+        for lane in (*self._hold_lanes, self._control):
+            await lane.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether PostgreSQL answers us, as far as we know."""
+        return any(lane.connected for lane in self._hold_lanes)
+
+    @property
+    def open_requests(self) -> int:
+        """Holds that this process believes to be open."""
+        return len(self._open)
+
+    async def place(self, request: HoldRequest) -> HoldGranted:
+        """Reserve money for `request`.
+
+        Raises InsufficientCredit, BudgetExceeded; Unavailable when PostgreSQL does not answer in time, or with the
+        code `model_unpriced` when the model has no price. A refusal caused by open holds only is asked again for up
+        to 2 s. A cancelled caller leaves no hold behind.
+        """
+        deadline = self._clock.monotonic() + WAIT_FOR_HOLDS_S
+        while True:
+            row = await self._ask(request)
+            if row["verdict"] == "granted":
+                return _granted(row)
+            refusal = self._refusal(request, row)
+            if not row["can_wait"] or self._clock.monotonic() + _RETRY_EVERY_S > deadline or self._closing:
+                raise refusal
+            await asyncio.sleep(_RETRY_EVERY_S)
+
+    async def extend(self, request_id: UUID, output_tokens: int) -> bool:
+        """Make the hold cover `output_tokens` MORE output tokens; False = end the answer now (`budget_stopped`).
+
+        While PostgreSQL is away the answer is True: what runs may finish, and settlement charges what is available.
+        """
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._extensions.append(_Extension(request_id, output_tokens, future))
+        self._control_work.set()
+        done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
+        return future.result() if done else True
+
+    def void(self, request_id: UUID) -> None:
+        """Give the money of a refused request back; coalesced, sent again until PostgreSQL has done it."""
+        self._open.discard(request_id)
+        self._voids.add(request_id)
+        self._control_work.set()
+
+    def forget(self, request_ids: Iterable[UUID]) -> None:
+        """These are settled: stop renewing them. Optional; a renewal finds out by itself."""
+        self._open.difference_update(request_ids)
+
+    async def _ask(self, request: HoldRequest) -> asyncpg.Record:
+        if len(self._callers) >= MAX_PENDING or self._closing:
+            raise not_recorded()
+        loop = asyncio.get_running_loop()
+        caller = _Caller(request, loop.create_future(), loop.time() + self._timeout_s)
+        self._callers.append(caller)
+        self._patience.append(caller)
+        if self._patience_timer is None:
+            self._patience_timer = loop.call_at(caller.deadline, self._lose_patience)
+        self._work.set()
+        try:
+            return await caller.future
+        except asyncio.CancelledError:
+            self._abandon(caller)
+            raise
+
+    def _lose_patience(self) -> None:
+        """Tell callers whose time is up; a grant that still comes for one of them is voided by `_deliver`."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        while self._patience and (self._patience[0].future.done() or self._patience[0].deadline <= now):
+            caller = self._patience.popleft()
+            if not caller.future.done():
+                caller.future.set_exception(not_recorded())
+        self._patience_timer = (
+            loop.call_at(self._patience[0].deadline, self._lose_patience) if self._patience else None
+        )
+
+    def _abandon(self, caller: _Caller) -> None:
+        """Nobody waits for `caller` any more: a grant that is here or still comes is voided."""
+        future = caller.future
+        if not future.done():
+            future.cancel()
+        elif (
+            not future.cancelled() and future.exception() is None and future.result()["verdict"] == "granted"
+        ):
+            self.void(caller.request.request_id)
+
+    def _refusal(self, request: HoldRequest, row: asyncpg.Record) -> PenstockError:
+        if row["verdict"] == "unpriced":
+            self._unpriced.add(request.model, request.tier, request.tenant_id)
+        return money_refusal(
+            row["verdict"],
+            model=request.model,
+            tier=request.tier,
+            funds=int(row["funds"] or 0),
+            held=int(row["held"] or 0),
+            needed=int(row["needed"] or 0),
+            open_requests=int(row["open_holds"] or 0),
+            top_up_url=self._top_up_url,
+        )
+
+    # -- holds -----------------------------------------------------------------------------------------------------
+
+    async def _serve_holds(self, lane: Lane) -> None:
+        backoff = Backoff()
+        while not (self._closing and not self._callers):
+            try:
+                await lane.connect()
+            except LaneDown:
+                if self._closing:
+                    return
+                await backoff.wait()
+                continue
+            backoff.reset()
+            await self._work.wait()
+            # One turn of the loop: everybody who asks in this tick travels together.
+            await asyncio.sleep(0)
+            batch = self._next_batch()
+            if batch:
+                await self._hold_batch(lane, batch)
+
+    def _next_batch(self) -> list[_Caller]:
+        batch: list[_Caller] = []
+        while self._callers and len(batch) < MAX_BATCH:
+            caller = self._callers.popleft()
+            if not caller.future.done():
+                batch.append(caller)
+        if not self._callers and not self._closing:
+            self._work.clear()
+        return batch
+
+    async def _hold_batch(self, lane: Lane, batch: list[_Caller]) -> None:
+        asked = [caller.request for caller in batch]
+        try:
+            rows = await lane.fetch(
+                _HOLD,
+                self._incarnation,
+                [one.request_id for one in asked],
+                [one.tenant_id for one in asked],
+                [one.project_id for one in asked],
+                [one.key_id for one in asked],
+                [one.model for one in asked],
+                [one.tier for one in asked],
+                [one.max_input_tokens for one in asked],
+                [one.max_output_tokens for one in asked],
+                [one.default_output_tokens for one in asked],
+            )
+        except (LaneDown, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if not isinstance(error, LaneDown):
+                log.warning("holds refused by the database: %s", error)
+            for caller in batch:
+                # It may have been committed all the same: nobody gets it, so give it back.
+                self.void(caller.request.request_id)
+                if not caller.future.done():
+                    caller.future.set_exception(not_recorded())
+                    caller.future.exception()
+            return
+        verdicts = {row["request_id"]: row for row in rows}
+        for caller in batch:
+            self._deliver(caller, verdicts[caller.request.request_id])
+
+    def _deliver(self, caller: _Caller, row: asyncpg.Record) -> None:
+        granted = row["verdict"] == "granted"
+        if caller.future.done():
+            if granted:
+                self.void(caller.request.request_id)
+            return
+        if granted:
+            self._open.add(caller.request.request_id)
+        caller.future.set_result(row)
+
+    # -- voids, extensions, renewals -------------------------------------------------------------------------------
+
+    async def _serve_control(self) -> None:
+        backoff = Backoff()
+        while not (self._closing and not self._voids and not self._unpriced):
+            wait_s = max(self._renew_at - self._clock.monotonic(), 0.0)
+            if not self._closing:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._control_work.wait(), timeout=wait_s)
+            self._control_work.clear()
+            await asyncio.sleep(0)
+            try:
+                await self._extend_all()
+                await self._void_all()
+                due = self._clock.monotonic() >= self._renew_at
+                if due:
+                    await self._renew_all()
+                    self._renew_at = self._clock.monotonic() + self._ttl_s / 3
+                if due or self._closing:
+                    await self._unpriced.write(self._control)
+            except (LaneDown, *RETRYABLE_ERRORS):
+                self._answer_extensions(True)  # PostgreSQL is away: what runs may go on
+                if self._closing:
+                    return
+                self._control_work.set()
+                await backoff.wait()
+            except (asyncpg.PostgresError, asyncpg.InterfaceError):
+                log.exception("extending, voiding or renewing holds failed")
+                self._answer_extensions(False)
+                self._control_work.set()
+                await backoff.wait()
+            else:
+                backoff.reset()
+
+    async def _extend_all(self) -> None:
+        while self._extensions:
+            batch = [self._extensions[i] for i in range(min(len(self._extensions), MAX_BATCH))]
+            rows = await self._control.fetch(
+                "SELECT * FROM penstock_extend($1, $2)",
+                [one.request_id for one in batch],
+                [one.tokens for one in batch],
+            )
+            answers = {row["request_id"]: bool(row["extended"]) for row in rows}
+            for one in batch:
+                self._extensions.popleft()
+                if not one.future.done():
+                    one.future.set_result(answers[one.request_id])
+
+    def _answer_extensions(self, answer: bool) -> None:
+        while self._extensions:
+            one = self._extensions.popleft()
+            if not one.future.done():
+                one.future.set_result(answer)
+
+    async def _void_all(self) -> None:
+        while self._voids:
+            batch = list(self._voids)[:500]
+            await self._control.fetch("SELECT penstock_void($1)", batch)
+            self._voids.difference_update(batch)
+
+    async def _renew_all(self) -> None:
+        known = list(self._open)
+        for start in range(0, len(known), 500):
+            batch = known[start : start + 500]
+            rows = await self._control.fetch("SELECT penstock_renew($1) AS request_id", batch)
+            self._open.difference_update(set(batch) - {row["request_id"] for row in rows})
+
+
+def _granted(row: asyncpg.Record) -> HoldGranted:
+    return HoldGranted(
+        request_id=row["request_id"],
+        admitted_at=row["admitted_at"],
+        price=PriceVersion(
+            row["price_id"],
+            row["price_input"],
+            row["price_cached"],
+            row["price_output"],
+            row["price_reasoning"],
+        ),
+        list_price=PriceVersion(
+            row["list_id"], row["list_input"], row["list_cached"], row["list_output"], row["list_reasoning"]
+        ),
+        amount=int(row["amount"]),
+        output_tokens=row["output_tokens"],
+    )

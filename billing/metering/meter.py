@@ -1,0 +1,182 @@
+"""The meter of one API process: what an admitted request owes goes to the spool, then to PostgreSQL, exactly once.
+
+    open        before dispatch: from here on the request gets one usage row, whatever dies
+    checkpoint  once a second while it runs
+    settle      when it ended
+
+The meter also adopts the spools of dead processes on this host: their ended requests are settled (again, at worst,
+which changes nothing) and their open ones become `interrupted` with the counts of the last checkpoint.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from uuid import UUID
+
+from billing.metering.adoption import AdoptedSpool, adopt
+from billing.metering.records import Checkpoint, OpenRecord, UsageRecord
+from billing.metering.refusals import not_recorded
+from billing.metering.settlement import Item, Settlement
+from billing.metering.spool import Spool
+
+log = logging.getLogger(__name__)
+
+SPOOL_BYTES = 128 << 20
+"""Room for about 100,000 requests that PostgreSQL does not have yet."""
+ADOPT_EVERY_S = 5.0
+DRAIN_S = 10.0
+_ADOPT_AHEAD = 500
+"""Adopted requests in the settlement queue at a time: a dead process's backlog must not delay the living's."""
+
+
+class Meter:
+    """Spool and settlement of one process. `on_settled` hears of every request that PostgreSQL has."""
+
+    def __init__(
+        self,
+        database_url: str,
+        spool_dir: Path,
+        incarnation: str,
+        *,
+        spool_bytes: int = SPOOL_BYTES,
+        adopt_every_s: float = ADOPT_EVERY_S,
+        drain_s: float = DRAIN_S,
+        on_settled: Callable[[Iterable[UUID]], None] | None = None,
+    ) -> None:
+        self._spool_dir = spool_dir
+        self._incarnation = incarnation
+        self._spool_bytes = spool_bytes
+        self._adopt_every_s = adopt_every_s
+        self._drain_s = drain_s
+        self._on_settled = on_settled
+        self._settlement = Settlement(database_url)
+        self._spool: Spool | None = None
+        self._adopter: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make this process's spool, begin to settle and to adopt. Raises OSError when there is no room on the disk."""
+        loop = asyncio.get_running_loop()
+
+        def call_soon(callback: Callable[[], None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop ended first: the file waits to be adopted
+                loop.call_soon_threadsafe(callback)
+
+        self._spool = await asyncio.to_thread(
+            Spool, self._spool_dir, self._incarnation, capacity=self._spool_bytes, call_soon=call_soon
+        )
+        await self._settlement.start()
+        self._adopter = asyncio.create_task(self._adopt_for_ever())
+
+    async def close(self) -> None:
+        """Settle what is there, for at most `drain_s`; what is left waits in the spool for another process."""
+        if self._adopter is not None:
+            self._adopter.cancel()
+            await asyncio.gather(self._adopter, return_exceptions=True)
+        if not await self._settlement.drain(self._drain_s):
+            log.warning("%d requests are left in the spool for the next process", self._settlement.backlog)
+        await self._settlement.close()
+        if self._spool is not None:
+            await asyncio.to_thread(self._spool.close)
+
+    @property
+    def ready(self) -> bool:
+        """False when the spool is full or cannot be written: admit nothing new."""
+        return self._spool is not None and self._spool.ready
+
+    @property
+    def backlog(self) -> int:
+        """Ended requests that PostgreSQL does not have yet."""
+        return self._settlement.backlog
+
+    def open(self, record: OpenRecord) -> None:
+        """Note an admitted request before it is dispatched. Raises Unavailable when the spool cannot take it."""
+        if not self._living.append(record):
+            log.error("the usage spool %s is full or cannot be written", self._living.path)
+            raise not_recorded()
+
+    def checkpoint(self, record: Checkpoint) -> None:
+        """Note the running counts of a live request."""
+        self._living.append(record)
+
+    def settle(self, record: UsageRecord) -> None:
+        """The request ended: settle it once. Never raises because PostgreSQL is away or the disk is full."""
+        spool = self._living
+        if not spool.append(record):
+            log.error(
+                "the usage spool took no end of request %s; it is kept in memory", record.open.request_id
+            )
+        self._settlement.submit(Item(record.open.request_id, record, spool.load, self._settled, self._lost))
+
+    @property
+    def _living(self) -> Spool:
+        if self._spool is None:
+            raise RuntimeError("the meter was not started")
+        return self._spool
+
+    def _settled(self, request_id: UUID) -> None:
+        self._living.settled((request_id,))
+        if self._on_settled is not None:
+            self._on_settled((request_id,))
+
+    def _lost(self, request_id: UUID) -> None:
+        """The record, and so the file, stays when we end: who adopts it sets it aside for a person to look at."""
+
+    # -- adoption --------------------------------------------------------------------------------------------------
+
+    async def _adopt_for_ever(self) -> None:
+        while True:
+            try:
+                while await self._adopt_one():
+                    pass
+            except Exception:
+                # A disk that does not answer, or a bug: this process must go on adopting either way.
+                log.exception("adopting spools failed")
+            await asyncio.sleep(self._adopt_every_s)
+
+    async def _adopt_one(self) -> bool:
+        """Settle everything in one dead process's spool; False when there is none."""
+        adopted = await asyncio.to_thread(adopt, self._spool_dir, self._living.path)
+        if adopted is None:
+            return False
+        complete = False
+        try:
+            complete = await self._settle_adopted(adopted)
+        finally:
+            adopted.release(remove=complete)
+        log.info("adopted %s: %d requests settled", adopted.path.name, len(adopted))
+        return True
+
+    async def _settle_adopted(self, adopted: AdoptedSpool) -> bool:
+        """Settle every story; True when PostgreSQL has them all. An unreadable spool is set aside, not removed."""
+        waiting: set[UUID] = set()
+        progress = asyncio.Event()
+        unreadable = False
+
+        def done(request_id: UUID) -> None:
+            waiting.discard(request_id)
+            progress.set()
+
+        def lost(request_id: UUID) -> None:
+            nonlocal unreadable
+            unreadable = True
+            done(request_id)
+
+        for request_id in adopted:
+            record = adopted.load(request_id)
+            if record is None:
+                log.error("%s: request %s cannot be read", adopted.path.name, request_id)
+                unreadable = True
+                continue
+            while len(waiting) >= _ADOPT_AHEAD:
+                progress.clear()
+                await progress.wait()
+            waiting.add(request_id)
+            self._settlement.submit(Item(request_id, record, adopted.load, done, lost))
+        while waiting:
+            progress.clear()
+            await progress.wait()
+        if unreadable:
+            adopted.set_aside()
+        return not unreadable

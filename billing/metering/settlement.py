@@ -1,0 +1,262 @@
+"""Settlement: ended requests go to PostgreSQL in small batches, idempotently, for as long as it takes (DESIGN §4, §5).
+
+At most 50 rows or 100 ms a batch, so that holds never wait long for an account; a backlog goes in batches of up to 500.
+PostgreSQL away: the batch is tried again for ever; the backlog is a list of request ids, their records stay in the
+spool. A record that PostgreSQL refuses for what it says is parked in `settle_errors` and the others go on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+from prometheus_client import Counter, Gauge
+
+from billing.metering.lane import RETRYABLE_ERRORS, Backoff, Lane, LaneDown
+from billing.metering.records import UsageRecord
+
+log = logging.getLogger(__name__)
+
+BATCH_ROWS = 50
+BACKLOG_ROWS = 500
+"""Rows of a batch while more than this many wait: fewer commits, and nobody's answer is fresh by then anyway."""
+WINDOW_S = 0.1
+KEEP_RECORDS = 1000
+"""Records held in memory; beyond it they are read back from the spool when their turn comes."""
+_RECORD_AT_FAULT = ("22", "23", "P0")
+"""SQLSTATE classes that blame the data: data exception, integrity constraint, raised by our own function."""
+
+_UNSENDABLE = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+"""A record that cannot even be encoded."""
+
+SETTLED = Counter("penstock_settled_total", "Requests settled, by result.", ["result"])
+BACKLOG = Gauge("penstock_settlement_backlog", "Ended requests that PostgreSQL does not have yet.")
+
+
+class Item:
+    """One ended request on its way to PostgreSQL: in memory, or to be read from a spool.
+
+    `done` hears that PostgreSQL has it (or has parked it), `lost` that it cannot be read back; one of the two, once.
+    """
+
+    __slots__ = ("done", "load", "lost", "record", "request_id")
+
+    def __init__(
+        self,
+        request_id: UUID,
+        record: UsageRecord | None,
+        load: Callable[[UUID], UsageRecord | None],
+        done: Callable[[UUID], None],
+        lost: Callable[[UUID], None],
+    ) -> None:
+        self.request_id = request_id
+        self.record = record
+        self.load = load
+        self.done = done
+        self.lost = lost
+
+
+def flat(record: UsageRecord) -> dict[str, Any]:
+    """The row that `penstock_settle` reads."""
+    opened = record.open
+    return {
+        "request_id": opened.request_id,
+        "tenant_id": opened.tenant_id,
+        "project_id": opened.project_id,
+        "key_id": opened.key_id,
+        "model": opened.model,
+        "tier": opened.tier,
+        "region": opened.region,
+        "replica_id": opened.replica_id,
+        "boot_id": opened.boot_id,
+        "admitted_at": opened.admitted_at,
+        "outcome": record.outcome.value,
+        "free": record.outcome.free,
+        "attempts": record.attempts,
+        "stream": opened.stream,
+        "simulated": opened.simulated,
+        "price_version": opened.price.id,
+        "list_price_version": opened.list_price.id,
+        "input_tokens": record.usage.input,
+        "cached_input_tokens": record.usage.cached_input,
+        "output_tokens": record.usage.output,
+        "reasoning_tokens": record.usage.reasoning,
+        "unbilled_input_tokens": record.extra_unbilled.input,
+        "unbilled_output_tokens": record.extra_unbilled.output,
+        "queue_us": record.queue_us,
+        "ttft_us": record.ttft_us,
+        "duration_us": record.duration_us,
+    }
+
+
+def notes(record: UsageRecord) -> list[dict[str, Any]]:
+    """The rows that `penstock_note_unbilled` reads."""
+    return [
+        {
+            "request_id": record.open.request_id,
+            "part": part,
+            "replica_id": one.replica_id,
+            "boot_id": one.boot_id,
+            "cause": one.cause,
+            "input_tokens": one.input,
+            "output_tokens": one.output,
+            "tail_input": one.tail_input,
+            "tail_output": one.tail_output,
+            "again_us": one.again_us,
+        }
+        for part, one in enumerate(record.unbilled)
+    ]
+
+
+class Settlement:
+    """The queue of one process and the task that empties it."""
+
+    def __init__(
+        self, database_url: str, *, batch_rows: int = BATCH_ROWS, window_s: float = WINDOW_S
+    ) -> None:
+        self._lane = Lane(database_url)
+        self._batch_rows = batch_rows
+        self._window_s = window_s
+        self._queue: deque[Item] = deque()
+        self._in_memory = 0
+        self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def backlog(self) -> int:
+        """Ended requests that PostgreSQL does not have yet."""
+        return len(self._queue)
+
+    async def start(self) -> None:
+        """Begin to settle."""
+        self._task = asyncio.create_task(self._run())
+
+    def submit(self, item: Item) -> None:
+        """Settle this one; it is forgotten only when PostgreSQL has it."""
+        if item.record is not None:
+            # A record that no spool holds must stay in memory, whatever their number.
+            if self._in_memory >= KEEP_RECORDS and item.load(item.request_id) is not None:
+                item.record = None
+            else:
+                self._in_memory += 1
+        self._queue.append(item)
+        self._idle.clear()
+        self._wake.set()
+        if len(self._queue) >= self._batch_rows:
+            self._full.set()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Settle what there is without waiting for full batches; False when it did not all go in time."""
+        self._draining = True
+        self._full.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        return self._idle.is_set()
+
+    async def close(self) -> None:
+        """Stop; what is left stays in the spool."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._lane.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            if not self._draining and len(self._queue) < self._batch_rows:
+                self._full.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._full.wait(), self._window_s)
+            try:
+                await self._settle_some()
+            except Exception:
+                # A bug here must not end settlement: say so and go on, the records are in the spool.
+                log.exception("settlement failed")
+                await asyncio.sleep(1.0)
+            BACKLOG.set(len(self._queue))
+            if not self._queue:
+                self._wake.clear()
+                self._idle.set()
+
+    async def _settle_some(self) -> None:
+        """Settle the oldest items; returns when PostgreSQL has them or has parked them."""
+        rows = BACKLOG_ROWS if len(self._queue) > BACKLOG_ROWS else self._batch_rows
+        batch = [self._queue[i] for i in range(min(len(self._queue), rows))]
+        loaded = [(item, item.record or item.load(item.request_id)) for item in batch]
+        records = [record for _, record in loaded if record is not None]
+        for item, record in loaded:
+            if record is None:
+                log.error("the record of request %s cannot be read back", item.request_id)
+        if records:
+            await self._settle_surely(records)
+        for item, record in loaded:
+            self._queue.popleft()
+            if item.record is not None:
+                self._in_memory -= 1
+            (item.lost if record is None else item.done)(item.request_id)
+
+    async def _settle_surely(self, records: list[UsageRecord]) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                await self._settle(records)
+            except (LaneDown, *RETRYABLE_ERRORS) as error:
+                log.warning("settlement waits for PostgreSQL: %s", error)
+            except (asyncpg.PostgresError, *_UNSENDABLE) as error:
+                if not _blames_record(error):
+                    log.error("settlement waits, PostgreSQL refuses: %s", error)
+                elif len(records) > 1:
+                    for record in records:
+                        await self._settle_surely([record])
+                    return
+                elif await self._park(records[0], str(error)):
+                    return
+            else:
+                return
+            await backoff.wait()
+
+    async def _settle(self, records: list[UsageRecord]) -> None:
+        if unbilled := [note for record in records for note in notes(record)]:
+            # Before the rows, so that a row is never there without its notes; noted twice is noted once.
+            await self._lane.fetch(
+                "SELECT penstock_note_unbilled($1)", msgspec.json.encode(unbilled).decode()
+            )
+        rows = await self._lane.fetch(
+            "SELECT request_id, result FROM penstock_settle($1)",
+            msgspec.json.encode([flat(record) for record in records]).decode(),
+        )
+        for row in rows:
+            SETTLED.labels(row["result"]).inc()
+            if row["result"] == "parked":
+                log.error("request %s could not be billed; see settle_errors", row["request_id"])
+
+    async def _park(self, record: UsageRecord, reason: str) -> bool:
+        """Set one record aside; False when that did not work either and must be tried again."""
+        log.error("request %s could not be billed (%s); see settle_errors", record.open.request_id, reason)
+        try:
+            await self._lane.fetch(
+                "SELECT penstock_park($1, $2, $3)",
+                record.open.request_id,
+                reason.replace("\x00", "\N{REPLACEMENT CHARACTER}")[:2000],
+                repr(record).encode(errors="backslashreplace"),
+            )
+        except (LaneDown, asyncpg.PostgresError, *_UNSENDABLE) as error:
+            log.error("and could not be parked: %s", error)
+            return False
+        SETTLED.labels("parked").inc()
+        return True
+
+
+def _blames_record(error: Exception) -> bool:
+    if not isinstance(error, asyncpg.PostgresError):
+        return True
+    return (error.sqlstate or "").startswith(_RECORD_AT_FAULT)

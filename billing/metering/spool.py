@@ -1,0 +1,346 @@
+"""The spool: what an API process owes to billing, kept on disk until PostgreSQL has it (DESIGN §4).
+
+One file per process incarnation, locked while the process lives. Appending is a write to the page cache (it survives
+the death of the process); ends of requests are also synced to the disk by a thread, many at a time. The file is
+preallocated: running out of it makes the process not ready, never loses a record in the middle.
+
+Space comes back by moving the live records to a fresh file. While a thread copies and syncs them, new frames go to
+both files; the fresh one then takes the old one's name in one rename, so at every instant one file holds everything.
+"""
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from uuid import UUID
+
+from billing.metering.frames import FILE_HEADER, Record, decode_at, encode
+from billing.metering.records import Checkpoint, UsageRecord
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".spool"
+FRESH_SUFFIX = ".spool.new"
+_READY_SHARE = 10
+"""A tenth of the file is kept for the ends of what runs: below it the process is not ready."""
+_BYTES_PER_END = 1024
+RETRY_S = 5.0
+"""After a move that found no room on the disk, or could not be finished."""
+
+Span = tuple[int, int]
+"""Offset and size of a frame."""
+
+
+class _Entry:
+    """Where the newest frames of one request lie."""
+
+    __slots__ = ("checkpoint", "open", "usage")
+
+    def __init__(self) -> None:
+        self.open: Span | None = None
+        self.checkpoint: Span | None = None
+        self.usage: Span | None = None
+
+    def spans(self) -> list[tuple[str, Span]]:
+        """The frames that must be kept for this request."""
+        if self.usage is not None:
+            return [("usage", self.usage)]
+        found = [("open", self.open), ("checkpoint", self.checkpoint)]
+        return [(name, span) for name, span in found if span is not None]
+
+
+class _Move:
+    """A move to a fresh file that is under way."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self.descriptor = descriptor
+        self.path = path
+        self.tail = len(FILE_HEADER)
+        self.copies: list[tuple[_Entry, str, Span, int]] = []
+        """Entry, which frame, where it lies in the old file, offset in the fresh one."""
+        self.plan: list[tuple[Span, int]] = []
+        """What the thread copies: the frames that were live when the move began."""
+        self.taken = False
+        self.copied = False
+
+
+def create_file(path: Path, capacity: int) -> int:
+    """A locked, preallocated, empty spool file at `path`; returns its descriptor. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.posix_fallocate(descriptor, 0, capacity)
+        os.pwrite(descriptor, FILE_HEADER, 0)
+        os.fsync(descriptor)
+    except OSError:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+        raise
+    return descriptor
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a creation or rename in `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Spool:
+    """The spool of the living process. Used from one thread; its own thread only syncs and copies."""
+
+    def __init__(
+        self,
+        directory: Path,
+        incarnation: str,
+        *,
+        capacity: int,
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self.path = directory / f"{incarnation}{SUFFIX}"
+        self._capacity = capacity
+        self._call_soon = call_soon
+        self._entries: dict[UUID, _Entry] = {}
+        self._live = 0
+        self._move: _Move | None = None
+        self._failed = False
+        self._closed = False
+        self._wake = threading.Event()
+        self._sync_wanted = False
+        self._move_wanted = False
+        """Until a move has ended well."""
+        self._retry_at = 0.0
+        self._making = False
+        self._directory_changed = False
+        self._retired: list[int] = []
+        directory.mkdir(parents=True, exist_ok=True)
+        # Made under another name, so that nobody adopts it before it is locked.
+        fresh = self._fresh_path()
+        fresh.unlink(missing_ok=True)
+        self._descriptor = create_file(fresh, capacity)
+        fresh.rename(self.path)
+        sync_directory(directory)
+        self._tail = len(FILE_HEADER)
+        self._thread = threading.Thread(target=self._work, name="spool", daemon=True)
+        self._thread.start()
+
+    def _fresh_path(self) -> Path:
+        return self.path.with_suffix(FRESH_SUFFIX)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a new request may be admitted: the file can be written and has room for every end."""
+        reserve = self._capacity // _READY_SHARE + _BYTES_PER_END * len(self._entries)
+        return not self._failed and not self._closed and self._capacity - self._tail > reserve
+
+    @property
+    def unsettled(self) -> int:
+        """Requests with anything in the spool that is not settled yet."""
+        return len(self._entries)
+
+    def append(self, record: Record) -> bool:
+        """Write a record; False when the file has no room or cannot be written (the record is then not in it).
+
+        A checkpoint yields to ends: it is dropped when room is scarce.
+        """
+        if isinstance(record, Checkpoint):
+            if record.request_id not in self._entries or not self._has_room(
+                self._capacity // (2 * _READY_SHARE)
+            ):
+                return False
+            field, request_id = "checkpoint", record.request_id
+        elif isinstance(record, UsageRecord):
+            field, request_id = "usage", record.open.request_id
+        else:
+            field, request_id = "open", record.request_id
+        try:
+            frame = encode(record, time.time_ns() // 1_000_000)
+        except (ValueError, OverflowError, TypeError) as error:
+            log.error("a record of request %s cannot be encoded: %s", request_id, error)
+            return False
+        if not self._has_room(len(frame)) or not self._write(frame):
+            return False
+        entry = self._entries.setdefault(request_id, _Entry())
+        self._note(entry, field, len(frame))
+        if field == "usage":
+            self._sync_wanted = True
+            self._wake.set()
+        return True
+
+    def load(self, request_id: UUID) -> UsageRecord | None:
+        """The end of a request as it lies in the file; None when there is none that can be read."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.usage is None:
+            return None
+        offset, size = entry.usage
+        try:
+            frame = decode_at(os.pread(self._descriptor, size, offset), 0)
+        except OSError as error:
+            log.error("the spool %s cannot be read: %s", self.path, error)
+            return None
+        return frame.record if frame is not None and isinstance(frame.record, UsageRecord) else None
+
+    def settled(self, request_ids: Iterable[UUID]) -> None:
+        """PostgreSQL has these: their space may be used again."""
+        for request_id in request_ids:
+            entry = self._entries.pop(request_id, None)
+            if entry is not None:
+                self._live -= sum(size for _, (_, size) in entry.spans())
+        if not self._move_wanted and self._tail > self._capacity // 2 and self._live < self._capacity // 8:
+            self._move_wanted = True
+            self._wake.set()
+
+    def close(self) -> None:
+        """Sync and unlock; the file goes when nothing in it is owed, else it waits to be adopted."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        if self._move is not None:
+            os.close(self._move.descriptor)
+            self._move.path.unlink(missing_ok=True)
+            self._move = None
+        if not self._entries:
+            self.path.unlink(missing_ok=True)
+        elif not self._failed:
+            os.fdatasync(self._descriptor)
+        os.close(self._descriptor)
+
+    def _has_room(self, size: int) -> bool:
+        return not self._failed and not self._closed and self._tail + size <= self._capacity
+
+    def _write(self, frame: bytes) -> bool:
+        try:
+            _write_all(self._descriptor, frame, self._tail)
+            if self._move is not None:
+                _write_all(self._move.descriptor, frame, self._move.tail)
+        except OSError as error:
+            log.error("the spool %s cannot be written: %s", self.path, error)
+            self._failed = True
+            return False
+        return True
+
+    def _note(self, entry: _Entry, field: str, size: int) -> None:
+        """Remember where the frame just written lies, and move the tails."""
+        self._live -= sum(span[1] for _, span in entry.spans())
+        span = (self._tail, size)
+        setattr(entry, field, span)
+        self._live += sum(span[1] for _, span in entry.spans())
+        self._tail += size
+        if self._move is not None:
+            self._move.copies.append((entry, field, span, self._move.tail))
+            self._move.tail += size
+
+    # -- moving to a fresh file ------------------------------------------------------------------------------------
+
+    def _start_move(self, descriptor: int) -> None:
+        """In the owner's thread, when a fresh file exists: from here on every frame goes to both."""
+        if self._closed:
+            os.close(descriptor)
+            self._fresh_path().unlink(missing_ok=True)
+            return
+        move = _Move(descriptor, self._fresh_path())
+        for entry in self._entries.values():
+            for field, span in entry.spans():
+                move.copies.append((entry, field, span, move.tail))
+                move.tail += span[1]
+        move.plan = [(span, offset) for _, _, span, offset in move.copies]
+        self._move = move
+        self._wake.set()
+
+    def _finish_move(self) -> None:
+        """In the owner's thread, when the copies are on the disk: the fresh file takes the old one's name."""
+        move = self._move
+        if move is None or self._closed:
+            return
+        try:
+            if not move.copied:
+                raise OSError("the live records could not be copied")
+            move.path.rename(self.path)
+        except OSError as error:
+            log.warning("the fresh spool file could not take over: %s", error)
+            move.path.unlink(missing_ok=True)
+            self._retired.append(move.descriptor)
+            self._retry_at = time.monotonic() + RETRY_S
+        else:
+            self._move_wanted = False
+            for entry, field, span, offset in move.copies:
+                if getattr(entry, field) == span:
+                    setattr(entry, field, (offset, span[1]))
+            self._retired.append(self._descriptor)
+            self._descriptor, self._tail = move.descriptor, move.tail
+            self._directory_changed = True
+            self._sync_wanted = True
+        self._move = None  # only now may the thread make another fresh file under the same name
+        self._wake.set()
+
+    # -- the thread: everything that waits for the disk ------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            self._wake.wait(RETRY_S if self._move_wanted else None)
+            self._wake.clear()
+            closing = self._closed
+            try:
+                self._work_once()
+            except OSError as error:
+                log.error("the spool %s cannot be synced: %s", self.path, error)
+                self._failed = True
+            if closing:
+                return
+
+    def _work_once(self) -> None:
+        if self._directory_changed:
+            self._directory_changed = False
+            sync_directory(self.path.parent)
+        if self._sync_wanted:
+            self._sync_wanted = False
+            move = self._move
+            os.fdatasync(self._descriptor)
+            if move is not None:
+                os.fdatasync(move.descriptor)
+        while self._retired:
+            os.close(self._retired.pop())
+        if self._closed:
+            return
+        wanted = self._move_wanted and time.monotonic() >= self._retry_at
+        if wanted and self._move is None and not self._making:
+            self._making = True
+            try:
+                self._fresh_path().unlink(missing_ok=True)
+                descriptor = create_file(self._fresh_path(), self._capacity)
+            except OSError as error:
+                # No room for a second file: the first one serves on. Tried again by the clock, since a full spool
+                # admits nothing whose settlement could ask for it.
+                log.warning("no fresh spool file: %s", error)
+                self._retry_at = time.monotonic() + RETRY_S
+                self._making = False
+                return
+            self._call_soon(lambda: self._start_move(descriptor))
+        elif self._move is not None and not self._move.taken:
+            self._copy(self._move)
+            self._making = False
+            self._call_soon(self._finish_move)
+
+    def _copy(self, move: _Move) -> None:
+        move.taken = True
+        try:
+            for (source, size), offset in move.plan:
+                _write_all(move.descriptor, os.pread(self._descriptor, size, source), offset)
+            os.fdatasync(move.descriptor)
+        except OSError as error:
+            log.warning("copying the spool failed: %s", error)
+        else:
+            move.copied = True
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    written = os.pwrite(descriptor, data, offset)
+    if written != len(data):
+        raise OSError(f"wrote {written} of {len(data)} bytes")

@@ -1,0 +1,180 @@
+"""Tables of holds and usage rows, for SQLAlchemy Core.
+
+`holds` and `usage_rows` are partitioned by month on the UUIDv7 request id. The migrations own the DDL."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Enum,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    column,
+    table,
+    text,
+)
+
+from billing.metering.records import Outcome
+from core.columns import count, instant, pico, uid, words
+from core.db import metadata
+
+_HOLD_STATE = Enum("open", "settled", "voided", "expired", name="hold_state")
+_OUTCOME = Enum(*(outcome.value for outcome in Outcome), name="usage_outcome")
+_DIMENSIONS = (
+    "tenant_id", "project_id", "key_id", "model", "tier", "region", "price_version", "list_price_version", "simulated",
+)  # fmt: skip
+
+
+holds = Table(
+    "holds",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    uid("tenant_id"),
+    uid("project_id"),
+    uid("key_id"),
+    words("model"),
+    words("incarnation"),
+    count("price_version"),
+    count("output_tokens"),
+    pico("amount"),
+    Column("state", _HOLD_STATE, nullable=False, server_default="open"),
+    instant("admitted_at"),
+    instant("renewed_at"),
+    instant("closed_at", nullable=True),
+    Index("ix_holds_open", "tenant_id", postgresql_where=text("state = 'open'")),
+    postgresql_partition_by="RANGE (request_id)",
+)
+"""Money reserved for a request; mutable, outside the ledger, resolved once."""
+
+usage_dims = Table(
+    "usage_dims",
+    metadata,
+    Column("id", Integer, Identity(always=True), primary_key=True),
+    uid("tenant_id"),
+    uid("project_id"),
+    uid("key_id"),
+    words("model"),
+    words("tier"),
+    words("region"),
+    count("price_version"),
+    count("list_price_version"),
+    Column("simulated", Boolean, nullable=False),
+    UniqueConstraint(*_DIMENSIONS, name="uq_usage_dims_facts"),
+)
+"""What usage rows share, said once: who used what at which prices."""
+
+usage_engines = Table(
+    "usage_engines",
+    metadata,
+    Column("id", Integer, Identity(always=True), primary_key=True),
+    words("replica_id"),
+    words("boot_id"),
+    UniqueConstraint("replica_id", "boot_id"),
+)
+"""Engine incarnations that answered requests."""
+
+usage_rows = Table(
+    "usage_rows",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    instant("ended_at"),
+    count("duration_us"),
+    count("queue_us"),
+    count("ttft_us"),
+    Column("dim_id", Integer, nullable=False),
+    Column("engine_id", Integer, nullable=False),
+    Column("lag_us", Integer, nullable=False),
+    Column("input_tokens", Integer, nullable=False),
+    Column("cached_input_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False),
+    Column("unbilled_input_tokens", Integer, nullable=False),
+    Column("unbilled_output_tokens", Integer, nullable=False),
+    Column("outcome", _OUTCOME, nullable=False),
+    Column("attempts", SmallInteger, nullable=False),
+    Column("stream", Boolean, nullable=False),
+    Column("late", Boolean, nullable=False),
+    pico("cost"),
+    pico("discount"),
+    Index(
+        "ix_usage_rows_ended_at",
+        "ended_at",
+        postgresql_using="brin",
+        postgresql_with={"pages_per_range": 32, "autosummarize": "on"},
+    ),
+    Index("ix_usage_rows_dim_id", "dim_id"),
+    postgresql_partition_by="RANGE (request_id)",
+)
+"""One row per admitted request, written once, under 200 bytes with its indexes. Read it through the view `usage`."""
+
+usage = table(
+    "usage",
+    *(
+        column(name)
+        for name in (
+            "request_id", *_DIMENSIONS, "replica_id", "boot_id", "admitted_at", "ended_at", "settled_at", "outcome",
+            "attempts", "stream", "input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens",
+            "unbilled_input_tokens", "unbilled_output_tokens", "cost", "list_cost", "queue_us", "ttft_us",
+            "duration_us",
+        )
+    ),
+)  # fmt: skip
+"""The view over usage_rows with every column of a usage row."""
+
+usage_late = Table(
+    "usage_late",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    instant("ended_at"),
+)
+"""The true end of usage that came after its month was closed, or after 48 h, and is dated to its arrival."""
+
+usage_far = Table(
+    "usage_far",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    instant("claimed_at"),
+    instant("settled_at"),
+)
+"""Instants of rows that were settled more than 35 minutes from their end."""
+
+settle_errors = Table(
+    "settle_errors",
+    metadata,
+    Column("request_id", Uuid, primary_key=True),
+    words("reason"),
+    Column("record", LargeBinary, nullable=False),
+    instant("created_at", now=True),
+)
+"""Records that could not be billed, set aside with the reason."""
+
+reaper_state = Table(
+    "reaper_state",
+    metadata,
+    Column("id", SmallInteger, primary_key=True, server_default=text("1"), autoincrement=False),
+    instant("seen_at"),
+    instant("postmaster_start"),
+    instant("paused_until"),
+)
+"""When the reaper last looked, and until when it waits for live processes to renew their holds."""
+
+unpriced_refusals = Table(
+    "unpriced_refusals",
+    metadata,
+    Column("model", Text, primary_key=True),
+    Column("tier", Text, primary_key=True),
+    Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("first_at", DateTime(timezone=True), nullable=False),
+    Column("last_at", DateTime(timezone=True), nullable=False),
+)
+"""Requests refused because a model had no price."""

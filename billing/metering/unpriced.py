@@ -1,0 +1,55 @@
+"""Requests refused for want of a price, counted in memory and written now and then, never on the hot path."""
+
+import logging
+from uuid import UUID
+
+import asyncpg
+
+from billing.metering.lane import Lane
+
+log = logging.getLogger(__name__)
+
+MAX_KEYS = 256
+"""Distinct (model, tier, tenant) between two writes; further ones are not counted until then."""
+
+_COUNT = "SELECT penstock_count_unpriced($1, $2, $3, $4)"
+
+
+class UnpricedCounts:
+    """Counts of one process since the last write."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, UUID], int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def add(self, model: str, tier: str, tenant_id: UUID) -> None:
+        """One request was refused."""
+        key = (model, tier, tenant_id)
+        if key in self._counts or len(self._counts) < MAX_KEYS:
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    async def write(self, lane: Lane) -> None:
+        """Add the counts to `unpriced_refusals`; the function ignores models that are not offered.
+
+        While PostgreSQL is away the counts are kept and LaneDown raised. Counts that it refuses are dropped: holds must
+        not suffer from a statistic.
+        """
+        if not self._counts:
+            return
+        counts = dict(self._counts)
+        try:
+            await lane.fetch(
+                _COUNT,
+                [key[0] for key in counts],
+                [key[1] for key in counts],
+                [key[2] for key in counts],
+                list(counts.values()),
+            )
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            log.warning("%d refusals without a price were not counted: %s", sum(counts.values()), error)
+        for key, count in counts.items():
+            self._counts[key] -= count
+            if not self._counts[key]:
+                del self._counts[key]

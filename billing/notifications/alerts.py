@@ -1,0 +1,322 @@
+"""Budgets and alerts: who is told when spending reaches 50, 80 or 100 % of a budget, or credit runs low.
+
+The budget of a whole organisation is `billing_accounts.budget`: holds enforce it (new requests get 402), its alerts
+need no rule. Budgets of projects and keys are rules here; they tell and do not stop. Spending of the organisation is
+the account's own counter, that of projects and keys the exact sum of their usage in the UTC month. Each threshold fires
+once per month and scope; when several are crossed at once, one notice names the highest.
+"""
+
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.ledger.accounts import parse_usd
+from billing.notifications.notices import notify
+from core.db import Database
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import uuid7
+from core.money import pico_to_usd
+from tenants.scoping import platform_wide
+
+Scope = Literal["tenant", "project", "key"]
+Kind = Literal["budget", "low_balance"]
+THRESHOLDS = (50, 80, 100)
+MAX_RULES = 1000
+"""Of one organisation."""
+
+
+class AlertView(msgspec.Struct, frozen=True):
+    """A budget or low-balance mark with what is spent against it; amounts are exact decimal dollars."""
+
+    id: UUID | None
+    """None = the organisation's budget with the usual thresholds: no rule needed."""
+    tenant_id: UUID
+    kind: str
+    scope: str
+    scope_id: UUID
+    amount_usd: str | None
+    """The budget, or the balance below which a prepaid organisation is told."""
+    thresholds: list[int]
+    """Percent of the budget."""
+    current_usd: str
+    """Spent this UTC month, or the balance."""
+    fired: list[int]
+    """Thresholds that fired this month."""
+
+
+async def set_rule(
+    connection: AsyncConnection,
+    *,
+    tenant_id: UUID,
+    kind: Kind,
+    scope: Scope,
+    scope_id: UUID,
+    amount_usd: str | None,
+    thresholds: list[int] | None,
+    created_by: str,
+) -> None:
+    """Make or replace a rule. Raises InvalidRequest, NotFound, Conflict.
+
+    The organisation's own budget takes no amount here: it is set where requests are admitted (`set_budget`).
+    """
+    amount = _amount(kind, scope, amount_usd)
+    marks = _thresholds(kind, thresholds)
+    await _check_scope(connection, tenant_id, kind, scope, scope_id)
+    count = text("SELECT count(*) FROM alert_rules WHERE tenant_id = :tenant")
+    if int(await connection.scalar(count, {"tenant": tenant_id}) or 0) >= MAX_RULES:
+        raise Conflict(f"the organisation has {MAX_RULES} alert rules; remove one first")
+    await connection.execute(
+        text(
+            "INSERT INTO alert_rules (id, tenant_id, kind, scope, scope_id, amount, thresholds, created_by) "
+            "VALUES (:id, :tenant, :kind, :scope, :scope_id, :amount, :thresholds, :by) "
+            "ON CONFLICT (tenant_id, kind, scope_id) DO UPDATE SET amount = excluded.amount, "
+            "thresholds = excluded.thresholds, created_by = excluded.created_by, fired_at = NULL"
+        ),
+        {
+            "id": uuid7(),
+            "tenant": tenant_id,
+            "kind": kind,
+            "scope": scope,
+            "scope_id": scope_id,
+            "amount": amount,
+            "thresholds": marks,
+            "by": created_by,
+        },
+    )
+
+
+async def remove_rule(connection: AsyncConnection, tenant_id: UUID, kind: Kind, scope_id: UUID) -> None:
+    """Remove a rule. Raises NotFound."""
+    removed = await connection.execute(
+        text("DELETE FROM alert_rules WHERE tenant_id = :tenant AND kind = :kind AND scope_id = :scope_id"),
+        {"tenant": tenant_id, "kind": kind, "scope_id": scope_id},
+    )
+    if removed.rowcount == 0:
+        raise NotFound(f"there is no {kind} rule on {scope_id}")
+
+
+def _amount(kind: Kind, scope: Scope, amount_usd: str | None) -> int | None:
+    if kind == "budget" and scope == "tenant":
+        if amount_usd is not None:
+            raise InvalidRequest(
+                "the organisation's budget is set with `set_budget`; a rule only sets its thresholds",
+                param="amount_usd",
+            )
+        return None
+    if kind == "low_balance" and scope != "tenant":
+        raise InvalidRequest("only an organisation has a balance", param="scope")
+    if amount_usd is None:
+        raise InvalidRequest("amount_usd is missing", param="amount_usd")
+    amount = parse_usd(amount_usd, "amount_usd")
+    if amount == 0:
+        raise InvalidRequest("amount_usd must be above 0", param="amount_usd")
+    return amount
+
+
+def _thresholds(kind: Kind, given: list[int] | None) -> list[int]:
+    if kind == "low_balance":
+        if given:
+            raise InvalidRequest("a low-balance alert has an amount and no thresholds", param="thresholds")
+        return []
+    marks = sorted(set(THRESHOLDS if given is None else given))
+    if not 1 <= len(marks) <= 10 or not all(1 <= mark <= 1000 for mark in marks):
+        raise InvalidRequest("thresholds are 1 to 10 percentages of 1 to 1000", param="thresholds")
+    return marks
+
+
+async def _check_scope(
+    connection: AsyncConnection, tenant_id: UUID, kind: Kind, scope: Scope, scope_id: UUID
+) -> None:
+    """Whether the scope is the organisation's own, and the mark makes sense for its account."""
+    mode = text("SELECT mode FROM billing_accounts WHERE tenant_id = :tenant")
+    found = await connection.scalar(mode, {"tenant": tenant_id})
+    if found is None:
+        raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
+    if kind == "low_balance" and found != "prepaid":
+        raise Conflict("a postpaid organisation has no balance that could run low")
+    if scope == "tenant":
+        if scope_id != tenant_id:
+            raise InvalidRequest("the scope of an organisation is its own id", param="scope_id")
+        return
+    source = {"project": "projects", "key": "api_keys"}[scope]
+    query = text(f"SELECT 1 FROM {source} WHERE id = :id AND tenant_id = :tenant")  # noqa: S608 - names from above
+    if await connection.scalar(query, {"id": scope_id, "tenant": tenant_id}) is None:
+        raise NotFound(f"the organisation has no {scope} with the id {scope_id}", param="scope_id")
+
+
+_STATES = text("""
+    WITH now AS (SELECT date_trunc('month', clock_timestamp(), 'UTC') AS month,
+        date_trunc('month', clock_timestamp() AT TIME ZONE 'UTC')::date AS day),
+    rules AS (
+        SELECT r.id, r.tenant_id, r.kind, r.scope, r.scope_id, r.thresholds, r.fired_at,
+            CASE WHEN r.kind = 'budget' AND r.scope = 'tenant' THEN b.budget ELSE r.amount END AS amount
+        FROM alert_rules r JOIN billing_accounts b ON b.tenant_id = r.tenant_id
+        WHERE CAST(:tenant AS uuid) IS NULL OR r.tenant_id = :tenant
+        UNION ALL
+        SELECT NULL, b.tenant_id, 'budget', 'tenant', b.tenant_id, CAST(:defaults AS smallint[]), NULL, b.budget
+        FROM billing_accounts b WHERE b.budget > 0 AND (CAST(:tenant AS uuid) IS NULL OR b.tenant_id = :tenant)
+            AND NOT EXISTS (SELECT 1 FROM alert_rules r WHERE r.tenant_id = b.tenant_id AND r.kind = 'budget'
+                AND r.scope = 'tenant')),
+    watched AS (SELECT DISTINCT tenant_id FROM rules WHERE kind = 'budget' AND scope <> 'tenant'),
+    touched AS MATERIALIZED (
+        SELECT DISTINCT hour FROM usage_touched, now WHERE hour >= now.month AND EXISTS (SELECT 1 FROM watched)),
+    counted AS (
+        SELECT h.tenant_id, h.project_id, h.key_id, h.cost FROM usage_hours h, now
+        WHERE h.hour >= now.month AND h.tenant_id IN (SELECT tenant_id FROM watched)
+            AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
+        UNION ALL
+        SELECT f.tenant_id, f.project_id, f.key_id, f.cost
+        FROM touched t, LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f
+        WHERE f.tenant_id IN (SELECT tenant_id FROM watched)),
+    spent AS (
+        SELECT tenant_id, project_id AS scope_id, sum(cost) AS cost FROM counted GROUP BY 1, 2
+        UNION ALL SELECT tenant_id, key_id, sum(cost) FROM counted GROUP BY 1, 2)
+    SELECT r.*, (SELECT day FROM now) AS month, b.mode,
+        CASE WHEN r.kind = 'low_balance' THEN b.balance WHEN r.scope = 'tenant' THEN penstock_spent(b)
+            ELSE coalesce(s.cost, 0) END AS current,
+        ARRAY(SELECT e.threshold FROM alert_events e, now WHERE e.tenant_id = r.tenant_id AND e.scope_id = r.scope_id
+            AND e.month = now.day AND r.kind = 'budget' ORDER BY 1) AS fired
+    FROM rules r JOIN billing_accounts b ON b.tenant_id = r.tenant_id
+    LEFT JOIN spent s ON s.tenant_id = r.tenant_id AND s.scope_id = r.scope_id
+    ORDER BY r.tenant_id, r.kind, r.scope, r.scope_id
+""")
+
+
+async def _states(connection: AsyncConnection, tenant_id: UUID | None) -> list[Row[Any]]:
+    return list(await connection.execute(_STATES, {"tenant": tenant_id, "defaults": list(THRESHOLDS)}))
+
+
+async def list_rules(connection: AsyncConnection, tenant_id: UUID | None) -> list[AlertView]:
+    """Budgets and low-balance marks of one organisation, or of all the session may see, with where they stand."""
+    return [
+        AlertView(
+            id=row.id,
+            tenant_id=row.tenant_id,
+            kind=row.kind,
+            scope=row.scope,
+            scope_id=row.scope_id,
+            amount_usd=None if row.amount is None else pico_to_usd(int(row.amount)),
+            thresholds=list(row.thresholds),
+            current_usd=pico_to_usd(int(row.current)),
+            fired=list(row.fired),
+        )
+        for row in await _states(connection, tenant_id)
+    ]
+
+
+@platform_wide("the job looks at everybody's budgets")
+async def evaluate(database: Database) -> int:
+    """Fire what is due; returns how many notices. Running it twice, at once or again, tells nothing twice."""
+    async with database.system() as connection:
+        states = await _states(connection, None)
+    told = 0
+    for state in states:
+        if not state.amount or not _may_fire(state):
+            continue
+        async with database.system() as connection:
+            if state.kind == "budget":
+                told += await _fire_budget(connection, state)
+            else:
+                told += await _fire_balance(connection, state)
+    return told
+
+
+def _may_fire(state: Row[Any]) -> bool:
+    """Whether a look from close by is worth a transaction."""
+    if state.kind == "low_balance":
+        return bool((state.current < state.amount) == (state.fired_at is None)) and state.mode == "prepaid"
+    return bool(reached(int(state.current), int(state.amount), state.thresholds) - set(state.fired))
+
+
+def reached(spent: int, budget: int, thresholds: list[int]) -> set[int]:
+    """The thresholds (percent) that `spent` has reached; exact."""
+    return {mark for mark in thresholds if spent * 100 >= budget * mark}
+
+
+async def _fire_budget(connection: AsyncConnection, state: Row[Any]) -> int:
+    marks = sorted(reached(int(state.current), int(state.amount), state.thresholds))
+    fresh = list(
+        await connection.scalars(
+            text(
+                "INSERT INTO alert_events (tenant_id, scope, scope_id, month, threshold, budget, spent) "
+                "SELECT :tenant, :scope, :scope_id, :month, mark, :budget, :spent "
+                "FROM unnest(CAST(:marks AS smallint[])) mark ON CONFLICT DO NOTHING RETURNING threshold"
+            ),
+            {
+                "tenant": state.tenant_id,
+                "scope": state.scope,
+                "scope_id": state.scope_id,
+                "month": state.month,
+                "budget": state.amount,
+                "spent": state.current,
+                "marks": marks,
+            },
+        )
+    )
+    if not fresh:
+        return 0
+    mark, spent, budget = max(fresh), pico_to_usd(int(state.current)), pico_to_usd(int(state.amount))
+    name = await _name(connection, state)
+    effect = (
+        "New requests are refused with 402 until the budget is raised or the month ends (UTC)."
+        if state.scope == "tenant" and mark >= 100
+        else "Requests go on."
+    )
+    await notify(
+        connection,
+        tenant_id=state.tenant_id,
+        kind="budget.threshold",
+        subject=f"{mark} % of the budget of {name} is spent",
+        body=f"In {state.month:%B %Y} (UTC) {name} has spent ${spent} of its budget of ${budget}.\n{effect}\n",
+        facts={
+            "scope": state.scope,
+            "scope_id": str(state.scope_id),
+            "month": f"{state.month:%Y-%m}",
+            "threshold_pct": mark,
+            "spent_usd": spent,
+            "budget_usd": budget,
+        },
+        key=f"budget|{state.scope_id}|{state.month}|{mark}",
+    )
+    return 1
+
+
+async def _fire_balance(connection: AsyncConnection, state: Row[Any]) -> int:
+    """Below the mark: tell once; above it again: be ready for the next time."""
+    fired_at = await connection.scalar(
+        text(
+            "UPDATE alert_rules r SET fired_at = CASE WHEN b.balance < r.amount THEN clock_timestamp() END "
+            "FROM billing_accounts b WHERE r.id = :id AND r.tenant_id = b.tenant_id "
+            "AND (b.balance < r.amount) = (r.fired_at IS NULL) RETURNING r.fired_at"
+        ),
+        {"id": state.id},
+    )
+    if fired_at is None:
+        return 0
+    left, mark = pico_to_usd(int(state.current)), pico_to_usd(int(state.amount))
+    name = await _name(connection, state)
+    await notify(
+        connection,
+        tenant_id=state.tenant_id,
+        kind="balance.low",
+        subject=f"The credit of {name} is below ${mark}",
+        body=f"{name} has ${left} of prepaid credit left. Without credit new requests are refused with 402.\n",
+        facts={"balance_usd": left, "mark_usd": mark},
+        key=f"low_balance|{state.id}|{fired_at.isoformat()}",
+    )
+    return 1
+
+
+async def _name(connection: AsyncConnection, state: Row[Any]) -> str:
+    """How people call the scope."""
+    query = {
+        "tenant": "SELECT name FROM tenants WHERE id = :id",
+        "project": "SELECT 'project ' || name FROM projects WHERE id = :id AND tenant_id = :tenant",
+        "key": "SELECT 'the key ' || name || ' (...' || last4 || ')' FROM api_keys "
+        "WHERE id = :id AND tenant_id = :tenant",
+    }[state.scope]
+    name = await connection.scalar(text(query), {"id": state.scope_id, "tenant": state.tenant_id})
+    return str(name or state.scope_id)

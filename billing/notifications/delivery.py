@@ -1,0 +1,180 @@
+"""Sending notices: a delivery per endpoint that wants the kind, tried with growing pauses, at least once.
+
+A delivery is claimed (its next try is moved on) and committed before anything is sent, so that two jobs never send the
+same one at once, and one that dies in the middle lets it be tried again. Receivers tell a repetition by the notice.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.notifications import mail, webhooks
+from core.db import Database
+from core.settings import Settings
+from tenants.scoping import platform_wide
+
+log = logging.getLogger(__name__)
+
+BATCH = 16
+"""Deliveries of one run, all at the same time: a run is over within a timeout."""
+MAX_ATTEMPTS = 8
+_FIRST_PAUSE_S = 30
+_LONGEST_PAUSE_S = 6 * 3600
+
+
+class Senders(msgspec.Struct, frozen=True):
+    """What sending needs from the settings."""
+
+    pepper: bytes
+    smtp: mail.Smtp | None
+    allow_hosts: frozenset[str]
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "Senders":
+        """Raises InvalidRequest for an SMTP address that cannot be understood."""
+        return cls(
+            pepper=settings.key_pepper.get_secret_value().encode(),
+            smtp=mail.parse_smtp(settings.smtp_url.get_secret_value(), settings.smtp_from),
+            allow_hosts=webhooks.parse_hosts(settings.webhook_allow_hosts),
+        )
+
+
+def pause_s(attempts: int) -> int:
+    """Seconds until the next try after `attempts` failed ones: 30 s, 2 min, 8 min, ... at most 6 h."""
+    return min(int(_FIRST_PAUSE_S * 4 ** max(attempts - 1, 0)), _LONGEST_PAUSE_S)
+
+
+@platform_wide("the job plans everybody's notices")
+async def plan(connection: AsyncConnection) -> int:
+    """Give waiting notices a delivery for each endpoint that wants them; returns how many notices.
+
+    An organisation without a mailbox of its own is told through its owners' addresses, the platform through those of
+    its admins and of finance.
+    """
+    ids = list(await connection.scalars(_UNPLANNED))
+    if ids:
+        await connection.execute(_TO_ENDPOINTS, {"ids": ids})
+        await connection.execute(_TO_PEOPLE, {"ids": ids})
+        await connection.execute(
+            text("UPDATE notices SET planned_at = clock_timestamp() WHERE id = ANY(:ids)"), {"ids": ids}
+        )
+    return len(ids)
+
+
+_UNPLANNED = text(
+    "SELECT id FROM notices WHERE planned_at IS NULL ORDER BY created_at, id LIMIT 500 FOR UPDATE SKIP LOCKED"
+)
+_TO_ENDPOINTS = text(
+    "INSERT INTO notice_deliveries (id, notice_id, endpoint_id, tenant_id, channel, target) "
+    "SELECT gen_random_uuid(), n.id, e.id, n.tenant_id, e.channel, e.target FROM notices n "
+    "JOIN notice_endpoints e ON e.tenant_id IS NOT DISTINCT FROM n.tenant_id AND e.removed_at IS NULL "
+    "AND (e.kinds IS NULL OR n.kind = ANY(e.kinds)) WHERE n.id = ANY(:ids) ON CONFLICT DO NOTHING"
+)
+_TO_PEOPLE = text(
+    "INSERT INTO notice_deliveries (id, notice_id, tenant_id, channel, target) "
+    "SELECT gen_random_uuid(), n.id, n.tenant_id, 'email', u.email FROM notices n "
+    "JOIN memberships m ON m.tenant_id IS NOT DISTINCT FROM n.tenant_id "
+    "AND m.role IN ('tenant_owner', 'platform_admin', 'finance') "
+    "JOIN users u ON u.id = m.user_id AND u.status = 'active' "
+    "WHERE n.id = ANY(:ids) AND NOT EXISTS (SELECT 1 FROM notice_endpoints e WHERE e.channel = 'email' "
+    "AND e.tenant_id IS NOT DISTINCT FROM n.tenant_id AND e.removed_at IS NULL) ON CONFLICT DO NOTHING"
+)
+
+
+@platform_wide("the job sends everybody's notices")
+async def deliver(database: Database, senders: Senders) -> int:
+    """Plan what waits and try what is due; returns how many deliveries are done now (the outbox counts)."""
+    async with database.system() as connection:
+        await plan(connection)
+    async with database.system() as connection:
+        due = list(await connection.execute(_CLAIM, {"limit": BATCH, "lease": pause_s(1)}))
+    results = await asyncio.gather(*(_try(senders, row) for row in due))
+    async with database.system() as connection:
+        for row, result in zip(due, results, strict=True):
+            await _record(connection, row, result)
+    return sum(result in (None, _OUTBOX) for result in results)
+
+
+_OUTBOX = "outbox"
+_CLAIM = text(
+    "WITH due AS (SELECT id FROM notice_deliveries WHERE state = 'pending' AND next_try_at <= clock_timestamp() "
+    "ORDER BY next_try_at, id LIMIT :limit FOR UPDATE SKIP LOCKED), "
+    "taken AS (UPDATE notice_deliveries d SET attempts = d.attempts + 1, "
+    "next_try_at = clock_timestamp() + :lease * interval '1 second' FROM due WHERE d.id = due.id RETURNING d.*) "
+    "SELECT t.id, t.channel, t.target, t.attempts, t.endpoint_id, n.id AS notice_id, n.tenant_id, n.kind, n.subject, "
+    "n.body, n.facts, n.created_at, e.secret_version, e.removed_at FROM taken t JOIN notices n ON n.id = t.notice_id "
+    "LEFT JOIN notice_endpoints e ON e.id = t.endpoint_id"
+)
+
+
+async def _try(senders: Senders, row: Row[Any]) -> str | None:
+    """`_send`, and an error of one delivery is its own: it must not take the others' results with it."""
+    try:
+        return await _send(senders, row)
+    except Exception as error:
+        log.exception("delivery %s broke", row.id)
+        return f"{type(error).__name__}: it cannot be sent"
+
+
+async def _send(senders: Senders, row: Row[Any]) -> str | None:
+    """None = delivered, `outbox` = kept here, else what went wrong."""
+    if row.channel == "email":
+        if senders.smtp is None:
+            return _OUTBOX
+        message = mail.compose(senders.smtp, row.target, row.subject, row.body, row.id)
+        return await mail.send(senders.smtp, message)
+    if row.removed_at is not None:
+        return "the endpoint was removed"
+    if not senders.pepper:
+        return "PENSTOCK_KEY_PEPPER is not set for this role, so nothing can be signed"
+    body = webhook_body(row)
+    secret = webhooks.endpoint_secret(senders.pepper, row.endpoint_id, row.secret_version)
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": "Penstock-Notices/1",
+        "Penstock-Notice-Id": str(row.notice_id),
+        "Penstock-Signature": webhooks.signature(secret, int(time.time()), body),
+    }
+    return await webhooks.post(row.target, body, headers, senders.allow_hosts)
+
+
+def webhook_body(row: Any) -> bytes:
+    """What a webhook carries: the notice as JSON."""
+    return msgspec.json.encode(
+        {
+            "id": row.notice_id,
+            "kind": row.kind,
+            "created_at": row.created_at,
+            "tenant_id": row.tenant_id,
+            "subject": row.subject,
+            "body": row.body,
+            "facts": row.facts,
+        }
+    )
+
+
+@platform_wide("a delivery is named by its id")
+async def _record(connection: AsyncConnection, row: Row[Any], result: str | None) -> None:
+    """Write down how a try ended."""
+    gone = row.attempts >= MAX_ATTEMPTS or row.removed_at is not None
+    state = {None: "delivered", _OUTBOX: "outbox"}.get(result, "failed" if gone else "pending")
+    await connection.execute(
+        text(
+            "UPDATE notice_deliveries SET state = :state, last_error = :error, "
+            "done_at = CASE WHEN :pending THEN NULL ELSE clock_timestamp() END, "
+            "next_try_at = CASE WHEN :pending THEN clock_timestamp() + :pause * interval '1 second' END "
+            "WHERE id = :id AND state = 'pending'"
+        ),
+        {
+            "id": row.id,
+            "state": state,
+            "error": None if result in (None, _OUTBOX) else result,
+            "pending": state == "pending",
+            "pause": pause_s(row.attempts),
+        },
+    )

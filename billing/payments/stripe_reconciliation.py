@@ -1,0 +1,355 @@
+"""Stripe and our books, compared for a month: invoices, payments, credit notes, cash, refunds, the meter.
+
+Stripe is asked by a job, outside of any transaction; the close of the month reads what the newest comparison found, and
+demands that nothing of the month changed since it began.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, date, datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import bindparam
+
+from billing.ledger import months
+from billing.ledger.check_result import CheckResult
+from billing.payments.invoices import INVOICE_KEY
+from billing.payments.objects import Invoice
+from billing.payments.push import LINE_KEY, items_of
+from billing.payments.stripe_gateway import StripeGateway
+from core.db import Database
+from core.ids import uuid7
+from core.money import PICO_PER_CENT, pico_to_usd
+from tenants.scoping import platform_wide
+
+AT_ONCE = 8
+"""Calls under way at a time."""
+MAX_PROBLEMS = 200
+OUTSIDE = frozenset({"payout", "payout_cancel", "payout_failure", "stripe_fee", "topup", "transfer"})
+"""Movements of the Stripe balance between us and our bank, or Stripe: no customer's."""
+
+
+class Reconciliation(msgspec.Struct, frozen=True):
+    """What a comparison found; equal when `problems` is empty."""
+
+    month: date
+    began_at: datetime
+    at: datetime
+    ok: bool
+    invoices: int
+    invoiced_usd: str
+    paid_usd: str
+    movements: int
+    metered_tokens: int
+    problems: list[str]
+
+
+class _Ours(msgspec.Struct):
+    """Our side of a month."""
+
+    began_at: datetime
+    invoices: list[Row[Any]]
+    lines: dict[str, dict[str, int]]
+    cash: dict[str, Row[Any]]
+    tokens: list[Row[Any]]
+    meter_id: str | None
+    problems: list[str]
+
+
+def bounds(month: date) -> tuple[int, int]:
+    """Unix seconds of a UTC month's start and end."""
+    start, end = months.bounds(month)
+    return int(start.timestamp()), int(end.timestamp())
+
+
+async def compare_month(database: Database, gateway: StripeGateway, month: date) -> Reconciliation:
+    """Compare and keep what was found. Raises Unavailable when Stripe does not answer."""
+    async with database.read() as connection:
+        ours = await _read(connection, month)
+    problems = ours.problems
+    invoiced, paid = await _invoices(gateway, ours, problems)
+    movements = await _cash(gateway, ours, month, problems)
+    tokens = await _meter(gateway, ours, month, problems)
+    async with database.system() as connection:
+        found = Reconciliation(
+            month=month,
+            began_at=ours.began_at,
+            at=datetime.now(UTC),
+            ok=not problems,
+            invoices=len(ours.invoices),
+            invoiced_usd=pico_to_usd(invoiced * PICO_PER_CENT),
+            paid_usd=pico_to_usd(paid * PICO_PER_CENT),
+            movements=movements,
+            metered_tokens=tokens,
+            problems=problems[:MAX_PROBLEMS],
+        )
+        await _store(connection, found)
+    return found
+
+
+async def _store(connection: AsyncConnection, found: Reconciliation) -> None:
+    statement = text(
+        "INSERT INTO stripe_reconciliations (id, month, began_at, ok, facts) VALUES (:id, :month, :began, :ok, :facts)"
+    ).bindparams(bindparam("facts", type_=JSONB))
+    await connection.execute(
+        statement,
+        {
+            "id": uuid7(),
+            "month": found.month,
+            "began": found.began_at,
+            "ok": found.ok,
+            "facts": msgspec.to_builtins(found),
+        },
+    )
+
+
+_INVOICES = """
+    SELECT i.id::text AS id, i.tenant_id, i.status, i.number, i.total_cents, i.stripe_invoice_id,
+        extract(epoch FROM i.created_at)::bigint AS created,
+        (SELECT coalesce(sum(p.cents), 0) FROM stripe_payments p WHERE p.invoice_id = i.id)::bigint AS paid,
+        (SELECT coalesce(sum(r.cents), 0) FROM stripe_refunds r JOIN stripe_payments p USING (payment_intent)
+            WHERE p.invoice_id = i.id AND r.status = 'succeeded')::bigint AS refunded,
+        (SELECT coalesce(sum(n.cents), 0) FROM credit_notes n WHERE n.invoice_id = i.id AND n.status <> 'void')::bigint
+            AS credited
+    FROM invoices i WHERE i.month = :month AND i.kind = 'postpaid' AND i.total_cents > 0
+        AND i.status NOT IN ('draft', 'settled') ORDER BY i.id
+"""
+_LINES = """
+    SELECT l.invoice_id::text AS invoice_id, l.id::text AS id, l.cents FROM invoice_lines l
+    JOIN invoices i ON i.id = l.invoice_id WHERE i.month = :month AND i.kind = 'postpaid'
+"""
+_TOKENS = """
+    SELECT u.tenant_id, c.customer_id, sum(u.input_tokens + u.output_tokens)::bigint AS tokens
+    FROM usage_hours u LEFT JOIN stripe_customers c ON c.tenant_id = u.tenant_id
+    WHERE u.hour >= to_timestamp(:start) AND u.hour < to_timestamp(:end)
+    GROUP BY u.tenant_id, c.customer_id HAVING sum(u.input_tokens + u.output_tokens) > 0
+"""
+_OPEN = {
+    "an event of Stripe is not applied": """
+        SELECT id || ' ' || type || coalesce(': ' || error, '') FROM stripe_events WHERE applied_at IS NULL
+            AND created_at < to_timestamp(:end) AND received_at < now() - interval '5 minutes' LIMIT 20""",
+    "blocked": """
+        SELECT p.kind || ' ' || p.object_id || coalesce(': ' || p.error, '') FROM stripe_pushes p
+        LEFT JOIN credit_notes n ON p.kind = 'credit_note' AND n.id = p.object_id
+        JOIN invoices i ON i.id = coalesce(n.invoice_id, p.object_id)
+        WHERE p.status = 'blocked' AND i.month = :month LIMIT 20""",
+    "a credit note is not in Stripe": """
+        SELECT n.id::text FROM credit_notes n JOIN invoices i ON i.id = n.invoice_id
+        WHERE i.month = :month AND n.status = 'issued' LIMIT 20""",
+    "a refund is not sent": """
+        SELECT id::text FROM stripe_refunds WHERE status = 'requested' AND created_at < to_timestamp(:end)
+            AND created_at < now() - interval '1 day' LIMIT 20""",
+    "tokens are too old for the meter": """
+        SELECT tenant_id || ' ' || hour FROM stripe_meter_events WHERE state = 'too_old'
+            AND hour >= to_timestamp(:start) AND hour < to_timestamp(:end) LIMIT 20""",
+    "the ledger's cash is not what Stripe moved": """
+        SELECT format('ledger %s, Stripe %s, on its way %s, past Stripe %s (cents)', l.cents, s.cents, w.cents,
+            o.cents + g.cents)
+        FROM (SELECT coalesce(sum(debit - credit), 0) / 10000000000 AS cents FROM ledger_balances
+                WHERE code = 'cash') l,
+            (SELECT coalesce(sum(cents - fee_cents), 0) AS cents FROM stripe_cash) s,
+            (SELECT coalesce(sum(r.cents), 0) AS cents FROM stripe_refunds r WHERE NOT EXISTS (
+                SELECT 1 FROM stripe_cash m WHERE m.object_id = r.refund_id) AND r.status <> 'failed') w,
+            (SELECT coalesce(sum(p.cents), 0) AS cents FROM stripe_payments p WHERE NOT EXISTS (
+                SELECT 1 FROM stripe_cash m WHERE m.object_id = p.payment_intent)) o,
+            (SELECT coalesce(sum(t.amount), 0) / 10000000000 AS cents FROM ledger_transfers t
+                JOIN credit_grants c ON c.id = t.source_id
+                WHERE t.kind = 'purchase' AND c.created_by <> 'stripe') g
+        WHERE l.cents <> s.cents - w.cents + o.cents + g.cents""",
+}
+"""What must be empty, by what it means when it is not."""
+
+
+@platform_wide("a month's books are those of every organisation")
+async def _read(connection: AsyncConnection, month: date) -> _Ours:
+    start, end = bounds(month)
+    began = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    invoices = (await connection.execute(text(_INVOICES), {"month": month})).all()
+    lines: dict[str, dict[str, int]] = {}
+    for row in await connection.execute(text(_LINES), {"month": month}):
+        lines.setdefault(row.invoice_id, {})[row.id] = row.cents
+    cash = await connection.execute(
+        text(
+            "SELECT txn_id, cents, fee_cents, object_id FROM stripe_cash "
+            "WHERE at >= to_timestamp(:start) AND at < to_timestamp(:end)"
+        ),
+        {"start": start, "end": end},
+    )
+    tokens = (await connection.execute(text(_TOKENS), {"start": start, "end": end})).all()
+    meter_id = (await connection.execute(text("SELECT meter_id FROM stripe_state"))).scalar_one()
+    problems = []
+    for meaning, statement in _OPEN.items():
+        wanted = {"month": month, "start": start, "end": end}
+        params = {name: value for name, value in wanted.items() if f":{name}" in statement}
+        problems += [f"{meaning}: {row[0]}" for row in await connection.execute(text(statement), params)]
+    return _Ours(
+        began, list(invoices), lines, {row.txn_id: row for row in cash}, list(tokens), meter_id, problems
+    )
+
+
+async def _each(rows: Iterable[Any], work: Callable[[Any], Awaitable[None]]) -> None:
+    """`work` for every row, a few at a time; the first error ends all."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(row: Any) -> None:
+        async with gate:
+            await work(row)
+
+    async with asyncio.TaskGroup() as group:
+        for row in rows:
+            group.create_task(one(row))
+
+
+async def _invoices(gateway: StripeGateway, ours: _Ours, problems: list[str]) -> tuple[int, int]:
+    """Every invoice, line by line; returns cents invoiced and paid as Stripe has them."""
+    sums = [0, 0]
+
+    async def check(row: Row[Any]) -> None:
+        if row.stripe_invoice_id is None:
+            problems.append(f"invoice {row.number} is not in Stripe")
+            return
+        found = await gateway.invoice(row.stripe_invoice_id)
+        sums[0] += found.total_cents
+        sums[1] += found.paid_cents
+        facts: dict[str, tuple[Any, Any]] = {
+            "status": (_status(row, found), found.status),
+            "total": (row.total_cents, found.total_cents),
+            "paid": (row.paid, found.paid_cents),
+            "credited": (row.credited, found.credited_cents),
+            "id": (row.id, found.metadata.get(INVOICE_KEY)),
+        }
+        sent = await gateway.invoice_lines(row.stripe_invoice_id)
+        have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
+        lines = ours.lines.get(row.id, {})
+        items = items_of((identity, cents, "") for identity, cents in lines.items())
+        facts["lines"] = ({item.key: item.cents for item in items}, have)
+        for name, (mine, theirs) in facts.items():
+            if mine != theirs:
+                detail = "differ" if name == "lines" else f"{mine} here, {theirs} in Stripe"
+                problems.append(f"invoice {row.number}: {name} {detail}")
+
+    await _each(ours.invoices, check)
+    return sums[0], sums[1]
+
+
+def _status(ours: Row[Any], theirs: Invoice) -> str:
+    """What Stripe should call our invoice. One that was collected before it could be void there stays paid there: it is
+    as void once all of the money went back."""
+    if ours.status == "void" and theirs.status == "paid" and 0 < theirs.paid_cents == ours.refunded:
+        return "paid"
+    return str(ours.status)
+
+
+async def _cash(gateway: StripeGateway, ours: _Ours, month: date, problems: list[str]) -> int:
+    """Every movement of Stripe's balance in the month is booked, and no other."""
+    theirs = {move.id: move for move in await gateway.movements(*bounds(month))}
+    for identity, move in theirs.items():
+        row = ours.cash.get(identity)
+        if row is None and move.type not in OUTSIDE:
+            problems.append(
+                f"Stripe moved {move.cents} cents ({identity}, {move.source}) and we did not book it"
+            )
+        elif row is not None and (row.cents, row.fee_cents) != (move.cents, move.fee_cents):
+            problems.append(
+                f"{identity}: {row.cents} less {row.fee_cents} here, {move.cents} less {move.fee_cents}"
+            )
+    for identity, row in ours.cash.items():
+        if identity not in theirs:
+            problems.append(f"we booked {identity} of {row.object_id}, which Stripe does not list")
+    return len(theirs)
+
+
+async def _meter(gateway: StripeGateway, ours: _Ours, month: date, problems: list[str]) -> int:
+    """Tokens per customer, here and in the meter."""
+    start, end = bounds(month)
+    total = [0]
+
+    async def check(row: Row[Any]) -> None:
+        theirs = 0
+        if row.customer_id is not None and ours.meter_id is not None:
+            sums = await gateway.meter_sums(ours.meter_id, row.customer_id, start, end)
+            theirs = sum(one.tokens for one in sums)
+        total[0] += theirs
+        if theirs != row.tokens:
+            problems.append(f"tokens of {row.tenant_id}: {row.tokens} here, {theirs} in the meter")
+
+    await _each(ours.tokens, check)
+    return total[0]
+
+
+_CHANGED = """
+    SELECT greatest(
+        (SELECT max(greatest(created_at, finalized_at)) FROM invoices WHERE month = :month),
+        (SELECT max(p.paid_at) FROM stripe_payments p JOIN invoices i ON i.id = p.invoice_id WHERE i.month = :month),
+        (SELECT max(greatest(r.created_at, r.ended_at)) FROM stripe_refunds r JOIN stripe_payments p
+            USING (payment_intent) JOIN invoices i ON i.id = p.invoice_id WHERE i.month = :month),
+        (SELECT max(n.created_at) FROM credit_notes n JOIN invoices i ON i.id = n.invoice_id WHERE i.month = :month),
+        (SELECT max(p.updated_at) FROM stripe_pushes p LEFT JOIN credit_notes n ON n.id = p.object_id
+            JOIN invoices i ON i.id = coalesce(n.invoice_id, p.object_id) WHERE i.month = :month),
+        (SELECT max(booked_at) FROM stripe_cash WHERE at >= to_timestamp(:start) AND at < to_timestamp(:end)),
+        (SELECT max(greatest(created_at, sent_at)) FROM stripe_meter_events
+            WHERE hour >= to_timestamp(:start) AND hour < to_timestamp(:end))) AS changed,
+        (SELECT coalesce(sum(input_tokens + output_tokens), 0) FROM usage_hours
+            WHERE hour >= to_timestamp(:start) AND hour < to_timestamp(:end)) AS tokens
+"""
+
+
+@platform_wide("a month is closed for every organisation")
+async def stripe_equal(connection: AsyncConnection, month: date) -> CheckResult:
+    """The close's check: the newest comparison found nothing, and nothing of the month changed since it began."""
+    name = "stripe_equal"
+    newest = (
+        await connection.execute(
+            text(
+                "SELECT began_at, ok, facts FROM stripe_reconciliations WHERE month = :month ORDER BY at DESC LIMIT 1"
+            ),
+            {"month": month},
+        )
+    ).one_or_none()
+    start, end = bounds(month)
+    now = (await connection.execute(text(_CHANGED), {"month": month, "start": start, "end": end})).one()
+    command = f"run `penstock payments reconcile {month:%Y-%m}`"
+    used = (await connection.execute(text("SELECT used_since FROM stripe_state"))).scalar_one()
+    if newest is None:
+        if used is None or (now.changed is None and not now.tokens):
+            return CheckResult(name, True, "nothing of this month concerns Stripe")
+        return CheckResult(name, False, f"not compared yet: {command}")
+    if not newest.ok:
+        problems = newest.facts["problems"]
+        return CheckResult(name, False, f"{len(problems)} differences, first: {problems[0]}; then {command}")
+    if (now.changed is not None and now.changed >= newest.began_at) or now.tokens != newest.facts[
+        "metered_tokens"
+    ]:
+        return CheckResult(name, False, f"the month changed after the comparison: {command}")
+    facts = newest.facts
+    return CheckResult(
+        name,
+        True,
+        f"{facts['invoices']} invoices over ${facts['invoiced_usd']}, ${facts['paid_usd']} paid, "
+        f"{facts['movements']} movements, {facts['metered_tokens']} tokens",
+    )
+
+
+async def latest(connection: AsyncConnection, limit: int = 20) -> list[Reconciliation]:
+    """The newest comparisons first."""
+    rows = await connection.execute(
+        text("SELECT facts, at FROM stripe_reconciliations ORDER BY at DESC LIMIT :limit"), {"limit": limit}
+    )
+    return [msgspec.convert(row.facts, Reconciliation) for row in rows]
+
+
+@platform_wide("a job compares the months of the platform")
+async def months_to_compare(connection: AsyncConnection) -> list[date]:
+    """Open months that have ended and were invoiced."""
+    rows = await connection.execute(
+        text(
+            "SELECT DISTINCT i.month FROM invoices i WHERE NOT EXISTS (SELECT 1 FROM billing_periods p "
+            "WHERE p.month = i.month AND p.status = 'closed') AND i.month < date_trunc('month', now(), 'UTC') "
+            "ORDER BY i.month"
+        )
+    )
+    return [row.month for row in rows]

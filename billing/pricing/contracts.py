@@ -1,0 +1,238 @@
+"""Contracts: discount, committed monthly spend, payment terms and service level of a customer, by the time they hold.
+
+A discount becomes prices: for every list version that holds while the contract does, the customer gets a derived
+version (`price_versions.contract_id`), half up to the picodollar a token. A price that somebody set for the customer
+wins over it. Derived prices follow the list: they are made anew whenever a list price, a customer's own price or a
+contract is set or ended.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.pricing.sla_terms import Sla, parse_sla
+from core.errors import Conflict, InvalidRequest, NotFound
+from core.ids import uuid7
+from core.money import MAX_PICO, pico_to_usd
+from tenants.scoping import platform_wide
+
+DEFAULT_PAYMENT_DAYS = 30
+
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('penstock_prices'))"
+"""One change of price books at a time: a list price moves many customers' books."""
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """What holds between us and a customer."""
+
+    id: UUID
+    tenant_id: UUID
+    effective_from: datetime
+    effective_to: datetime | None
+    discount_bps: int
+    """Basis points off the list price: 1500 = 15 %."""
+    commit_monthly: int | None
+    """Picodollars that a month costs at least."""
+    payment_days: int
+    """Days from an invoice to its due date."""
+    sla: dict[str, Any] | None
+    """Service level (billing/pricing/sla_terms.py): metric, percentile, threshold, credit_percent."""
+    reason: str
+    created_by: str
+    ended_by: str | None
+
+    @property
+    def commit_monthly_usd(self) -> str | None:
+        """The committed spend in exact decimal dollars."""
+        return None if self.commit_monthly is None else pico_to_usd(self.commit_monthly)
+
+
+async def contract_at(connection: AsyncConnection, tenant_id: UUID, at: datetime) -> Contract | None:
+    """The contract that holds at `at`."""
+    row = (
+        await connection.execute(
+            text(
+                "SELECT * FROM contracts WHERE tenant_id = :tenant_id AND withdrawn_at IS NULL "
+                "AND effective @> CAST(:at AS timestamptz)"
+            ),
+            {"tenant_id": tenant_id, "at": at},
+        )
+    ).one_or_none()
+    return None if row is None else _view(row)
+
+
+@platform_wide("finance lists the contracts of all organisations")
+async def list_contracts(connection: AsyncConnection, tenant_id: UUID | None = None) -> list[Contract]:
+    """Contracts, past and future, by customer and start; withdrawn ones left out."""
+    rows = await connection.execute(
+        text(
+            "SELECT * FROM contracts WHERE withdrawn_at IS NULL "
+            "AND (CAST(:tenant_id AS uuid) IS NULL OR tenant_id = :tenant_id) "
+            "ORDER BY tenant_id, lower(effective)"
+        ),
+        {"tenant_id": tenant_id},
+    )
+    return [_view(row) for row in rows]
+
+
+async def add_contract(
+    connection: AsyncConnection,
+    *,
+    tenant_id: UUID,
+    effective_from: datetime | None,
+    effective_to: datetime | None,
+    discount_bps: int,
+    commit_monthly: int | None,
+    payment_days: int,
+    sla: dict[str, Any] | None,
+    reason: str,
+    created_by: str,
+) -> Contract:
+    """Let a contract hold in [effective_from (None = now), effective_to (None = open)) and make its prices.
+
+    Raises InvalidRequest for values out of range or a start in the past, Conflict when it overlaps another contract.
+    """
+    rule = _checked(discount_bps, commit_monthly, payment_days, sla)
+    now = await lock_books(connection)
+    start = effective_from or now
+    if start.tzinfo is None or (effective_to is not None and effective_to.tzinfo is None):
+        raise InvalidRequest("effective_from and effective_to need a time zone, such as Z")
+    if start < now:
+        raise InvalidRequest(
+            f"effective_from {start.isoformat()} is past: what was used keeps its price; correct it by a re-rating",
+            param="effective_from",
+        )
+    if effective_to is not None and effective_to <= start:
+        raise InvalidRequest("effective_to must be later than effective_from", param="effective_to")
+    try:
+        inserted = await connection.execute(
+            text(
+                "INSERT INTO contracts (id, tenant_id, effective, discount_bps, commit_monthly, payment_days, sla, "
+                "reason, created_by) VALUES (:id, :tenant_id, tstzrange(CAST(:start AS timestamptz), "
+                "CAST(:end AS timestamptz)), :bps, CAST(:commit AS numeric), :days, CAST(:sla AS jsonb), :reason, :by) "
+                "RETURNING *"
+            ),
+            {
+                "id": uuid7(),
+                "tenant_id": tenant_id,
+                "start": start,
+                "end": effective_to,
+                "bps": discount_bps,
+                "commit": commit_monthly,
+                "days": payment_days,
+                "sla": None if rule is None else msgspec.json.encode(rule).decode(),
+                "reason": reason,
+                "by": created_by,
+            },
+        )
+    except IntegrityError as error:
+        raise Conflict(
+            "the organisation has another contract in this time; end that one first", param="effective_from"
+        ) from error
+    contract = _view(inserted.one())
+    await derive_prices(connection, now, tenant_id=tenant_id, by=created_by)
+    return contract
+
+
+async def end_contract(
+    connection: AsyncConnection, contract_id: UUID, *, at: datetime | None, by: str
+) -> Contract:
+    """Let a contract end at `at` (None = now), and its derived prices with it. One that has not begun by then is
+    withdrawn as if it had never been. Raises NotFound, InvalidRequest, Conflict when it is over already.
+    """
+    now = await lock_books(connection)
+    end = at or now
+    if end.tzinfo is None:
+        raise InvalidRequest("the end needs a time zone, such as Z", param="at")
+    if end < now:
+        raise InvalidRequest(f"{end.isoformat()} is past: what was used keeps its price", param="at")
+    before = await get_contract(connection, contract_id)
+    if before.effective_to is not None and before.effective_to <= end:
+        raise Conflict(f"the contract ends at {before.effective_to.isoformat()} already")
+    withdrawn = end <= before.effective_from
+    await connection.execute(
+        text(
+            "UPDATE contracts SET withdrawn_at = CAST(:now AS timestamptz), ended_by = :by WHERE id = :id "
+            "AND tenant_id = :tenant_id"
+            if withdrawn
+            else "UPDATE contracts SET effective = tstzrange(lower(effective), CAST(:end AS timestamptz)), "
+            "ended_by = :by WHERE id = :id AND tenant_id = :tenant_id"
+        ),
+        {"id": contract_id, "tenant_id": before.tenant_id, "by": by}
+        | ({"now": now} if withdrawn else {"end": end}),
+    )
+    await derive_prices(connection, now, tenant_id=before.tenant_id, by=by)
+    return await get_contract(connection, contract_id)
+
+
+@platform_wide("a contract is found by its id")
+async def get_contract(connection: AsyncConnection, contract_id: UUID) -> Contract:
+    """One contract, withdrawn or not. Raises NotFound."""
+    row = (
+        await connection.execute(text("SELECT * FROM contracts WHERE id = :id"), {"id": contract_id})
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no contract with the id {contract_id}")
+    return _view(row)
+
+
+async def lock_books(connection: AsyncConnection) -> datetime:
+    """Hold the price books until the end of the transaction; returns the database's time after that."""
+    await connection.execute(text(_LOCK))
+    now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    return now
+
+
+async def derive_prices(
+    connection: AsyncConnection,
+    now: datetime,
+    *,
+    tenant_id: UUID | None = None,
+    model: str | None = None,
+    tier: str | None = None,
+    by: str,
+) -> int:
+    """Make the prices that follow from contracts what they should be from `now` on (None = of all); the books are
+    locked. Returns how many versions were made.
+    """
+    made = await connection.execute(
+        text(
+            "SELECT penstock_derive_prices(CAST(:tenant_id AS uuid), :model, :tier, CAST(:now AS timestamptz), :by)"
+        ),
+        {"tenant_id": tenant_id, "model": model, "tier": tier, "now": now, "by": by},
+    )
+    return int(made.scalar_one())
+
+
+def _checked(
+    discount_bps: int, commit_monthly: int | None, payment_days: int, sla: dict[str, Any] | None
+) -> Sla | None:
+    if not 0 <= discount_bps <= 10_000:
+        raise InvalidRequest(f"discount_bps must be 0 to 10000, not {discount_bps}", param="discount_bps")
+    if commit_monthly is not None and not 0 < commit_monthly <= MAX_PICO:
+        raise InvalidRequest("the committed spend must be above 0", param="commit_monthly_usd")
+    if not 0 <= payment_days <= 365:
+        raise InvalidRequest(f"payment_days must be 0 to 365, not {payment_days}", param="payment_days")
+    return None if sla is None else parse_sla(sla)
+
+
+def _view(row: Row[Any]) -> Contract:
+    upper = row.effective.upper
+    return Contract(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        effective_from=row.effective.lower.astimezone(UTC),
+        effective_to=None if upper is None else upper.astimezone(UTC),
+        discount_bps=row.discount_bps,
+        commit_monthly=None if row.commit_monthly is None else int(row.commit_monthly),
+        payment_days=row.payment_days,
+        sla=row.sla,
+        reason=row.reason,
+        created_by=row.created_by,
+        ended_by=row.ended_by,
+    )

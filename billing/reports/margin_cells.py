@@ -1,0 +1,109 @@
+"""Usage by organisation, model and time with the revenue of each kind of token and its part of what the hosts cost."""
+
+from datetime import datetime, timedelta
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.economics.weights import GpuWeights
+from billing.usage.gpu_shares import COUNTED_GPU, HostCosts
+from core.errors import InvalidRequest
+from tenants.scoping import platform_wide
+
+MAX_DAYS = 400
+
+UNITS = {
+    None: "CAST(:start AS timestamptz)",
+    "day": "date_trunc('day', c.hour, 'UTC')",
+    "hour": "c.hour",
+}
+_CELLS = f"""
+    WITH {COUNTED_GPU}
+    SELECT {{at}} AS at, c.tenant_id, c.model, sum(c.requests) AS requests,
+        sum(c.input_tokens - c.cached_input_tokens) AS uncached, sum(c.cached_input_tokens) AS cached,
+        sum(c.output_tokens) AS output, sum(c.unbilled_input_tokens) AS unbilled_input,
+        sum(c.unbilled_output_tokens) AS unbilled_output, sum(c.cost) AS cost,
+        sum((c.input_tokens - c.cached_input_tokens) * p.input) AS revenue_uncached,
+        sum(c.cached_input_tokens * p.cached_input) AS revenue_cached,
+        sum(c.gpu_input_cost) AS input_cost, sum(c.gpu_output_cost) AS output_cost, sum(c.machine_us) AS machine_us
+    FROM counted c JOIN price_versions p ON p.id = c.price_version
+    GROUP BY 1, 2, 3 ORDER BY 1, 3, 2
+    """  # noqa: S608 - names from the constants above; values are bound
+
+
+class UsageCell(msgspec.Struct):
+    """What one organisation used of one model. Money in picodollars; revenue is before credits and adjustments."""
+
+    at: datetime
+    """The hour, the day, or the start of the period."""
+    tenant_id: str
+    model: str
+    requests: int
+    uncached: int
+    cached: int
+    output: int
+    """Billed tokens."""
+    unbilled_input: int
+    unbilled_output: int
+    """Tokens of failures, empty answers and failed attempts: nobody pays, the GPU worked all the same."""
+    revenue_uncached: int
+    revenue_cached: int
+    revenue_output: int
+    input_cost: int
+    """Its part of what the hosts cost (gpu_shares.py), of input and of output."""
+    output_cost: int
+    machine_us: int
+
+    @property
+    def revenue(self) -> int:
+        """Picodollars."""
+        return self.revenue_uncached + self.revenue_cached + self.revenue_output
+
+    def work(self, weights: GpuWeights) -> int:
+        """Estimated GPU-picoseconds."""
+        return weights.picoseconds(
+            self.model, self.uncached + self.unbilled_input, self.cached, self.output + self.unbilled_output
+        )
+
+
+@platform_wide("margins of all organisations; shares of a host's cost need everybody's use")
+async def usage_cells(
+    connection: AsyncConnection, costs: HostCosts, start: datetime, end: datetime, unit: str | None = None
+) -> list[UsageCell]:
+    """Cells of [start, end) by hour or day (None = neither), model and organisation; `costs`: the period's."""
+    bound = costs.bound(start, end, by_hour=unit == "hour")
+    found = await connection.execute(text(_CELLS.format(at=UNITS[unit])), bound)
+    return [
+        UsageCell(
+            at=row.at,
+            tenant_id=str(row.tenant_id),
+            model=row.model,
+            requests=int(row.requests),
+            uncached=int(row.uncached),
+            cached=int(row.cached),
+            output=int(row.output),
+            unbilled_input=int(row.unbilled_input),
+            unbilled_output=int(row.unbilled_output),
+            revenue_uncached=int(row.revenue_uncached),
+            revenue_cached=int(row.revenue_cached),
+            revenue_output=int(row.cost) - int(row.revenue_uncached) - int(row.revenue_cached),
+            input_cost=int(row.input_cost),
+            output_cost=int(row.output_cost),
+            machine_us=int(row.machine_us),
+        )
+        for row in found
+    ]
+
+
+def check_period(start: datetime, end: datetime) -> None:
+    """Whole UTC hours, not empty, not too long. Raises InvalidRequest."""
+    for name, instant in (("from", start), ("to", end)):
+        if instant.tzinfo is None or (instant.minute, instant.second, instant.microsecond) != (0, 0, 0):
+            raise InvalidRequest(
+                f"{name} must be a date or a whole UTC hour, not {instant.isoformat()}", param=name
+            )
+    if not start < end:
+        raise InvalidRequest("the period is empty: `from` must be before `to`, which is excluded", param="to")
+    if end - start > timedelta(days=MAX_DAYS):
+        raise InvalidRequest(f"the period is longer than {MAX_DAYS} days; ask for a part of it", param="to")

@@ -1,0 +1,83 @@
+"""The margin bridge of two periods, from the books: cells by organisation and model, and what the hosts cost."""
+
+from datetime import datetime
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.economics.gpu_cost import GpuUse
+from billing.economics.weights import catalog_weights
+from billing.reports.margin import percent
+from billing.reports.margin_bridge import Cell, Period, Quantities, bridge
+from billing.reports.margin_cells import check_period, usage_cells
+from billing.usage.gpu_shares import host_costs
+from core.money import pico_to_usd
+
+CellKey = tuple[str, str]
+"""Organisation and model."""
+
+
+class PeriodView(msgspec.Struct, frozen=True):
+    """A period's totals."""
+
+    start: datetime
+    end: datetime
+    tokens: int
+    revenue_usd: str
+    gpu_cost_usd: str
+    margin_usd: str
+    margin_pct: str | None
+
+
+class BridgeView(msgspec.Struct, frozen=True):
+    """Both periods and the effects between them, in their order, in exact decimal dollars."""
+
+    before: PeriodView
+    after: PeriodView
+    effects: dict[str, str]
+    difference_usd: str
+
+
+async def margin_bridge(
+    connection: AsyncConnection, before: tuple[datetime, datetime], after: tuple[datetime, datetime]
+) -> BridgeView:
+    """Why the margin of `after` differs from that of `before`. Raises InvalidRequest."""
+    old, new = await _period(connection, *before), await _period(connection, *after)
+    weights = catalog_weights()
+    made = bridge(old, new, {key: weights.of(key[1]) for key in [*old.cells, *new.cells]})
+    return BridgeView(
+        before=_view(before, old),
+        after=_view(after, new),
+        effects={name: pico_to_usd(amount) for name, amount in made.effects.items()},
+        difference_usd=pico_to_usd(made.after - made.before),
+    )
+
+
+async def _period(connection: AsyncConnection, start: datetime, end: datetime) -> Period[CellKey]:
+    check_period(start, end)
+    costs = await host_costs(connection, start, end)
+    cells = {
+        (cell.tenant_id, cell.model): Cell(
+            Quantities(cell.uncached, cell.cached, cell.output),
+            Quantities(cell.revenue_uncached, cell.revenue_cached, cell.revenue_output),
+        )
+        for cell in await usage_cells(connection, costs, start, end)
+    }
+    total = GpuUse()
+    for use in costs.hours.values():
+        for part in [*use.serving.values(), *use.unused.values()]:
+            total.add(part.cost, part.gpu_us, part.machine_us)
+    return Period(cells, total.cost, total.machine_us)
+
+
+def _view(span: tuple[datetime, datetime], period: Period[CellKey]) -> PeriodView:
+    margin = period.revenue - period.gpu_cost
+    return PeriodView(
+        start=span[0],
+        end=span[1],
+        tokens=int(sum(cell.tokens.total for cell in period.cells.values())),
+        revenue_usd=pico_to_usd(period.revenue),
+        gpu_cost_usd=pico_to_usd(period.gpu_cost),
+        margin_usd=pico_to_usd(margin),
+        margin_pct=percent(margin, period.revenue),
+    )

@@ -1,0 +1,308 @@
+"""The usage report: what was used, what it costs the customer and what it cost us, grouped at will.
+
+Hours come from the rollups where they are whole and from the usage rows elsewhere (billing/usage/sums.py), so the
+report always equals the rows; its totals equal the ledger (`totals`, billing/reports/books.py). Tokens are the billed
+ones (what an engine failure or an empty answer used is in the rows), so tokens times price is the cost. Cached is part
+of input, reasoning part of output. `tier`, `region`, `price_version` and `simulated` are empty where a row mixes
+several. `credits_applied_usd` is what prepaid credit paid; `adjustment_usd` what corrections and shortfalls of
+committed spend added (+) or gave back (-), on a line of its own where the grouping asks for what they do not have.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.economics.gpu_cost import GpuUse, HourUse
+from billing.metering.records import Outcome
+from billing.reports import books
+from billing.usage.gpu_shares import COUNTED_GPU, GPU_SUMS, HostCosts, host_costs
+from billing.usage.query import (
+    DIMENSIONS,
+    MAX_DAYS,
+    Key,
+    ReportQuery,
+    ReportRow,
+    bucket_end,
+    bucket_start,
+    check,
+    iso,
+    months_of,
+    this_month,
+    time_dimension,
+)
+from billing.usage.sums import COUNTED, COUNTED_DAYS, FACETS, OUTCOMES, SUMS, key_of, usage_rows
+from core.money import pico_to_usd, ratio_per_mtok, usd_to_pico
+
+__all__ = [
+    "DIMENSIONS",
+    "MAX_DAYS",
+    "ReportQuery",
+    "ReportRow",
+    "Totals",
+    "this_month",
+    "totals",
+    "usage_report",
+]
+
+_FREE = [i for i, outcome in enumerate(Outcome) if outcome.free]
+_ADDED = ("requests", "requests_unbilled", "input_tokens", "cached_input_tokens", "output_tokens")
+_ADDED_MORE = ("reasoning_tokens", "total_tokens")
+_ADDED_USD = (
+    "list_cost_usd",
+    "discount_usd",
+    "cost_usd",
+    "credits_applied_usd",
+    "adjustment_usd",
+    "gpu_cost_usd",
+)
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """The sum of a report's lines beside the ledger's own sums of the same period."""
+
+    totals: ReportRow
+    ledger: books.LedgerSums
+    equal: bool
+    """Cost plus adjustments is the ledger's revenue, and credit applied is what left the credit accounts."""
+
+
+class _Group:
+    """What is known of one line while it is added up; all integers."""
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(SUMS, 0)
+        self.outcomes = [0] * len(OUTCOMES)
+        self.facets: dict[str, set[Any]] = {name: set() for name in FACETS}
+        self.gpu = GpuUse()
+        self.credits = 0
+        self.adjustment = 0
+
+    def add(self, row: Row[Any], *, prepaid: bool) -> None:
+        for name in SUMS:
+            self.sums[name] += int(getattr(row, name))
+        for i in range(len(OUTCOMES)):
+            self.outcomes[i] += int(getattr(row, f"outcome_{i}"))
+        for name, values in self.facets.items():
+            values.add(getattr(row, name))
+        if prepaid:
+            self.credits += int(row.cost)
+
+
+async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[ReportRow]:
+    """The lines of `query`, in the order of its dimensions; idle GPU cost as lines without a tenant at the end.
+
+    With a tenant filter there are no idle lines. Raises InvalidRequest for a period or dimension that cannot be.
+    """
+    check(query)
+    groups: dict[Key, _Group] = {}
+    by_hour = "hour" in query.group_by
+    costs = HostCosts.none()
+    if query.with_gpu:
+        costs = await host_costs(connection, query.start, query.end)
+        bound = costs.bound(query.start, query.end, by_hour=by_hour)
+        found = usage_rows(connection, query, COUNTED_GPU, bound, GPU_SUMS)
+    else:
+        found = usage_rows(connection, query, COUNTED if by_hour else COUNTED_DAYS, {})
+    prepaid = await books.prepaid_tenants(connection)
+    shared: dict[Key, GpuUse] = defaultdict(GpuUse)
+    async for row in found:
+        group = groups.setdefault(key_of(query, row), _Group())
+        group.add(row, prepaid=row.tenant_id in prepaid)
+        if query.with_gpu:
+            part = (int(row.gpu_input_cost + row.gpu_output_cost), int(row.gpu_us))
+            group.gpu.add(*part)
+            shared[_served_key(query, row)].add(*part)
+    if query.tenant_id is None:
+        _add_idle(query, costs.hours, shared, groups)
+    await _add_books(connection, query, groups)
+    rows = [_line(query, key, group) for key, group in groups.items()]
+    await _put_names(connection, rows)
+    await _put_periods(connection, query, rows)
+    return sorted(rows, key=_order)
+
+
+async def totals(connection: AsyncConnection, query: ReportQuery, rows: Sequence[ReportRow]) -> Totals:
+    """The sum of `rows`, the report of `query`, and the ledger's sums of its period, in the caller's snapshot."""
+    total = ReportRow(iso(query.start), iso(query.end))
+    for name in (*_ADDED, *_ADDED_MORE):
+        setattr(total, name, sum(getattr(row, name) for row in rows))
+    for name in _ADDED_USD:
+        amounts = [usd_to_pico(getattr(row, name)) for row in rows if getattr(row, name) is not None]
+        if amounts or name != "gpu_cost_usd":
+            setattr(total, name, pico_to_usd(sum(amounts)))
+    total.price_per_mtok_usd = ratio_per_mtok(usd_to_pico(total.cost_usd), total.total_tokens)
+    if query.with_gpu:
+        spent = sum(_microseconds(row.gpu_seconds) for row in rows)
+        _put_gpu(
+            total, usd_to_pico(total.cost_usd), GpuUse(usd_to_pico(total.gpu_cost_usd or "0"), spent),
+            total.total_tokens,
+        )  # fmt: skip
+    ledger = await books.ledger_sums(connection, query)
+    told = usd_to_pico(total.cost_usd) + usd_to_pico(total.adjustment_usd)
+    equal = told == usd_to_pico(ledger.revenue_usd) and total.credits_applied_usd == ledger.from_credit_usd
+    return Totals(total, ledger, equal)
+
+
+def _served_key(query: ReportQuery, row: Row[Any]) -> Key:
+    """Of which model's serving time in which of the report's periods a row has its part."""
+    unit = time_dimension(query.group_by)
+    return (getattr(row, f"by_{unit}") if unit else None, row.model)
+
+
+def _add_idle(
+    query: ReportQuery, hours: dict[datetime, HourUse], shared: dict[Key, GpuUse], groups: dict[Key, _Group]
+) -> None:
+    """Host time that no request used, and serving time that was not shared: lines without tenant, project and key."""
+    unit = time_dimension(query.group_by)
+    idle: dict[Key, GpuUse] = defaultdict(GpuUse)
+    for hour, use in hours.items():
+        at = bucket_start(hour, unit) if unit else None
+        unused = [(model, part) for (model, _), part in use.unused.items()]
+        for model, part in [*use.serving.items(), *unused]:
+            idle[at, model].add(part.cost, part.gpu_us)
+    for key, part in shared.items():
+        idle[key].add(-part.cost, -part.gpu_us)
+    for served, part in idle.items():
+        if part.cost or part.gpu_us:
+            known = dict(zip((unit, "model"), served, strict=True))
+            values = (known.get(name) for name in query.group_by)
+            groups.setdefault(("idle", *values), _Group()).gpu.add(part.cost, part.gpu_us)
+
+
+async def _add_books(connection: AsyncConnection, query: ReportQuery, groups: dict[Key, _Group]) -> None:
+    """What was not collected lessens what credit paid; adjustments go to their organisation and hour."""
+    apart = any(name != "tenant" and name != time_dimension(query.group_by) for name in query.group_by)
+
+    def own(one: books.Booked) -> _Group:
+        key = _values(query, one.hour, {"tenant": one.tenant_id})
+        return groups.setdefault(("booked", *key) if apart else key, _Group())
+
+    for known, lost in await books.uncollected(connection, query):
+        group = own(lost) if known is None else groups.setdefault(known, _Group())
+        group.credits -= lost.amount
+    for one in await books.booked(connection, query):
+        own(one).adjustment += one.amount
+
+
+def _values(query: ReportQuery, hour: datetime, known: dict[str, object]) -> Key:
+    """A key of what is known of something that is no usage: the rest is empty."""
+    unit = time_dimension(query.group_by)
+    return tuple(bucket_start(hour, name) if name == unit else known.get(name) for name in query.group_by)
+
+
+def _line(query: ReportQuery, key: Key, group: _Group) -> ReportRow:
+    values: dict[str, Any] = dict(zip(query.group_by, key[-len(query.group_by) :], strict=True))
+    sums = group.sums
+    start, end = query.start, query.end
+    unit = time_dimension(query.group_by)
+    if unit is not None:
+        start, end = max(start, values[unit]), min(end, bucket_end(values[unit], unit))
+    total = sums["input_tokens"] + sums["output_tokens"]
+    row = ReportRow(
+        period_start=iso(start),
+        period_end=iso(end),
+        tenant_id=_text(values.get("tenant")),
+        project_id=_text(values.get("project")),
+        key_id=_text(values.get("key")),
+        model=_text(values.get("model")),
+        requests=sums["requests"],
+        requests_unbilled=sum(group.outcomes[i] for i in _FREE),
+        input_tokens=sums["input_tokens"],
+        cached_input_tokens=sums["cached_input_tokens"],
+        output_tokens=sums["output_tokens"],
+        reasoning_tokens=sums["reasoning_tokens"],
+        total_tokens=total,
+        list_cost_usd=pico_to_usd(sums["list_cost"]),
+        discount_usd=pico_to_usd(sums["list_cost"] - sums["cost"]),
+        cost_usd=pico_to_usd(sums["cost"]),
+        credits_applied_usd=pico_to_usd(group.credits),
+        adjustment_usd=pico_to_usd(group.adjustment),
+        price_per_mtok_usd=ratio_per_mtok(sums["cost"], total),
+        outcomes={name: n for name, n in zip(OUTCOMES, group.outcomes, strict=True) if n},
+    )
+    for name, found in group.facets.items():
+        if len(found) == 1:
+            setattr(row, name, next(iter(found)))
+    if query.with_gpu:
+        _put_gpu(row, sums["cost"], group.gpu, total)
+    return row
+
+
+def _put_gpu(row: ReportRow, cost: int, gpu: GpuUse, total_tokens: int) -> None:
+    margin = cost - gpu.cost
+    row.gpu_seconds = f"{gpu.gpu_us // 1_000_000}.{gpu.gpu_us % 1_000_000:06d}"
+    row.gpu_cost_usd = pico_to_usd(gpu.cost)
+    row.gpu_cost_per_mtok_usd = ratio_per_mtok(gpu.cost, total_tokens)
+    row.margin_usd = pico_to_usd(margin)
+    if cost:
+        hundredths = (abs(margin) * 20_000 + cost) // (2 * cost)
+        row.margin_pct = f"{'-' if margin < 0 else ''}{hundredths // 100}.{hundredths % 100:02d}"
+
+
+def _microseconds(seconds: str | None) -> int:
+    return int((seconds or "0").replace(".", ""))
+
+
+async def _put_names(connection: AsyncConnection, rows: list[ReportRow]) -> None:
+    """Names of tenants and projects and the last four characters of keys."""
+    for kind, column, source in (
+        ("tenant", "name", "tenants"),
+        ("project", "name", "projects"),
+        ("key", "last4", "api_keys"),
+    ):
+        ids = {value for row in rows if (value := getattr(row, f"{kind}_id")) is not None}
+        if not ids:
+            continue
+        found = await connection.execute(
+            text(f"SELECT id, {column} AS label FROM {source} WHERE id = ANY(:ids)"),  # noqa: S608 - names from above
+            {"ids": [UUID(value) for value in ids]},
+        )
+        labels = {str(one.id): one.label for one in found}
+        target = "key_last4" if kind == "key" else kind
+        for row in rows:
+            setattr(row, target, labels.get(getattr(row, f"{kind}_id") or ""))
+
+
+async def _put_periods(connection: AsyncConnection, query: ReportQuery, rows: list[ReportRow]) -> None:
+    """Whether each line's months are closed, and the invoice of a line of one organisation and one month."""
+    months = months_of(query.start, query.end)
+    closed = await books.closed_months(connection, months)
+    owners = {UUID(row.tenant_id) for row in rows if row.tenant_id is not None}
+    if query.tenant_id is not None:
+        owners.add(query.tenant_id)
+    invoices = await books.invoice_names(connection, months, owners)
+    for row in rows:
+        touched = months_of(datetime.fromisoformat(row.period_start), datetime.fromisoformat(row.period_end))
+        states = {"closed" if month in closed else "open" for month in touched}
+        row.period_status = states.pop() if len(states) == 1 else "mixed"
+        owner = UUID(row.tenant_id) if row.tenant_id else query.tenant_id
+        if owner is not None and len(touched) == 1:
+            row.invoice_id = invoices.get((owner, touched[0]))
+
+
+def _order(row: ReportRow) -> tuple[object, ...]:
+    idle = row.requests == 0
+    return (
+        idle,
+        row.period_start,
+        row.tenant or "",
+        row.tenant_id or "",
+        row.project or "",
+        row.project_id or "",
+        row.key_id or "",
+        row.model or "",
+        row.tier or "",
+        row.region or "",
+        row.price_version or 0,
+        bool(row.simulated),
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

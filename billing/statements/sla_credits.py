@@ -1,0 +1,290 @@
+"""Credits for a missed service level: a month is measured against the contract's rule, once, and the evidence is kept.
+
+The percentile is the nearest rank over the exact values (no interpolation, no float). Time to first token counts
+requests that were answered; availability is the share of answered ones among those that reached an engine and that the
+customer did not cancel. The credit is a share of what the customer was charged in that time, rounded up.
+"""
+
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.ledger import credits, transfers
+from billing.ledger.check_result import CheckResult
+from billing.ledger.months import bounds, final_at, month_name, month_of
+from billing.notifications.notices import notify
+from billing.pricing.sla_terms import Sla, parse_sla
+from billing.statements.signing import instant
+from core.db import Database
+from core.errors import Conflict
+from core.ids import derived_uuid
+from core.money import pico_to_usd, usd_to_pico
+from tenants.scoping import platform_wide
+
+SAMPLE = 10
+"""Request ids that the evidence names: the worst ones."""
+_ANSWERED = "('completed', 'length', 'budget_stopped')"
+
+
+class SlaResult(msgspec.Struct, frozen=True):
+    """One contract's month: what was promised, what was measured, what a miss gives back."""
+
+    id: UUID
+    tenant_id: UUID
+    contract_id: UUID
+    month: str
+    missed: bool
+    amount_usd: str
+    booked: bool
+    """Whether this run has credited it."""
+    evidence: dict[str, Any]
+    """rule, period, requests, measured, threshold, charges and the ids of the worst requests; JSON-safe."""
+
+
+def rank_of(percentile: int, count: int) -> int:
+    """The nearest rank (1 to count) of a whole percentile: the smallest with at least that share at or below it."""
+    return max(1, -(-percentile * count // 100))
+
+
+def misses_availability(answered: int, counted: int, percent: str) -> bool:
+    """Whether `answered` of `counted` requests are fewer than `percent`; exact."""
+    return Decimal(answered) * 100 < Decimal(percent) * counted
+
+
+def credit_of(charged: int, percent: int) -> int:
+    """The credit in picodollars, rounded up."""
+    return -(-charged * percent // 100)
+
+
+@platform_wide("every contract's service level is measured")
+async def measure_month(
+    connection: AsyncConnection, month: date, *, open_only: bool = False
+) -> list[SlaResult]:
+    """Measure every contract with a service level in `month`, without crediting anything.
+
+    `open_only` leaves out those that were measured for good already.
+    """
+    start, end = bounds(month)
+    rows = await connection.execute(
+        text(
+            "SELECT c.id, c.tenant_id, c.sla, greatest(lower(c.effective), CAST(:start AS timestamptz)) AS start, "
+            "least(upper(c.effective), CAST(:end AS timestamptz)) AS until FROM contracts c "
+            "WHERE c.sla IS NOT NULL AND c.withdrawn_at IS NULL "
+            "AND c.effective && tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)) "
+            "AND NOT (:open_only AND EXISTS (SELECT 1 FROM sla_credits s WHERE s.contract_id = c.id "
+            "AND s.month = :month)) ORDER BY c.tenant_id, lower(c.effective)"
+        ),
+        {"start": start, "end": end, "month": month, "open_only": open_only},
+    )
+    return [await _measure(connection, month, row) for row in rows.all()]
+
+
+async def _measure(connection: AsyncConnection, month: date, contract: Row[Any]) -> SlaResult:
+    rule = parse_sla(contract.sla)
+    bound = {"tenant": contract.tenant_id, "start": contract.start, "until": contract.until}
+    if rule.metric == "ttft":
+        missed, facts = await _ttft(connection, rule, bound)
+    else:
+        missed, facts = await _availability(connection, rule, bound)
+    charged = await _charged(connection, bound)
+    amount = credit_of(charged, rule.credit_percent) if missed else 0
+    return SlaResult(
+        id=derived_uuid("sla", contract.id, month),
+        tenant_id=contract.tenant_id,
+        contract_id=contract.id,
+        month=month_name(month),
+        missed=missed,
+        amount_usd=pico_to_usd(amount),
+        booked=False,
+        evidence={
+            "rule": msgspec.to_builtins(rule),
+            "from": instant(contract.start),
+            "until": instant(contract.until),
+            "charged_usd": pico_to_usd(charged),
+            **facts,
+        },
+    )
+
+
+_FROM = "FROM usage WHERE tenant_id = :tenant AND ended_at >= :start AND ended_at < :until"
+
+
+async def _ttft(connection: AsyncConnection, rule: Sla, bound: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+    where = f"{_FROM} AND outcome IN {_ANSWERED} AND ttft_us > 0"
+    count = int(await connection.scalar(text(f"SELECT count(*) {where}"), bound) or 0)
+    if not count or rule.percentile is None:
+        return False, {"requests": 0, "measured_us": None}
+    rank = rank_of(rule.percentile, count)
+    value = text(f"SELECT ttft_us {where} ORDER BY ttft_us LIMIT 1 OFFSET :skip")
+    measured = int(await connection.scalar(value, {**bound, "skip": rank - 1}) or 0)
+    worst = text(f"SELECT request_id {where} ORDER BY ttft_us DESC, request_id LIMIT :sample")
+    ids = await connection.scalars(worst, {**bound, "sample": SAMPLE})
+    return measured > int(rule.threshold) * 1000, {
+        "requests": count,
+        "rank": rank,
+        "measured_us": measured,
+        "worst": [str(one) for one in ids],
+    }
+
+
+async def _availability(
+    connection: AsyncConnection, rule: Sla, bound: dict[str, Any]
+) -> tuple[bool, dict[str, Any]]:
+    counts = text(
+        f"SELECT count(*) AS counted, count(*) FILTER (WHERE outcome IN {_ANSWERED}) AS answered {_FROM} "
+        "AND outcome <> 'client_cancelled'"
+    )
+    row = (await connection.execute(counts, bound)).one()
+    failed = text(
+        f"SELECT request_id {_FROM} AND outcome NOT IN ('client_cancelled', 'completed', 'length', 'budget_stopped') "
+        "ORDER BY request_id LIMIT :sample"
+    )
+    ids = await connection.scalars(failed, {**bound, "sample": SAMPLE})
+    return misses_availability(row.answered, row.counted, str(rule.threshold)), {
+        "requests": row.counted,
+        "answered": row.answered,
+        "worst": [str(one) for one in ids],
+    }
+
+
+async def _charged(connection: AsyncConnection, bound: dict[str, Any]) -> int:
+    """What the customer was charged for usage in the time: its cost less what no money was there for."""
+    cost = await connection.scalar(text(f"SELECT coalesce(sum(cost), 0) {_FROM}"), bound)
+    lost = await connection.scalar(
+        text(
+            "SELECT coalesce(sum(amount), 0) FROM ledger_transfers t WHERE tenant_id = :tenant "
+            "AND kind = 'uncollectible' AND at >= :start AND effective_at >= :start AND effective_at < :until "
+            "AND NOT EXISTS (SELECT 1 FROM adjustments a WHERE a.tenant_id = t.tenant_id AND a.id = t.source_id)"
+        ),
+        bound,
+    )
+    return int(cost or 0) - int(lost or 0)
+
+
+@platform_wide("every contract's service level is credited")
+async def run_month(database: Database, month: date) -> list[SlaResult]:
+    """Measure what was not measured yet and credit what was missed, each contract in a transaction of its own.
+
+    Raises Conflict while usage can still reach the month.
+    """
+    async with database.read() as connection:
+        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+        if now < final_at(month):
+            raise Conflict(
+                f"usage can still reach {month_name(month)} until {final_at(month).isoformat()}: only a dry run can "
+                "measure it now"
+            )
+        measured = await measure_month(connection, month, open_only=True)
+    results = []
+    for result in measured:
+        async with database.system() as connection:
+            booked = await _credit(connection, month, result)
+        results.append(msgspec.structs.replace(result, booked=booked))
+    return results
+
+
+@platform_wide("every contract's service level is credited")
+async def run_last_month(database: Database) -> int:
+    """`run_month` for the newest month that no usage can reach any more; returns how many credits were booked."""
+    async with database.read() as connection:
+        now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
+    month = month_of(now)
+    while now < final_at(month):
+        month = month_of(bounds(month)[0] - timedelta(days=1))
+    return sum(result.booked for result in await run_month(database, month))
+
+
+async def _credit(connection: AsyncConnection, month: date, result: SlaResult) -> bool:
+    """Keep the measurement and book its credit; False when it was done before or there is nothing to give."""
+    found = await connection.execute(
+        text("SELECT mode FROM billing_accounts WHERE tenant_id = :tenant FOR UPDATE"),
+        {"tenant": result.tenant_id},
+    )
+    mode = found.scalar_one()
+    amount = usd_to_pico(result.amount_usd)
+    kept = await connection.execute(
+        text(
+            "INSERT INTO sla_credits (id, tenant_id, contract_id, month, amount, evidence) VALUES "
+            "(:id, :tenant, :contract, :month, :amount, CAST(:evidence AS jsonb)) ON CONFLICT DO NOTHING"
+        ),
+        {
+            "id": result.id,
+            "tenant": result.tenant_id,
+            "contract": result.contract_id,
+            "month": month,
+            "amount": amount,
+            "evidence": msgspec.json.encode(result.evidence).decode(),
+        },
+    )
+    if kept.rowcount == 0 or amount == 0:
+        return False
+    if mode == "prepaid":
+        await credits.add_lot(
+            connection,
+            lot_id=result.id,
+            tenant_id=result.tenant_id,
+            amount=amount,
+            kind="sla",
+            reason=f"Service level of {result.month}",
+            created_by="penstock.sla",
+        )
+    else:
+        at = await _effective(connection, result.tenant_id, month)
+        await transfers.book(
+            connection, "sla_credit", result.tenant_id, "sla_credits", "receivable", amount, result.id, at
+        )
+    await notify(
+        connection,
+        tenant_id=result.tenant_id,
+        kind="sla.credited",
+        subject=f"A credit of ${result.amount_usd} for {result.month}",
+        body=f"In {result.month} we missed the service level of your contract. We have credited "
+        f"${result.amount_usd}; your statement of the month shows what was measured.\n",
+        facts={
+            "month": result.month,
+            "amount_usd": result.amount_usd,
+            "contract_id": str(result.contract_id),
+        },
+        key=f"sla|{result.id}",
+    )
+    return True
+
+
+async def _effective(connection: AsyncConnection, tenant_id: UUID, month: date) -> datetime | None:
+    """The month's last instant while its invoice can still take the credit, else now (None): the next invoice does."""
+    end = bounds(month)[1]
+    taken = await connection.scalar(
+        text(
+            "SELECT penstock_is_closed(CAST(:end AS timestamptz) - interval '1 microsecond') OR EXISTS "
+            "(SELECT 1 FROM invoices WHERE tenant_id = :tenant AND month = :month)"
+        ),
+        {"tenant": tenant_id, "month": month, "end": end},
+    )
+    return None if taken else end - timedelta(microseconds=1)
+
+
+@platform_wide("a month is closed when every contract's service level is measured")
+async def service_levels(connection: AsyncConnection, month: date) -> CheckResult:
+    """Check of the close: every contract with a service level has been measured, and its credit is booked."""
+    start, end = bounds(month)
+    waiting = await connection.scalar(
+        text(
+            "SELECT count(*) FROM contracts c WHERE c.sla IS NOT NULL AND c.withdrawn_at IS NULL "
+            "AND c.effective && tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)) "
+            "AND NOT EXISTS (SELECT 1 FROM sla_credits s WHERE s.contract_id = c.id AND s.month = :month)"
+        ),
+        {"start": start, "end": end, "month": month},
+    )
+    if not waiting:
+        return CheckResult("service_levels", True, "every contract's service level is measured")
+    return CheckResult(
+        "service_levels",
+        False,
+        f"{waiting} contracts are not measured: `penstock sla run --month {month_name(month)}`; "
+        "the hourly job does it, too",
+    )

@@ -1,0 +1,345 @@
+"""Closed months of usage in Parquet: written streaming, checked against the rows, the same bytes every time.
+
+One file and one manifest a month in `Settings.archive_dir`: `usage-2026-10.parquet` and `usage-2026-10.json`. The rows
+stand in the order of their hour, organisation, end and request id; every column of the view `usage` is there, amounts
+as DECIMAL(38,0) picodollars. billing/reports/archive_report.py reads them. The archive belongs on storage that lasts.
+"""
+
+import asyncio
+import hashlib
+import io
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet as pq
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from billing.ledger.months import bounds, month_name
+from core.db import Database
+from core.errors import Conflict, NotFound
+from core.money import pico_to_usd
+from core.settings import Settings
+
+SCHEMA_VERSION = 1
+ROW_GROUP = 262_144
+BUSY_HOUR = 500_000
+"""Rows; busier hours are read minute by minute, so that memory stays flat."""
+_BLOCK = 1 << 20
+
+_LABEL = pa.dictionary(pa.int32(), pa.string())
+_INSTANT = pa.timestamp("us", tz="UTC")
+_PICO = pa.decimal128(38, 0)
+_TYPES: dict[str, pa.DataType] = {
+    "request_id": pa.string(),
+    **dict.fromkeys(("tenant_id", "project_id", "key_id", "model", "tier", "region"), _LABEL),
+    **dict.fromkeys(("replica_id", "boot_id"), _LABEL),
+    **dict.fromkeys(("admitted_at", "ended_at", "settled_at"), _INSTANT),
+    "outcome": _LABEL,
+    "attempts": pa.int16(),
+    **dict.fromkeys(("stream", "simulated"), pa.bool_()),
+    **dict.fromkeys(("price_version", "list_price_version"), pa.int64()),
+    **dict.fromkeys(("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens"), pa.int64()),
+    **dict.fromkeys(("unbilled_input_tokens", "unbilled_output_tokens"), pa.int64()),
+    **dict.fromkeys(("cost", "list_cost"), _PICO),
+    **dict.fromkeys(("queue_us", "ttft_us", "duration_us"), pa.int64()),
+}
+_SCHEMA = pa.schema(
+    [
+        pa.field(name, pa.uuid() if name == "request_id" else kind, nullable=False)
+        for name, kind in _TYPES.items()
+    ]
+)
+_SUMMED = (
+    "input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "unbilled_input_tokens",
+    "unbilled_output_tokens", "cost", "list_cost",
+)  # fmt: skip
+_COPY = f"""
+    SELECT encode(uuid_send(request_id), 'hex') AS request_id, {", ".join(list(_TYPES)[1:])} FROM usage
+    WHERE ended_at >= $1 AND ended_at < $2 ORDER BY tenant_id, ended_at, usage.request_id
+"""  # noqa: S608 - the names above
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What an archived month says of itself. Sums are exact decimal strings; cost and list_cost in picodollars."""
+
+    schema_version: int
+    month: str
+    file: str
+    rows: int
+    bytes: int
+    sha256: str
+    columns: dict[str, str]
+    sums: dict[str, str]
+    cost_usd: str
+
+
+def archive_dir(settings: Settings) -> Path:
+    """Where archived months lie: `archive_dir`, else `archive` in the data directory."""
+    return settings.data_dir / "archive" if settings.archive_dir == Path() else settings.archive_dir
+
+
+def parquet_path(folder: Path, month: date) -> Path:
+    """The file of a month."""
+    return folder / f"usage-{month_name(month)}.parquet"
+
+
+def read_manifest(folder: Path, month: date) -> Manifest:
+    """The manifest of an archived month. Raises NotFound."""
+    path = parquet_path(folder, month).with_suffix(".json")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise NotFound(f"{month_name(month)} is not archived in {folder}", param="month") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise Conflict(f"{path} cannot be read: {error}") from None
+
+
+def verify_archive(folder: Path, month: date) -> Manifest:
+    """The manifest, after its file has been read and found as written. Raises NotFound, Conflict."""
+    manifest = read_manifest(folder, month)
+    path = parquet_path(folder, month)
+    try:
+        found, _ = _sha256(path)
+    except OSError as error:
+        raise Conflict(f"{path} cannot be read: {error}") from None
+    if found != manifest.sha256:
+        raise Conflict(f"{path} is not what its manifest says: its sha256 is {found}")
+    return manifest
+
+
+async def archive_month(database: Database, folder: Path, month: date) -> Manifest:
+    """Write a closed month, or find it written; its row in `usage_archives` follows. May run twice.
+
+    Raises Conflict: the month is open, or its rows have been dropped and the file differs from what was recorded.
+    """
+    async with database.read() as connection:
+        known = await _recorded(connection, month)
+        closed = await connection.scalar(
+            text("SELECT EXISTS (SELECT 1 FROM billing_periods WHERE month = :month AND status = 'closed')"),
+            {"month": month},
+        )
+    if known is not None and known.dropped_at is not None:
+        manifest = await asyncio.to_thread(verify_archive, folder, month)
+        if bytes.fromhex(manifest.sha256) != known.sha256:
+            raise Conflict(f"the archive of {month_name(month)} is not the one that was recorded")
+        return manifest
+    if not closed:
+        raise Conflict(f"{month_name(month)} is open: only closed months are archived", code="period_open")
+    async with database.read() as connection:
+        manifest = await write_month(connection, folder, month)
+    async with database.system() as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO usage_archives (month, file, rows, bytes, cost, sha256) "
+                "VALUES (:month, :file, :rows, :bytes, CAST(:cost AS numeric), :sha256) ON CONFLICT (month) DO UPDATE "
+                "SET file = excluded.file, rows = excluded.rows, bytes = excluded.bytes, cost = excluded.cost, "
+                "sha256 = excluded.sha256, archived_at = now() WHERE usage_archives.sha256 <> excluded.sha256"
+            ),
+            {
+                "month": month,
+                "file": manifest.file,
+                "rows": manifest.rows,
+                "bytes": manifest.bytes,
+                "cost": int(manifest.sums["cost"]),
+                "sha256": bytes.fromhex(manifest.sha256),
+            },
+        )
+    return manifest
+
+
+async def archive_closed(database: Database, folder: Path) -> int:
+    """Archive every closed month that is not yet; returns how many."""
+    async with database.read() as connection:
+        months = await connection.scalars(
+            text(
+                "SELECT p.month FROM billing_periods p WHERE p.status = 'closed' "
+                "AND NOT EXISTS (SELECT 1 FROM usage_archives a WHERE a.month = p.month) ORDER BY p.month"
+            )
+        )
+        due = list(months)
+    for month in due:
+        await archive_month(database, folder, month)
+    return len(due)
+
+
+async def drop_rows(connection: AsyncConnection, folder: Path, month: date) -> Manifest:
+    """Drop a month's rows from PostgreSQL after its archive has been verified. Rollups and ledger stay.
+
+    Raises Conflict when anything does not agree: the file, the record of it, the rollups, or the ledger.
+    """
+    manifest = await asyncio.to_thread(verify_archive, folder, month)
+    known = await _recorded(connection, month)
+    if known is None or known.sha256 != bytes.fromhex(manifest.sha256):
+        raise Conflict(
+            f"the archive of {month_name(month)} is not the one that was recorded; archive it again"
+        )
+    refusal = await connection.scalar(text("SELECT penstock_drop_usage(:month)"), {"month": month})
+    if refusal is not None:
+        raise Conflict(f"the rows of {month_name(month)} stay: {refusal}")
+    return manifest
+
+
+async def write_month(connection: AsyncConnection, folder: Path, month: date) -> Manifest:
+    """Write one month's usage, closed or not, from the caller's transaction; file and manifest appear whole.
+
+    Raises Conflict when what was written does not add up to the rows.
+    """
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    path = parquet_path(folder, month)
+    rows, sums = 0, dict.fromkeys(_SUMMED, 0)
+    with _new_file(path) as file, _writer(file) as writer:
+        async for table in _groups(connection, month):
+            await asyncio.to_thread(writer.write_table, table, row_group_size=ROW_GROUP)
+            rows += table.num_rows
+            for name in _SUMMED:
+                sums[name] += int(pa.compute.sum(table[name]).as_py() or 0)
+        writer.close()
+        await _compare(connection, month, rows, sums["cost"])
+    digest, size = await asyncio.to_thread(_sha256, path)
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        month=month_name(month),
+        file=path.name,
+        rows=rows,
+        bytes=size,
+        sha256=digest,
+        columns={field.name: str(field.type) for field in _SCHEMA},
+        sums={name: str(value) for name, value in sums.items()},
+        cost_usd=pico_to_usd(sums["cost"]),
+    )
+    with _new_file(path.with_suffix(".json")) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    return manifest
+
+
+async def _groups(connection: AsyncConnection, month: date) -> AsyncIterator[pa.Table]:
+    """The month's rows as tables of a row group or a little more."""
+    waiting: list[pa.Table] = []
+    for start, end in await _slices(connection, month):
+        table = await _read(connection, start, end)
+        waiting.append(table)
+        if sum(one.num_rows for one in waiting) >= ROW_GROUP:
+            yield pa.concat_tables(waiting).unify_dictionaries()
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting).unify_dictionaries()
+
+
+async def _slices(connection: AsyncConnection, month: date) -> list[tuple[datetime, datetime]]:
+    """Hours with usage, and minutes where an hour has much of it."""
+    start, end = bounds(month)
+    counted = await connection.execute(
+        text(
+            "SELECT date_trunc('hour', ended_at, 'UTC') AS hour, count(*) AS rows FROM usage_rows "
+            "WHERE ended_at >= :start AND ended_at < :end GROUP BY 1 ORDER BY 1"
+        ),
+        {"start": start, "end": end},
+    )
+    slices = []
+    for row in counted:
+        step = timedelta(minutes=1) if row.rows > BUSY_HOUR else timedelta(hours=1)
+        at = row.hour
+        while at < row.hour + timedelta(hours=1):
+            slices.append((at, at + step))
+            at += step
+    return slices
+
+
+async def _read(connection: AsyncConnection, start: datetime, end: datetime) -> pa.Table:
+    """The rows that ended in [start, end), through PostgreSQL's COPY."""
+    buffer = io.BytesIO()
+
+    async def take(data: bytes) -> None:
+        buffer.write(data)
+
+    raw = await connection.get_raw_connection()
+    driver: Any = raw.driver_connection
+    await driver.copy_from_query(_COPY, start, end, output=take, format="csv")
+    return await asyncio.to_thread(_parse, buffer.getbuffer())
+
+
+def _parse(data: memoryview) -> pa.Table:
+    if not data:
+        return _SCHEMA.empty_table()
+    table = pa.csv.read_csv(
+        pa.BufferReader(data),
+        read_options=pa.csv.ReadOptions(column_names=list(_TYPES), use_threads=False),
+        parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa.csv.ConvertOptions(column_types=_TYPES, true_values=["t"], false_values=["f"]),
+    )
+    ids = table["request_id"].combine_chunks()
+    digits = "".join(ids.to_pylist()) if len(ids) else ""
+    stored = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(16), len(ids), [None, pa.py_buffer(bytes.fromhex(digits))]
+    )
+    columns = [pa.ExtensionArray.from_storage(pa.uuid(), stored), *table.columns[1:]]
+    return pa.table(columns, schema=_SCHEMA)
+
+
+async def _compare(connection: AsyncConnection, month: date, rows: int, cost: int) -> None:
+    start, end = bounds(month)
+    found = (
+        await connection.execute(
+            text(
+                "SELECT count(*) AS rows, coalesce(sum(cost), 0) AS cost FROM usage_rows "
+                "WHERE ended_at >= :start AND ended_at < :end"
+            ),
+            {"start": start, "end": end},
+        )
+    ).one()
+    if (found.rows, int(found.cost)) != (rows, cost):
+        raise Conflict(
+            f"the archive of {month_name(month)} does not add up: {rows} rows and {cost} pico-dollars written, "
+            f"{found.rows} and {found.cost} there"
+        )
+
+
+async def _recorded(connection: AsyncConnection, month: date) -> Any:
+    found = await connection.execute(
+        text("SELECT sha256, dropped_at FROM usage_archives WHERE month = :month"), {"month": month}
+    )
+    return found.one_or_none()
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name only when it is whole and on the disk."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writer(file: IO[bytes]) -> Iterator[pq.ParquetWriter]:
+    writer = pq.ParquetWriter(file, _SCHEMA, compression="zstd", use_dictionary=[
+        name for name, kind in _TYPES.items() if kind == _LABEL
+    ], column_encoding=None)  # fmt: skip
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def _sha256(path: Path) -> tuple[str, int]:
+    """The digest and the length of a file."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return digest.hexdigest(), size

@@ -1,0 +1,359 @@
+"""Settlement on a real PostgreSQL: once, exactly, whatever happens around it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import pytest
+from sqlalchemy import text
+
+from billing.ledger.accounts import set_credit_limit
+from billing.ledger.verification import Books, verify
+from billing.metering.holds import HoldBook
+from billing.metering.reaper import reap
+from billing.metering.records import HoldGranted, Outcome, PriceVersion, UsageRecord
+from billing.metering.settlement import Item, Settlement, flat
+from core.clock import SystemClock
+from core.db import Database, connect_system
+from core.errors import InsufficientCredit
+from core.money import usd_to_pico
+from core.tokens import TokenUsage
+from tests.integration.billing.support import (
+    Customer,
+    account,
+    make_customer,
+    price,
+    terminate_hot_connections,
+    transfers,
+    usage_rows,
+)
+from tests.support.waiting import until
+
+
+@pytest.fixture
+async def book(pg_url: str) -> AsyncIterator[HoldBook]:
+    book = HoldBook(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    await book.start()
+    yield book
+    await book.close()
+
+
+@pytest.fixture
+async def hot(pg_url: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]":
+    connection = await connect_system(pg_url)
+    yield connection
+    await connection.close()
+
+
+async def settle(
+    hot: "asyncpg.Connection[asyncpg.Record]", *records: UsageRecord, **changes: object
+) -> dict[UUID, str]:
+    rows = [{**flat(record), **changes} for record in records]
+    found = await hot.fetch("SELECT * FROM penstock_settle($1)", msgspec.json.encode(rows).decode())
+    return {row["request_id"]: row["result"] for row in found}
+
+
+async def all_sound(database: Database) -> Books:
+    async with database.system() as connection:
+        books = await verify(connection)
+    assert books.problems == []
+    return books
+
+
+USAGE = TokenUsage(input=10, cached_input=4, output=50, reasoning=20)
+COST = 6 * 1_000_000 + 4 * 100_000 + 30 * 10_000_000 + 20 * 20_000_000
+
+
+async def test_a_settled_request_is_charged_once(
+    database: Database, book: HoldBook, hot: asyncpg.Connection
+) -> None:
+    version = await price(database)
+    customer = await make_customer(database, "1")
+    granted = await book.place(customer.hold())
+    record = customer.ended(
+        granted,
+        USAGE,
+        attempts=2,
+        queue_us=7,
+        ttft_us=8,
+        duration_us=9_000,
+        extra_unbilled=TokenUsage(input=10, output=3),
+    )
+    assert record.cost == COST
+    assert await settle(hot, record) == {granted.request_id: "settled"}
+    assert await settle(hot, record) == {granted.request_id: "duplicate"}
+    row = (await usage_rows(database, customer))[granted.request_id]
+    assert (row.outcome, row.cost, row.list_cost, row.price_version) == ("completed", COST, COST, version)
+    assert (row.input_tokens, row.cached_input_tokens, row.output_tokens, row.reasoning_tokens) == (
+        10,
+        4,
+        50,
+        20,
+    )
+    assert (row.unbilled_input_tokens, row.unbilled_output_tokens, row.attempts) == (10, 3, 2)
+    assert (row.queue_us, row.ttft_us, row.duration_us) == (7, 8, 9_000)
+    assert row.admitted_at == granted.admitted_at
+    assert (row.ended_at - row.admitted_at).total_seconds() <= 0.009
+    after = await account(database, customer)
+    assert (after.balance, after.held, after.open_holds) == (usd_to_pico("1") - COST, 0, 0)
+    assert after.spent_month == COST
+    assert [(t.kind, t.amount) for t in await transfers(database, customer)] == [
+        ("grant", usd_to_pico("1")),
+        ("usage", COST),
+    ]
+    await all_sound(database)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ENGINE_FAILED, Outcome.ZERO_OUTPUT])
+async def test_failures_record_tokens_and_charge_nothing(
+    database: Database, book: HoldBook, hot: asyncpg.Connection, outcome: Outcome
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    granted = await book.place(customer.hold())
+    await settle(hot, customer.ended(granted, USAGE, outcome))
+    row = (await usage_rows(database, customer))[granted.request_id]
+    assert (row.cost, row.list_cost, row.output_tokens) == (0, 0, 50)
+    assert len(await transfers(database, customer)) == 1
+    assert (await account(database, customer)).balance == usd_to_pico("1")
+    await all_sound(database)
+
+
+async def test_a_contract_price_keeps_the_list_cost(
+    database: Database, book: HoldBook, hot: asyncpg.Connection
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    await price(
+        database, tenant_id=customer.tenant_id, input="0.5", cached_input="0.1", output="5", reasoning="5"
+    )
+    granted = await book.place(customer.hold())
+    # The price changes while the request runs: the pinned version holds.
+    await price(database, tenant_id=customer.tenant_id, output="999")
+    await settle(hot, customer.ended(granted, TokenUsage(input=10, output=10)))
+    row = (await usage_rows(database, customer))[granted.request_id]
+    assert (row.cost, row.list_cost) == (5_000_000 + 50_000_000, 10_000_000 + 100_000_000)
+
+
+async def test_a_hold_too_small_charges_what_is_available(
+    database: Database, book: HoldBook, hot: asyncpg.Connection
+) -> None:
+    await price(database, reasoning="10")
+    customer = await make_customer(database, "0.003")
+    small = await book.place(customer.hold(input_tokens=0, output_tokens=100))
+    other = await book.place(customer.hold(input_tokens=0, output_tokens=100))
+    # 400 tokens cost 0.004: the hold covers 0.001, 0.001 is free, the other request's 0.001 is not ours to take.
+    await settle(hot, customer.ended(small, TokenUsage(output=400)))
+    kinds = {t.kind: t.amount for t in await transfers(database, customer)}
+    assert kinds["usage"] == usd_to_pico("0.002")
+    assert kinds["uncollectible"] == usd_to_pico("0.002")
+    after = await account(database, customer)
+    assert (after.balance, after.held) == (usd_to_pico("0.001"), other.amount)
+    await all_sound(database)
+
+
+async def test_a_settlement_after_the_reaper_still_settles(
+    database: Database, book: HoldBook, hot: asyncpg.Connection
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    granted = await book.place(customer.hold())
+    async with database.system() as connection:
+        assert await reap(connection, 60) == 0
+        await connection.execute(text("UPDATE holds SET renewed_at = renewed_at - interval '61 seconds'"))
+        assert await reap(connection, 60) == 1
+        assert await reap(connection, 60) == 0
+    assert (await account(database, customer)).held == 0
+    assert await settle(hot, customer.ended(granted, USAGE)) == {granted.request_id: "settled"}
+    assert (await account(database, customer)).balance == usd_to_pico("1") - COST
+    await all_sound(database)
+
+
+async def test_the_reaper_waits_one_ttl_after_postgresql_came_back(
+    database: Database, book: HoldBook, hot: asyncpg.Connection
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    await book.place(customer.hold())
+    async with database.system() as connection:
+        await reap(connection, 60)
+        await connection.execute(text("UPDATE holds SET renewed_at = renewed_at - interval '61 seconds'"))
+        await connection.execute(text("UPDATE reaper_state SET seen_at = seen_at - interval '31 seconds'"))
+        assert await reap(connection, 60) == 0, "nobody looked for half a TTL: PostgreSQL may have been away"
+        assert await reap(connection, 60) == 0, "and the pause lasts"
+        await connection.execute(text("UPDATE reaper_state SET paused_until = clock_timestamp()"))
+        await connection.execute(
+            text("UPDATE reaper_state SET postmaster_start = postmaster_start - interval '1 hour'")
+        )
+        assert await reap(connection, 60) == 0, "a new postmaster"
+        await connection.execute(text("UPDATE reaper_state SET paused_until = clock_timestamp()"))
+        assert await reap(connection, 60) == 1
+
+
+async def test_one_bad_record_never_stops_a_batch(
+    database: Database, book: HoldBook, hot: asyncpg.Connection
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    other_version = await price(database, model="other")
+    good, negative, cached, foreign = [await book.place(customer.hold()) for _ in range(4)]
+    records = [
+        customer.ended(good, USAGE),
+        customer.ended(negative, TokenUsage(input=-1)),
+        customer.ended(cached, TokenUsage(input=1, cached_input=2)),
+        UsageRecord(
+            open=msgspec.structs.replace(
+                customer.open(foreign), price=PriceVersion(other_version, 0, 0, 0, 0)
+            ),
+            outcome=Outcome.COMPLETED,
+        ),
+    ]
+    results = await settle(hot, *records)
+    assert results[good.request_id] == "settled"
+    assert [results[one.request_id] for one in (negative, cached, foreign)] == ["parked"] * 3
+    assert list(await usage_rows(database, customer)) == [good.request_id]
+    async with database.system() as connection:
+        rows = (await connection.execute(text("SELECT request_id, reason, record FROM settle_errors"))).all()
+    reasons = {row.request_id: row.reason for row in rows}
+    assert reasons[negative.request_id] == "a count or duration is negative"
+    assert reasons[cached.request_id] == "more cached than input tokens"
+    assert f"price version {other_version} is not one of model river-7b" in reasons[foreign.request_id]
+    assert json.loads(rows[0].record)["tenant_id"] == str(customer.tenant_id)
+    await all_sound(database)
+
+
+def never(request_id: UUID) -> None:
+    raise AssertionError(f"{request_id} was not lost")
+
+
+async def test_a_record_that_cannot_be_read_back_is_not_called_settled(
+    database: Database, book: HoldBook, pg_url: str
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    good, gone = [await book.place(customer.hold()) for _ in range(2)]
+    settled: list[UUID] = []
+    lost: list[UUID] = []
+    settlement = Settlement(pg_url)
+    await settlement.start()
+    settlement.submit(Item(gone.request_id, None, lambda _: None, settled.append, lost.append))
+    settlement.submit(
+        Item(good.request_id, customer.ended(good, USAGE), lambda _: None, settled.append, lost.append)
+    )
+    await until(lambda: settled and lost)
+    await settlement.close()
+    assert (settled, lost) == ([good.request_id], [gone.request_id])
+
+
+async def test_a_record_that_postgresql_cannot_even_read_is_parked(
+    database: Database, book: HoldBook, pg_url: str
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    good, bad, huge = [await book.place(customer.hold()) for _ in range(3)]
+    nul = msgspec.structs.replace(customer.ended(bad, USAGE), open=customer.open(bad, replica_id="nul\x00"))
+    settled: set[UUID] = set()
+    settlement = Settlement(pg_url)
+    await settlement.start()
+    for record in (customer.ended(good, USAGE), nul, customer.ended(huge, TokenUsage(output=2**70))):
+        settlement.submit(Item(record.open.request_id, record, lambda _: None, settled.add, never))
+    await until(lambda: len(settled) == 3)
+    await settlement.close()
+    assert list(await usage_rows(database, customer)) == [good.request_id]
+    async with database.system() as connection:
+        parked = set((await connection.execute(text("SELECT request_id FROM settle_errors"))).scalars())
+    assert parked == {bad.request_id, huge.request_id}
+
+
+async def test_postpaid_usage_is_owed_and_the_credit_limit_holds(
+    database: Database, book: HoldBook, hot: asyncpg.Connection
+) -> None:
+    await price(database)
+    customer = await make_customer(database, mode="postpaid")
+    granted = await book.place(customer.hold())
+    await settle(hot, customer.ended(granted, TokenUsage(output=5000)))
+    after = await account(database, customer)
+    assert (after.balance, after.owed, after.held) == (0, 5000 * 10_000_000, 0)
+    assert [t.kind for t in await transfers(database, customer)] == ["usage"]
+    async with database.system() as connection:
+        await set_credit_limit(connection, customer.tenant_id, "0.0505")
+    await book.place(customer.hold(input_tokens=0, output_tokens=25))
+    with pytest.raises(InsufficientCredit):
+        await book.place(customer.hold(input_tokens=0, output_tokens=26))
+    await all_sound(database)
+
+
+async def test_concurrent_and_repeated_batches_settle_each_request_once(
+    database: Database, book: HoldBook, pg_url: str
+) -> None:
+    await price(database)
+    customers: list[Customer] = [await make_customer(database, "10", name=f"c{i}") for i in range(3)]
+    holds: list[tuple[Customer, HoldGranted]] = []
+    for customer in customers:
+        granted = await asyncio.gather(*(book.place(customer.hold()) for _ in range(40)))
+        holds += [(customer, one) for one in granted]
+    records = [customer.ended(granted, USAGE) for customer, granted in holds]
+    workers = [Settlement(pg_url, window_s=0.01) for _ in range(3)]
+    done: list[UUID] = []
+    for index, worker in enumerate(workers):
+        await worker.start()
+        for record in records[index:] + records[:index]:
+            worker.submit(Item(record.open.request_id, record, lambda _: None, done.append, never))
+    await until(lambda: len(done) == 3 * len(records))
+    for worker in workers:
+        await worker.close()
+    for customer in customers:
+        assert len(await usage_rows(database, customer)) == 40
+        assert (await account(database, customer)).balance == usd_to_pico("10") - 40 * COST
+    await all_sound(database)
+
+
+async def test_settlement_survives_cut_connections(database: Database, book: HoldBook, pg_url: str) -> None:
+    await price(database)
+    customer = await make_customer(database, "10")
+    granted = await asyncio.gather(*(book.place(customer.hold()) for _ in range(60)))
+    settlement = Settlement(pg_url, batch_rows=5, window_s=0.0)
+    done: list[UUID] = []
+    await settlement.start()
+    for one in granted:
+        settlement.submit(
+            Item(one.request_id, customer.ended(one, USAGE), lambda _: None, done.append, never)
+        )
+    while len(done) < 60:
+        await terminate_hot_connections(pg_url)
+        await asyncio.sleep(0.01)
+    await settlement.close()
+    assert len(done) == len(set(done)) == 60
+    assert len(await usage_rows(database, customer)) == 60
+    assert (await account(database, customer)).balance == usd_to_pico("10") - 60 * COST
+    await all_sound(database)
+
+
+async def test_neither_role_can_change_the_ledger(database: Database, book: HoldBook) -> None:
+    customer = await make_customer(database, "1")
+    for statement in (
+        "UPDATE ledger_transfers SET amount = 1",
+        "DELETE FROM ledger_transfers",
+        "UPDATE ledger_seals SET hash = ''",
+        "UPDATE price_versions SET output = 0",
+        "DELETE FROM usage_rows",
+        "UPDATE usage_rows SET cost = 0",
+        "UPDATE usage_dims SET tenant_id = project_id",
+        "DELETE FROM usage_late",
+    ):
+        for session in (database.system(), database.tenant(customer.tenant_id)):
+            with pytest.raises(Exception, match="permission denied"):
+                async with session as connection:
+                    await connection.execute(text(statement))
+
+
+async def test_a_tenant_sees_only_its_own_money(database: Database, book: HoldBook) -> None:
+    mine = await make_customer(database, "1", name="Mine")
+    await make_customer(database, "2", name="Other")
+    async with database.read(mine.tenant_id) as connection:
+        for table in ("billing_accounts", "ledger_transfers", "credit_grants"):
+            rows = await connection.execute(text(f"SELECT DISTINCT tenant_id FROM {table}"))
+            assert rows.scalars().all() == [mine.tenant_id]

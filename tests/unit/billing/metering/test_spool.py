@@ -1,0 +1,282 @@
+"""The spool file: appending, moving to a fresh file, running full, adoption by another process."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from billing.metering import spool as spool_module
+from billing.metering.adoption import adopt
+from billing.metering.frames import parse
+from billing.metering.records import Checkpoint, OpenRecord, Outcome, PriceVersion, UsageRecord
+from billing.metering.spool import Spool
+from core.ids import uuid7
+from core.tokens import NO_TOKENS, TokenUsage
+from tests.support.waiting import until_sync
+
+PRICE = PriceVersion(1, 1, 1, 1, 1)
+
+
+def opened(request_id: UUID | None = None) -> OpenRecord:
+    return OpenRecord(
+        request_id=request_id or uuid7(),
+        tenant_id=uuid7(),
+        project_id=uuid7(),
+        key_id=uuid7(),
+        model="m",
+        tier="standard",
+        region="r",
+        price=PRICE,
+        list_price=PRICE,
+        admitted_at=datetime(2026, 11, 20, tzinfo=UTC),
+        replica_id="h/m-0",
+        boot_id="b",
+        simulated=False,
+        stream=True,
+    )
+
+
+def ended(record: OpenRecord, output: int = 5) -> UsageRecord:
+    return UsageRecord(open=record, outcome=Outcome.COMPLETED, usage=TokenUsage(input=1, output=output))
+
+
+class Owner:
+    """A spool and its owner's thread: callbacks of the spool's thread run when the owner looks."""
+
+    def __init__(self, directory: Path, capacity: int = 64 * 1024, name: str = "api-1") -> None:
+        self.calls: list[Callable[[], None]] = []
+        self.spool = Spool(directory, name, capacity=capacity, call_soon=self.calls.append)
+
+    def look(self) -> None:
+        while self.calls:
+            self.calls.pop(0)()
+
+
+@pytest.fixture
+def make_owner(tmp_path: Path) -> Iterator[Callable[..., Owner]]:
+    owners: list[Owner] = []
+
+    def make(**options: object) -> Owner:
+        owners.append(Owner(tmp_path, **options))  # type: ignore[arg-type]
+        return owners[-1]
+
+    yield make
+    for owner in owners:
+        owner.spool.close()
+
+
+def test_an_end_is_read_back_and_forgotten_when_settled(make_owner: Callable[..., Owner]) -> None:
+    spool = make_owner().spool
+    record = opened()
+    assert spool.append(record)
+    assert spool.append(Checkpoint(record.request_id, TokenUsage(output=3)))
+    assert spool.load(record.request_id) is None
+    assert spool.append(ended(record))
+    assert spool.load(record.request_id) == ended(record)
+    spool.settled([record.request_id])
+    assert spool.load(record.request_id) is None
+    assert spool.unsettled == 0
+
+
+def test_a_clean_close_removes_the_file_and_an_owing_one_keeps_it(tmp_path: Path) -> None:
+    clean, owing = Owner(tmp_path, name="clean").spool, Owner(tmp_path, name="owing").spool
+    for spool in (clean, owing):
+        spool.append(opened())
+    clean.settled(list(clean._entries))
+    clean.close()
+    owing.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["owing.spool"]
+
+
+def test_full_means_not_ready_and_ends_still_fit(make_owner: Callable[..., Owner]) -> None:
+    spool = make_owner(capacity=32 * 1024).spool
+    records = []
+    while spool.ready:
+        records.append(opened())
+        assert spool.append(records[-1])
+    assert not spool.append(Checkpoint(uuid7(), NO_TOKENS)), "a checkpoint of nobody"
+    for record in records:
+        assert spool.append(ended(record)), "every admitted request's end has room"
+    while spool.append(opened()):
+        pass
+    assert not spool.ready
+
+
+def test_live_records_move_to_a_fresh_file(make_owner: Callable[..., Owner], tmp_path: Path) -> None:
+    owner = make_owner(capacity=16 * 1024)
+    spool = owner.spool
+    keeper = opened()
+    spool.append(keeper)
+    spool.append(Checkpoint(keeper.request_id, TokenUsage(output=7)))
+    late: list[OpenRecord] = []
+    while not late or spool._move_wanted:
+        record = opened()
+        assert spool.append(record)
+        assert spool.append(ended(record))
+        spool.settled([record.request_id])
+        if spool._move_wanted:
+            until_sync(lambda: owner.calls)
+            owner.look()
+        if spool._move is not None:
+            late.append(opened())
+            spool.append(late[-1])  # goes to both files
+    assert late
+    data = (tmp_path / "api-1.spool").read_bytes()
+    known = {frame.record.request_id for frame in parse(data) if isinstance(frame.record, OpenRecord)}
+    assert {keeper.request_id, late[0].request_id} <= known
+    counts = [frame.record.usage.output for frame in parse(data) if isinstance(frame.record, Checkpoint)]
+    assert counts == [7]
+    spool.append(ended(late[0], output=9))
+    assert spool.load(late[0].request_id) == ended(late[0], output=9)
+
+
+def test_a_move_that_found_no_room_is_tried_again_without_further_settlements(
+    make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full spool admits nothing, so no settlement will come that could ask for another move."""
+    owner = make_owner(capacity=32 * 1024)
+    tries: list[Path] = []
+
+    def no_room(path: Path, capacity: int) -> int:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "create_file", no_room)
+        patch.setattr(spool_module, "RETRY_S", 0.05)
+        while owner.spool.ready:
+            record = ended(opened())
+            owner.spool.append(record)
+            owner.spool.settled([record.open.request_id])
+        until_sync(lambda: len(tries) >= 3, what="further tries")
+    assert not owner.spool.ready
+
+    def ready() -> bool:
+        owner.look()
+        return owner.spool.ready
+
+    until_sync(ready, what="the spool is ready again")
+
+
+def test_a_record_that_the_disk_will_not_give_is_no_crash(
+    make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = make_owner().spool
+    record = ended(opened())
+    spool.append(record)
+
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        assert spool.load(record.open.request_id) is None
+    assert spool.load(record.open.request_id) == record
+
+
+def test_a_living_spool_is_never_adopted(make_owner: Callable[..., Owner], tmp_path: Path) -> None:
+    make_owner().spool.append(opened())
+    assert adopt(tmp_path, None) is None
+
+
+def test_adoption_tells_ended_interrupted_and_empty_requests(tmp_path: Path) -> None:
+    spool = Owner(tmp_path).spool
+    done, running, silent, lost = opened(), opened(), opened(), uuid7()
+    for record in (done, running, silent):
+        spool.append(record)
+    spool.append(ended(done))
+    for count in (1, 2, 3):
+        spool.append(Checkpoint(running.request_id, TokenUsage(input=4, output=count)))
+    spool.append(Checkpoint(silent.request_id, TokenUsage(input=4)))
+    spool.close()
+    adopted = adopt(tmp_path, None)
+    assert adopted is not None
+    assert adopt(tmp_path, None) is None, "two adopters never take the same file"
+    stories = {request_id: adopted.load(request_id) for request_id in adopted}
+    assert stories[done.request_id] == ended(done)
+    interrupted, empty = stories[running.request_id], stories[silent.request_id]
+    assert interrupted is not None
+    assert (interrupted.outcome, interrupted.usage) == (Outcome.INTERRUPTED, TokenUsage(input=4, output=3))
+    assert empty is not None
+    assert (empty.outcome, empty.cost, empty.extra_unbilled) == (Outcome.INTERRUPTED, 0, TokenUsage(input=4))
+    assert lost not in stories
+    adopted.release(remove=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_made_files_of_dead_processes_go(tmp_path: Path) -> None:
+    old, young = tmp_path / "api-old.spool.new", tmp_path / "api-young.spool.new"
+    for path in (old, young):
+        path.write_bytes(b"")
+    os.utime(old, (1, 1))
+    assert adopt(tmp_path, None) is None
+    assert [path.name for path in tmp_path.iterdir()] == [young.name]
+
+
+class SpoolMachine(RuleBasedStateMachine):
+    """Whatever is appended, settled and moved: the file tells exactly what is still owed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self.home = tempfile.TemporaryDirectory()
+        self.owner = Owner(Path(self.home.name), capacity=12 * 1024)
+        self.running: dict[UUID, OpenRecord] = {}
+        self.owed: dict[UUID, UsageRecord] = {}
+
+    @rule()
+    def open(self) -> None:
+        record = opened()
+        if self.owner.spool.ready and self.owner.spool.append(record):
+            self.running[record.request_id] = record
+
+    @rule(output=st.integers(0, 1000), last=st.booleans())
+    def end(self, output: int, last: bool) -> None:
+        if self.running:
+            request_id = list(self.running)[-1 if last else 0]
+            record = ended(self.running[request_id], output)
+            if self.owner.spool.append(record):
+                del self.running[request_id]
+                self.owed[request_id] = record
+
+    @rule()
+    def settle_all(self) -> None:
+        self.owner.spool.settled(list(self.owed))
+        self.owed.clear()
+
+    @rule()
+    def look(self) -> None:
+        spool = self.owner.spool
+        if spool._move_wanted:
+            until_sync(lambda: self.owner.calls)
+        self.owner.look()
+
+    @invariant()
+    def the_file_tells_what_is_owed(self) -> None:
+        spool = self.owner.spool
+        for request_id, record in self.owed.items():
+            assert spool.load(request_id) == record
+        told: dict[UUID, object] = {}
+        for frame in parse(spool.path.read_bytes()):
+            if isinstance(frame.record, UsageRecord):
+                told[frame.record.open.request_id] = frame.record
+            elif isinstance(frame.record, OpenRecord):
+                told.setdefault(frame.record.request_id, frame.record)
+        for request_id, record in {**self.running, **self.owed}.items():
+            assert told[request_id] == record
+
+    def teardown(self) -> None:
+        self.owner.spool.close()
+        self.home.cleanup()
+
+
+TestSpoolMachine = SpoolMachine.TestCase
+TestSpoolMachine.settings = settings(max_examples=15, stateful_step_count=60, deadline=None)
