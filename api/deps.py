@@ -20,12 +20,12 @@ from gateway.admission import Admission
 from gateway.director import Director
 from gateway.engine import AiohttpEngines
 from gateway.estimate import Estimator
-from gateway.live import LiveRuns
+from gateway.open_requests import OpenRequests
 from gateway.relay import Relay
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
-from gateway.tokens import TokenBlocks, TokenMetrics
-from gateway.tokens_model import PromptTokens
+from gateway.tokenization.hasher import BlockMetrics, TokenBlockHasher
+from gateway.tokenization.model_tokenizer import PromptTokenizer
 from scheduler.client import SchedulerClient
 from tenants.keys import KeyRing
 from tenants.rates import RateGrant, RateLimiter
@@ -37,14 +37,14 @@ from workers.tokenizer_files import tokenizer_directory
 class Deps:
     """The parts of an API process; `start` in order of need, `close` in reverse.
 
-    `simulated_tokens` counts prompts as simulated engines do; None where none is served.
+    `simulated_tokenizer` counts prompts as simulated engines do; None where none is served.
     """
 
     def __init__(
         self,
         settings: Settings,
         registry: CollectorRegistry = REGISTRY,
-        simulated_tokens: PromptTokens | None = None,
+        simulated_tokenizer: PromptTokenizer | None = None,
     ) -> None:
         clock = SystemClock()
         name = incarnation("api")
@@ -74,18 +74,18 @@ class Deps:
         def find(model: str) -> Path:
             return tokenizer_directory(catalog.model(model), settings.data_dir, settings.tokenizer_dir)
 
-        self.prompts = TokenBlocks(
+        self.prompts = TokenBlockHasher(
             self.scheduler.snapshot,
             find,
-            metrics=TokenMetrics(registry),
+            metrics=BlockMetrics(registry),
             now=time.perf_counter,
             today=lambda: datetime.now(UTC),
-            simulated=simulated_tokens,
+            simulated=simulated_tokenizer,
         )
         self.engines = AiohttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
-        self.live = LiveRuns(self.meter, self.scheduler, time.monotonic)
-        self.telemetry.watch_open(lambda: len(self.live))
+        self.open_requests = OpenRequests(self.meter, self.scheduler, time.monotonic)
+        self.telemetry.track_open_requests(lambda: len(self.open_requests))
         self.director = self._director(settings)
         self.keys.on_revoked(self._revoked)
         self._parts = (
@@ -97,7 +97,7 @@ class Deps:
             self.engines,
             self.scheduler,
             self.prompts,
-            self.live,
+            self.open_requests,
         )
 
     def _director(self, settings: Settings) -> Director[RateGrant]:
@@ -106,7 +106,7 @@ class Deps:
             models=self.models,
             rates=self.rates,
             holds=self.holds,
-            placer=self.scheduler,
+            scheduler=self.scheduler,
             prompts=self.prompts,
             meter=self.meter,
             estimator=estimator,
@@ -117,17 +117,17 @@ class Deps:
         settlement = Settlement(
             rates=self.rates,
             holds=self.holds,
-            placer=self.scheduler,
+            scheduler=self.scheduler,
             meter=self.meter,
             estimator=estimator,
             telemetry=self.telemetry,
             now=now,
         )
         relay = Relay(self.engines, self.scheduler, self.holds, now)
-        return Director(admission, relay, settlement, self.live, self.telemetry, now)
+        return Director(admission, relay, settlement, self.open_requests, self.telemetry, now)
 
     def _revoked(self, key_ids: frozenset[UUID]) -> None:
-        self.live.cut_keys(key_ids)
+        self.open_requests.abort_keys(key_ids)
 
     async def start(self) -> None:
         """Bring every part up."""

@@ -20,7 +20,7 @@ from api.deps import Deps
 from core.clock import SystemClock
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
-from gateway.tokens_model import PromptTokens
+from gateway.tokenization.model_tokenizer import PromptTokenizer
 
 DRAIN_S = 60
 """On SIGTERM open streams may finish for this long; what is left then is settled as interrupted."""
@@ -33,18 +33,18 @@ KEEP_ALIVE_S = 75
 log = logging.getLogger(__name__)
 
 
-def main(settings: Settings, simulated_tokens: PromptTokens | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 0 after a clean drain. `simulated_tokens`: see `api.deps.Deps`."""
+def main(settings: Settings, simulated_tokenizer: PromptTokenizer | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; 0 after a clean drain. `simulated_tokenizer`: see `api.deps.Deps`."""
     setup_tracing("api", settings)
     try:
-        return uvloop.run(_serve(settings, simulated_tokens))
+        return uvloop.run(_serve(settings, simulated_tokenizer))
     finally:
         flush_tracing()
 
 
-async def _serve(settings: Settings, simulated_tokens: PromptTokens | None) -> int:
+async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None) -> int:
     """Bind, serve, drain. uvicorn handles the signals: it stops accepting, then waits for open requests."""
-    deps = Deps(settings, simulated_tokens=simulated_tokens)
+    deps = Deps(settings, simulated_tokenizer=simulated_tokenizer)
     listener = bind(settings.host, settings.port)
     config = uvicorn.Config(
         create_app(deps, _admin_routers(deps)),

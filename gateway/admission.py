@@ -5,13 +5,13 @@ from typing import Generic
 
 from core.errors import InvalidRequest, PermissionDenied, Unavailable
 from core.tokens import NO_TOKENS
+from gateway.acquire_both import acquire_both
+from gateway.context import RequestContext
 from gateway.estimate import Estimator
-from gateway.ports import GrantT, Holds, Metering, Model, Models, Placer, Rates
+from gateway.ports import GrantT, Holds, Metering, Model, Models, Rates, Scheduler
 from gateway.prefix import PromptHasher
 from gateway.records import hold_request, open_record, place_request, released
-from gateway.run import Run
-from gateway.schemas.common import Prepared
-from gateway.together import both_or_neither
+from gateway.schemas.common import PreparedRequest
 from scheduler.wire import Placement
 from tenants.principal import Principal
 
@@ -25,7 +25,7 @@ class Admission(Generic[GrantT]):
         models: Models,
         rates: Rates[GrantT],
         holds: Holds,
-        placer: Placer,
+        scheduler: Scheduler,
         prompts: PromptHasher,
         meter: Metering,
         estimator: Estimator,
@@ -37,7 +37,7 @@ class Admission(Generic[GrantT]):
         self._models = models
         self._rates = rates
         self._holds = holds
-        self._placer = placer
+        self._scheduler = scheduler
         self._prompts = prompts
         self._meter = meter
         self._estimator = estimator
@@ -45,7 +45,7 @@ class Admission(Generic[GrantT]):
         self._region = region
         self._queue_deadline_s = queue_deadline_s
 
-    def resolve_model(self, principal: Principal, prepared: Prepared) -> Model:
+    def resolve_model(self, principal: Principal, prepared: PreparedRequest) -> Model:
         """The model of a request.
 
         Raises ModelNotFound, PermissionDenied when the key may not use the model, and InvalidRequest when the model's
@@ -65,7 +65,7 @@ class Admission(Generic[GrantT]):
             )
         return model
 
-    async def acquire_rates(self, run: Run[GrantT]) -> None:
+    async def acquire_rates(self, context: RequestContext[GrantT]) -> None:
         """Reserve rates of key, project and tenant, by estimates.
 
         Raises RateLimited, or Unavailable when usage cannot be recorded.
@@ -74,7 +74,7 @@ class Admission(Generic[GrantT]):
             raise Unavailable(
                 "Usage cannot be recorded at the moment, so nothing is admitted.", retry_after_s=2.0
             )
-        request, reserved = run.request, run.reserved
+        request, reserved = context.request, context.reserved
         prepared, name = request.prepared, request.model.name
         reserved.input_estimate = self._estimator.input_tokens(name, len(prepared.prompt_text))
         reserved.output_estimate = self._estimator.output_tokens(name, prepared.max_tokens, prepared.choices)
@@ -83,48 +83,48 @@ class Admission(Generic[GrantT]):
         )
         reserved.granted_at = self._now()
 
-    async def acquire_hold_and_replica(self, run: Run[GrantT]) -> None:
+    async def acquire_hold_and_replica(self, context: RequestContext[GrantT]) -> None:
         """Place a hold and find a replica, side by side, both or neither.
 
         Raises PaymentRequired and its kinds, Refused or Unavailable.
         """
-        hold, placement = await both_or_neither(
-            self._holds.place(hold_request(run)),
-            self._place(run),
+        hold, placement = await acquire_both(
+            self._holds.place(hold_request(context)),
+            self._place(context),
             void=lambda hold: self._holds.void(hold.request_id),
-            unplace=lambda placement: self._placer.release(released(placement, NO_TOKENS)),
+            unplace=lambda placement: self._scheduler.release(released(placement, NO_TOKENS)),
         )
-        run.reserved.hold, run.routing.placement = hold, placement
-        run.routing.placed_at = self._now()
+        context.reserved.hold, context.routing.placement = hold, placement
+        context.routing.placed_at = self._now()
 
-    def open(self, run: Run[GrantT]) -> None:
+    def open(self, context: RequestContext[GrantT]) -> None:
         """Write the open line of the usage spool: from here on the request is admitted and gets a usage row.
 
         Raises RuntimeError when the request has no hold or no placement.
         """
-        hold = run.reserved.hold
+        hold = context.reserved.hold
         if hold is None:
             raise RuntimeError("a request is opened only once money is held")
-        record = open_record(run, self._region)
+        record = open_record(context, self._region)
         self._meter.open(record)
-        run.open_record = record
-        prepared = run.request.prepared
-        longest = (prepared.max_tokens or run.request.model.max_output_tokens) * prepared.choices
-        run.reserved.output_limit = min(hold.output_tokens, longest)
+        context.open_record = record
+        prepared = context.request.prepared
+        longest = (prepared.max_tokens or context.request.model.max_output_tokens) * prepared.choices
+        context.reserved.output_limit = min(hold.output_tokens, longest)
 
-    async def acquire_other_replica(self, run: Run[GrantT]) -> None:
+    async def acquire_other_replica(self, context: RequestContext[GrantT]) -> None:
         """Release the replica of a failed attempt and find another one; hold and rates stay as they are.
 
         Raises Refused.
         """
-        usage = run.usage
-        self._placer.release(released(run.attempt_failed(self._now()), usage, failed=True))
-        run.placed_again(await self._place(run), self._now())
-        run.open_record = open_record(run, self._region)
+        usage = context.usage
+        self._scheduler.release(released(context.record_failed_attempt(self._now()), usage, failed=True))
+        context.begin_next_attempt(await self._place(context), self._now())
+        context.open_record = open_record(context, self._region)
 
-    async def _place(self, run: Run[GrantT]) -> Placement:
+    async def _place(self, context: RequestContext[GrantT]) -> Placement:
         """Ask the scheduler for a replica, until the deadline counted from receipt. Raises Refused."""
-        request, routing = run.request, run.routing
+        request, routing = context.request, context.routing
         if routing.blocks is None:
             routing.blocks = await self._prompts.blocks(
                 request.model.name,
@@ -134,4 +134,4 @@ class Admission(Generic[GrantT]):
             )
         waited_s = self._now() - request.received_at
         deadline_s = max(0.0, self._queue_deadline_s - waited_s)
-        return await self._placer.place(place_request(run, routing.blocks, deadline_s))
+        return await self._scheduler.place(place_request(context, routing.blocks, deadline_s))

@@ -9,7 +9,7 @@ from billing.metering.records import UsageRecord
 from core.errors import PenstockError
 from core.money import pico_to_usd
 from core.tokens import TokenUsage
-from gateway.fold import fold
+from gateway.merge_chunks import merge_chunks
 from gateway.ports import Headers
 from gateway.sse import DONE, Chunk
 
@@ -40,12 +40,12 @@ def _billing_object(record: UsageRecord, cost_usd: str) -> dict[str, Any]:
     }
 
 
-def stream_end(
-    dialect: str,
-    head: Chunk | None,
+def final_events(
+    endpoint: str,
+    first_chunk: Chunk | None,
     record: UsageRecord,
     *,
-    cut: bool,
+    truncated: bool,
     include_usage: bool,
     unfinished: Sequence[int],
 ) -> bytes:
@@ -53,13 +53,13 @@ def stream_end(
     and [DONE]."""
     events: list[bytes] = []
     shell = {
-        "id": head.id if head is not None else "",
-        "object": (head.object if head is not None else "") or _OBJECTS[dialect],
-        "created": head.created if head is not None else 0,
+        "id": first_chunk.id if first_chunk is not None else "",
+        "object": (first_chunk.object if first_chunk is not None else "") or _OBJECTS[endpoint],
+        "created": first_chunk.created if first_chunk is not None else 0,
         "model": record.open.model,
     }
-    if cut:
-        part: dict[str, Any] = {"delta": {}} if dialect == "chat" else {"text": ""}
+    if truncated:
+        part: dict[str, Any] = {"delta": {}} if endpoint == "chat" else {"text": ""}
         ends = [{"index": i, **part, "logprobs": None, "finish_reason": "length"} for i in unfinished]
         events.append(_event({**shell, "choices": ends}))
     if include_usage:
@@ -72,12 +72,14 @@ def stream_end(
     return b"".join(events)
 
 
-def whole_answer(dialect: str, events: bytes, record: UsageRecord, *, cut: bool) -> tuple[bytes, Headers]:
+def whole_answer(
+    endpoint: str, events: bytes, record: UsageRecord, *, truncated: bool
+) -> tuple[bytes, Headers]:
     """The body and headers of an answer that is not streamed. Raises EngineFailed when there is none."""
     cost_usd = pico_to_usd(record.cost)
-    answer = fold(events, dialect)
+    answer = merge_chunks(events, endpoint)
     for choice in answer["choices"]:
-        if cut and choice["finish_reason"] is None:
+        if truncated and choice["finish_reason"] is None:
             choice["finish_reason"] = "length"
     answer["usage"] = usage_object(record.usage, cost_usd)
     answer["penstock"] = _billing_object(record, cost_usd)

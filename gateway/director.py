@@ -9,11 +9,11 @@ from uuid import UUID
 from billing.metering.records import Outcome
 from core.errors import EngineFailed, InvalidRequest, PenstockError, Refused
 from gateway.admission import Admission
-from gateway.live import LiveRuns
+from gateway.context import Request, RequestContext
+from gateway.open_requests import OpenRequests
 from gateway.ports import GrantT, Reply
 from gateway.relay import ENGINE_FAILED_MESSAGE, Relay
-from gateway.run import Request, Run
-from gateway.schemas.common import Prepared
+from gateway.schemas.common import PreparedRequest
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
 from tenants.principal import Principal
@@ -32,7 +32,7 @@ class Director(Generic[GrantT]):
         admission: Admission[GrantT],
         relay: Relay,
         settlement: Settlement[GrantT],
-        live: LiveRuns,
+        open_requests: OpenRequests,
         telemetry: Telemetry,
         now: Callable[[], float],
     ) -> None:
@@ -40,11 +40,13 @@ class Director(Generic[GrantT]):
         self._admission = admission
         self._relay = relay
         self._settlement = settlement
-        self._live = live
+        self._open_requests = open_requests
         self._telemetry = telemetry
         self._now = now
 
-    async def handle(self, request_id: UUID, principal: Principal, prepared: Prepared, reply: Reply) -> None:
+    async def handle(
+        self, request_id: UUID, principal: Principal, prepared: PreparedRequest, reply: Reply
+    ) -> None:
         """Run the request and answer through `reply`.
 
         Raises the PenstockError that the request ends with, or CancelledError when the server goes down. Whatever
@@ -53,51 +55,53 @@ class Director(Generic[GrantT]):
         try:
             model = self._admission.resolve_model(principal, prepared)
         except PenstockError as error:
-            self._telemetry.refused(error.code)
+            self._telemetry.count_refusal(error.code)
             raise
-        run: Run[GrantT] = Run(Request(request_id, principal, prepared, model, reply, self._now()))
-        self._live.add(run)
+        context: RequestContext[GrantT] = RequestContext(
+            Request(request_id, principal, prepared, model, reply, self._now())
+        )
+        self._open_requests.add(context)
         try:
-            await self._admission.acquire_rates(run)
-            await self._admission.acquire_hold_and_replica(run)
-            self._admission.open(run)
-            while (failure := await self._attempt(run)) is not None:
-                await self._move_to_other_replica(run, failure)
-            await self._relay.finish(run)
+            await self._admission.acquire_rates(context)
+            await self._admission.acquire_hold_and_replica(context)
+            self._admission.open(context)
+            while (failure := await self._attempt(context)) is not None:
+                await self._move_to_other_replica(context, failure)
+            await self._relay.finish(context)
         except asyncio.CancelledError as cancelled:
-            run.error = cancelled
-            if run.cut_reason is None or run.task is None:
+            context.error = cancelled
+            if context.abort_reason is None or context.task is None:
                 raise  # the server itself is going down
-            run.task.uncancel()
-            raise run.cut_reason.error() from None
+            context.task.uncancel()
+            raise context.abort_reason.error() from None
         except BaseException as error:
-            run.error = error
+            context.error = error
             raise
         finally:
-            run.task = None  # too late to be cut
-            self._settlement.settle(run)
-            self._live.discard(run)
+            context.task = None  # too late to be cut
+            self._settlement.settle(context)
+            self._open_requests.discard(context)
 
-    async def _attempt(self, run: Run[GrantT]) -> EngineFailed | None:
+    async def _attempt(self, context: RequestContext[GrantT]) -> EngineFailed | None:
         """Relay one attempt and return the failure of its engine. Raises InvalidRequest when the engine refuses it."""
         try:
-            await self._relay.attempt(run)
+            await self._relay.attempt(context)
         except InvalidRequest:
-            run.outcome = Outcome.ZERO_OUTPUT
+            context.outcome = Outcome.ZERO_OUTPUT
             raise
         except EngineFailed as failure:
             return failure
         return None
 
-    async def _move_to_other_replica(self, run: Run[GrantT], failure: EngineFailed) -> None:
+    async def _move_to_other_replica(self, context: RequestContext[GrantT], failure: EngineFailed) -> None:
         """Prepare another attempt. Raises EngineFailed when the client has content, or attempts or replicas run out."""
-        routing = run.routing
+        routing = context.routing
         replica_id = routing.placement.replica_id if routing.placement is not None else ""
         log.warning("attempt %d on %s failed: %s", routing.attempts, replica_id, failure.message)
-        if not run.answer.committed and routing.attempts < MAX_ATTEMPTS:
+        if not context.answer.committed and routing.attempts < MAX_ATTEMPTS:
             try:
-                return await self._admission.acquire_other_replica(run)
+                return await self._admission.acquire_other_replica(context)
             except Refused as refusal:
-                log.warning("no other replica for %s: %s", run.request.id, refusal.message)
-        run.outcome = Outcome.ENGINE_FAILED
+                log.warning("no other replica for %s: %s", context.request.id, refusal.message)
+        context.outcome = Outcome.ENGINE_FAILED
         raise EngineFailed(ENGINE_FAILED_MESSAGE) from failure

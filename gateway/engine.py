@@ -2,7 +2,7 @@
 
 aiohttp with one pooled session per process; connections are kept per replica address and TCP_NODELAY is set by
 aiohttp on each. Phases have their own time limits: connecting and headers here, first token and silence in
-gateway/live.py, which watches all streams with one timer.
+gateway/open_requests.py, which watches all streams with one timer.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ import msgspec
 
 from core.errors import EngineFailed, InvalidRequest
 
-CONNECT_S = 2.0
-HEADERS_S = 30.0
+CONNECT_TIMEOUT_S = 2.0
+HEADERS_TIMEOUT_S = 30.0
 """An engine answers a stream's headers before it prefills; a busy tokenizer may take a while."""
-KEEP_ALIVE_S = 4.0
+KEEP_ALIVE_TIMEOUT_S = 4.0
 """Below the 5 s after which vLLM's server closes idle connections, so that none is reused while it closes."""
 MAX_ERROR_BYTES = 64 * 1024
-DRAIN_S = 1.0
-_CUSTOMER_FAULTS = frozenset({400, 413, 422})
+DRAIN_TIMEOUT_S = 1.0
+_CLIENT_ERRORS = frozenset({400, 413, 422})
 
 
 class AiohttpStream:
@@ -51,7 +51,7 @@ class AiohttpStream:
     async def _drain(self) -> None:
         """Read up to the end for a moment; a connection that does not end is closed instead of reused."""
         try:
-            async with asyncio.timeout(DRAIN_S):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while await self._content.readany():
                     continue
         except (aiohttp.ClientError, OSError, TimeoutError):
@@ -75,11 +75,11 @@ class AiohttpEngines:
     async def start(self) -> None:
         """Make the session; needs the running loop."""
         connector = aiohttp.TCPConnector(
-            limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_S, ttl_dns_cache=30
+            limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_TIMEOUT_S, ttl_dns_cache=30
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             read_bufsize=256 * 1024,
@@ -108,28 +108,28 @@ class AiohttpEngines:
         if self._authorization:
             send["Authorization"] = self._authorization
         try:
-            async with asyncio.timeout(HEADERS_S):
+            async with asyncio.timeout(HEADERS_TIMEOUT_S):
                 response = await self._session.post(
                     base_url + path, data=body, headers=send, allow_redirects=False
                 )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineFailed(f"The engine did not answer: {error or type(error).__name__}") from error
         if response.status != 200:
-            raise await _explain(response)
+            raise await _error_of(response)
         return AiohttpStream(response, self._drains)
 
 
-async def _explain(response: aiohttp.ClientResponse) -> EngineFailed | InvalidRequest:
+async def _error_of(response: aiohttp.ClientResponse) -> EngineFailed | InvalidRequest:
     """The error behind a status other than 200."""
     try:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             text = await response.content.read(MAX_ERROR_BYTES)
     except (aiohttp.ClientError, OSError, TimeoutError):
         text = b""
     finally:
         response.close()
     message = error_message(text)
-    if response.status in _CUSTOMER_FAULTS:
+    if response.status in _CLIENT_ERRORS:
         too_long = "context length" in message or "maximum model length" in message
         return InvalidRequest(
             message or "The engine refused the request.", code="context_length_exceeded" if too_long else None

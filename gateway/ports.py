@@ -72,7 +72,7 @@ class Metering(Protocol):
         """The end of the request; never raises because PostgreSQL is away."""
 
 
-class Placer(Protocol):
+class Scheduler(Protocol):
     """The scheduler, as requests see it."""
 
     async def place(self, request: PlaceRequest) -> Placement:

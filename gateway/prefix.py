@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.schemas.common import Prepared
+from gateway.schemas.common import PreparedRequest
 
 BLOCK_BYTES = 1024
 MAX_BLOCKS = 128
@@ -25,14 +25,18 @@ class PromptBlocks(msgspec.Struct, frozen=True):
 class PromptHasher(Protocol):
     """How prompts become blocks."""
 
-    async def blocks(self, model: str, prepared: Prepared, salt: str, *, reasoning: bool) -> PromptBlocks:
+    async def blocks(
+        self, model: str, prepared: PreparedRequest, salt: str, *, reasoning: bool
+    ) -> PromptBlocks:
         """The blocks of a prompt; never raises, never takes long."""
 
 
-class TextBlocks:
+class TextBlockHasher:
     """Blocks of the prompt's text: cheap, and matched against a mirror of what was routed where."""
 
-    async def blocks(self, model: str, prepared: Prepared, salt: str, *, reasoning: bool) -> PromptBlocks:
+    async def blocks(
+        self, model: str, prepared: PreparedRequest, salt: str, *, reasoning: bool
+    ) -> PromptBlocks:
         """The blocks of the text as the customer sent it."""
         del model, reasoning
         return PromptBlocks(block_hashes(prepared.prompt_text, salt.encode()))

@@ -2,17 +2,17 @@
 
 from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
 from core.tokens import NO_TOKENS, TokenUsage
+from gateway.context import AnyContext
 from gateway.prefix import PromptBlocks
-from gateway.run import AnyRun
 from scheduler.wire import Placement, PlaceRequest, Released
 
 _CUT_SHORT = (Outcome.CLIENT_CANCELLED, Outcome.INTERRUPTED)
 """Outcomes that charge nothing when nothing was generated; the others are free or have an answer."""
 
 
-def hold_request(run: AnyRun) -> HoldRequest:
+def hold_request(context: AnyContext) -> HoldRequest:
     """The money to reserve: upper bounds in tokens, taken from bytes without a tokenizer."""
-    request = run.request
+    request = context.request
     prepared, principal, model = request.prepared, request.principal, request.model
     return HoldRequest(
         request_id=request.id,
@@ -27,31 +27,31 @@ def hold_request(run: AnyRun) -> HoldRequest:
     )
 
 
-def place_request(run: AnyRun, blocks: PromptBlocks, deadline_s: float) -> PlaceRequest:
+def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) -> PlaceRequest:
     """What the scheduler places by: estimates and block hashes, never text. `deadline_s`: seconds left to wait."""
-    request = run.request
+    request = context.request
     principal = request.principal
     return PlaceRequest(
         request_id=str(request.id),
         tenant_id=str(principal.tenant_id),
         model=request.model.name,
-        prompt_tokens=blocks.prompt_tokens or run.reserved.input_estimate,
-        output_tokens=run.reserved.output_estimate,
+        prompt_tokens=blocks.prompt_tokens or context.reserved.input_estimate,
+        output_tokens=context.reserved.output_estimate,
         blocks=blocks.hashes,
         block_tokens=blocks.block_tokens,
         deadline_s=deadline_s,
         tier=principal.tier,
         weight=principal.share_percent / 100.0,
-        exclude=run.routing.excluded,
+        exclude=context.routing.excluded,
     )
 
 
-def open_record(run: AnyRun, region: str) -> OpenRecord:
+def open_record(context: AnyContext, region: str) -> OpenRecord:
     """What the usage row will say of the request, from what is known at dispatch.
 
     Raises RuntimeError when the request has no hold or no placement.
     """
-    request, hold, placement = run.request, run.reserved.hold, run.routing.placement
+    request, hold, placement = context.request, context.reserved.hold, context.routing.placement
     if hold is None or placement is None:
         raise RuntimeError("an open record needs a hold and a placement")
     principal, prepared = request.principal, request.prepared
@@ -74,28 +74,32 @@ def open_record(run: AnyRun, region: str) -> OpenRecord:
     )
 
 
-def usage_record(run: AnyRun, now: float) -> UsageRecord:
+def usage_record(context: AnyContext, now: float) -> UsageRecord:
     """The usage record as things stand at the monotonic instant `now`.
 
     Raises RuntimeError when the request is not admitted or has no outcome.
     """
-    if run.open_record is None or run.outcome is None:
+    if context.open_record is None or context.outcome is None:
         raise RuntimeError("a usage record needs an admitted request with an outcome")
-    answer, routing, placement = run.answer, run.routing, run.routing.placement
-    received, first = run.request.received_at, answer.first_content_at
+    answer, routing, placement = context.answer, context.routing, context.routing.placement
+    received, first = context.request.received_at, answer.first_content_at
     queue_s = placement.queue_s if placement is not None else 0.0
-    usage, not_charged, parts = run.usage, routing.failed_usage, routing.failed
-    only_read = usage.output == 0 and run.outcome in _CUT_SHORT
-    refused = run.outcome is Outcome.ZERO_OUTPUT and answer.codec is not None and answer.codec.head is None
+    usage, not_charged, parts = context.usage, routing.failed_usage, routing.failed_unbilled
+    only_read = usage.output == 0 and context.outcome in _CUT_SHORT
+    refused = (
+        context.outcome is Outcome.ZERO_OUTPUT
+        and answer.codec is not None
+        and answer.codec.first_chunk is None
+    )
     if placement is not None and routing.attempts and not refused:
-        cause = "engine_failed" if run.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
-        parts = parts + run.unbilled_of_attempt(placement, usage, now, cause=cause, charged=not only_read)
+        cause = "engine_failed" if context.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
+        parts = parts + context.unbilled_of_attempt(placement, usage, now, cause=cause, charged=not only_read)
     if only_read:
         # Only the prompt was read. billing/metering/adoption.py does the same for a process that died.
         usage, not_charged = NO_TOKENS, not_charged + usage
     return UsageRecord(
-        open=run.open_record,
-        outcome=run.outcome,
+        open=context.open_record,
+        outcome=context.outcome,
         usage=usage,
         attempts=max(1, routing.attempts),
         queue_us=int(queue_s * 1e6),

@@ -14,13 +14,13 @@ import re
 import msgspec
 
 from core.errors import EngineFailed
-from gateway.caps import MAX_EVENT_BYTES
+from gateway.limits import MAX_EVENT_BYTES
 from gateway.usage import EngineUsage, UsageTracker
 
 DONE = b"data: [DONE]\n\n"
-_CUT = re.compile(rb',\s*"usage":\s*(?:null|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*\}(?=\n\n)')
+_USAGE_MEMBER = re.compile(rb',\s*"usage":\s*(?:null|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*\}(?=\n\n)')
 _TEXT = re.compile(rb'("(?:delta":\s*\{\s*"[a-z_]+|text)":\s*")(?:[^"\\]|\\.)*"')
-_USAGE = re.compile(rb',\s*"usage":\s*\{')
+_USAGE_START = re.compile(rb',\s*"usage":\s*\{')
 _UNFINISHED = re.compile(rb'"finish_reason":\s*null')
 _usage_decoder = msgspec.json.Decoder(EngineUsage)
 
@@ -72,38 +72,38 @@ _chunk_decoder = msgspec.json.Decoder(Chunk)
 class EventSplitter:
     """Cuts a byte stream at event borders, wherever the reads fell."""
 
-    __slots__ = ("_tail",)
+    __slots__ = ("_partial",)
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._partial = b""
 
     def feed(self, data: bytes) -> bytes:
         """All whole events so far, each ending in a blank line; the rest waits. Raises EngineFailed past the cap."""
         if b"\r" in data:
             data = data.replace(b"\r", b"")
-        if self._tail:
-            data = self._tail + data
-            self._tail = b""
+        if self._partial:
+            data = self._partial + data
+            self._partial = b""
         if data[-2:] == b"\n\n":
             return data
         end = data.rfind(b"\n\n") + 2
         if end == 1:
             end = 0
-        self._tail = data[end:]
-        if len(self._tail) > MAX_EVENT_BYTES:
+        self._partial = data[end:]
+        if len(self._partial) > MAX_EVENT_BYTES:
             raise EngineFailed("The engine sent an event beyond every bound.")
         return data[:end]
 
     def rest(self) -> bytes:
         """What came after the last whole event; an unfinished event is never relayed."""
-        return self._tail
+        return self._partial
 
 
-def cut_usage(payload: bytes) -> bytes:
+def strip_usage(payload: bytes) -> bytes:
     """A chunk without its usage member: a slice where it comes last, else decoded and built again."""
     if b'"usage"' not in payload:
         return payload
-    cut = _CUT.sub(b"}", payload + b"\n\n")[:-2]
+    cut = _USAGE_MEMBER.sub(b"}", payload + b"\n\n")[:-2]
     if b'"usage"' not in cut:
         return cut
     document = msgspec.json.decode(payload)
@@ -111,7 +111,7 @@ def cut_usage(payload: bytes) -> bytes:
     return msgspec.json.encode(document)
 
 
-class Shape:
+class ChunkTemplate:
     """What successive content events of one stream have in common: all but the text and the counts.
 
     Inside a JSON string every quote is escaped, so an event that opens and closes like a known one differs from it
@@ -119,20 +119,20 @@ class Shape:
     and its choice has not finished.
     """
 
-    __slots__ = ("closing", "mark", "mark_size", "opening")
+    __slots__ = ("closing", "opening", "usage_offset", "usage_prefix")
 
-    def __init__(self, opening: bytes, closing: bytes, mark: bytes) -> None:
+    def __init__(self, opening: bytes, closing: bytes, usage_prefix: bytes) -> None:
         self.opening = opening
         self.closing = closing
-        self.mark = mark
+        self.usage_prefix = usage_prefix
         """From the comma before the usage member to its brace."""
-        self.mark_size = len(mark) - 1
+        self.usage_offset = len(usage_prefix) - 1
 
     @classmethod
-    def of(cls, payload: bytes) -> "Shape | None":
+    def of(cls, payload: bytes) -> "ChunkTemplate | None":
         """The shape of an event with text and running usage; None when it is not that simple."""
         text = _TEXT.search(payload)
-        usage = [*_USAGE.finditer(payload)]
+        usage = [*_USAGE_START.finditer(payload)]
         if text is None or not usage or usage[-1].start() < text.end():
             return None
         closing = payload[text.end() - 1 : usage[-1].start()]
@@ -145,26 +145,26 @@ class StreamCodec:
     """One attempt's stream: counts its tokens, notes how it ends, and yields what the client should see."""
 
     __slots__ = (
-        "_finished", "_held", "_shape", "_splitter", "choices", "cut_at_limit", "done", "error", "finish_reasons",
-        "head", "limit", "started", "tracker",
+        "_finished", "_splitter", "_template", "_withheld", "choices", "content_started", "done", "error",
+        "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker",
     )  # fmt: skip
 
     def __init__(self, choices: int, limit: int) -> None:
         self._splitter = EventSplitter()
         self._finished: set[int] = set()
-        self._held = b""
-        self._shape: Shape | None = None
+        self._withheld = b""
+        self._template: ChunkTemplate | None = None
         self.choices = choices
         self.limit = limit
         """Output tokens that are paid for. The event that would pass it is held back and the stream is over."""
         self.tracker = UsageTracker(choices)
-        self.head: Chunk | None = None
+        self.first_chunk: Chunk | None = None
         """The first chunk: its id, object, time and model go onto events of our own."""
-        self.started = False
+        self.content_started = False
         """Content has been seen."""
         self.done = False
         """The engine said [DONE]."""
-        self.cut_at_limit = False
+        self.limit_reached = False
         self.error: bytes | None = None
         """The engine's error object, when it sent one."""
         self.finish_reasons: set[str] = set()
@@ -182,46 +182,46 @@ class StreamCodec:
     def feed(self, data: bytes) -> bytes:
         """Whole events for the client out of what has just been read; may be empty."""
         block = self._splitter.feed(data)
-        if self.cut_at_limit:
-            self._held += block
+        if self.limit_reached:
+            self._withheld += block
             return b""
         if not block or self.error is not None:
             return b""
-        if self._shape is not None and block.find(b"\n") == len(block) - 2:
-            plain = self._plain(block[:-2], self._shape)
+        if self._template is not None and block.find(b"\n") == len(block) - 2:
+            plain = self._match_template(block[:-2], self._template)
             if plain is not None:
                 return plain
-        return self._each(block)
+        return self._decode_events(block)
 
     def raise_limit(self, limit: int) -> bytes:
         """More has been paid for: go on with what was held back."""
-        held, self._held = self._held, b""
+        held, self._withheld = self._withheld, b""
         self.limit = limit
-        self.cut_at_limit = False
-        return self._each(held)
+        self.limit_reached = False
+        return self._decode_events(held)
 
-    def _plain(self, event: bytes, shape: Shape) -> bytes | None:
+    def _match_template(self, event: bytes, shape: ChunkTemplate) -> bytes | None:
         """The fast path: an event of the known shape, counted and without its usage. None when it is no such event."""
-        place = event.rfind(shape.mark)
+        place = event.rfind(shape.usage_prefix)
         if place < 0 or not event.startswith(shape.opening) or not event.endswith(shape.closing, 0, place):
             return None
         try:
-            usage = _usage_decoder.decode(event[place + shape.mark_size : -1])
+            usage = _usage_decoder.decode(event[place + shape.usage_offset : -1])
         except msgspec.MsgspecError:
             return None
         output = usage.completion_tokens
         if not output or output > self.limit:
             return None
-        self.tracker.running(usage, 0)
+        self.tracker.update_choice(usage, 0)
         return event[:place] + b"}\n\n"
 
-    def _each(self, block: bytes) -> bytes:
+    def _decode_events(self, block: bytes) -> bytes:
         """The slow path: every event that is not of the known shape is decoded."""
         out: list[bytes] = []
         events = block.split(b"\n\n")
         for position, event in enumerate(events):
-            if self._shape is not None and b"\n" not in event:
-                plain = self._plain(event, self._shape)
+            if self._template is not None and b"\n" not in event:
+                plain = self._match_template(event, self._template)
                 if plain is not None:
                     out.append(plain)
                     continue
@@ -238,43 +238,43 @@ class StreamCodec:
             if chunk.error is not msgspec.UNSET and bytes(chunk.error) != b"null":
                 self.error = bytes(chunk.error)
                 break
-            if not self._take(chunk):
-                self._held = b"\n\n".join(events[position:])
+            if not self._count(chunk):
+                self._withheld = b"\n\n".join(events[position:])
                 break
             if chunk.choices:
-                out.append(b"data: " + cut_usage(payload) + b"\n\n")
-                if self.choices == 1 and self.started:
-                    self._shape = Shape.of(payload)
+                out.append(b"data: " + strip_usage(payload) + b"\n\n")
+                if self.choices == 1 and self.content_started:
+                    self._template = ChunkTemplate.of(payload)
         return b"".join(out)
 
-    def _take(self, chunk: Chunk) -> bool:
+    def _count(self, chunk: Chunk) -> bool:
         """Count one chunk; False when it is beyond the limit and must not be relayed."""
-        if self.head is None:
-            self.head = chunk
+        if self.first_chunk is None:
+            self.first_chunk = chunk
         if not chunk.choices:
             if chunk.usage is not None:
-                self.tracker.final(chunk.usage)
+                self.tracker.set_totals(chunk.usage)
             return True
         content = any(choice.has_content() for choice in chunk.choices)
-        if self._beyond_limit(chunk, content):
-            self.cut_at_limit = True
+        if self._exceeds_limit(chunk, content):
+            self.limit_reached = True
             return False
         if chunk.usage is not None:
-            self.tracker.running(chunk.usage, chunk.choices[0].index)
+            self.tracker.update_choice(chunk.usage, chunk.choices[0].index)
         if content:
-            self.started = True
-            self.tracker.events += 1
+            self.content_started = True
+            self.tracker.content_events += 1
         for choice in chunk.choices:
             if choice.finish_reason is not None:
                 self._finished.add(choice.index)
                 self.finish_reasons.add(choice.finish_reason)
         return True
 
-    def _beyond_limit(self, chunk: Chunk, content: bool) -> bool:
+    def _exceeds_limit(self, chunk: Chunk, content: bool) -> bool:
         """Whether relaying it would deliver more output tokens than are paid for."""
         if chunk.usage is None:
-            return content and not self.tracker.counted and self.tracker.events + 1 > self.limit
-        return self.tracker.would_be(chunk.usage, chunk.choices[0].index) > self.limit
+            return content and not self.tracker.reported and self.tracker.content_events + 1 > self.limit
+        return self.tracker.output_after(chunk.usage, chunk.choices[0].index) > self.limit
 
 
 def _payload(event: bytes) -> bytes:

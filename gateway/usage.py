@@ -38,64 +38,64 @@ class UsageTracker:
     """
 
     __slots__ = (
+        "_by_choice",
         "_cached",
         "_choices",
-        "_final",
         "_input",
         "_output",
-        "_parts",
         "_reasoning",
-        "counted",
-        "events",
+        "_totals_known",
+        "content_events",
+        "reported",
     )
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
-        self._parts: dict[int, tuple[int, int]] = {}
+        self._by_choice: dict[int, tuple[int, int]] = {}
         self._input = 0
         self._output = 0
         self._cached = 0
         self._reasoning = 0
-        self._final = False
-        self.counted = False
-        self.events = 0
+        self._totals_known = False
+        self.reported = False
+        self.content_events = 0
 
-    def running(self, usage: EngineUsage, choice: int) -> None:
+    def update_choice(self, usage: EngineUsage, choice: int) -> None:
         """Take the counts of one choice's chunk."""
-        self.counted = True
-        self._details(usage)
+        self.reported = True
+        self._update_details(usage)
         output = usage.completion_tokens or 0
         if self._choices == 1:
             self._input = max(self._input, usage.prompt_tokens)
             self._output = max(self._output, output)
             return
-        before_input, before_output = self._parts.get(choice, (0, 0))
-        self._parts[choice] = (max(before_input, usage.prompt_tokens), max(before_output, output))
-        self._output = max(self._output, sum(part[1] for part in self._parts.values()))
+        before_input, before_output = self._by_choice.get(choice, (0, 0))
+        self._by_choice[choice] = (max(before_input, usage.prompt_tokens), max(before_output, output))
+        self._output = max(self._output, sum(part[1] for part in self._by_choice.values()))
         self._input = max(self._input, usage.prompt_tokens)
 
-    def would_be(self, usage: EngineUsage, choice: int) -> int:
+    def output_after(self, usage: EngineUsage, choice: int) -> int:
         """Output tokens after taking the chunk, without taking it."""
         output = usage.completion_tokens or 0
         if self._choices == 1:
             return max(self._output, output)
-        before = self._parts.get(choice, (0, 0))[1]
-        return sum(part[1] for part in self._parts.values()) - before + max(before, output)
+        before = self._by_choice.get(choice, (0, 0))[1]
+        return sum(part[1] for part in self._by_choice.values()) - before + max(before, output)
 
-    def final(self, usage: EngineUsage) -> None:
+    def set_totals(self, usage: EngineUsage) -> None:
         """Take the sums of the last chunk. An explicit 0 is believed unless tokens were seen before."""
-        self.counted = True
-        self._final = True
+        self.reported = True
+        self._totals_known = True
         self._input = max(self._input, usage.prompt_tokens)
         self._output = max(self._output, usage.completion_tokens or 0)
-        self._details(usage)
+        self._update_details(usage)
 
     @property
     def cached_known(self) -> bool:
         """Whether the engine has said how much of the prompt was cached: with its last chunk, or earlier."""
-        return self._final or self._cached > 0
+        return self._totals_known or self._cached > 0
 
-    def _details(self, usage: EngineUsage) -> None:
+    def _update_details(self, usage: EngineUsage) -> None:
         if usage.prompt_tokens_details is not None:
             self._cached = max(self._cached, usage.prompt_tokens_details.cached_tokens or 0)
         if usage.completion_tokens_details is not None:
@@ -104,19 +104,19 @@ class UsageTracker:
     @property
     def output(self) -> int:
         """Output tokens so far."""
-        return self._output if self.counted else self.events
+        return self._output if self.reported else self.content_events
 
     @property
-    def started(self) -> int:
+    def choices_started(self) -> int:
         """Choices that have yielded a token."""
         if self._choices == 1:
             return 1 if self._output else 0
-        return sum(1 for _, output in self._parts.values() if output)
+        return sum(1 for _, output in self._by_choice.values() if output)
 
     @property
     def usage(self) -> TokenUsage:
         """The counts so far, parts never above their whole."""
-        if not self.counted and not self.events:
+        if not self.reported and not self.content_events:
             return NO_TOKENS
         output = self.output
         return TokenUsage(self._input, min(self._cached, self._input), output, min(self._reasoning, output))

@@ -14,13 +14,13 @@ from uuid import UUID
 from api import errors
 from core.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from core.ids import uuid7
-from gateway.caps import MAX_BODY_BYTES
+from gateway.context import AbortReason
 from gateway.director import Director
-from gateway.live import LiveRuns
+from gateway.limits import MAX_BODY_BYTES
+from gateway.open_requests import OpenRequests
 from gateway.ports import Headers
-from gateway.run import Cut
 from gateway.schemas.chat import parse_chat
-from gateway.schemas.common import Prepared
+from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import parse_completion
 from gateway.telemetry import Telemetry
 from tenants.principal import Principal
@@ -29,7 +29,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Parse = Callable[[bytes], Prepared]
+Parse = Callable[[bytes], PreparedRequest]
 
 BODY_S = 30.0
 """A body that takes longer to arrive is given up."""
@@ -127,10 +127,12 @@ class Keys(Protocol):
 class HotPath:
     """One per process."""
 
-    def __init__(self, keys: Keys, director: Director[Any], live: LiveRuns, telemetry: Telemetry) -> None:
+    def __init__(
+        self, keys: Keys, director: Director[Any], open_requests: OpenRequests, telemetry: Telemetry
+    ) -> None:
         self._keys = keys
         self._director = director
-        self._live = live
+        self._open_requests = open_requests
         self._telemetry = telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +144,7 @@ class HotPath:
         except ClientGone:
             return
         except PenstockError as error:
-            self._telemetry.refused(error.code)
+            self._telemetry.count_refusal(error.code)
             await reply.fail(error)
             return
         watch = asyncio.create_task(self._watch(receive, request_id))
@@ -156,7 +158,7 @@ class HotPath:
         finally:
             watch.cancel()
 
-    async def _understand(self, scope: Scope, receive: Receive) -> tuple[Principal, Prepared]:
+    async def _understand(self, scope: Scope, receive: Receive) -> tuple[Principal, PreparedRequest]:
         """Who asks, and for what. Keys are checked first: strangers' bodies are not read."""
         if scope["method"] != "POST":
             raise InvalidRequest(f"{scope['path']} answers POST only.", code="method_not_allowed")
@@ -175,7 +177,7 @@ class HotPath:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                self._live.cut_request(request_id, Cut.CLIENT_GONE)
+                self._open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
                 return
 
 

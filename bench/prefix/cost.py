@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gateway.prefix import block_hashes
 from gateway.schemas.chat import parse_chat
-from gateway.schemas.common import Prepared
-from gateway.tokens_encode import TokenCache
-from gateway.tokens_model import ModelTokens
+from gateway.schemas.common import PreparedRequest
+from gateway.tokenization.model_tokenizer import ModelTokenizer
+from gateway.tokenization.text_encoder import TokenCache
 from workers.token_blocks import TOKEN_BYTES, token_block_hashes
 
 BLOCK_TOKENS = 64
@@ -28,17 +28,17 @@ _PROMPTS = {
 
 def costs(tokenizer_dir: Path) -> list[dict[str, float | str]]:
     """CPU microseconds per prompt, the best of several rounds each."""
-    model = ModelTokens(tokenizer_dir, "bench", TokenCache(), lambda: datetime.now(UTC))
+    model = ModelTokenizer(tokenizer_dir, "bench", TokenCache(), lambda: datetime.now(UTC))
     return [_row(model, name, turns) for name, turns in _PROMPTS.items()]
 
 
-def _row(model: ModelTokens, name: str, turns: list[str]) -> dict[str, float | str]:
+def _row(model: ModelTokenizer, name: str, turns: list[str]) -> dict[str, float | str]:
     prompt = _chat(turns)
     salts = (f"cold {number}" for number in itertools.count())
     grown = iter([_chat([*turns, "And this?", f"What of it? {number}"]) for number in range(ROUNDS)])
 
-    def tokens(prepared: Prepared, salt: str) -> int:
-        packed = model.tokens(prepared, salt, reasoning=False)
+    def tokens(prepared: PreparedRequest, salt: str) -> int:
+        packed = model.tokenize(prepared, salt, reasoning=False)
         token_block_hashes(packed, BLOCK_TOKENS, salt)
         return len(packed) // TOKEN_BYTES
 
@@ -53,7 +53,7 @@ def _row(model: ModelTokens, name: str, turns: list[str]) -> dict[str, float | s
     }
 
 
-def _chat(turns: list[str]) -> Prepared:
+def _chat(turns: list[str]) -> PreparedRequest:
     roles = ("user", "assistant")
     messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]
     return parse_chat(json.dumps({"model": "bench", "messages": messages}).encode())

@@ -84,9 +84,9 @@ def run_role(role: str, settings: Settings) -> int:
 def _main_of(role: str) -> Callable[[Settings], int]:
     main: Callable[..., int] = import_module(_MODULES[role]).main
     if role == "api":
-        from cli.commands.sim.engine import simulated_tokens
+        from cli.commands.sim.engine import simulated_tokenizer
 
-        return partial(main, simulated_tokens=simulated_tokens())
+        return partial(main, simulated_tokenizer=simulated_tokenizer())
     return main
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge
-from gateway.caps import (
+from gateway.limits import (
     MAX_DESCRIPTION_CHARS,
     MAX_ID_CHARS,
     MAX_JSON_DEPTH,
@@ -22,14 +22,14 @@ from gateway.caps import (
 )
 from gateway.schemas.common import (
     Choices,
-    Dialect,
     LogitBias,
     MaxTokens,
     MinP,
     ModelName,
     Penalty,
-    Prepared,
+    PreparedRequest,
     RepetitionPenalty,
+    RequestDecoder,
     Seed,
     Stop,
     Stops,
@@ -38,9 +38,9 @@ from gateway.schemas.common import (
     TopK,
     TopP,
     check_schema,
-    put,
+    set_fields,
 )
-from gateway.schemas.guard import nesting
+from gateway.schemas.guard import nesting_depth
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -207,12 +207,12 @@ class ChatRequest(msgspec.Struct):
     modalities: list[str] | None = None
 
 
-_dialect = Dialect(ChatRequest)
+_decoder = RequestDecoder(ChatRequest)
 
 
-def parse_chat(body: bytes) -> Prepared:
+def parse_chat(body: bytes) -> PreparedRequest:
     """Validate a chat body and prepare the engine's. Raises InvalidRequest and its kinds."""
-    request = _dialect.decode(body)
+    request = _decoder.decode(body)
     _check_conversation(request.messages)
     _check_tools(request)
     if request.modalities and request.modalities != ["text"]:
@@ -222,7 +222,7 @@ def parse_chat(body: bytes) -> Prepared:
     return _prepare(request)
 
 
-def _prepare(request: ChatRequest) -> Prepared:
+def _prepare(request: ChatRequest) -> PreparedRequest:
     """The engine body's fields and what the rest of the gateway needs to know."""
     messages = msgspec.json.encode([_for_engine(message) for message in request.messages])
     tools = msgspec.json.encode(request.tools) if request.tools else b""
@@ -230,8 +230,8 @@ def _prepare(request: ChatRequest) -> Prepared:
     fields: dict[str, Any] = {"messages": msgspec.Raw(messages)}
     if tools:
         fields["tools"] = msgspec.Raw(tools)
-        put(fields, tool_choice=request.tool_choice, parallel_tool_calls=request.parallel_tool_calls)
-    put(
+        set_fields(fields, tool_choice=request.tool_choice, parallel_tool_calls=request.parallel_tool_calls)
+    set_fields(
         fields,
         max_tokens=max_tokens or None,
         n=request.n,
@@ -249,13 +249,13 @@ def _prepare(request: ChatRequest) -> Prepared:
         stop=request.stop or None,
     )
     if not isinstance(request.response_format, TextFormat):
-        put(fields, response_format=request.response_format)
+        set_fields(fields, response_format=request.response_format)
     options = request.stream_options
     bound = len(messages) + len(tools) + (TOOL_TEMPLATE_TOKENS if tools else TEMPLATE_TOKENS)
     if isinstance(request.response_format, JsonSchemaFormat):
         bound += len(msgspec.json.encode(request.response_format))
-    return Prepared(
-        dialect="chat",
+    return PreparedRequest(
+        endpoint="chat",
         model=request.model,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
@@ -307,7 +307,7 @@ def _check_arguments(call: ToolCall, where: str) -> None:
     """Templates parse arguments as JSON: bound what they will meet."""
     arguments = call.function.arguments
     if arguments.count("[") + arguments.count("{") > MAX_JSON_DEPTH and (
-        nesting(arguments.encode(), MAX_JSON_DEPTH) > MAX_JSON_DEPTH
+        nesting_depth(arguments.encode(), MAX_JSON_DEPTH) > MAX_JSON_DEPTH
     ):
         raise RequestTooLarge(
             f"The arguments of call '{call.id}' nest too deep.", param=f"{where}.tool_calls"

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge, UnsupportedField
-from gateway.caps import (
+from gateway.limits import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_MODEL_CHARS,
@@ -17,7 +17,7 @@ from gateway.caps import (
     MAX_STOPS,
     MAX_TOKENS_FIELD,
 )
-from gateway.schemas.guard import check_document, nesting
+from gateway.schemas.guard import check_document, nesting_depth
 
 T = TypeVar("T")
 
@@ -86,13 +86,13 @@ let pass and dropped, since SDKs send such defaults."""
 STRIPPED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
 """Engine hints that would break isolation between tenants; the answer is the same without them, so they are dropped."""
 
-_OFF = frozenset({b"null", b"false", b"0", b'""', b"[]", b"{}"})
+_OFF_VALUES = frozenset({b"null", b"false", b"0", b'""', b"[]", b"{}"})
 Forbidden = msgspec.defstruct(
     "Forbidden", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in REFUSED_FIELDS]
 )
 """Finds refused fields in one skipping pass over the body; stripped and unknown ones are simply never read."""
 _forbidden_decoder = msgspec.json.Decoder(Forbidden)
-_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*)`$")
+_ERROR_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*)`$")
 
 
 class StreamOptions(msgspec.Struct, omit_defaults=True):
@@ -101,10 +101,10 @@ class StreamOptions(msgspec.Struct, omit_defaults=True):
     include_usage: bool | None = None
 
 
-class Prepared(msgspec.Struct):
+class PreparedRequest(msgspec.Struct):
     """A validated request and the allow-listed fields of the engine body that will be made of it."""
 
-    dialect: str
+    endpoint: str
     """chat | text: which engine path and which answer shape."""
     model: str
     """As the client wrote it."""
@@ -131,30 +131,30 @@ class Prepared(msgspec.Struct):
         body = dict(self.fields)
         body["model"] = model
         body["stream"] = True
-        body["stream_options"] = _ALWAYS_COUNTED
+        body["stream_options"] = _STREAM_OPTIONS
         if cache_salt:
             body["cache_salt"] = cache_salt
-        if switches := self.template_switches(reasoning=reasoning):
+        if switches := self.template_kwargs(reasoning=reasoning):
             body["chat_template_kwargs"] = switches
         return msgspec.json.encode(body)
 
-    def template_switches(self, *, reasoning: bool) -> dict[str, bool]:
+    def template_kwargs(self, *, reasoning: bool) -> dict[str, bool]:
         """What the chat template is told beside the messages; empty where there is nothing to say."""
         if not (reasoning and self.reasoning_effort):
             return {}
-        thinking = self.reasoning_effort not in _NO_THINKING
+        thinking = self.reasoning_effort not in _THINKING_OFF
         return {"thinking": thinking, "enable_thinking": thinking}
 
 
-_NO_THINKING = ("none", "minimal")
-_ALWAYS_COUNTED = {"include_usage": True, "continuous_usage_stats": True}
+_THINKING_OFF = ("none", "minimal")
+_STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
 
 
-class Dialect(Generic[T]):
+class RequestDecoder(Generic[T]):
     """Decodes bodies of one request type with errors a person can act on."""
 
-    def __init__(self, shape: type[T]) -> None:
-        self._decoder = msgspec.json.Decoder(shape)
+    def __init__(self, request_type: type[T]) -> None:
+        self._decoder = msgspec.json.Decoder(request_type)
 
     def decode(self, body: bytes) -> T:
         """The typed request. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
@@ -163,7 +163,7 @@ class Dialect(Generic[T]):
             forbidden = _forbidden_decoder.decode(body)
             request = self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _explain(str(error)) from None
+            raise _to_error(str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from None
         _refuse_forbidden(forbidden)
@@ -174,7 +174,7 @@ def _refuse_forbidden(forbidden: Any) -> None:
     """Raise UnsupportedField for the first refused field that is switched on."""
     for name in REFUSED_FIELDS:
         value = getattr(forbidden, name)
-        if value is not msgspec.UNSET and bytes(value).strip() not in _OFF:
+        if value is not msgspec.UNSET and bytes(value).strip() not in _OFF_VALUES:
             raise UnsupportedField(
                 f"'{name}' is not supported by this API; remove it from the request.",
                 param=name,
@@ -182,9 +182,9 @@ def _refuse_forbidden(forbidden: Any) -> None:
             )
 
 
-def _explain(message: str) -> InvalidRequest:
+def _to_error(message: str) -> InvalidRequest:
     """A decoder's complaint with its place as `param`."""
-    match = _PATH.search(message)
+    match = _ERROR_PATH.search(message)
     param = match.group(1) if match else None
     text = message[: match.start()] if match else message
     if param and ".content" in param and param.endswith("type"):
@@ -208,13 +208,13 @@ def check_schema(schema: Any, param: str) -> None:
             f"The JSON schema at '{param}' is {len(encoded):,} bytes; at most {MAX_SCHEMA_BYTES:,} are accepted.",
             param=param,
         )
-    if nesting(encoded, MAX_SCHEMA_DEPTH) > MAX_SCHEMA_DEPTH:
+    if nesting_depth(encoded, MAX_SCHEMA_DEPTH) > MAX_SCHEMA_DEPTH:
         raise RequestTooLarge(
             f"The JSON schema at '{param}' nests deeper than {MAX_SCHEMA_DEPTH} levels.", param=param
         )
 
 
-def put(fields: dict[str, Any], **values: Any) -> None:
+def set_fields(fields: dict[str, Any], **values: Any) -> None:
     """Add the values that are not None: an absent field and a null one mean the same."""
     for name, value in values.items():
         if value is not None:

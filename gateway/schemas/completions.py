@@ -5,17 +5,17 @@ from typing import Annotated, Any
 import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge
-from gateway.caps import MAX_CHOICES, MAX_PROMPTS, MAX_TEXT_LOGPROBS, MAX_TOKEN_ID
+from gateway.limits import MAX_CHOICES, MAX_PROMPTS, MAX_TEXT_LOGPROBS, MAX_TOKEN_ID
 from gateway.schemas.common import (
     Choices,
-    Dialect,
     LogitBias,
     MaxTokens,
     MinP,
     ModelName,
     Penalty,
-    Prepared,
+    PreparedRequest,
     RepetitionPenalty,
+    RequestDecoder,
     Seed,
     Stop,
     Stops,
@@ -23,7 +23,7 @@ from gateway.schemas.common import (
     Temperature,
     TopK,
     TopP,
-    put,
+    set_fields,
 )
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
@@ -56,13 +56,13 @@ class CompletionRequest(msgspec.Struct):
     stop: Stop | Stops | None = None
 
 
-_dialect = Dialect(CompletionRequest)
+_decoder = RequestDecoder(CompletionRequest)
 
 
-def parse_completion(body: bytes) -> Prepared:
+def parse_completion(body: bytes) -> PreparedRequest:
     """Validate a text completion body and prepare the engine's. Raises InvalidRequest and its kinds."""
-    request = _dialect.decode(body)
-    prompts, bound = _measure(request.prompt)
+    request = _decoder.decode(body)
+    prompts, bound = _count_prompts(request.prompt)
     n = request.n or 1
     if request.best_of is not None and request.best_of != n:
         raise InvalidRequest(
@@ -76,7 +76,7 @@ def parse_completion(body: bytes) -> Prepared:
     prompt = msgspec.json.encode(request.prompt)
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     fields: dict[str, Any] = {"prompt": msgspec.Raw(prompt), "max_tokens": max_tokens}
-    put(
+    set_fields(
         fields,
         n=request.n,
         temperature=request.temperature,
@@ -92,8 +92,8 @@ def parse_completion(body: bytes) -> Prepared:
         stop=request.stop or None,
     )
     options = request.stream_options
-    return Prepared(
-        dialect="text",
+    return PreparedRequest(
+        endpoint="text",
         model=request.model,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
@@ -105,7 +105,7 @@ def parse_completion(body: bytes) -> Prepared:
     )
 
 
-def _measure(prompt: str | list[Any]) -> tuple[int, int]:
+def _count_prompts(prompt: str | list[Any]) -> tuple[int, int]:
     """How many prompts there are and an upper bound of their tokens. Raises InvalidRequest when they mix kinds."""
     if isinstance(prompt, str):
         return 1, len(prompt.encode()) + SPECIAL_TOKENS

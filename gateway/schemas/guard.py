@@ -1,14 +1,14 @@
 """Checks that run on the raw bytes of a body before it is decoded, each a handful of C-speed passes."""
 
 from core.errors import InvalidRequest, RequestTooLarge
-from gateway.caps import MAX_JSON_DEPTH
+from gateway.limits import MAX_JSON_DEPTH
 
 _BRACKETS = b"[]{}"
 _NOT_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
-_FOLD = bytes.maketrans(b"[]{}", b"()()")
+_TO_PARENTHESES = bytes.maketrans(b"[]{}", b"()()")
 
 
-def nesting(document: bytes, limit: int) -> int:
+def nesting_depth(document: bytes, limit: int) -> int:
     """How deeply arrays and objects nest in a JSON document; `limit + 1` stands for anything deeper.
 
     Strings are cut out first (brackets inside them do not nest), then one level is folded away per pass. What does
@@ -19,7 +19,7 @@ def nesting(document: bytes, limit: int) -> int:
         plain = plain.replace(b"\\\\", b"").replace(b'\\"', b"")
     if b'"' in plain:
         plain = b"".join(plain.split(b'"')[::2])
-    rest = plain.translate(_FOLD, _NOT_BRACKETS)
+    rest = plain.translate(_TO_PARENTHESES, _NOT_BRACKETS)
     for depth in range(limit + 1):
         if not rest:
             return depth
@@ -38,7 +38,7 @@ def check_document(body: bytes) -> None:
     """
     if (
         body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH
-        and nesting(body, MAX_JSON_DEPTH) > MAX_JSON_DEPTH
+        and nesting_depth(body, MAX_JSON_DEPTH) > MAX_JSON_DEPTH
     ):
         raise RequestTooLarge(
             f"The body nests deeper than {MAX_JSON_DEPTH} levels; flatten it.", code="body_too_deep"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.caps import MAX_BODY_BYTES
+from gateway.limits import MAX_BODY_BYTES
 from gateway.schemas.common import REFUSED_FIELDS, STRIPPED_FIELDS
 from tests.support.api_process import MODEL, Api, api_process
 

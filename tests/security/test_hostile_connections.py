@@ -10,7 +10,7 @@ import pytest
 
 from api import serve
 from api.customer import hotpath, protocol
-from gateway.live import Patience
+from gateway.open_requests import StreamTimeouts
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.waiting import until
 
@@ -85,7 +85,7 @@ async def test_an_answer_may_take_longer_than_a_head(api: Api, monkeypatch: pyte
 
 async def test_a_client_that_does_not_read_is_billed_and_dropped(api: Api) -> None:
     """Nothing of it stays behind: no task, no connection, although it neither reads nor hangs up."""
-    api.deps.live._patience = Patience(write_s=1.0)
+    api.deps.open_requests._timeouts = StreamTimeouts(write_s=1.0)
     api.engines[0].server._loop.speedup = 1e6
     loop = asyncio.get_running_loop()
     body = json.dumps(

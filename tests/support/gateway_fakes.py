@@ -23,9 +23,9 @@ from core.ids import uuid7
 from gateway.admission import Admission
 from gateway.director import Director
 from gateway.estimate import Estimator
-from gateway.live import LiveRuns
+from gateway.open_requests import OpenRequests
 from gateway.ports import Headers
-from gateway.prefix import TextBlocks
+from gateway.prefix import TextBlockHasher
 from gateway.relay import Relay
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
@@ -158,7 +158,7 @@ class FakeMeter:
         self.settled.append(record)
 
 
-class FakePlacer:
+class FakeScheduler:
     """Places on replicas r1, r2 ... in order, skipping excluded ones, or raises `refuse`."""
 
     def __init__(self) -> None:
@@ -318,15 +318,15 @@ class Gateway:
         self.rates = FakeRates()
         self.holds = FakeHolds(covered)
         self.meter = FakeMeter()
-        self.placer = FakePlacer()
-        self.live = LiveRuns(self.meter, self.placer, loop_time)
+        self.scheduler = FakeScheduler()
+        self.open_requests = OpenRequests(self.meter, self.scheduler, loop_time)
         telemetry, estimator = telemetry or Telemetry(CollectorRegistry()), Estimator()
         admission: Admission[FakeGrant] = Admission(
             models=FakeModels(model or FakeModel()),
             rates=self.rates,
             holds=self.holds,
-            placer=self.placer,
-            prompts=TextBlocks(),
+            scheduler=self.scheduler,
+            prompts=TextBlockHasher(),
             meter=self.meter,
             estimator=estimator,
             now=loop_time,
@@ -336,24 +336,24 @@ class Gateway:
         settlement: Settlement[FakeGrant] = Settlement(
             rates=self.rates,
             holds=self.holds,
-            placer=self.placer,
+            scheduler=self.scheduler,
             meter=self.meter,
             estimator=estimator,
             telemetry=telemetry,
             now=loop_time,
         )
-        relay = Relay(engines, self.placer, self.holds, loop_time)
-        self.director = Director(admission, relay, settlement, self.live, telemetry, loop_time)
+        relay = Relay(engines, self.scheduler, self.holds, loop_time)
+        self.director = Director(admission, relay, settlement, self.open_requests, telemetry, loop_time)
 
     def assert_resolved(self) -> None:
         """Everything granted was given back exactly once, and each hold was voided or settled, never both."""
         assert self.rates.granted == self.rates.resolved
-        assert not self.placer.unresolved()
+        assert not self.scheduler.unresolved()
         settled = Counter(record.open.request_id for record in self.meter.settled)
         assert self.holds.granted == self.holds.voided + settled
         assert not self.holds.voided.keys() & settled.keys()
         assert {record.request_id for record in self.meter.opened} == set(settled)
-        assert len(self.live) == 0
+        assert len(self.open_requests) == 0
 
 
 def chunk(

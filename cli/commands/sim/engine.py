@@ -1,8 +1,8 @@
 """What the api role needs of the simulated engine, imported only where a role starts."""
 
-from sim.engine.prompt_tokens import SimTokens
+from sim.engine.tokenizer import SimulatedTokenizer
 
 
-def simulated_tokens() -> SimTokens:
+def simulated_tokenizer() -> SimulatedTokenizer:
     """The tokenizer of simulated engines, so that exact prefix matching works on them too."""
-    return SimTokens()
+    return SimulatedTokenizer()

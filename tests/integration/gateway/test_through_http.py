@@ -210,13 +210,13 @@ async def test_client_gone_aborts_the_engine_and_is_billed(api: Api, stream: boo
     request = asyncio.create_task(
         api.session.post(api.url + "/v1/chat/completions", json=body, headers=headers)
     )
-    await until(lambda: any(run.usage.output >= 3 for run in api.deps.live))
+    await until(lambda: any(run.usage.output >= 3 for run in api.deps.open_requests))
     if stream:
         (await request).close()
     else:
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
-    await until(lambda: len(api.deps.live) == 0, timeout_s=2.0)
+    await until(lambda: len(api.deps.open_requests) == 0, timeout_s=2.0)
     [row] = await api.usage_rows(1)
     assert row.outcome == "client_cancelled"
     assert 3 <= row.output_tokens < 2000

@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from core.clock import SystemClock
 from gateway.schemas.chat import parse_chat
-from sim.engine.prompt_tokens import SimTokens
+from sim.engine.tokenizer import SimulatedTokenizer
 from tests.support.ports import free_port
 from tests.support.waiting import until
 from workers.kv_endpoints import kv_endpoints, make_directory
@@ -55,7 +55,7 @@ async def test_prompts_of_a_tenant_are_known_by_their_hashes(tmp_path: Path, sal
             answer = await until(answered)
             assert answer.status == 200
             await answer.read()
-        tokens = SimTokens().tokens(prepared, salt, reasoning=False)
+        tokens = SimulatedTokenizer().tokenize(prepared, salt, reasoning=False)
         await until(lambda: feed.blocks.block_tokens)
         hashes = set(token_block_hashes(tokens, feed.blocks.block_tokens, salt))
         assert len(hashes) > 4

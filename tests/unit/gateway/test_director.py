@@ -21,9 +21,9 @@ from core.errors import (
 )  # fmt: skip
 from core.ids import uuid7
 from core.tokens import TokenUsage
-from gateway.run import Cut
+from gateway.context import AbortReason
 from gateway.schemas.chat import parse_chat
-from gateway.schemas.common import Prepared
+from gateway.schemas.common import PreparedRequest
 from tests.support.gateway_fakes import (
     DONE,
     FakeEngines,
@@ -38,7 +38,7 @@ from tests.support.gateway_fakes import (
 from tests.support.waiting import until
 
 
-def prepared(**fields: object) -> Prepared:
+def prepared(**fields: object) -> PreparedRequest:
     return parse_chat(
         json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}], **fields}).encode()
     )
@@ -55,7 +55,7 @@ async def test_streams_counts_and_settles() -> None:
     [record] = gateway.meter.settled
     assert (record.outcome, record.usage) == (Outcome.COMPLETED, TokenUsage(5, 0, 3))
     assert gateway.rates.settled == [(5, 3)]
-    assert gateway.placer.prefilled == 1
+    assert gateway.scheduler.prefilled == 1
     assert gateway.engines.streams[0].closed == 1
     gateway.assert_resolved()
 
@@ -93,13 +93,13 @@ async def test_whole_answer_is_folded_with_cost() -> None:
 @pytest.mark.parametrize("which", ["rates", "money", "place", "both"])
 async def test_a_refusal_undoes_the_other(which: str, money_pauses: int, place_pauses: int) -> None:
     gateway = Gateway(FakeEngines())
-    gateway.holds.pauses, gateway.placer.pauses = money_pauses, place_pauses
+    gateway.holds.pauses, gateway.scheduler.pauses = money_pauses, place_pauses
     if which == "rates":
         gateway.rates.refuse = RateLimited("slow down", retry_after_s=3)
     if which in ("money", "both"):
         gateway.holds.refuse = InsufficientCredit("no money")
     if which in ("place", "both"):
-        gateway.placer.refuse = Refused("full", status=503)
+        gateway.scheduler.refuse = Refused("full", status=503)
     with pytest.raises((RateLimited, InsufficientCredit, Refused)):
         await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
     await asyncio.sleep(0.01)
@@ -131,7 +131,7 @@ async def test_the_fair_queue_hears_the_share_of_an_organisation() -> None:
     gateway = Gateway(FakeEngines(answer(["ok"]), answer(["ok"])))
     for who in (principal(), principal(share_percent=250)):
         await gateway.director.handle(uuid7(), who, prepared(), FakeReply())
-    assert [asked.weight for asked in gateway.placer.requests] == [1.0, 2.5]
+    assert [asked.weight for asked in gateway.scheduler.requests] == [1.0, 2.5]
     gateway.assert_resolved()
 
 
@@ -143,8 +143,8 @@ async def test_failed_attempt_runs_once_more_elsewhere() -> None:
     [record] = gateway.meter.settled
     assert (record.outcome, record.attempts, record.open.replica_id) == (Outcome.COMPLETED, 2, "r2")
     assert record.extra_unbilled == TokenUsage(5, 0, 0)
-    assert [one.failed for one in gateway.placer.released] == [True, False]
-    assert gateway.placer.requests[1].exclude == ["r1"]
+    assert [one.failed for one in gateway.scheduler.released] == [True, False]
+    assert gateway.scheduler.requests[1].exclude == ["r1"]
     assert [d["choices"][0]["delta"].get("role") for d in reply.documents()] == ["assistant", None]
     assert gateway.engines.headers[0] == gateway.engines.headers[1]
     gateway.assert_resolved()
@@ -153,7 +153,7 @@ async def test_failed_attempt_runs_once_more_elsewhere() -> None:
 @pytest.mark.parametrize("again", [None, Refused("none left")])
 async def test_second_failure_is_free_and_said(again: Exception | None) -> None:
     gateway = Gateway(FakeEngines(EngineFailed("down"), EngineFailed("down too")))
-    gateway.placer.refuse_again = again
+    gateway.scheduler.refuse_again = again
     with pytest.raises(EngineFailed, match="nothing is charged"):
         await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
     [record] = gateway.meter.settled
@@ -239,7 +239,7 @@ async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> No
         gateway.director.handle(request_id, principal(), prepared(stream=stream), FakeReply())
     )
     await until(lambda: gateway.engines.streams and not gateway.engines.streams[0].script)
-    gateway.live.cut_request(request_id, Cut.CLIENT_GONE)
+    gateway.open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
     with pytest.raises(Unavailable):
         await task
     [record] = gateway.meter.settled
@@ -251,13 +251,13 @@ async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> No
 async def test_a_cut_request_keeps_the_cache_discount_that_was_predicted() -> None:
     """The engine tells what was cached only at the end; who leaves before is billed by the prediction."""
     gateway = Gateway(FakeEngines([chunk("a", tokens=1), asyncio.Event()]))
-    gateway.placer.hit_tokens = 3
+    gateway.scheduler.hit_tokens = 3
     request_id = uuid7()
     task = asyncio.create_task(
         gateway.director.handle(request_id, principal(), prepared(stream=True), FakeReply())
     )
     await until(lambda: gateway.engines.streams and not gateway.engines.streams[0].script)
-    gateway.live.cut_request(request_id, Cut.CLIENT_GONE)
+    gateway.open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
     with pytest.raises(Unavailable):
         await task
     [record] = gateway.meter.settled
@@ -266,7 +266,7 @@ async def test_a_cut_request_keeps_the_cache_discount_that_was_predicted() -> No
 
 async def test_a_finished_request_is_billed_by_what_the_engine_said_was_cached() -> None:
     gateway = Gateway(FakeEngines(answer(["a"])))
-    gateway.placer.hit_tokens = 3
+    gateway.scheduler.hit_tokens = 3
     await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
     [record] = gateway.meter.settled
     assert record.usage.cached_input == 0
@@ -282,7 +282,7 @@ async def test_cut_short_before_any_output_costs_nothing(cut: bool) -> None:
     )
     await until(lambda: gateway.engines.streams and not gateway.engines.streams[0].script)
     if cut:
-        gateway.live.cut_request(request_id, Cut.CLIENT_GONE)
+        gateway.open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
     else:
         task.cancel()
     with pytest.raises((Unavailable, asyncio.CancelledError)):
@@ -329,8 +329,8 @@ async def test_revoked_key_ends_its_open_streams() -> None:
     reply = FakeReply()
     task = asyncio.create_task(gateway.director.handle(uuid7(), key, prepared(stream=True), reply))
     await until(lambda: reply.body)
-    gateway.live.cut_keys(frozenset({uuid7()}))
-    gateway.live.cut_keys(frozenset({key.key_id}))
+    gateway.open_requests.abort_keys(frozenset({uuid7()}))
+    gateway.open_requests.abort_keys(frozenset({key.key_id}))
     with pytest.raises(AuthenticationFailed, match="revoked"):
         await task
     gateway.assert_resolved()
@@ -369,11 +369,11 @@ def test_cancelled_anywhere_everything_is_resolved_once(
         good = answer(["a", "b", "c"])
         scripts = [[chunk("", tokens=0, role=True), EngineFailed("x")], good] if fail_first else [good]
         gateway = Gateway(FakeEngines(*scripts))
-        gateway.rates.pauses, gateway.holds.pauses, gateway.placer.pauses = rates, money, seat
+        gateway.rates.pauses, gateway.holds.pauses, gateway.scheduler.pauses = rates, money, seat
         if refuse == "money":
             gateway.holds.refuse = InsufficientCredit("no")
         if refuse == "seat":
-            gateway.placer.refuse = Refused("no")
+            gateway.scheduler.refuse = Refused("no")
         reply = FakeReply()
         request_id = uuid7()
         task = asyncio.create_task(
@@ -382,7 +382,7 @@ def test_cancelled_anywhere_everything_is_resolved_once(
         for _ in range(strike):
             await asyncio.sleep(0)
         if cut:
-            gateway.live.cut_request(request_id, Cut.CLIENT_GONE)
+            gateway.open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
         else:
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -8,12 +8,12 @@ import pytest
 from core.clock import ManualClock
 from core.errors import EngineFailed
 from core.ids import uuid7
-from gateway import live as live_module
+from gateway import open_requests as live_module
+from gateway.context import AbortReason
 from gateway.estimate import Estimator
-from gateway.fold import fold
-from gateway.live import Patience
+from gateway.merge_chunks import merge_chunks
+from gateway.open_requests import StreamTimeouts
 from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
-from gateway.run import Cut
 from gateway.schemas.chat import parse_chat
 from gateway.sse import StreamCodec
 from tests.support.gateway_fakes import DONE, FakeEngines, FakeReply, Gateway, answer, chunk, principal
@@ -37,7 +37,7 @@ def test_fold_puts_tool_calls_together() -> None:
     def piece(index: int, **call: object) -> dict[str, object]:
         return {"tool_calls": [{"index": index, **call}]}
 
-    folded = fold(
+    folded = merge_chunks(
         events(
             {"role": "assistant", "content": ""},
             {"reasoning": "hm"},
@@ -60,7 +60,7 @@ def test_fold_puts_tool_calls_together() -> None:
 
 
 def test_fold_keeps_choices_apart() -> None:
-    folded = fold(
+    folded = merge_chunks(
         events(
             {"index": 1, "content": "b"},
             {"index": 0, "content": "a"},
@@ -101,15 +101,15 @@ async def test_timer_checkpoints_comments_and_gives_up_on_silence() -> None:
     asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
     task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
     await until(lambda: gateway.engines.streams and len(gateway.engines.streams[0].script) == 0)
-    gateway.live.tick()
+    gateway.open_requests.tick()
     assert [point.usage.input for point in gateway.meter.checkpoints] == [5]
     assert not reply.started
     clock.advance(5.1)
-    gateway.live.tick()
+    gateway.open_requests.tick()
     await until(lambda: reply.body)
     assert reply.body == b": working\n\n"
-    clock.advance(Patience().idle_s)
-    gateway.live.tick()
+    clock.advance(StreamTimeouts().idle_s)
+    gateway.open_requests.tick()
     assert gateway.engines.streams[0].aborted == 1
     gateway.engines.scripts.append(answer(["x"]))
     silent.set()
@@ -128,11 +128,11 @@ async def test_checkpoints_follow_a_second_attempt_down() -> None:
     asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
     task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, FakeReply()))
     await until(lambda: gateway.engines.streams and len(gateway.engines.streams[0].script) == 1)
-    gateway.live.tick()
+    gateway.open_requests.tick()
     assert gateway.meter.checkpoints[-1].usage.output == 40
     dies.set()
     await until(lambda: len(gateway.engines.streams) == 2 and len(gateway.engines.streams[1].script) == 1)
-    gateway.live.tick()
+    gateway.open_requests.tick()
     assert gateway.meter.checkpoints[-1].usage.output == 0
     waits.set()
     await asyncio.gather(task, return_exceptions=True)
@@ -150,27 +150,27 @@ async def test_no_error_ends_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
         ticks += 1
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(gateway.live, "tick", tick)
-    await gateway.live.start()
+    monkeypatch.setattr(gateway.open_requests, "tick", tick)
+    await gateway.open_requests.start()
     await until(lambda: ticks >= 3)
-    await gateway.live.close()
+    await gateway.open_requests.close()
 
 
 async def test_timer_comments_while_queued() -> None:
     clock = ManualClock()
     clock.advance(100)
     gateway = Gateway(FakeEngines(answer(["x"])), now=clock.monotonic)
-    gateway.placer.block = asyncio.Event()
+    gateway.scheduler.block = asyncio.Event()
     reply = FakeReply()
     asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
     task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
-    await until(lambda: gateway.placer.requests)
+    await until(lambda: gateway.scheduler.requests)
     for _ in range(3):
         clock.advance(5)
-        gateway.live.tick()
+        gateway.open_requests.tick()
         await asyncio.sleep(0.01)
     assert reply.body == b": waiting\n\n" * 3
-    gateway.placer.block.set()
+    gateway.scheduler.block.set()
     await task
     assert reply.finished
 
@@ -184,8 +184,8 @@ async def test_timer_cuts_clients_that_do_not_read() -> None:
     asked = parse_chat(json.dumps({**BODY, "stream": True}).encode())
     task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
     await until(lambda: reply.writes)
-    clock.advance(Patience().write_s + 1)
-    gateway.live.tick()
+    clock.advance(StreamTimeouts().write_s + 1)
+    gateway.open_requests.tick()
     await asyncio.gather(task, return_exceptions=True)
     assert gateway.meter.settled[0].outcome.value == "client_cancelled"
     assert gateway.meter.settled[0].usage.output == 1
@@ -193,7 +193,7 @@ async def test_timer_cuts_clients_that_do_not_read() -> None:
 
 
 def test_cut_reasons_have_words() -> None:
-    assert all(reason.error().message for reason in Cut)
+    assert all(reason.error().message for reason in AbortReason)
 
 
 def test_codec_without_events_counts_nothing() -> None:

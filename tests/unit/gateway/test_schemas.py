@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge, UnsupportedField
-from gateway.caps import MAX_JSON_DEPTH
+from gateway.limits import MAX_JSON_DEPTH
 from gateway.schemas.chat import ChatRequest, parse_chat
 from gateway.schemas.common import REFUSED_FIELDS, STRIPPED_FIELDS
 from gateway.schemas.completions import CompletionRequest, parse_completion
-from gateway.schemas.guard import nesting
+from gateway.schemas.guard import nesting_depth
 
 OURS = {"model", "stream", "stream_options", "cache_salt"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -224,7 +224,7 @@ def test_nesting_agrees_with_the_obvious_way(value: object) -> None:
         return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
     for text in (json.dumps(value), json.dumps(value, indent=1, ensure_ascii=False)):
-        assert nesting(text.encode(), 64) == depth(value)
+        assert nesting_depth(text.encode(), 64) == depth(value)
 
 
 def test_depth_at_the_border() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from core.errors import EngineFailed
 from core.tokens import TokenUsage
-from gateway.caps import MAX_EVENT_BYTES
-from gateway.sse import EventSplitter, StreamCodec, cut_usage
+from gateway.limits import MAX_EVENT_BYTES
+from gateway.sse import EventSplitter, StreamCodec, strip_usage
 from tests.support.gateway_fakes import DONE, answer, chunk, final
 
 NO_LIMIT = 1 << 30
@@ -101,8 +101,8 @@ def test_never_delivers_more_than_is_paid_for(count: int, limit: int, cuts: list
     delivered = len(texts(out)) // 2
     assert delivered == min(count, limit)
     assert codec.tracker.output == delivered
-    assert codec.cut_at_limit == (count > limit)
-    if codec.cut_at_limit:
+    assert codec.limit_reached == (count > limit)
+    if codec.limit_reached:
         more = codec.raise_limit(NO_LIMIT)
         assert delivered + len(texts(more)) // 2 == count
         assert codec.tracker.output == count
@@ -111,7 +111,7 @@ def test_never_delivers_more_than_is_paid_for(count: int, limit: int, cuts: list
 def test_steady_state_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = StreamCodec(1, NO_LIMIT)
     codec.feed(chunk("a", tokens=1))
-    monkeypatch.setattr(StreamCodec, "_take", lambda *_: pytest.fail("slow path"))
+    monkeypatch.setattr(StreamCodec, "_count", lambda *_: pytest.fail("slow path"))
     assert texts(codec.feed(chunk("b", tokens=2))) == "b"
     assert texts(codec.feed(chunk("c", tokens=3) + chunk("d", tokens=4))) == "cd"
     assert codec.tracker.output == 4
@@ -153,7 +153,7 @@ def test_cut_usage_wherever_it_stands() -> None:
         b'{"choices":[1], "usage": null}',
         b'{"choices":[1]}',
     ):
-        assert msgspec.json.decode(cut_usage(payload)) == {"choices": [1]}
+        assert msgspec.json.decode(strip_usage(payload)) == {"choices": [1]}
 
 
 @given(st.binary(max_size=200))
@@ -162,4 +162,4 @@ def test_bytes_from_hell_fail_cleanly(data: bytes) -> None:
     with contextlib.suppress(EngineFailed):
         out = codec.feed(b"data: " + data + b"\n\n")
         assert out == b"" or out.endswith(b"\n\n")
-    assert not codec.started or codec.tracker.output > 0
+    assert not codec.content_started or codec.tracker.output > 0

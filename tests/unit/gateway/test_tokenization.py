@@ -18,16 +18,22 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from core.errors import Unavailable
 from gateway.prefix import PromptBlocks, block_hashes
 from gateway.schemas.chat import parse_chat
-from gateway.schemas.common import Prepared
+from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import parse_completion
-from gateway.tokens import MAX_PROMPT_BYTES, RETRY_S, THREADS, TokenBlocks, TokenMetrics
-from gateway.tokens_encode import TextEncoder, TokenCache
-from gateway.tokens_model import ModelTokens, Untokenisable
-from gateway.tokens_template import ChatTemplate
+from gateway.tokenization.chat_template import ChatTemplate
+from gateway.tokenization.hasher import (
+    MAX_PROMPT_BYTES,
+    RETRY_S,
+    TOKENIZER_THREADS,
+    BlockMetrics,
+    TokenBlockHasher,
+)
+from gateway.tokenization.model_tokenizer import ModelTokenizer, TokenizationError
+from gateway.tokenization.text_encoder import TextEncoder, TokenCache
 from scheduler.wire import PoolSnapshot
-from sim.engine.prompt_tokens import SimTokens
 from sim.engine.schemas import ChatBody
 from sim.engine.text import encode, token_ids
+from sim.engine.tokenizer import SimulatedTokenizer
 from tests.support.waiting import until
 from workers.tiny_model import TEMPLATE as TINY
 from workers.token_blocks import packed, token_block_hashes
@@ -136,7 +142,7 @@ def test_only_safe_special_tokens_are_cut_at(
         found = TextEncoder(path, "m", TokenCache())
     except ValueError:
         pytest.skip("this build of tokenizers refuses the file itself")
-    assert len(found._border_tokens) == cuts
+    assert len(found._split_token_ids) == cuts
 
 
 def test_pieces_that_depend_on_their_place_are_never_cut(model_dir: Path, tmp_path: Path) -> None:
@@ -149,7 +155,7 @@ def test_pieces_that_depend_on_their_place_are_never_cut(model_dir: Path, tmp_pa
     }
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(facts))
-    assert TextEncoder(path, "m", TokenCache())._border is None
+    assert TextEncoder(path, "m", TokenCache())._splitter is None
 
 
 @pytest.mark.parametrize("content", ["not json", "{}"])
@@ -206,42 +212,42 @@ def test_a_template_that_refuses_leaves_the_request_to_its_text(
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text(source)
-    tokens = ModelTokens(tmp_path, "m", TokenCache(), day)
-    with pytest.raises(Untokenisable, match="template_failed"):
-        tokens.tokens(chat("hello"), SALT, reasoning=False)
+    tokens = ModelTokenizer(tmp_path, "m", TokenCache(), day)
+    with pytest.raises(TokenizationError, match="template_failed"):
+        tokens.tokenize(chat("hello"), SALT, reasoning=False)
 
 
-def chat(*texts: str, **fields: Any) -> Prepared:
+def chat(*texts: str, **fields: Any) -> PreparedRequest:
     messages = [{"role": "user", "content": text} for text in texts]
     return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode())
 
 
-def completion(prompt: Any) -> Prepared:
+def completion(prompt: Any) -> PreparedRequest:
     return parse_completion(json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
 def test_what_engines_are_sent_is_what_is_tokenised(model_dir: Path) -> None:
-    tokens = ModelTokens(model_dir, "m", TokenCache(), day)
+    tokens = ModelTokenizer(model_dir, "m", TokenCache(), day)
     rendered = f"{START}user\nthe river{END}\n{START}assistant\n"
-    assert tokens.tokens(chat("the river"), SALT, reasoning=False) == uncached(model_dir, rendered)
+    assert tokens.tokenize(chat("the river"), SALT, reasoning=False) == uncached(model_dir, rendered)
     bare = uncached(model_dir, "the sea", special=True)
-    assert tokens.tokens(completion("the sea"), SALT, reasoning=False) == bare
-    assert tokens.tokens(completion(["the sea"]), SALT, reasoning=False) == bare
-    assert tokens.tokens(completion([5, 6]), SALT, reasoning=False) == packed([5, 6])
-    with pytest.raises(Untokenisable, match="several_prompts"):
-        tokens.tokens(completion(["a", "b"]), SALT, reasoning=False)
+    assert tokens.tokenize(completion("the sea"), SALT, reasoning=False) == bare
+    assert tokens.tokenize(completion(["the sea"]), SALT, reasoning=False) == bare
+    assert tokens.tokenize(completion([5, 6]), SALT, reasoning=False) == packed([5, 6])
+    with pytest.raises(TokenizationError, match="several_prompts"):
+        tokens.tokenize(completion(["a", "b"]), SALT, reasoning=False)
 
 
 def test_the_simulated_engine_sees_the_same_tokens() -> None:
     """What its events will say of a prompt is what is hashed of it here."""
-    tokens = SimTokens()
+    tokens = SimulatedTokenizer()
     prepared = chat("the river", "the sea", seed=1)
     body = msgspec.json.decode(prepared.engine_body("m", "salt"), type=ChatBody)
-    assert tokens.tokens(prepared, "", reasoning=False) == packed(token_ids(body.prompts()[0]))
+    assert tokens.tokenize(prepared, "", reasoning=False) == packed(token_ids(body.prompts()[0]))
     bare = completion("the river")
-    assert tokens.tokens(bare, "", reasoning=False) == packed(token_ids(encode("the river")))
-    with pytest.raises(Untokenisable):
-        tokens.tokens(completion([1, 2]), "", reasoning=False)
+    assert tokens.tokenize(bare, "", reasoning=False) == packed(token_ids(encode("the river")))
+    with pytest.raises(TokenizationError):
+        tokens.tokenize(completion([1, 2]), "", reasoning=False)
 
 
 # The service
@@ -261,15 +267,15 @@ class Service:
         self.pool = snapshot()
         self.time = 100.0
         self.registry = CollectorRegistry()
-        self.hasher = TokenBlocks(
-            lambda: self.pool, find, metrics=TokenMetrics(self.registry), now=lambda: self.time, today=day
+        self.hasher = TokenBlockHasher(
+            lambda: self.pool, find, metrics=BlockMetrics(self.registry), now=lambda: self.time, today=day
         )
 
-    async def blocks(self, prepared: Prepared) -> PromptBlocks:
+    async def blocks(self, prepared: PreparedRequest) -> PromptBlocks:
         return await self.hasher.blocks("m", prepared, SALT, reasoning=False)
 
-    def count(self, why: str) -> float:
-        labels = {"model": "m", "kind": "tokens" if not why else "text", "why": why}
+    def count(self, reason: str) -> float:
+        labels = {"model": "m", "kind": "tokens" if not reason else "text", "reason": reason}
         return self.registry.get_sample_value("penstock_prompt_blocks_total", labels) or 0.0
 
 
@@ -286,7 +292,7 @@ async def test_tokens_once_the_tokenizer_is_loaded(model_dir: Path) -> None:
         return (await service.blocks(LONG)).block_tokens == BLOCK
 
     await until(exact)
-    tokens = ModelTokens(model_dir, "m", TokenCache(), day).tokens(LONG, SALT, reasoning=False)
+    tokens = ModelTokenizer(model_dir, "m", TokenCache(), day).tokenize(LONG, SALT, reasoning=False)
     assert await service.blocks(LONG) == PromptBlocks(
         token_block_hashes(tokens, BLOCK, SALT), BLOCK, len(tokens) // 4
     )
@@ -341,7 +347,7 @@ async def test_tokenizers_that_do_not_come_keep_no_other_model_waiting(model_dir
     service.pool = PoolSnapshot(
         replicas=[msgspec.structs.replace(snapshot().replicas[0], model=name) for name in names]
     )
-    service.hasher._models["m"] = ModelTokens(model_dir, "m", TokenCache(), day)
+    service.hasher._tokenizers["m"] = ModelTokenizer(model_dir, "m", TokenCache(), day)
     await service.hasher.start()
     for name in names[:2]:
         await service.hasher.blocks(name, LONG, SALT, reasoning=False)
@@ -364,7 +370,7 @@ def test_a_configuration_that_is_none_is_said_so(model_dir: Path, tmp_path: Path
     (tmp_path / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="is none"):
-        ModelTokens(tmp_path, "m", TokenCache(), day)
+        ModelTokenizer(tmp_path, "m", TokenCache(), day)
 
 
 async def test_too_long_or_too_late_is_placed_by_text(model_dir: Path) -> None:
@@ -373,11 +379,11 @@ async def test_too_long_or_too_late_is_placed_by_text(model_dir: Path) -> None:
     release = threading.Event()
 
     class Slow:
-        def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+        def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
             assert release.wait(20)
             return b""
 
-    service.hasher._models["m"] = Slow()
+    service.hasher._tokenizers["m"] = Slow()
     huge = chat("x" * (MAX_PROMPT_BYTES + 1))
     assert (await service.blocks(huge)).block_tokens == 0
     assert service.count("too_long") == 1
@@ -398,36 +404,37 @@ async def test_prompts_that_are_late_already_do_not_delay_those_behind(model_dir
     release, started = threading.Event(), []
 
     class Slow:
-        def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+        def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
             started.append(prepared)
             assert release.wait(20)
             return b""
 
-    service.hasher._models["m"] = Slow()
-    prompts = [chat(f"prompt {number}") for number in range(THREADS + 3)]
+    service.hasher._tokenizers["m"] = Slow()
+    prompts = [chat(f"prompt {number}") for number in range(TOKENIZER_THREADS + 3)]
     found = await asyncio.gather(*(service.blocks(prompt) for prompt in prompts))
     assert [blocks.block_tokens for blocks in found] == [0] * len(prompts)
-    assert len(started) == THREADS, "the others wait for a thread"
+    assert len(started) == TOKENIZER_THREADS, "the others wait for a thread"
     service.time += 10.0
     release.set()
     await until(lambda: service.hasher._waiting == 0)
-    assert len(started) == THREADS
+    assert len(started) == TOKENIZER_THREADS
     assert (await service.blocks(LONG)).block_tokens == BLOCK
     await service.hasher.close()
 
 
 @pytest.mark.parametrize(
-    ("error", "why"), [(Untokenisable("template_failed"), "template_failed"), (KeyError("x"), "failed")]
+    ("error", "reason"),
+    [(TokenizationError("template_failed"), "template_failed"), (KeyError("x"), "failed")],
 )
-async def test_no_failure_reaches_the_request(model_dir: Path, error: Exception, why: str) -> None:
+async def test_no_failure_reaches_the_request(model_dir: Path, error: Exception, reason: str) -> None:
     service = Service(lambda _: model_dir)
     await service.hasher.start()
 
     class Broken:
-        def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
+        def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
             raise error
 
-    service.hasher._models["m"] = Broken()
+    service.hasher._tokenizers["m"] = Broken()
     assert (await service.blocks(LONG)).block_tokens == 0
-    assert service.count(why) == 1
+    assert service.count(reason) == 1
     await service.hasher.close()

@@ -6,17 +6,17 @@ import msgspec
 import pytest
 
 from core.tokens import TokenUsage
-from gateway.schemas.common import Prepared
+from gateway.schemas.common import PreparedRequest
 from gateway.sse import StreamCodec
-from gateway.tails import ABORT_S, unbilled
+from gateway.unbilled_tokens import ENGINE_ABORT_S, unbilled_tokens
 from scheduler.wire import Placement
 
 PLACEMENT = Placement("r", "e", "host/r0", "http://x", "m", "boot-1")
 
 
-def prepared(n: int = 1, *, prompts: int = 1, max_tokens: int = 100) -> Prepared:
-    return Prepared(
-        dialect="chat",
+def prepared(n: int = 1, *, prompts: int = 1, max_tokens: int = 100) -> PreparedRequest:
+    return PreparedRequest(
+        endpoint="chat",
         model="m",
         stream=True,
         include_usage=False,
@@ -38,10 +38,10 @@ def event(index: int, output: int, *, end: bool = False, prompt: int = 17) -> by
 
 
 def noted(
-    codec: StreamCodec | None, asked: Prepared, *, cause: str = "cancelled_tail", charged: bool = True
+    codec: StreamCodec | None, asked: PreparedRequest, *, cause: str = "cancelled_tail", charged: bool = True
 ) -> Any:
     usage = codec.tracker.usage if codec is not None else TokenUsage()
-    return unbilled(
+    return unbilled_tokens(
         cause=cause,
         placement=PLACEMENT,
         codec=codec,
@@ -53,7 +53,7 @@ def noted(
     )
 
 
-def codec_of(asked: Prepared, *events: bytes) -> StreamCodec:
+def codec_of(asked: PreparedRequest, *events: bytes) -> StreamCodec:
     codec = StreamCodec(asked.choices, 10_000)
     codec.feed(b"".join(events))
     return codec
@@ -90,7 +90,7 @@ def test_a_cut_stream_has_a_bounded_tail_and_a_known_prompt() -> None:
     assert (note.cause, note.input, note.output) == ("cancelled_tail", 0, 0)
     assert (note.tail_input, note.tail_output) == (0, 70)
     (long,) = noted(codec_of(asked, event(0, 30)), prepared(max_tokens=2000))
-    assert long.tail_output == (1 + ABORT_S) * 512
+    assert long.tail_output == (1 + ENGINE_ABORT_S) * 512
 
 
 def test_a_stream_cut_before_its_first_event_may_have_been_prefilled() -> None:

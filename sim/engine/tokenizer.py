@@ -2,8 +2,8 @@
 
 import msgspec
 
-from gateway.schemas.common import Prepared
-from gateway.tokens_model import Untokenisable
+from gateway.schemas.common import PreparedRequest
+from gateway.tokenization.model_tokenizer import TokenizationError
 from sim.engine import text
 from sim.engine.schemas import Message
 from workers.token_blocks import packed
@@ -11,18 +11,18 @@ from workers.token_blocks import packed
 _messages = msgspec.json.Decoder(list[Message])
 
 
-class SimTokens:
+class SimulatedTokenizer:
     """The simulated engine's template and tokens: four bytes of text each."""
 
-    def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
-        """The prompt's packed token ids. Raises Untokenisable."""
+    def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
+        """The prompt's packed token ids. Raises TokenizationError."""
         del salt, reasoning
-        if prepared.dialect == "chat":
+        if prepared.endpoint == "chat":
             messages = _messages.decode(prepared.fields["messages"])
             content = text.chat_prompt([(message.role, message.plain()) for message in messages])
         else:
             prompt = msgspec.json.decode(prepared.fields["prompt"])
             if not isinstance(prompt, str):
-                raise Untokenisable("several_prompts")
+                raise TokenizationError("several_prompts")
             content = text.encode(prompt)
         return packed(text.token_ids(content))

@@ -4,40 +4,40 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-H = TypeVar("H")
-P = TypeVar("P")
+HoldT = TypeVar("HoldT")
+PlacementT = TypeVar("PlacementT")
 
 
-async def both_or_neither(
-    money: Coroutine[Any, Any, H],
-    seat: Coroutine[Any, Any, P],
+async def acquire_both(
+    place_hold: Coroutine[Any, Any, HoldT],
+    place_request: Coroutine[Any, Any, PlacementT],
     *,
-    void: Callable[[H], None],
-    unplace: Callable[[P], None],
-) -> tuple[H, P]:
+    void: Callable[[HoldT], None],
+    unplace: Callable[[PlacementT], None],
+) -> tuple[HoldT, PlacementT]:
     """Run the two side by side and return both results.
 
     When one fails or the caller is cancelled, what the other acquired, or still acquires, is given back once; money's
     error goes first. Each of the two gives back by itself what a cancellation meets in the middle of it.
     """
-    placing = asyncio.ensure_future(seat)
+    placing = asyncio.ensure_future(place_request)
     try:
-        hold = await money
+        hold = await place_hold
     except BaseException:
-        _abandon(placing, unplace)
+        _cancel_placing(placing, unplace)
         raise
     try:
         return hold, await placing
     except BaseException:
         void(hold)
-        _abandon(placing, unplace)
+        _cancel_placing(placing, unplace)
         raise
 
 
-def _abandon(placing: "asyncio.Task[P]", unplace: Callable[[P], None]) -> None:
+def _cancel_placing(placing: "asyncio.Task[PlacementT]", unplace: Callable[[PlacementT], None]) -> None:
     """Stop placing; a seat that was found all the same is given back."""
 
-    def give_back(task: "asyncio.Task[P]") -> None:
+    def give_back(task: "asyncio.Task[PlacementT]") -> None:
         if not task.cancelled() and task.exception() is None:
             unplace(task.result())
 

@@ -8,26 +8,26 @@ from typing import Any, Protocol
 import msgspec
 from jinja2 import TemplateError
 
-from gateway.schemas.common import Prepared
-from gateway.tokens_encode import TextEncoder, TokenCache
-from gateway.tokens_template import ChatTemplate
+from gateway.schemas.common import PreparedRequest
+from gateway.tokenization.chat_template import ChatTemplate
+from gateway.tokenization.text_encoder import TextEncoder, TokenCache
 from workers.token_blocks import packed
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-class Untokenisable(Exception):
+class TokenizationError(Exception):
     """This request's tokens cannot be told; the text is why, for a metric."""
 
 
-class PromptTokens(Protocol):
+class PromptTokenizer(Protocol):
     """Tokenises requests of one model."""
 
-    def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
-        """The prompt's packed token ids, as the engine will have them. Raises Untokenisable."""
+    def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
+        """The prompt's packed token ids, as the engine will have them. Raises TokenizationError."""
 
 
-class ModelTokens:
+class ModelTokenizer:
     """The model's own tokenizer and chat template, from a directory as the hub has it."""
 
     def __init__(self, directory: Path, name: str, cache: TokenCache, now: Callable[[], datetime]) -> None:
@@ -45,9 +45,9 @@ class ModelTokens:
         except (KeyError, TypeError) as error:
             raise ValueError(f"tokenizer_config.json in {directory} is none: {error!r}") from None
 
-    def tokens(self, prepared: Prepared, salt: str, *, reasoning: bool) -> bytes:
-        """The prompt's packed token ids. Raises Untokenisable."""
-        if prepared.dialect == "chat":
+    def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
+        """The prompt's packed token ids. Raises TokenizationError."""
+        if prepared.endpoint == "chat":
             return self._encoder.chat(self._chat_text(prepared, reasoning), salt)
         prompt = msgspec.json.decode(prepared.fields["prompt"])
         if isinstance(prompt, str):
@@ -56,23 +56,23 @@ class ModelTokens:
             return self._encoder.plain(prompt[0], salt)
         if isinstance(prompt[0], int):
             return packed(prompt)
-        raise Untokenisable("several_prompts")
+        raise TokenizationError("several_prompts")
 
-    def _chat_text(self, prepared: Prepared, reasoning: bool) -> str:
+    def _chat_text(self, prepared: PreparedRequest, reasoning: bool) -> str:
         fields = prepared.fields
         tools = msgspec.json.decode(fields["tools"]) if "tools" in fields else None
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default")
         if template is None:
-            raise Untokenisable("no_template")
+            raise TokenizationError("no_template")
         try:
             return template.render(
                 msgspec.json.decode(fields["messages"]),
                 tools,
-                prepared.template_switches(reasoning=reasoning),
+                prepared.template_kwargs(reasoning=reasoning),
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise Untokenisable("template_failed") from error
+            raise TokenizationError("template_failed") from error
 
 
 def _config(directory: Path) -> dict[str, Any]:

@@ -40,10 +40,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda shape: now().strftime(shape)
         self._variables = dict(variables)
-        self._parts = _reads_parts(environment.parse(source))
+        self._content_as_parts = _iterates_content(environment.parse(source))
         self._template = environment.from_string(source)
 
-    def render(self, messages: list[Message], tools: list[Any] | None, switches: Mapping[str, Any]) -> str:
+    def render(self, messages: list[Message], tools: list[Any] | None, kwargs: Mapping[str, Any]) -> str:
         """The prompt's text up to where the answer begins. Raises jinja2.TemplateError, ValueError or TypeError."""
         return self._template.render(
             messages=[self._message(message) for message in messages],
@@ -51,7 +51,7 @@ class ChatTemplate:
             documents=None,
             add_generation_prompt=True,
             **self._variables,
-            **switches,
+            **kwargs,
         )
 
     def _message(self, message: Message) -> Message:
@@ -66,7 +66,7 @@ class ChatTemplate:
                 {"type": "text", "text": part.get("text", part.get("refusal", ""))} for part in content
             ]
         shaped: Message = {"role": message["role"]}
-        as_parts = self._parts and message["role"] != "tool"
+        as_parts = self._content_as_parts and message["role"] != "tool"
         shaped["content"] = content if as_parts else "\n".join(part["text"] for part in content)
         if calls := message.get("tool_calls"):
             shaped["tool_calls"] = [_call(call) for call in calls]
@@ -85,7 +85,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _reads_parts(tree: nodes.Template) -> bool:
+def _iterates_content(tree: nodes.Template) -> bool:
     """Whether the template loops over a message's content: then it gets parts, otherwise one text."""
     return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
 

@@ -69,9 +69,9 @@ class TextEncoder:
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
         self._name = name.encode()
         self._cache = cache
-        borders = _borders(facts)
-        self._border = re.compile("(" + "|".join(map(re.escape, borders)) + ")") if borders else None
-        self._border_tokens = {
+        borders = _split_tokens(facts)
+        self._splitter = re.compile("(" + "|".join(map(re.escape, borders)) + ")") if borders else None
+        self._split_token_ids = {
             token["content"]: packed([token["id"]])
             for token in facts.get("added_tokens") or ()
             if token["content"] in borders
@@ -79,7 +79,7 @@ class TextEncoder:
 
     def chat(self, text: str, salt: str) -> bytes:
         """Packed tokens of a rendered chat, which brings its own special tokens."""
-        return self._pieces(self._border.split(text) if self._border else [text], salt)
+        return self._pieces(self._splitter.split(text) if self._splitter else [text], salt)
 
     def plain(self, text: str, salt: str) -> bytes:
         """Packed tokens of a bare prompt, with the special tokens that the tokenizer adds by itself."""
@@ -96,7 +96,7 @@ class TextEncoder:
         parts: list[bytes | None] = []
         missing: list[tuple[int, bytes, str]] = []
         for position, piece in enumerate(pieces):
-            known = self._border_tokens.get(piece) if position % 2 else b"" if not piece else None
+            known = self._split_token_ids.get(piece) if position % 2 else b"" if not piece else None
             if known is None:
                 key = self._key(b"piece", piece, salt)
                 known = self._cache.get(key)
@@ -117,13 +117,13 @@ class TextEncoder:
         return digest.digest()
 
 
-def _borders(facts: dict[str, Any]) -> list[str]:
+def _split_tokens(facts: dict[str, Any]) -> list[str]:
     """Special tokens at which a text may be cut, longest first; none when pieces depend on where they stand.
 
     They must be matched in the raw text, alone and without the blanks around them, and overlap with no other added
     token. Metaspace that marks only the first piece of a text makes pieces depend on their place.
     """
-    if _marks_the_first(facts.get("pre_tokenizer")):
+    if _prepends_to_first(facts.get("pre_tokenizer")):
         return []
     added = facts.get("added_tokens") or []
     texts = [token["content"] for token in added]
@@ -137,12 +137,12 @@ def _borders(facts: dict[str, Any]) -> list[str]:
     return sorted(free, key=len, reverse=True)
 
 
-def _marks_the_first(pre_tokenizer: Any) -> bool:
+def _prepends_to_first(pre_tokenizer: Any) -> bool:
     if not isinstance(pre_tokenizer, dict):
         return False
     if pre_tokenizer.get("type") == "Metaspace":
         return bool(pre_tokenizer.get("prepend_scheme", "always") == "first")
-    return any(_marks_the_first(each) for each in pre_tokenizer.get("pretokenizers") or ())
+    return any(_prepends_to_first(each) for each in pre_tokenizer.get("pretokenizers") or ())
 
 
 def _overlap(one: str, other: str) -> bool:

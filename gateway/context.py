@@ -16,23 +16,23 @@ from core.errors import AuthenticationFailed, PenstockError, Unavailable
 from core.tokens import NO_TOKENS, TokenUsage
 from gateway.ports import EngineStream, GrantT, Headers, Model, Reply
 from gateway.prefix import PromptBlocks
-from gateway.schemas.common import Prepared
+from gateway.schemas.common import PreparedRequest
 from gateway.sse import StreamCodec
-from gateway.tails import unbilled
+from gateway.unbilled_tokens import unbilled_tokens
 from scheduler.wire import Placement
 from tenants.principal import Principal
 
 
-class Cut(Enum):
+class AbortReason(Enum):
     """Why a request was ended from outside."""
 
-    CLIENT_GONE = "client_gone"
+    CLIENT_DISCONNECTED = "client_gone"
     SLOW_CLIENT = "slow_client"
     REVOKED = "revoked"
 
     def error(self) -> PenstockError:
         """What to tell a client that is still there."""
-        if self is Cut.REVOKED:
+        if self is AbortReason.REVOKED:
             return AuthenticationFailed(
                 "This API key lost its access while the request ran: it was revoked, or its project or organisation "
                 "was closed.",
@@ -53,7 +53,7 @@ class Request:
         self,
         request_id: UUID,
         principal: Principal,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         model: Model,
         reply: Reply,
         now: float,
@@ -85,7 +85,15 @@ class Reservations(Generic[GrantT]):
 class Routing:
     """Where the request runs, and which attempts have failed."""
 
-    __slots__ = ("attempts", "blocks", "excluded", "failed", "failed_usage", "placed_at", "placement")
+    __slots__ = (
+        "attempts",
+        "blocks",
+        "excluded",
+        "failed_unbilled",
+        "failed_usage",
+        "placed_at",
+        "placement",
+    )
 
     def __init__(self) -> None:
         self.blocks: PromptBlocks | None = None
@@ -97,7 +105,7 @@ class Routing:
         """Attempts that were started."""
         self.excluded: list[str] = []
         """Replicas on which an attempt has failed."""
-        self.failed: list[Unbilled] = []
+        self.failed_unbilled: list[Unbilled] = []
         """Unbilled tokens of failed attempts, by attempt and cause."""
         self.failed_usage = NO_TOKENS
         """Tokens of all failed attempts together."""
@@ -107,7 +115,7 @@ class Answer:
     """What the engine has sent, and what the client has got of it."""
 
     __slots__ = (
-        "checkpointed", "codec", "collected", "collected_bytes", "committed", "first_content_at", "last_read_at",
+        "checkpointed_tokens", "codec", "collected", "collected_bytes", "committed", "first_content_at", "last_read_at",
         "reading_since", "stream", "writing_since",
     )  # fmt: skip
 
@@ -126,15 +134,15 @@ class Answer:
         """When the engine last sent something in the attempt that ended last."""
         self.writing_since = 0.0
         """Since when a write to the client has not completed; 0 = no write is pending."""
-        self.checkpointed = 0
+        self.checkpointed_tokens = 0
         """Tokens in the last checkpoint."""
 
 
-class Run(Generic[GrantT]):
+class RequestContext(Generic[GrantT]):
     """One request: its parts, its task, and how it ended. `Settlement.settle` releases what it holds, once."""
 
     __slots__ = (
-        "answer", "cut_reason", "error", "open_record", "outcome", "request", "reserved", "routing", "settled_at",
+        "abort_reason", "answer", "error", "open_record", "outcome", "request", "reserved", "routing", "settled_at",
         "task",
     )  # fmt: skip
 
@@ -150,13 +158,13 @@ class Run(Generic[GrantT]):
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         """The error that the request ended with, for metrics and traces."""
-        self.cut_reason: Cut | None = None
+        self.abort_reason: AbortReason | None = None
         self.settled_at = 0.0
 
-    def cut(self, reason: Cut) -> None:
+    def abort(self, reason: AbortReason) -> None:
         """End the request from outside by cancelling its task; the first reason stays."""
-        if self.cut_reason is None and self.task is not None:
-            self.cut_reason = reason
+        if self.abort_reason is None and self.task is not None:
+            self.abort_reason = reason
             self.task.cancel()
 
     @property
@@ -180,33 +188,35 @@ class Run(Generic[GrantT]):
         """The x-ratelimit-* headers of the answer."""
         return self.reserved.grant.headers if self.reserved.grant is not None else []
 
-    def attempt_failed(self, now: float) -> Placement:
+    def record_failed_attempt(self, now: float) -> Placement:
         """Keep the counts of the failed attempt, exclude its replica, and return the placement to release."""
         routing, placement, usage = self.routing, self.routing.placement, self.usage
         if placement is None:
             raise RuntimeError("an attempt needs a placement")
-        routing.failed += self.unbilled_of_attempt(placement, usage, now, cause="retried", charged=False)
+        routing.failed_unbilled += self.unbilled_of_attempt(
+            placement, usage, now, cause="retried", charged=False
+        )
         routing.failed_usage += usage
         routing.excluded.append(placement.replica_id)
         routing.placement = None
         self.answer.codec = None
         return placement
 
-    def placed_again(self, placement: Placement, now: float) -> None:
+    def begin_next_attempt(self, placement: Placement, now: float) -> None:
         """The next attempt has a replica: the failed attempts' records get the time that this took."""
         self.routing.placement = placement
         again_us = int((now - self.request.received_at) * 1e6)
-        self.routing.failed = [
+        self.routing.failed_unbilled = [
             one if one.again_us else msgspec.structs.replace(one, again_us=again_us)
-            for one in self.routing.failed
+            for one in self.routing.failed_unbilled
         ]
 
     def unbilled_of_attempt(
         self, placement: Placement, usage: TokenUsage, now: float, *, cause: str, charged: bool
     ) -> list[Unbilled]:
-        """What the engine may have counted in the current attempt beyond `usage` (gateway/tails.py)."""
+        """What the engine may have counted in the current attempt beyond `usage` (gateway/unbilled_tokens.py)."""
         answer, request = self.answer, self.request
-        return unbilled(
+        return unbilled_tokens(
             cause=cause,
             placement=placement,
             codec=answer.codec,
@@ -218,4 +228,4 @@ class Run(Generic[GrantT]):
         )
 
 
-AnyRun = Run[Any]
+AnyContext = RequestContext[Any]

@@ -9,20 +9,20 @@ from math import ceil
 
 from billing.metering.records import TAIL_TOKENS_PER_S, Unbilled
 from core.tokens import TokenUsage
-from gateway.schemas.common import Prepared
+from gateway.schemas.common import PreparedRequest
 from gateway.sse import StreamCodec
 from scheduler.wire import Placement
 
-ABORT_S = 2.0
+ENGINE_ABORT_S = 2.0
 """An engine stops within this after its client is gone (DESIGN §12, promise 6)."""
 
 
-def unbilled(
+def unbilled_tokens(
     *,
     cause: str,
     placement: Placement,
     codec: StreamCodec | None,
-    prepared: Prepared,
+    prepared: PreparedRequest,
     context_len: int,
     usage: TokenUsage,
     charged: bool,
@@ -34,8 +34,8 @@ def unbilled(
     """
     per_prompt = int(prepared.fields.get("n") or 1)
     ended = codec is not None and (codec.done or codec.complete)
-    whole = ended and codec is not None and codec.error is None and not codec.cut_at_limit
-    started = per_prompt if whole else _started(codec, prepared)
+    whole = ended and codec is not None and codec.error is None and not codec.limit_reached
+    started = per_prompt if whole else _choices_started(codec, prepared)
     again = max(started - 1, 0) * usage.input
     notes = []
     if again:
@@ -49,7 +49,7 @@ def unbilled(
         if usage.input and prepared.choices == 1:
             tail_input = 0
         room = max((prepared.max_tokens or context_len) * prepared.choices - usage.output, 0)
-        seen = ceil((max(silent_s, 0.0) + ABORT_S) * TAIL_TOKENS_PER_S) * prepared.choices
+        seen = ceil((max(silent_s, 0.0) + ENGINE_ABORT_S) * TAIL_TOKENS_PER_S) * prepared.choices
         tail_output = min(room, seen)
     if own.total or tail_input or tail_output:
         notes.append(
@@ -66,7 +66,7 @@ def unbilled(
     return notes
 
 
-def _started(codec: StreamCodec | None, prepared: Prepared) -> int:
+def _choices_started(codec: StreamCodec | None, prepared: PreparedRequest) -> int:
     """Choices of one prompt that have certainly yielded a token, when the stream was cut."""
     if codec is None:
         return 0
@@ -74,4 +74,4 @@ def _started(codec: StreamCodec | None, prepared: Prepared) -> int:
         return 1
     per_prompt = int(prepared.fields.get("n") or 1)
     # With several prompts nobody can tell whose choice is whose: the tail bounds it.
-    return codec.tracker.started if per_prompt == prepared.choices else 0
+    return codec.tracker.choices_started if per_prompt == prepared.choices else 0

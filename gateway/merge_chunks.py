@@ -10,16 +10,16 @@ import msgspec
 
 from core.errors import EngineFailed
 
-_chunks = msgspec.json.Decoder(list[dict[str, Any]])
+_chunk_list_decoder = msgspec.json.Decoder(list[dict[str, Any]])
 
 
-def fold(events: bytes, dialect: str) -> dict[str, Any]:
+def merge_chunks(events: bytes, endpoint: str) -> dict[str, Any]:
     """The answer of `dialect` (chat | text), without usage, out of whole events with `data: ` lines.
 
     Raises EngineFailed when they hold no chunk.
     """
     payloads = [event[6:] for event in events.split(b"\n\n") if event]
-    chunks = _chunks.decode(b"[" + b",".join(payloads) + b"]")
+    chunks = _chunk_list_decoder.decode(b"[" + b",".join(payloads) + b"]")
     if not chunks:
         raise EngineFailed("The engine ended its answer without sending anything.")
     choices: dict[int, _Choice] = {}
@@ -33,14 +33,14 @@ def fold(events: bytes, dialect: str) -> dict[str, Any]:
     head = chunks[0]
     answer = {
         "id": head.get("id"),
-        "object": "chat.completion" if dialect == "chat" else "text_completion",
+        "object": "chat.completion" if endpoint == "chat" else "text_completion",
         "created": head.get("created"),
         "model": head.get("model"),
     }
     if head.get("system_fingerprint") is not None:
         answer["system_fingerprint"] = head["system_fingerprint"]
     ordered = [choices[index] for index in sorted(choices)]
-    answer["choices"] = [choice.chat() if dialect == "chat" else choice.text_choice() for choice in ordered]
+    answer["choices"] = [choice.chat() if endpoint == "chat" else choice.text_choice() for choice in ordered]
     return answer
 
 

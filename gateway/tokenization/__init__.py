@@ -1,0 +1,1 @@
+"""Prompts as token blocks: tokenizers, chat templates, and the hasher that runs them in threads."""
