@@ -57,10 +57,10 @@ bench-gateway: env ## cost of the gateway per request and per chunk, beside a ba
 bench-prefix: env engine ## exact prefix knowledge beside the mirror, on two real engines
 	$(BIN)/python -m bench.prefix $(ARGS)
 
-bench-placement: env ## our placement beside every published policy, for docs/scheduling.md; can be stopped
+bench-placement: env ## our placement beside every published policy, for docs/results/placement.md; can be stopped
 	$(BIN)/python -m bench.placement $(ARGS)
 
-bench-fairness: env ## what fairness costs: our queue beside plain VTC, for docs/scheduling-fairness.md; some minutes
+bench-fairness: env ## what fairness costs: our queue beside plain VTC, for docs/results/fairness.md; some minutes
 	$(BIN)/python -m bench.fairness $(ARGS)
 
 bench-billing: env ## settlement, bytes per row, month reports, invoice run; full size: ARGS="--rows 100000000"

@@ -6,15 +6,12 @@ Writes JSON and a plot into bench/out. `--rows 100000000` is the full size: abou
 import argparse
 import asyncio
 import json
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from rich.table import Table
 
 from bench.billing import invoices, months, settle
 from bench.billing.plot import plot
+from bench.provenance import provenance
 from core.embedded import EmbeddedPostgres
 from core.services import migrate
 
@@ -189,14 +187,8 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def conditions(given: argparse.Namespace) -> dict[str, object]:
     """What must be said beside the numbers."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()}, {psutil.cpu_count()} cores, "
-        f"{psutil.virtual_memory().total // 2**30} GiB, Python {platform.python_version()}",
+        **provenance(),
         "tenants": months.TENANTS,
         "dimensions": months.DIMS,
         "settlers": settle.SETTLERS,

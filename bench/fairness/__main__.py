@@ -1,7 +1,7 @@
 """`python -m bench.fairness` (make bench-fairness): throughput and fairness of our queue beside plain VTC.
 
 Backlogged tenants with documents of their own, more than the caches hold, on the simulator. Writes
-docs/data/fairness.json, docs/images/scheduling-fairness.svg and docs/scheduling-fairness.md; takes some minutes.
+docs/data/fairness.json, docs/images/scheduling-fairness.svg and docs/results/fairness.md; takes some minutes.
 
 example: python -m bench.fairness --seeds 3 --seconds 40 --docs /tmp
 """
@@ -9,7 +9,6 @@ example: python -m bench.fairness --seeds 3 --seconds 40 --docs /tmp
 import argparse
 import os
 from concurrent.futures import Future, ProcessPoolExecutor
-from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.fairness.cells import cells, one
 from bench.fairness.publish import Runs, publish
+from bench.provenance import provenance
 from sim.pool.fairness_runs import SCENES, Figures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def main() -> None:
     args = arguments()
     runs = played(args)
     conditions = {
-        "date": datetime.now(UTC).date().isoformat(),
+        **provenance(),
         "model": args.model,
         "seeds": args.seeds,
         "seconds": args.seconds,

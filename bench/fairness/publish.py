@@ -1,4 +1,4 @@
-"""Figures of all runs -> docs: data/fairness.json, images/scheduling-fairness.svg, scheduling-fairness.md."""
+"""Figures of all runs -> docs: data/fairness.json, images/scheduling-fairness.svg, results/fairness.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ COLOURS = {"fifo": "#bbbbbb", "vtc_spread": "#edae49", BASE: "#d1495b", OURS: "#
 
 def publish(runs: Runs, conditions: Mapping[str, Any], docs: Path) -> list[Path]:
     """Write everything under `docs`; the files written."""
-    for name in ("data", "images"):
+    for name in ("data", "images", "results"):
         (docs / name).mkdir(parents=True, exist_ok=True)
     data = docs / "data" / "fairness.json"
     image = docs / "images" / "scheduling-fairness.svg"
-    page = docs / "scheduling-fairness.md"
+    page = docs / "results" / "fairness.md"
     data.write_text(as_json(runs, conditions))
     draw(runs, image)
     page.write_text(page_text(runs, conditions))
@@ -56,9 +56,11 @@ def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
     backlog = SCENES[0].backlog
     parts = [
         "# What fairness costs",
-        f"Written by `make bench-fairness`, {conditions['date']}: simulated {conditions['model']}, "
-        f"{conditions['seeds']} seeds, runs of {conditions['seconds']:g} s of which the first third is warm-up; "
-        "means with half a 95 % interval over seeds.",
+        "Written by `make bench-fairness`; do not edit.",
+        f"{conditions['date'][:10]}, commit {conditions['commit']}, {conditions['machine']}: simulated "
+        f"{conditions['model']}, {conditions['seeds']} seeds, runs of {conditions['seconds']:g} s of which the first "
+        "third is warm-up. Figures are means with half a 95 % interval over seeds. The rules of the queue are in "
+        "[scheduling](../scheduling.md#queue).",
         f"{len(backlog.weights)} tenants are backlogged throughout: each keeps {backlog.callers} requests open, each "
         "request a document of the tenant (4,000 to 12,000 tokens) and a question, the answer about 40 tokens. All "
         "documents together are 1.7 times what the caches hold, which is where order matters: at 1.2 times an "
@@ -77,7 +79,7 @@ def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
         f"cached prefix, and {rules.look_ahead} of the first tenant's where its next is mostly uncached.",
         *(f"## {scene.name.capitalize()}\n\n{scene.about.capitalize()}.\n\n"
           f"{table(runs, scene.name, tuple(queues()))}" for scene in SCENES),
-        "![Throughput and service gap by queue, and over Q](images/scheduling-fairness.svg)",
+        "![Throughput and service gap by queue, and over Q](../images/scheduling-fairness.svg)",
         f"## How much slack\n\nOurs in the first scene with other values of Q. `no look-ahead` has the default Q but "
         f"compares only the next request of each tenant.\n\n{table(runs, SCENES[0].name, tuple(swept()))}",
     ]  # fmt: skip

@@ -3,10 +3,7 @@
 import argparse
 import asyncio
 import json
-import platform
-import subprocess
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -14,6 +11,7 @@ import uvloop
 
 from bench.gateway.load import Streams, Target, closed_loop, open_loop
 from bench.gateway.rig import rig
+from bench.provenance import provenance
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 MARKS = {"cpu_ms_per_request": 1.0, "cpu_us_per_chunk": 20.0}
@@ -90,13 +88,8 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
 
 def conditions(given: argparse.Namespace) -> dict[str, object]:
     """What must be said beside the numbers."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()}, {psutil.cpu_count()} cores, Python {platform.python_version()}",
+        **provenance(),
         "answer_tokens": ANSWER_TOKENS,
         "chunk_distance_ms": DISTANCE_MS,
         "concurrency": given.concurrency,

@@ -1,4 +1,4 @@
-"""`python -m bench.placement`: every workload, policy, load and seed; the data, plots and tables of docs/scheduling.md.
+"""`python -m bench.placement`: every workload, policy, load and seed; writes docs/results/placement.md, plots and data.
 
 What has been played is kept under bench/out/placement, so that it can be stopped and goes on where it was. Remove that
 directory after a change to scheduler or simulator: figures of two versions do not mix.
@@ -6,11 +6,8 @@ directory after a change to scheduler or simulator: figures of two versions do n
 
 import argparse
 import os
-import platform
-import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bench.placement.publish import page_of, publish
+from bench.placement.publish import publish
+from bench.provenance import provenance
 from core.errors import PenstockError
 from sim.pool.compare import Players, Setting
 from sim.pool.comparison import Outcome, Plan, Watch, compare
@@ -40,7 +38,6 @@ def main() -> None:
     workloads = args.workloads.split(",") if args.workloads else list(catalogue())
     policies = tuple(names_of(args.policies, args.prefix))
     loads = tuple(float(load) for load in args.loads.split(","))
-    page_of(args.docs)
     began = time.monotonic()
     outcomes = {}
     with Players(args.workers) as players:
@@ -52,9 +49,7 @@ def main() -> None:
             journal = Journal(args.work / f"{workload}.jsonl", plan.subject(), resume=True)
             outcomes[workload] = played(plan, players, journal, f"{workload} ({number}/{len(workloads)})")
     conditions = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        **provenance(),
         "model": args.model,
         "hosts": args.hosts,
         "seeds": args.seeds,
@@ -98,13 +93,6 @@ def played(plan: Plan, players: Players, journal: Journal, title: str) -> Outcom
             played=lambda cell: progress.advance(task),
         )  # fmt: skip
         return compare(plan, players, journal, watch)
-
-
-def commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -1,18 +1,15 @@
-"""Rows of all workloads -> docs/: data/scheduling-comparison.json, images/scheduling-*.svg, tables between markers."""
+"""Rows of all workloads -> docs/: data/scheduling-comparison.json, images/scheduling-*.svg, results/placement.md."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.errors import InvalidRequest
 from sim.pool.comparison import Outcome
 from sim.pool.plots import plot
 from sim.pool.registry import BASELINES, OURS
 from sim.pool.report import Standing, compact, markdown, standings
 
-BEGIN = "<!-- comparison: begin, written by python -m bench.placement -->"
-END = "<!-- comparison: end -->"
 PLOTS = (
     ("scheduling-goodput.svg", "goodput_rps", "requests/s within both targets", False),
     ("scheduling-ttft.svg", "ttft_p90_s", "TTFT p90, s", True),
@@ -21,30 +18,19 @@ PLOTS = (
 
 
 def publish(outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any], docs: Path) -> list[Path]:
-    """Write everything under `docs`; the files written. Raises InvalidRequest where the page has no markers."""
-    page = page_of(docs)
-    text = page.read_text()
+    """Write everything under `docs`; the files written."""
     ranked = standings([row for outcome in outcomes.values() for row in outcome.rows])
-    (docs / "data").mkdir(exist_ok=True)
-    (docs / "images").mkdir(exist_ok=True)
+    for name in ("data", "images", "results"):
+        (docs / name).mkdir(exist_ok=True)
     data = docs / "data" / "scheduling-comparison.json"
     data.write_text(as_json(ranked, outcomes, conditions))
     images = []
     for name, figure, label, log in PLOTS:
         plot(ranked, docs / "images" / name, figure, label, log=log)
         images.append(docs / "images" / name)
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    page.write_text(f"{head}{BEGIN}\n\n{section(ranked, outcomes, conditions)}\n\n{END}{tail}")
+    page = docs / "results" / "placement.md"
+    page.write_text(page_text(ranked, outcomes, conditions))
     return [data, *images, page]
-
-
-def page_of(docs: Path) -> Path:
-    """The page with the markers; asked before the long work too. Raises InvalidRequest where there is none."""
-    page = docs / "scheduling.md"
-    if not page.is_file() or not all(marker in page.read_text() for marker in (BEGIN, END)):
-        raise InvalidRequest(f"{page} is not there, or without the markers {BEGIN} and {END}")
-    return page
 
 
 def as_json(
@@ -69,30 +55,34 @@ def as_json(
     )
 
 
-def section(
+def page_text(
     ranked: Sequence[Standing], outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any]
 ) -> str:
-    """The generated part of the page."""
+    """The whole page."""
     first = next(iter(outcomes.values())).rows[0]
     parts = [
-        f"{conditions['date']}, commit {conditions['commit']}: {conditions['model']} on {conditions['hosts']} hosts "
-        f"({first['replicas']} replicas), {conditions['seeds']} seeds, shed rate: {conditions['shed']}. In time: "
+        "# Placement beside published policies",
+        "Written by `make bench-placement`; do not edit. [Comparing policies](../simulator.md#comparing-policies) "
+        "defines the terms and the policies, and says where others win.",
+        f"{conditions['date'][:10]}, commit {conditions['commit']}, {conditions['machine']}: {conditions['model']}, "
+        f"hosts: {conditions['hosts']} ({first['replicas']} replicas), {conditions['seeds']} seeds, shed rate: "
+        f"{conditions['shed']}. In time: "
         f"first token within {first['slo_ttft_s']:g} s on top of the prompt's own prefill, "
         f"{1e3 * first['slo_tpot_s']:.0f} ms per further token. "
         "Goodput in requests/s with half a 95 % interval over seeds; a lead is paired by seed, ▲ ▼ "
         "where it is beyond chance.",
         summary(ranked),
-        "![Goodput over load](images/scheduling-goodput.svg)",
-        "![TTFT p90 over load](images/scheduling-ttft.svg)",
-        "![Hit rate over load](images/scheduling-hits.svg)",
+        "![Goodput over load](../images/scheduling-goodput.svg)",
+        "![TTFT p90 over load](../images/scheduling-ttft.svg)",
+        "![Hit rate over load](../images/scheduling-hits.svg)",
     ]
     for name, outcome in outcomes.items():
         here = [each for each in ranked if each.workload == outcome.rows[0]["workload"]]
         parts.append(
-            f"### {name}\n\nLoad 1 = {outcome.knee.rate_rps:.2f} requests/s; runs of {outcome.setting.seconds:.0f} s, "
+            f"## {name}\n\nLoad 1 = {outcome.knee.rate_rps:.2f} requests/s; runs of {outcome.setting.seconds:.0f} s, "
             f"{outcome.setting.warmup_s:.0f} s of them warm-up.\n\n{markdown(here)}"
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def summary(ranked: Sequence[Standing]) -> str:

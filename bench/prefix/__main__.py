@@ -8,13 +8,10 @@ both kinds of knowledge.
 import argparse
 import asyncio
 import json
-import platform as machine
 import pydoc_data.topics
 import random
 import statistics
-import subprocess
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ import openai
 
 from bench.prefix.cost import costs
 from bench.prefix.rig import MODEL, Platform, platform
+from bench.provenance import provenance
 
 OUT = Path(__file__).resolve().parents[1] / "out"
 KINDS = ("mirrored", "exact")
@@ -133,13 +131,8 @@ def main() -> None:
         print(json.dumps(row, indent=1))
     for line in hashing or ():
         print(line)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    )
     result = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
-        "machine": machine.processor() or machine.machine(),
+        **provenance(),
         "engine": chosen.engine,
         "load": {"conversations": chosen.conversations, "turns": TURNS, "concurrency": chosen.concurrency},
         "end_to_end": rows,

@@ -12,11 +12,8 @@ example: python -m bench.scheduler --decisions 2000 --json
 
 import argparse
 import json
-import platform
-import subprocess
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.provenance import provenance
 from bench.scheduler.measure import PARTS, ROUNDS, bytes_per_block, run
 from bench.scheduler.plot import plot
 from bench.scheduler.world import TENANTS, Size
@@ -71,13 +69,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def conditions(given: argparse.Namespace) -> dict[str, Any]:
     """What must be said beside the numbers."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()}, {psutil.cpu_count()} cores, Python {platform.python_version()}",
+        **provenance(),
         "decisions": f"{given.decisions} in {ROUNDS} rounds, the best of them counts",
         "queued": given.queued,
         "tenants": TENANTS,

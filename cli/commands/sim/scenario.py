@@ -1,6 +1,8 @@
 """`penstock sim scenario`: the failure modes that routers shipped, played against a policy."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +68,9 @@ def command(
     verdicts = work(act)
     if page is not None:
         by_name = {each: [row for row in verdicts if row.scenario.name == each] for each in SCENARIOS}
-        page.write_text(markdown(by_name))
+        page.write_text(
+            markdown(by_name, f"Played {datetime.now(UTC):%Y-%m-%d} with version {version('penstock')}.")
+        )
         typer.echo(str(page))
         verdicts = [each for each in verdicts if each.policy == OURS]
     elif as_json:

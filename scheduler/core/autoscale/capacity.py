@@ -136,7 +136,7 @@ def decode_exceeds(
     Their work is compound Poisson with mean phi*o*limit; none comes with probability exp(-phi*o*limit/s), and the tail
     is a lognormal's with the same mean and variance. The variance of arrivals by pure chance, phi*s*(1 + cv^2)*o*limit,
     holds for one replica; a router that sends prompts to the shortest queue evens out what each of N gets:
-    phi*s*(1/N + cv^2)*(1 + 1/N)/2*o*limit, fitted to the day pool under constant loads (docs/scheduling-autoscaler.md
+    phi*s*(1/N + cv^2)*(1 + 1/N)/2*o*limit, fitted to the day pool under constant loads (docs/results/autoscaler.md
     says how well). Answers are lognormal; seven classes of length stand for all.
     """
     if per_token_s >= limit_s:

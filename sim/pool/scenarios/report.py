@@ -1,4 +1,4 @@
-"""docs/scheduling-scenarios.md: what is asserted of each scenario, our figures and those of who fails it."""
+"""docs/results/scenarios.md: what is asserted of each scenario, our figures and those of who fails it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,19 +6,19 @@ from sim.pool.registry import OURS
 from sim.pool.scenarios.registry import SEEDS, Verdict
 from sim.pool.scenarios.shipped import SHIPPED
 
-_HEAD = f"""# Failure modes of routers, as scenarios
+_HEAD = """# Failure modes of routers, as scenarios
 
-Written by `penstock sim scenario --markdown docs/scheduling-scenarios.md`; do not edit.
+Written by `penstock sim scenario --markdown docs/results/scenarios.md`; do not edit. {played}
 
 Every failure mode below was shipped by some router, or is one that we fear. Each is a small simulated run with seeds
-{", ".join(map(str, SEEDS))} and limits on its figures. A figure is the worst of the seeds, bold where it is beyond its
+{seeds} and limits on its figures. A figure is the worst of the seeds, bold where it is beyond its
 limit. In the last column is who must fail, so that the scenario is known to bite: a published policy, or a router
 reduced to the fault as it was shipped. `penstock sim scenario NAME --policy P` plays one of them under any policy.
 """
 
 
-def markdown(verdicts: Mapping[str, Sequence[Verdict]]) -> str:
-    """The page. `verdicts` by scenario: ours first, then those that must fail."""
+def markdown(verdicts: Mapping[str, Sequence[Verdict]], played: str) -> str:
+    """The page. `verdicts` by scenario: ours first, then those that must fail; `played`: a sentence on when."""
     rows = [
         "| scenario | source | asserted | penstock | fails it |",
         "|---|---|---|---|---|",
@@ -29,7 +29,7 @@ def markdown(verdicts: Mapping[str, Sequence[Verdict]]) -> str:
     faults = [f"- `{name}`: {about}" for name, about in SHIPPED.items() if name in named]
     return "\n".join(
         [
-            _HEAD,
+            _HEAD.format(played=played, seeds=", ".join(map(str, SEEDS))),
             *rows,
             "",
             "## What happened, and what is played",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.placement.publish import BEGIN, END, publish
+from bench.placement.publish import publish
 from cli.commands.sim.compare import in_time
 from cli.main import app
 from core.errors import InvalidRequest
@@ -327,7 +327,7 @@ def test_every_policy_can_be_made() -> None:
 # What is published
 
 
-def test_the_page_gets_its_tables_between_the_markers_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_the_comparison_is_published_as_data_plots_and_a_page(tmp_path: Path) -> None:
     rows = [
         row(name, seed, goodput + seed, load, slo_ttft_s=2.0, slo_tpot_s=0.08, replicas=8)
         for name, goodput in ((OURS, 6.0), ("dynamo", 5.0), ("random", 2.0), ("vtc", 9.0))
@@ -335,18 +335,14 @@ def test_the_page_gets_its_tables_between_the_markers_and_keeps_the_rest(tmp_pat
         for load in (0.7, 1.0)
     ]
     outcome = Outcome(Knee(8.0, 0.91, 5), SETTING, rows)
-    with pytest.raises(InvalidRequest, match="markers"):
-        publish({"w": outcome}, {}, tmp_path)
-    page = tmp_path / "scheduling.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    conditions = {"date": "today", "commit": "abc", "model": MODEL, "hosts": 2, "seeds": 2, "shed": "zero"}
-    for _ in range(2):
-        files = publish({"w": outcome}, conditions, tmp_path)
+    conditions = {
+        "date": "2026-11-22T10:00:00+00:00", "commit": "abc", "machine": "m", "model": MODEL, "hosts": 2, "seeds": 2,
+        "shed": "zero",
+    }  # fmt: skip
+    files = publish({"w": outcome}, conditions, tmp_path)
     assert {file.suffix for file in files} == {".json", ".svg", ".md"}
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
+    text = (tmp_path / "results" / "placement.md").read_text()
+    assert "2026-11-22, commit abc, m: " in text
     # the best of others: our own variants are not others
     assert "| w | dynamo, +15.4 ±0.0 % ▲ | dynamo, +15.4 ±0.0 % ▲ |" in text
     data = json.loads((tmp_path / "data" / "scheduling-comparison.json").read_text())

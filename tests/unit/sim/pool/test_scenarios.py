@@ -85,8 +85,10 @@ def test_names_that_do_not_exist_are_refused() -> None:
 def test_the_page_has_a_row_for_each_with_the_figures_that_fail() -> None:
     played = SCENARIOS["tie-starvation"]
     page = markdown(
-        {played.name: [judge(played, policy, seeds=(1,)) for policy in ("penstock", "first_of_equals")]}
+        {played.name: [judge(played, policy, seeds=(1,)) for policy in ("penstock", "first_of_equals")]},
+        "Played today.",
     )
+    assert "do not edit. Played today." in page
     (row,) = [line for line in page.splitlines() if line.startswith("| tie-starvation |")]
     assert "at least 10 %" in row
     assert "**" not in row.split("|")[4]
