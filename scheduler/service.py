@@ -15,7 +15,8 @@ from core.ids import incarnation
 from scheduler import metrics
 from scheduler.autoscaling import LOOK_S, LivePlanner
 from scheduler.commands import ACTIONS, CommandDesk
-from scheduler.core.board import Board, Decision, Placed
+from scheduler.core.board import Board
+from scheduler.core.decisions import Decision, Placed
 from scheduler.core.rules import NEWCOMER
 from scheduler.engine_counters import CounterStore
 from scheduler.host_hours import HostHours

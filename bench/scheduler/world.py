@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scheduler.core.board import Board, Decision, Placed
+from scheduler.core.board import Board
 from scheduler.core.config import PolicyConfig
+from scheduler.core.decisions import Decision, Placed
 from scheduler.core.fleet import Fleet
 from scheduler.core.placements import Open
 from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules

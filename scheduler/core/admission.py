@@ -6,27 +6,15 @@ pool's size at once. What is left of error is corrected by a running mean of obs
 """
 
 import math
-from dataclasses import dataclass
 
 from scheduler.core.predict import Accuracy
 from scheduler.core.rules import BANDS, AdmissionRules
+from scheduler.core.warm import WarmCapacity
 
 MIN_JUDGED_S = 0.05
 """Waits shorter than this are as good as none: they are judged as if they had lasted so long."""
 MAX_LOG_ERROR = math.log(16.0)
 MAX_LOG_RESIDUAL = math.log(4.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Warm:
-    """What the warm replicas of a model can hold together."""
-
-    ready: int
-    slots: int
-    kv_tokens: int
-    ttft_target_s: float
-    largest_kv_tokens: int = 0
-    """Of the model's replicas, warm or not, the largest KV cache; 0 = not known."""
 
 
 class DrainMeter:
@@ -70,7 +58,7 @@ class Admission:
         """Predicted against observed waits."""
         self._residuals = [0.0] * (2 * len(BANDS))
 
-    def predict(self, work: float, pool: Warm, band: int, *, late: bool = False) -> float | None:
+    def predict(self, work: float, pool: WarmCapacity, band: int, *, late: bool = False) -> float | None:
         """Seconds until `work` weighted tokens have left the queue; None where there is nothing to predict from.
 
         Timely and late requests of a band have a residual each: they are not served in the same order.

@@ -7,20 +7,20 @@ that decides, so two requests never see the same free slot.
 import math
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from scheduler.core import refusals
+from scheduler.core.decisions import Assigned, Decision, Placed, Turned
 from scheduler.core.desk import Desk
 from scheduler.core.fair_queue import band_index
 from scheduler.core.fleet import Fleet
 from scheduler.core.lapsed import Lapsed, PlacementKey
 from scheduler.core.placements import Open
-from scheduler.core.policy import Choice, Reason, Rng
+from scheduler.core.policy import Reason, Rng
 from scheduler.core.predict import Accuracy
 from scheduler.core.queue import QueueOutcome, Ticket
 from scheduler.core.queue_view import queue_view
 from scheduler.core.rules import BANDS, BoardConfig
-from scheduler.messages import Announce, OpenPlacement, PlaceRefused, TenantCounter
+from scheduler.messages import Announce, OpenPlacement, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, QueueView, Released
 from workers.wire import Heartbeat, ReplicaState
 
@@ -38,25 +38,6 @@ ADOPTED_S = 60.0
 """How long announced counters wait for an agent of their model: longer after a restart than any request is made to."""
 LAPSED_S = 600.0
 """How long it is remembered what a client held that seemed dead."""
-
-
-class Placed(NamedTuple):
-    """Tell `client` where its request runs."""
-
-    client: str
-    placement: Placement
-    tier: str = "standard"
-
-
-class Turned(NamedTuple):
-    """Tell `client` that its request is refused."""
-
-    client: str
-    model: str
-    refusal: PlaceRefused
-
-
-Decision = Placed | Turned
 
 
 class Board:
@@ -80,6 +61,7 @@ class Board:
         self.unfinished = False
         """The last dispatch has put off some work so as not to take long: call it again soon."""
         self._decisions: list[Decision] = []
+        """Refusals on arrival, for the next dispatch to return."""
 
     # What agents say
 
@@ -135,7 +117,7 @@ class Board:
         request = bounded(request)
         if not self._may_have_desk(request.model):
             unknown = refusals.hopeless(request, Reason.UNKNOWN_MODEL, refusals.Standing(0, 0, None))
-            self.refuse(client, request.model, unknown)
+            self._decisions.append(Turned(client, request.model, unknown))
             return
         desk = self._desk(request.model)
         admitted = admitted or bool(request.exclude)
@@ -145,7 +127,7 @@ class Board:
             return
         self._dirty.add(request.model)
         if refusal := desk.submit(ticket, now):
-            self.refuse(client, request.model, refusal)
+            self._decisions.append(Turned(client, request.model, refusal))
 
     def cancel(self, client: str, request_id: str) -> None:
         """The caller is gone: drop its ticket. A placement that crosses this is released by the client."""
@@ -232,15 +214,17 @@ class Board:
         Work is bounded: where `unfinished` is set afterwards, another dispatch is due at once.
         """
         grace = now < self._grace_ends
+        decisions, self._decisions = self._decisions, []
         for desk in self.desks.values():
-            desk.expire(now, self)
+            decisions += desk.expire(now)
         for model in sorted(self._dirty & self.desks.keys()):
-            self.desks[model].serve(now, rng, self, grace=grace)
+            for decision in self.desks[model].serve(now, rng, grace=grace):
+                # Opened here, before the desk decides again: its next decision depends on the load.
+                decisions.append(self._placed(decision, now) if isinstance(decision, Assigned) else decision)
         self._dirty = {model for model, desk in self.desks.items() if desk.unfinished}
         self.unfinished = bool(self._dirty)
         for model in [model for model, desk in self.desks.items() if desk.idle]:
             del self.desks[model]
-        decisions, self._decisions = self._decisions, []
         return decisions
 
     def tick(self) -> None:
@@ -251,52 +235,6 @@ class Board:
         """When `dispatch` has something to say though nothing happens; None when nobody waits."""
         ends = [end for desk in self.desks.values() if (end := desk.queue.next_deadline()) is not None]
         return min(ends, default=None)
-
-    # scheduler.core.desk.Answers
-
-    def place_ticket(self, ticket: Ticket, choice: Choice, now: float) -> None:
-        """Open the placement and tell the client."""
-        request, status = ticket.request, choice.replica.status
-        entry = Open(
-            ticket.client,
-            request.tenant_id,
-            request.model,
-            status.replica_id,
-            status.boot_id,
-            request.prompt_tokens,
-            choice.hit_tokens,
-            request.output_tokens,
-            produced=0,
-            prefilled=False,
-            placed_at=now,
-            predicted_ttft_s=choice.ttft_s,
-            predicted_itl_s=choice.itl_s,
-            queued_s=now - ticket.enqueued_at,
-            tier=request.tier,
-            weight=request.weight,
-            blocks=request.blocks,
-            block_tokens=request.block_tokens,
-        )
-        service = self._open(entry, request.request_id, now)
-        placement = Placement(
-            request.request_id,
-            self.epoch,
-            status.replica_id,
-            status.url,
-            status.model,
-            status.boot_id,
-            status.simulated,
-            max(0.0, now - ticket.enqueued_at),
-            choice.ttft_s,
-            choice.hit_tokens,
-            choice.itl_s,
-            service,
-        )
-        self._decisions.append(Placed(ticket.client, placement, BANDS[band_index(request.tier)]))
-
-    def refuse(self, client: str, model: str, refusal: PlaceRefused) -> None:
-        """Tell the client."""
-        self._decisions.append(Turned(client, model, refusal))
 
     # What is shown
 
@@ -341,6 +279,47 @@ class Board:
         if desk is None:
             desk = self.desks[model] = Desk(model, self.fleet, self.config)
         return desk
+
+    def _placed(self, assigned: Assigned, now: float) -> Placed:
+        """Open the placement: load its replica and charge its tenant."""
+        ticket, choice = assigned
+        request, status = ticket.request, choice.replica.status
+        entry = Open(
+            ticket.client,
+            request.tenant_id,
+            request.model,
+            status.replica_id,
+            status.boot_id,
+            request.prompt_tokens,
+            choice.hit_tokens,
+            request.output_tokens,
+            produced=0,
+            prefilled=False,
+            placed_at=now,
+            predicted_ttft_s=choice.ttft_s,
+            predicted_itl_s=choice.itl_s,
+            queued_s=now - ticket.enqueued_at,
+            tier=request.tier,
+            weight=request.weight,
+            blocks=request.blocks,
+            block_tokens=request.block_tokens,
+        )
+        service = self._open(entry, request.request_id, now)
+        placement = Placement(
+            request.request_id,
+            self.epoch,
+            status.replica_id,
+            status.url,
+            status.model,
+            status.boot_id,
+            status.simulated,
+            max(0.0, now - ticket.enqueued_at),
+            choice.ttft_s,
+            choice.hit_tokens,
+            choice.itl_s,
+            service,
+        )
+        return Placed(ticket.client, placement, BANDS[band_index(request.tier)])
 
     def _open(self, entry: Open, request_id: str, now: float, *, counted: bool = False) -> float:
         """Load its replica and charge its tenant; the tenant's counter."""

@@ -19,7 +19,7 @@ from scheduler.core.fleet import Fleet
 from scheduler.core.policy import Blocked, Choice, Reason, Rng
 from scheduler.core.queue import Ticket
 from scheduler.core.replica import Replica
-from workers.wire import ReplicaState
+from scheduler.core.warm import usable
 
 NOTHING = (0.0, sys.maxsize)
 """Owed by whoever has had no replica drain: no work, and no need is as large."""
@@ -175,11 +175,6 @@ class Reservations:
 def need_of(ticket: Ticket) -> int:
     """Tokens of KV cache that a request plans with."""
     return ticket.request.prompt_tokens + ticket.request.output_tokens
-
-
-def usable(replica: Replica, now: float, stale_s: float) -> bool:
-    """Whether a replica takes requests: ready, and heard of within `stale_s` seconds."""
-    return replica.state is ReplicaState.READY and now - replica.heard_at <= stale_s
 
 
 def reserve(

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.announcing import open_placement
-from scheduler.core.board import Board, Placed
+from scheduler.core.board import Board
+from scheduler.core.decisions import Placed
 from scheduler.core.rules import AdmissionRules, BoardConfig
 from scheduler.messages import Announce, QueuedRequest, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, Released

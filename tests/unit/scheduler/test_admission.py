@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import pytest
 
-from scheduler.core.admission import Admission, DrainMeter, Warm
-from scheduler.core.board import Board, Placed
+from scheduler.core.admission import Admission, DrainMeter
+from scheduler.core.board import Board
+from scheduler.core.decisions import Placed
 from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
+from scheduler.core.warm import WarmCapacity
 from scheduler.messages import Announce, PlaceRefused, QueuedRequest
 from scheduler.wire import Released
 from tests.support.scheduling import beat, capacity, replica, request
@@ -18,7 +20,7 @@ from workers.wire import ReplicaState, ReplicaStatus
 SLOTS = 4
 SERVICE_S = 0.5
 """Mean seconds that a request holds a slot: the pool serves eight a second."""
-POOL = Warm(ready=1, slots=SLOTS, kv_tokens=1_000_000, ttft_target_s=2.0)
+POOL = WarmCapacity(ready=1, slots=SLOTS, kv_tokens=1_000_000, ttft_target_s=2.0)
 
 
 @dataclass

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler.core import board as boards
-from scheduler.core.board import Board, Placed, Turned, bounded
+from scheduler.core.board import Board, bounded
+from scheduler.core.decisions import Placed, Turned
 from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
 from scheduler.messages import Announce, OpenPlacement, QueuedRequest, TenantCounter
 from scheduler.wire import Placement, Released

@@ -7,8 +7,10 @@ from statistics import median
 import msgspec
 import pytest
 
-from scheduler.core import desk as desks
-from scheduler.core.board import Board, Placed
+from scheduler.core.board import Board
+from scheduler.core.decisions import Placed
+from scheduler.core.desk import MAX_EXPIRED
+from scheduler.core.hopeless import MAX_REFUSED, MAX_REVIEWED
 from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
 from scheduler.messages import Announce, QueuedRequest
 from scheduler.wire import Released
@@ -243,10 +245,10 @@ def test_a_silent_replica_is_not_counted_on() -> None:
     made.heartbeat(beat(replica("b/r0", slots=5), agent="b"), 0.0)
     made.submit("api", request(), 0.0)
     desk = made.desks[MODEL]
-    assert (desk.warm(0.0).ready, desk.warm(0.0).slots) == (2, 8)
+    assert (desk.pool.at(0.0).ready, desk.pool.at(0.0).slots) == (2, 8)
     made.heartbeat(beat(replica("b/r0", slots=5), agent="b"), 1.5)
-    assert (desk.warm(1.9).ready, desk.warm(1.9).slots) == (2, 8)
-    assert (desk.warm(2.2).ready, desk.warm(2.2).slots) == (1, 5)
+    assert (desk.pool.at(1.9).ready, desk.pool.at(1.9).slots) == (2, 8)
+    assert (desk.pool.at(2.2).ready, desk.pool.at(2.2).slots) == (1, 5)
 
 
 def waiting_board(count: int, deadline_s: float, **fields) -> Board:
@@ -275,7 +277,7 @@ def test_thousands_of_deadlines_at_once_are_told_in_parts() -> None:
     made = waiting_board(1_000, 5.0)
     assert drained(made, 0.0, 1) == 1
     made.heartbeat(beat(replica(slots=1)), 6.0)
-    assert drained(made, 6.0, desks.MAX_EXPIRED + 1) == 999
+    assert drained(made, 6.0, MAX_EXPIRED + 1) == 999
     assert made.waiting == 0
 
 
@@ -283,7 +285,7 @@ def test_a_model_that_goes_to_sleep_refuses_those_that_wait_in_parts() -> None:
     made = waiting_board(500, 50.0)
     drained(made, 0.0, 1)
     made.heartbeat(beat(replica(slots=1, state=ReplicaState.ASLEEP)), 0.1)
-    assert drained(made, 0.1, desks.MAX_REFUSED) == 499
+    assert drained(made, 0.1, MAX_REFUSED) == 499
 
 
 def test_a_shrunken_pool_is_reviewed_in_parts_and_to_the_end() -> None:
@@ -294,13 +296,13 @@ def test_a_shrunken_pool_is_reviewed_in_parts_and_to_the_end() -> None:
     drained(made, 0.0, 100)
     desk = made.desks[MODEL]
     looked: list[str] = []
-    desk._wait_s = lambda asked, *_, **__: looked.append(asked.request_id)  # type: ignore[method-assign,assignment]
+    desk.waits.behind = lambda asked, *_, **__: looked.append(asked.request_id)  # type: ignore[method-assign,assignment]
     made.heartbeat(beat(replica(slots=1)), 0.1)
     rounds = 0
     while made.unfinished or not rounds:
         made.dispatch(0.1, random.Random(0))
         rounds += 1
-    assert rounds > 300 // desks.MAX_REVIEWED
+    assert rounds > 300 // MAX_REVIEWED
     assert looked == ["judged"]
 
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scheduler.core.board import Board, Placed
+from scheduler.core.board import Board
+from scheduler.core.decisions import Placed
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.placements import Open
 from scheduler.core.queue import QueueOutcome, Ticket

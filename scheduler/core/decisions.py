@@ -1,0 +1,34 @@
+"""What a dispatch decides: a request is placed on a replica, or refused."""
+
+from typing import NamedTuple
+
+from scheduler.core.policy import Choice
+from scheduler.core.queue import Ticket
+from scheduler.messages import PlaceRefused
+from scheduler.wire import Placement
+
+
+class Placed(NamedTuple):
+    """Tell `client` where its request runs."""
+
+    client: str
+    placement: Placement
+    tier: str = "standard"
+
+
+class Turned(NamedTuple):
+    """Tell `client` that its request is refused."""
+
+    client: str
+    model: str
+    refusal: PlaceRefused
+
+
+class Assigned(NamedTuple):
+    """A request has left the queue for `choice.replica`: a placement is to be opened for it."""
+
+    ticket: Ticket
+    choice: Choice
+
+
+Decision = Placed | Turned

@@ -1,0 +1,153 @@
+"""Refuses requests that wait in vain: no replica will take them, or none will in time."""
+
+from collections import deque
+
+from scheduler.core import refusals
+from scheduler.core.admission import Admission
+from scheduler.core.decisions import Turned
+from scheduler.core.fair_queue import FairQueue
+from scheduler.core.fleet import Fleet
+from scheduler.core.policy import Choice, Reason, Rng
+from scheduler.core.queue import QueueOutcome, Ticket
+from scheduler.core.refusals import Standing
+from scheduler.core.reservation import need_of
+from scheduler.core.waits import WaitPredictor
+from scheduler.core.walk import Walk
+from scheduler.core.warm import WarmCapacity, WarmPool
+from scheduler.messages import PlaceRefused
+
+SHRUNK = 0.8
+"""Waits are predicted again when a pool falls below this share of its slots."""
+MAX_REVIEWED = 64
+"""Requests whose waits are predicted again in one dispatch."""
+MAX_REFUSED = 64
+"""Requests refused as hopeless in one dispatch."""
+MAX_LATE_REVIEWED = 2
+"""Requests that have just become late and are reviewed in one dispatch: a burst is spread over several."""
+
+
+class HopelessReview:
+    """Looks again at requests of one model whose prospects have changed since they were queued."""
+
+    def __init__(
+        self,
+        model: str,
+        queue: FairQueue,
+        fleet: Fleet,
+        admission: Admission,
+        waits: WaitPredictor,
+        pool: WarmPool,
+    ) -> None:
+        self._model = model
+        self._queue = queue
+        self._fleet = fleet
+        self._admission = admission
+        self._waits = waits
+        self._pool = pool
+        self._pool_changed = False
+        self._retries: deque[Ticket] = deque()
+        """Requests that have failed on a replica and have not been reviewed since the pool changed."""
+        self._walk: Walk | None = None
+        self._reviewed_slots = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last `refusals` left requests to the next."""
+        return bool(self._retries) or self._walk is not None
+
+    def pool_changed(self) -> None:
+        """Replicas came, went or changed state: retries are reviewed again."""
+        self._pool_changed = True
+
+    def queued(self, ticket: Ticket) -> None:
+        """Review a request that has failed on a replica in the next dispatch."""
+        if ticket.request.exclude:
+            self._retries.append(ticket)
+
+    def refusals(self, now: float, rng: Rng) -> list[Turned]:
+        """Refuse what can no longer be served in time. Work is bounded; see `unfinished`."""
+        refused: list[Turned] = []
+        if self._pool_changed or self._retries:
+            refused += self._retries_without_replica(now, rng)
+        refused += self._after_shrinking(now)
+        if self._queue.rules.late_every > 1:
+            refused += self._turned_late(now)
+        return refused
+
+    def impossible(self, ticket: Ticket, reason: Reason, pool: WarmCapacity, *, grace: bool) -> Turned | None:
+        """The refusal of a request that fits nowhere, when waiting cannot help it; None when it may wait on."""
+        if not reason.worth_waiting and not grace:
+            return self._no_replica(ticket, reason, pool)
+        if 0 < pool.largest_kv_tokens < need_of(ticket):
+            largest = pool.largest_kv_tokens
+            standing = Standing(0, pool.ready, None)
+            return self._refuse(
+                ticket, refusals.too_large(ticket.request, standing, need_of(ticket), largest)
+            )
+        return None
+
+    def _retries_without_replica(self, now: float, rng: Rng) -> list[Turned]:
+        """Requests that have failed on every replica there is do not wait for room.
+
+        Each is looked at when it arrives, and again whenever the pool has changed; at most MAX_REFUSED in one dispatch.
+        """
+        if self._pool_changed:
+            self._pool_changed = False
+            self._retries = deque(ticket for ticket in self._queue if ticket.request.exclude)
+        refused = []
+        for _ in range(min(len(self._retries), MAX_REFUSED)):
+            ticket = self._retries.popleft()
+            if ticket.outcome is None:
+                verdict = self._fleet.place(ticket.request, now, rng)
+                if not isinstance(verdict, Choice) and not verdict.reason.worth_waiting:
+                    refused.append(self._no_replica(ticket, verdict.reason, self._pool.at(now)))
+        return refused
+
+    def _after_shrinking(self, now: float) -> list[Turned]:
+        """When the pool has shrunk, refuse the last requests of each tenant that can no longer be served in time."""
+        slots = self._pool.at(now).slots
+        if slots < SHRUNK * self._reviewed_slots:
+            self._walk, self._reviewed_slots = Walk(self._queue.bands), slots
+        elif self._walk is None:
+            self._reviewed_slots = max(slots, self._reviewed_slots)
+            return []
+        refused = []
+        for _ in range(MAX_REVIEWED):
+            ticket = self._walk.next()
+            if ticket is None:
+                self._walk = None
+                break
+            if ticket.admitted:
+                continue
+            wait_s = self._waits.waiting(ticket, now)
+            if self._admission.too_long(wait_s, ticket.deadline_at - now):
+                refused.append(self._too_late(ticket, wait_s, now))
+            else:
+                self._walk.skip_line()
+        return refused
+
+    def _turned_late(self, now: float) -> list[Turned]:
+        """A request that becomes late is served only every `late_every`-th turn, which may miss its deadline."""
+        refused = []
+        for ticket in self._queue.turned_late(self._waits.late_before(now), MAX_LATE_REVIEWED):
+            wait_s = self._waits.turned_late(ticket, now)
+            if not ticket.admitted and self._admission.too_long(wait_s, ticket.deadline_at - now):
+                refused.append(self._too_late(ticket, wait_s, now))
+            elif wait_s is not None:
+                self._waits.note(ticket, wait_s, now, late=True)
+        return refused
+
+    def _no_replica(self, ticket: Ticket, reason: Reason, pool: WarmCapacity) -> Turned:
+        standing = Standing(0, pool.ready, None)
+        return self._refuse(ticket, refusals.hopeless(ticket.request, reason, standing))
+
+    def _too_late(self, ticket: Ticket, wait_s: float | None, now: float) -> Turned:
+        standing = self._waits.standing(ticket.request, ticket, now)
+        self._queue.remove(ticket.key, QueueOutcome.HOPELESS)
+        allowed_s = ticket.deadline_at - now
+        refusal = self._waits.too_late(ticket.request, standing, wait_s, allowed_s, now)
+        return Turned(ticket.client, self._model, refusal)
+
+    def _refuse(self, ticket: Ticket, refusal: PlaceRefused) -> Turned:
+        self._queue.remove(ticket.key, QueueOutcome.HOPELESS)
+        return Turned(ticket.client, self._model, refusal)

@@ -1,0 +1,133 @@
+"""One pass over a model's queue: the candidates in fair order, and why some of them are skipped."""
+
+import sys
+from enum import Enum, auto
+
+from scheduler.core.fair_queue import FairQueue
+from scheduler.core.fleet import Fleet
+from scheduler.core.queue import Ticket
+from scheduler.core.reservation import Reservations, need_of
+from scheduler.core.warm import WarmCapacity
+
+MAX_BYPASSES = 32
+"""Requests that one pass may skip for a reason that lets all others go on; see `SkipReason.lets_others_pass`."""
+HIT_FRESH_S = 0.2
+"""Seconds for which a waiting request's cached prefix is used for ordering before it is looked up again."""
+MAX_LOOKUPS = 1
+"""Stale cached prefixes looked up in one pick; other candidates count with their last known value. A lookup is the most
+expensive part of a decision, because a request that waited long has left the processor's caches."""
+
+
+class SkipReason(Enum):
+    """Why a candidate is skipped for the rest of the pass."""
+
+    RESERVED = auto()
+    """A replica is reserved for it, and it does not fit there yet."""
+    NOT_SMALLER = auto()
+    """It needs at least as much as a request that goes before it and does not fit."""
+    EXCLUDED_REPLICAS = auto()
+    """It has failed on the replicas that have room."""
+    NO_RESERVATION = auto()
+    """It fits nowhere, and no replica may be reserved for it now."""
+    NO_ROOM = auto()
+    """It fits nowhere; at most `look_past` candidates are skipped for it, and only tenants within Q may go first."""
+
+    @property
+    def lets_others_pass(self) -> bool:
+        """Whether every tenant may go on being served, and the skip does not count against `look_past`."""
+        return self is not SkipReason.NO_ROOM
+
+
+class ServingPass:
+    """What one pass has skipped and refused so far; yields the next candidate."""
+
+    def __init__(
+        self,
+        model: str,
+        queue: FairQueue,
+        fleet: Fleet,
+        reservations: Reservations,
+        pool: WarmCapacity,
+        late_before: float,
+        now: float,
+    ) -> None:
+        self.refused = 0
+        """Requests refused in this pass."""
+        self.blocked = False
+        """The pass ended because skipped requests hold up those behind them."""
+        self.skipped: dict[Ticket, None] = {}
+        """In the order in which they were skipped."""
+        self.late_before = late_before
+        self._bypassed = 0
+        self._aside = sys.maxsize
+        """The smallest need of the requests skipped with NO_RESERVATION, in tokens of KV cache."""
+        self._model = model
+        self._queue = queue
+        self._fleet = fleet
+        self._reservations = reservations
+        self._pool = pool
+        self._now = now
+
+    @property
+    def strict(self) -> bool:
+        """Whether a skipped request lets only tenants within Q go first."""
+        return len(self.skipped) > self._bypassed
+
+    def next_candidate(self) -> Ticket | None:
+        """The next request in fair order; None where nobody may go or no replica has room.
+
+        Without a ready replica the pass goes on, so that requests are refused.
+        """
+        queue, strict = self._queue, self.strict
+        if not len(queue) or (self._pool.ready and not self._fleet.has_room(self._model, self._now)):
+            return None
+        hits = HitLookup(self._fleet, self._now)
+        ticket = queue.pick(self.late_before, self._pool.kv_tokens, hits, self.skipped, strict)
+        if ticket is None:
+            self.blocked = strict and len(queue) > len(self.skipped)
+        return ticket
+
+    def skip_untried(self, ticket: Ticket) -> bool:
+        """Skip a candidate that cannot fit because one that needs no more than it did not; whether it was."""
+        if self._bypassed >= MAX_BYPASSES or not self._reservations.goes_around(
+            ticket, self._aside, self._now
+        ):
+            return False
+        self.skip(ticket, SkipReason.NOT_SMALLER)
+        return True
+
+    def reason_to_skip(self, ticket: Ticket) -> SkipReason | None:
+        """Why a candidate that fits nowhere is skipped; None when nobody may go before it."""
+        if self._bypassed < MAX_BYPASSES:
+            if ticket.request.exclude:
+                return SkipReason.EXCLUDED_REPLICAS
+            if self._reservations.waits_aside(ticket, self._now):
+                return SkipReason.NO_RESERVATION
+        if len(self.skipped) - self._bypassed < self._queue.rules.look_past:
+            return SkipReason.NO_ROOM
+        return None
+
+    def skip(self, ticket: Ticket, reason: SkipReason) -> None:
+        """Leave a candidate out of the rest of the pass."""
+        self.skipped[ticket] = None
+        if reason.lets_others_pass:
+            self._bypassed += 1
+        if reason is SkipReason.NO_RESERVATION:
+            self._aside = min(self._aside, need_of(ticket))
+
+
+class HitLookup:
+    """How many prompt tokens of a waiting request are cached on some replica; remembers the answer on the request."""
+
+    def __init__(self, fleet: Fleet, now: float) -> None:
+        self._fleet = fleet
+        self._now = now
+        self._lookups = 0
+
+    def __call__(self, ticket: Ticket) -> int:
+        """Prompt tokens of `ticket` cached somewhere."""
+        if self._now - ticket.hit_at > HIT_FRESH_S and self._lookups < MAX_LOOKUPS:
+            self._lookups += 1
+            ticket.hit_tokens = self._fleet.best_hit(ticket.request)
+            ticket.hit_at = self._now
+        return ticket.hit_tokens

@@ -1,0 +1,58 @@
+"""What the warm replicas of one model can hold together."""
+
+from dataclasses import dataclass
+
+from scheduler.core.fleet import Fleet
+from scheduler.core.replica import Replica
+from workers.wire import ReplicaState
+
+WARM_FRESH_S = 0.2
+"""Seconds for which the sums over a model's replicas are used before they are computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmCapacity:
+    """Sums over the replicas of a model that take requests now."""
+
+    ready: int
+    slots: int
+    kv_tokens: int
+    ttft_target_s: float
+    largest_kv_tokens: int = 0
+    """The largest KV cache of the model's replicas, warm or not, in tokens; 0 = not known."""
+
+
+class WarmPool:
+    """The warm capacity of one model, cached for WARM_FRESH_S or until `changed` is called."""
+
+    def __init__(self, model: str, fleet: Fleet, stale_s: float) -> None:
+        """`stale_s`: seconds without a heartbeat after which a replica is not counted."""
+        self.stale_s = stale_s
+        self._model = model
+        self._fleet = fleet
+        self._capacity = WarmCapacity(0, 0, 0, 0.0)
+        self._fresh_until = float("-inf")
+
+    def at(self, now: float) -> WarmCapacity:
+        """The capacity at `now` (monotonic seconds)."""
+        if now >= self._fresh_until:
+            known = self._fleet.of(self._model)
+            ready = [replica for replica in known if usable(replica, now, self.stale_s)]
+            self._capacity = WarmCapacity(
+                len(ready),
+                sum(replica.slots for replica in ready),
+                sum(replica.kv_capacity for replica in ready),
+                max((replica.status.targets.ttft_s for replica in known), default=0.0),
+                max((replica.kv_capacity for replica in known), default=0),
+            )
+            self._fresh_until = now + WARM_FRESH_S
+        return self._capacity
+
+    def changed(self) -> None:
+        """Compute the sums anew at the next call: replicas came, went or changed state."""
+        self._fresh_until = float("-inf")
+
+
+def usable(replica: Replica, now: float, stale_s: float) -> bool:
+    """Whether a replica takes requests: ready, and heard of within `stale_s` seconds."""
+    return replica.state is ReplicaState.READY and now - replica.heard_at <= stale_s
