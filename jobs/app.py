@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from celery import Celery
 from prometheus_client import Counter, Gauge
@@ -18,6 +19,15 @@ from jobs.work import Job, schedule
 
 RUNS = Counter("penstock_job_runs_total", "Runs of background jobs, by result.", ["job", "result"])
 LAST_SUCCESS = Gauge("penstock_job_last_success_seconds", "Unix time of a job's last success.", ["job"])
+
+REDIS_TIMEOUT_S = 2.0
+"""Seconds until a command or a connection to Redis fails. A stop takes a few of these when Redis does not answer.
+
+The longest command, the consumer's BRPOP, takes one second.
+"""
+
+NEVER = datetime.fromtimestamp(0, UTC)
+"""The last run of each job as beat sees it at a start: all jobs are due at once. A new database needs partitions."""
 
 
 class _Lane:
@@ -97,7 +107,12 @@ def make_app(settings: Settings, runner: Runner) -> Celery:
         broker_connection_retry=True,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        broker_transport_options={"global_keyprefix": "penstock:jobs:", "visibility_timeout": 600},
+        broker_transport_options={
+            "global_keyprefix": "penstock:jobs:",
+            "visibility_timeout": 600,
+            "socket_connect_timeout": REDIS_TIMEOUT_S,
+            "socket_timeout": REDIS_TIMEOUT_S,
+        },
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         task_ignore_result=True,
@@ -107,9 +122,15 @@ def make_app(settings: Settings, runner: Runner) -> Celery:
         worker_prefetch_multiplier=1,
         worker_hijack_root_logger=False,
         worker_send_task_events=False,
+        worker_enable_remote_control=False,
         enable_utc=True,
         beat_schedule={
-            job.name: {"task": job.name, "schedule": job.every_s, "options": {"expires": job.every_s}}
+            job.name: {
+                "task": job.name,
+                "schedule": job.every_s,
+                "options": {"expires": job.every_s},
+                "last_run_at": NEVER,
+            }
             for job in jobs
         },
     )

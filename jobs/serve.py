@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from celery import signals
 from celery.beat import EmbeddedService
-from kombu.exceptions import OperationalError
 
 from core.settings import Settings
 from core.telemetry import MetricsServer, setup_tracing
@@ -24,6 +23,9 @@ log = logging.getLogger(__name__)
 
 STALE_S = 60.0
 """No job succeeded for so long: unhealthy. The sealer is due every two seconds."""
+
+BEAT_STOP_S = 2.0
+"""Seconds to wait for beat at a stop: it looks once a second. A beat that waits for Redis ends with the process."""
 
 
 def main(settings: Settings) -> int:
@@ -48,17 +50,13 @@ def main(settings: Settings) -> int:
     )
     health.start()
     beat.start()
-    # Due at once after a start, then by the schedule: a new database needs its partitions before the first request.
-    try:
-        for job in schedule(settings):
-            app.send_task(job.name, expires=job.every_s)
-    except OperationalError as error:
-        log.warning("Redis does not answer yet, the jobs begin by the schedule: %s", error)
     log.info("jobs run")
     try:
         worker.start()
     finally:
-        beat.stop()
+        # Not beat.stop(): it waits without a bound, and beat cannot be stopped while it waits for Redis.
+        beat.service.stop()
+        beat.join(timeout=BEAT_STOP_S)
         health.stop()
         runner.close()
         app.close()

@@ -1,14 +1,9 @@
 """The jobs role as a real process, and its jobs run twice."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import IO
 
-import aiohttp
 import asyncpg
 import pytest
 from redis.asyncio import Redis
@@ -21,10 +16,8 @@ from jobs.outbox import SOON, dispatch
 from jobs.work import schedule
 from tenants.logins import count_attempt
 from tests.integration.billing.support import make_customer
-from tests.support.ports import free_port
+from tests.support.jobs_role import jobs_role
 from tests.support.waiting import until
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 async def test_every_job_may_run_twice_and_at_once(database: Database, pg_url: str) -> None:
@@ -170,55 +163,20 @@ async def test_a_row_of_one_that_was_killed_is_taken_again(database: Database) -
     assert calls == 2
 
 
-def start_role(pg_url: str, redis_url: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """The jobs role as `penstock jobs` would run it."""
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import logging, sys; from core.settings import Settings; from jobs.serve import main; "
-            "logging.basicConfig(level=logging.INFO); sys.exit(main(Settings()))",
-        ],
-        cwd=ROOT,
-        stdout=log,
-        stderr=log,
-        env={
-            **os.environ,
-            "DATABASE_URL": pg_url,
-            "REDIS_URL": redis_url,
-            "PENSTOCK_METRICS_PORT": str(port),
-        },
-    )
-
-
 @pytest.mark.timeout(120)
 async def test_the_role_seals_survives_an_emptied_redis_and_stops(
     database: Database, pg_url: str, redis_url: str, redis_client: Redis, tmp_path: Path
 ) -> None:
-    port = free_port()
-    log = (tmp_path / "jobs.log").open("wb")
-    process = start_role(pg_url, redis_url, port, log)
-    try:
+    with jobs_role(pg_url, redis_url, tmp_path) as role:
         await make_customer(database, "1")
         await until(lambda: _sealed(database, 1), timeout_s=60)
         await redis_client.flushall()
         await make_customer(database, "1", name="Later")
         await until(lambda: _sealed(database, 2), timeout_s=60)
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"http://127.0.0.1:{port}/healthz") as answer:
-                assert answer.status == 200
-            async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
-                assert 'penstock_job_runs_total{job="penstock.seal",result="ok"}' in await answer.text()
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 30) == 0
-    except BaseException:
-        print((tmp_path / "jobs.log").read_text()[-5000:])
-        raise
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        log.close()
+        assert role.healthy()
+        assert role.runs("penstock.seal") > 0
+        role.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(role.process.wait, 30) == 0
 
 
 async def _sealed(database: Database, count: int) -> bool:
