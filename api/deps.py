@@ -8,9 +8,9 @@ from uuid import UUID
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from billing.metering.holds import HoldBook
+from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
-from billing.metering.seed import tokens_today
+from billing.metering.tokens_today import tokens_today
 from core.clock import SystemClock
 from core.db import Database
 from core.ids import incarnation
@@ -56,9 +56,9 @@ class Deps:
         self.rates = RateLimiter(
             self.redis, clock, lambda tenant_id, day: tokens_today(self.database, tenant_id, day)
         )
-        self.holds = HoldBook(settings.database_url, name, ttl_s=settings.hold_ttl_s, clock=clock)
+        self.holds = HoldManager(settings.database_url, name, ttl_s=settings.hold_ttl_s, clock=clock)
         self.meter = Meter(
-            settings.database_url, settings.data_dir / "spool", name, on_settled=self.holds.forget
+            settings.database_url, settings.data_dir / "spool", name, on_settled=self.holds.stop_renewing
         )
         catalog = load_catalog()
         self.models = ModelDirectory(self.database, catalog)

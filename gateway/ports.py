@@ -1,6 +1,6 @@
 """What the gateway needs of the packages below it, as small protocols.
 
-The real classes (tenants.rates.RateLimiter, billing.metering.holds.HoldBook, billing.metering.meter.Meter,
+The real classes (tenants.rates.RateLimiter, billing.metering.holds.HoldManager, billing.metering.meter.Meter,
 scheduler.client.SchedulerClient, workers.models.ModelDirectory, api.customer.hotpath's replies) satisfy them
 structurally; unit tests pass fakes.
 """

@@ -19,7 +19,7 @@ import asyncpg
 
 from bench.billing.months import MODELS, TENANTS, tenant
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import Item, Settlement
+from billing.metering.settlement import PendingSettlement, Settlement
 from core.db import Database
 from core.ids import uuid7
 from core.settings import Settings
@@ -91,7 +91,7 @@ async def settler(url: str, number: int, rows: int, rate: float) -> None:
         if rate and (due := began + place / rate) > time.perf_counter() + 0.002:
             await asyncio.sleep(due - time.perf_counter())
         submitted[one.open.request_id] = time.perf_counter()
-        settlement.submit(Item(one.open.request_id, one, lambda _: None, done, done))
+        settlement.submit(PendingSettlement(one.open.request_id, one, lambda _: None, done, done))
         if place % 256 == 0:
             backlog = max(backlog, settlement.backlog)
             await asyncio.sleep(0)

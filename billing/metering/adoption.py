@@ -15,12 +15,12 @@ from core.tokens import NO_TOKENS
 
 log = logging.getLogger(__name__)
 
-_UNFINISHED_S = 60.0
+_UNFINISHED_AGE_S = 60.0
 TAIL_S = 6
 """After its last checkpoint a request may have gone on for a second or two, and its engine for two more."""
 
 
-class _Story:
+class _RequestFrames:
     """What a spool tells of one request: offsets of its newest frames and the time it spans."""
 
     __slots__ = ("checkpoint", "first_ms", "last_ms", "open", "usage")
@@ -37,30 +37,30 @@ class AdoptedSpool:
         self.path = path
         self._descriptor = descriptor
         self._data = path.read_bytes()
-        self._stories: dict[UUID, _Story] = {}
+        self._requests: dict[UUID, _RequestFrames] = {}
         for frame in parse(self._data):
-            self._note(frame)
+            self._index(frame)
 
     def __len__(self) -> int:
-        return len(self._stories)
+        return len(self._requests)
 
     def __iter__(self) -> Iterator[UUID]:
-        return iter(list(self._stories))
+        return iter(list(self._requests))
 
     def load(self, request_id: UUID) -> UsageRecord | None:
         """The end of a request: the one it wrote itself, or `interrupted` with the counts of its last checkpoint.
 
         None when only a checkpoint of it can be read: the hold then lapses and nothing is charged.
         """
-        story = self._stories[request_id]
-        if story.usage >= 0:
-            record = self._record(story.usage)
+        frames = self._requests[request_id]
+        if frames.usage >= 0:
+            record = self._read(frames.usage)
             return record if isinstance(record, UsageRecord) else None
-        opened = self._record(story.open)
+        opened = self._read(frames.open)
         if not isinstance(opened, OpenRecord):
             return None
-        last = self._record(story.checkpoint)
-        usage = last.usage if isinstance(last, Checkpoint) else NO_TOKENS
+        checkpoint = self._read(frames.checkpoint)
+        usage = checkpoint.usage if isinstance(checkpoint, Checkpoint) else NO_TOKENS
         nothing_delivered = usage.output == 0
         tail = Unbilled(
             "cancelled_tail",
@@ -75,11 +75,11 @@ class AdoptedSpool:
             outcome=Outcome.INTERRUPTED,
             usage=NO_TOKENS if nothing_delivered else usage,
             extra_unbilled=usage if nothing_delivered else NO_TOKENS,
-            duration_us=max(story.last_ms - story.first_ms, 0) * 1000,
+            duration_us=max(frames.last_ms - frames.first_ms, 0) * 1000,
             unbilled=(tail,),
         )
 
-    def set_aside(self) -> None:
+    def quarantine(self) -> None:
         """Keep the file for people to look at, under a name that nobody adopts."""
         self.path = self.path.rename(self.path.with_suffix(".unreadable"))
 
@@ -89,19 +89,19 @@ class AdoptedSpool:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
-    def _note(self, frame: Frame) -> None:
+    def _index(self, frame: Frame) -> None:
         record = frame.record
         request_id = record.open.request_id if isinstance(record, UsageRecord) else record.request_id
-        story = self._stories.setdefault(request_id, _Story(frame.at_ms))
-        story.last_ms = max(story.last_ms, frame.at_ms)
+        frames = self._requests.setdefault(request_id, _RequestFrames(frame.at_ms))
+        frames.last_ms = max(frames.last_ms, frame.at_ms)
         if isinstance(record, UsageRecord):
-            story.usage = frame.offset
+            frames.usage = frame.offset
         elif isinstance(record, Checkpoint):
-            story.checkpoint = frame.offset
+            frames.checkpoint = frame.offset
         else:
-            story.open = frame.offset
+            frames.open = frame.offset
 
-    def _record(self, offset: int) -> OpenRecord | Checkpoint | UsageRecord | None:
+    def _read(self, offset: int) -> OpenRecord | Checkpoint | UsageRecord | None:
         frame = decode_at(self._data, offset) if offset >= 0 else None
         return None if frame is None else frame.record
 
@@ -137,7 +137,7 @@ def _remove_unfinished(path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # A young one may belong to a process that has made it and not locked it yet.
-        if time.time() - os.fstat(descriptor).st_mtime > _UNFINISHED_S:
+        if time.time() - os.fstat(descriptor).st_mtime > _UNFINISHED_AGE_S:
             path.unlink(missing_ok=True)
     except BlockingIOError:
         log.debug("%s is being written", path)

@@ -24,7 +24,7 @@ MAGIC = b"\xf5PN\x01"
 MAX_PAYLOAD = 1 << 16
 
 _HEAD = struct.Struct("<4sIIQ")
-_STAMP = struct.Struct("<Q")
+_TIMESTAMP = struct.Struct("<Q")
 FRAME_OVERHEAD = _HEAD.size
 
 _encoder = msgspec.msgpack.Encoder()
@@ -47,7 +47,7 @@ def encode(record: Record, at_ms: int) -> bytes:
     payload = _encoder.encode(record)
     if len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a spool record of {len(payload)} bytes is above {MAX_PAYLOAD}")
-    checksum = zlib.crc32(payload, zlib.crc32(_STAMP.pack(at_ms)))
+    checksum = zlib.crc32(payload, zlib.crc32(_TIMESTAMP.pack(at_ms)))
     return _HEAD.pack(MAGIC, len(payload), checksum, at_ms) + payload
 
 
@@ -60,7 +60,7 @@ def decode_at(data: Buffer, offset: int) -> Frame | None:
     if magic != MAGIC or length > MAX_PAYLOAD or end > len(data):
         return None
     payload = bytes(data[offset + FRAME_OVERHEAD : end])
-    if zlib.crc32(payload, zlib.crc32(_STAMP.pack(at_ms))) != checksum:
+    if zlib.crc32(payload, zlib.crc32(_TIMESTAMP.pack(at_ms))) != checksum:
         return None
     try:
         record = _decoder.decode(payload)

@@ -15,9 +15,14 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from billing.metering.lane import RETRYABLE_ERRORS, Backoff, Lane, LaneDown
+from billing.metering.dedicated_connection import (
+    RETRYABLE_ERRORS,
+    Backoff,
+    ConnectionUnavailable,
+    DedicatedConnection,
+)
 from billing.metering.records import HoldGranted, HoldRequest, PriceVersion
-from billing.metering.refusals import money_refusal, not_recorded
+from billing.metering.refusals import billing_unavailable, hold_refusal
 from billing.metering.unpriced import UnpricedCounts
 from core.clock import Clock
 from core.errors import PenstockError
@@ -35,7 +40,7 @@ _RETRY_EVERY_S = 0.1
 _HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 
 
-class _Caller:
+class _Waiter:
     """Somebody waiting for a verdict until `deadline`, in the loop's time."""
 
     __slots__ = ("deadline", "future", "request")
@@ -48,7 +53,7 @@ class _Caller:
         self.deadline = deadline
 
 
-class _Extension(msgspec.Struct):
+class _PendingExtension(msgspec.Struct):
     """Somebody waiting for more output tokens."""
 
     request_id: UUID
@@ -56,7 +61,7 @@ class _Extension(msgspec.Struct):
     future: "asyncio.Future[bool]"
 
 
-class HoldBook:
+class HoldManager:
     """Places, extends, renews and voids the holds of one process incarnation.
 
     `ttl_s` is the reaper's; holds are renewed every third of it. `timeout_s` bounds one answer of PostgreSQL.
@@ -70,7 +75,7 @@ class HoldBook:
         ttl_s: float,
         clock: Clock,
         timeout_s: float = 0.5,
-        lanes: int = 2,
+        connections: int = 2,
         top_up_url: str = "",
     ) -> None:
         self._incarnation = incarnation
@@ -78,14 +83,16 @@ class HoldBook:
         self._clock = clock
         self._timeout_s = timeout_s
         self._top_up_url = top_up_url
-        self._hold_lanes = [Lane(database_url, durable=False) for _ in range(lanes)]
-        self._control = Lane(database_url)
-        self._callers: deque[_Caller] = deque()
-        self._patience: deque[_Caller] = deque()
+        self._hold_connections = [
+            DedicatedConnection(database_url, durable=False) for _ in range(connections)
+        ]
+        self._control_connection = DedicatedConnection(database_url)
+        self._unsent: deque[_Waiter] = deque()
+        self._waiters: deque[_Waiter] = deque()
         """All callers of the last `timeout_s`, the oldest first: one timer for all, not one each."""
-        self._patience_timer: asyncio.TimerHandle | None = None
-        self._extensions: deque[_Extension] = deque()
-        self._voids: set[UUID] = set()
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._pending_extensions: deque[_PendingExtension] = deque()
+        self._pending_voids: set[UUID] = set()
         self._unpriced = UnpricedCounts()
         self._open: set[UUID] = set()
         self._work = asyncio.Event()
@@ -97,7 +104,9 @@ class HoldBook:
     async def start(self) -> None:
         """Begin to serve; connects in the background when PostgreSQL is away."""
         self._renew_at = self._clock.monotonic() + self._ttl_s / 3
-        self._tasks = [asyncio.create_task(self._serve_holds(lane)) for lane in self._hold_lanes]
+        self._tasks = [
+            asyncio.create_task(self._serve_holds(connection)) for connection in self._hold_connections
+        ]
         self._tasks.append(asyncio.create_task(self._serve_control()))
 
     async def close(self) -> None:
@@ -110,15 +119,15 @@ class HoldBook:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._patience_timer is not None:
-            self._patience_timer.cancel()
-        for lane in (*self._hold_lanes, self._control):
-            await lane.close()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        for connection in (*self._hold_connections, self._control_connection):
+            await connection.close()
 
     @property
     def connected(self) -> bool:
         """Whether PostgreSQL answers us, as far as we know."""
-        return any(lane.connected for lane in self._hold_lanes)
+        return any(connection.connected for connection in self._hold_connections)
 
     @property
     def open_requests(self) -> int:
@@ -134,7 +143,7 @@ class HoldBook:
         """
         deadline = self._clock.monotonic() + WAIT_FOR_HOLDS_S
         while True:
-            row = await self._ask(request)
+            row = await self._request_hold(request)
             if row["verdict"] == "granted":
                 return _granted(row)
             refusal = self._refusal(request, row)
@@ -148,7 +157,7 @@ class HoldBook:
         While PostgreSQL is away the answer is True: what runs may finish, and settlement charges what is available.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._extensions.append(_Extension(request_id, output_tokens, future))
+        self._pending_extensions.append(_PendingExtension(request_id, output_tokens, future))
         self._control_work.set()
         done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
         return future.result() if done else True
@@ -156,55 +165,55 @@ class HoldBook:
     def void(self, request_id: UUID) -> None:
         """Give the money of a refused request back; coalesced, sent again until PostgreSQL has done it."""
         self._open.discard(request_id)
-        self._voids.add(request_id)
+        self._pending_voids.add(request_id)
         self._control_work.set()
 
-    def forget(self, request_ids: Iterable[UUID]) -> None:
+    def stop_renewing(self, request_ids: Iterable[UUID]) -> None:
         """These are settled: stop renewing them. Optional; a renewal finds out by itself."""
         self._open.difference_update(request_ids)
 
-    async def _ask(self, request: HoldRequest) -> asyncpg.Record:
-        if len(self._callers) >= MAX_PENDING or self._closing:
-            raise not_recorded()
+    async def _request_hold(self, request: HoldRequest) -> asyncpg.Record:
+        if len(self._unsent) >= MAX_PENDING or self._closing:
+            raise billing_unavailable()
         loop = asyncio.get_running_loop()
-        caller = _Caller(request, loop.create_future(), loop.time() + self._timeout_s)
-        self._callers.append(caller)
-        self._patience.append(caller)
-        if self._patience_timer is None:
-            self._patience_timer = loop.call_at(caller.deadline, self._lose_patience)
+        waiter = _Waiter(request, loop.create_future(), loop.time() + self._timeout_s)
+        self._unsent.append(waiter)
+        self._waiters.append(waiter)
+        if self._expiry_timer is None:
+            self._expiry_timer = loop.call_at(waiter.deadline, self._expire_waiters)
         self._work.set()
         try:
-            return await caller.future
+            return await waiter.future
         except asyncio.CancelledError:
-            self._abandon(caller)
+            self._abandon(waiter)
             raise
 
-    def _lose_patience(self) -> None:
+    def _expire_waiters(self) -> None:
         """Tell callers whose time is up; a grant that still comes for one of them is voided by `_deliver`."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        while self._patience and (self._patience[0].future.done() or self._patience[0].deadline <= now):
-            caller = self._patience.popleft()
-            if not caller.future.done():
-                caller.future.set_exception(not_recorded())
-        self._patience_timer = (
-            loop.call_at(self._patience[0].deadline, self._lose_patience) if self._patience else None
+        while self._waiters and (self._waiters[0].future.done() or self._waiters[0].deadline <= now):
+            waiter = self._waiters.popleft()
+            if not waiter.future.done():
+                waiter.future.set_exception(billing_unavailable())
+        self._expiry_timer = (
+            loop.call_at(self._waiters[0].deadline, self._expire_waiters) if self._waiters else None
         )
 
-    def _abandon(self, caller: _Caller) -> None:
+    def _abandon(self, waiter: _Waiter) -> None:
         """Nobody waits for `caller` any more: a grant that is here or still comes is voided."""
-        future = caller.future
+        future = waiter.future
         if not future.done():
             future.cancel()
         elif (
             not future.cancelled() and future.exception() is None and future.result()["verdict"] == "granted"
         ):
-            self.void(caller.request.request_id)
+            self.void(waiter.request.request_id)
 
     def _refusal(self, request: HoldRequest, row: asyncpg.Record) -> PenstockError:
         if row["verdict"] == "unpriced":
             self._unpriced.add(request.model, request.tier, request.tenant_id)
-        return money_refusal(
+        return hold_refusal(
             row["verdict"],
             model=request.model,
             tier=request.tier,
@@ -217,12 +226,12 @@ class HoldBook:
 
     # -- holds -----------------------------------------------------------------------------------------------------
 
-    async def _serve_holds(self, lane: Lane) -> None:
+    async def _serve_holds(self, connection: DedicatedConnection) -> None:
         backoff = Backoff()
-        while not (self._closing and not self._callers):
+        while not (self._closing and not self._unsent):
             try:
-                await lane.connect()
-            except LaneDown:
+                await connection.connect()
+            except ConnectionUnavailable:
                 if self._closing:
                     return
                 await backoff.wait()
@@ -233,63 +242,63 @@ class HoldBook:
             await asyncio.sleep(0)
             batch = self._next_batch()
             if batch:
-                await self._hold_batch(lane, batch)
+                await self._place_batch(connection, batch)
 
-    def _next_batch(self) -> list[_Caller]:
-        batch: list[_Caller] = []
-        while self._callers and len(batch) < MAX_BATCH:
-            caller = self._callers.popleft()
-            if not caller.future.done():
-                batch.append(caller)
-        if not self._callers and not self._closing:
+    def _next_batch(self) -> list[_Waiter]:
+        batch: list[_Waiter] = []
+        while self._unsent and len(batch) < MAX_BATCH:
+            waiter = self._unsent.popleft()
+            if not waiter.future.done():
+                batch.append(waiter)
+        if not self._unsent and not self._closing:
             self._work.clear()
         return batch
 
-    async def _hold_batch(self, lane: Lane, batch: list[_Caller]) -> None:
-        asked = [caller.request for caller in batch]
+    async def _place_batch(self, connection: DedicatedConnection, batch: list[_Waiter]) -> None:
+        requests = [waiter.request for waiter in batch]
         try:
-            rows = await lane.fetch(
+            rows = await connection.fetch(
                 _HOLD,
                 self._incarnation,
-                [one.request_id for one in asked],
-                [one.tenant_id for one in asked],
-                [one.project_id for one in asked],
-                [one.key_id for one in asked],
-                [one.model for one in asked],
-                [one.tier for one in asked],
-                [one.max_input_tokens for one in asked],
-                [one.max_output_tokens for one in asked],
-                [one.default_output_tokens for one in asked],
+                [one.request_id for one in requests],
+                [one.tenant_id for one in requests],
+                [one.project_id for one in requests],
+                [one.key_id for one in requests],
+                [one.model for one in requests],
+                [one.tier for one in requests],
+                [one.max_input_tokens for one in requests],
+                [one.max_output_tokens for one in requests],
+                [one.default_output_tokens for one in requests],
             )
-        except (LaneDown, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            if not isinstance(error, LaneDown):
+        except (ConnectionUnavailable, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if not isinstance(error, ConnectionUnavailable):
                 log.warning("holds refused by the database: %s", error)
-            for caller in batch:
+            for waiter in batch:
                 # It may have been committed all the same: nobody gets it, so give it back.
-                self.void(caller.request.request_id)
-                if not caller.future.done():
-                    caller.future.set_exception(not_recorded())
-                    caller.future.exception()
+                self.void(waiter.request.request_id)
+                if not waiter.future.done():
+                    waiter.future.set_exception(billing_unavailable())
+                    waiter.future.exception()
             return
         verdicts = {row["request_id"]: row for row in rows}
-        for caller in batch:
-            self._deliver(caller, verdicts[caller.request.request_id])
+        for waiter in batch:
+            self._deliver(waiter, verdicts[waiter.request.request_id])
 
-    def _deliver(self, caller: _Caller, row: asyncpg.Record) -> None:
+    def _deliver(self, waiter: _Waiter, row: asyncpg.Record) -> None:
         granted = row["verdict"] == "granted"
-        if caller.future.done():
+        if waiter.future.done():
             if granted:
-                self.void(caller.request.request_id)
+                self.void(waiter.request.request_id)
             return
         if granted:
-            self._open.add(caller.request.request_id)
-        caller.future.set_result(row)
+            self._open.add(waiter.request.request_id)
+        waiter.future.set_result(row)
 
     # -- voids, extensions, renewals -------------------------------------------------------------------------------
 
     async def _serve_control(self) -> None:
         backoff = Backoff()
-        while not (self._closing and not self._voids and not self._unpriced):
+        while not (self._closing and not self._pending_voids and not self._unpriced):
             wait_s = max(self._renew_at - self._clock.monotonic(), 0.0)
             if not self._closing:
                 with contextlib.suppress(TimeoutError):
@@ -304,52 +313,54 @@ class HoldBook:
                     await self._renew_all()
                     self._renew_at = self._clock.monotonic() + self._ttl_s / 3
                 if due or self._closing:
-                    await self._unpriced.write(self._control)
-            except (LaneDown, *RETRYABLE_ERRORS):
-                self._answer_extensions(True)  # PostgreSQL is away: what runs may go on
+                    await self._unpriced.write(self._control_connection)
+            except (ConnectionUnavailable, *RETRYABLE_ERRORS):
+                self._resolve_extensions(True)  # PostgreSQL is away: what runs may go on
                 if self._closing:
                     return
                 self._control_work.set()
                 await backoff.wait()
             except (asyncpg.PostgresError, asyncpg.InterfaceError):
                 log.exception("extending, voiding or renewing holds failed")
-                self._answer_extensions(False)
+                self._resolve_extensions(False)
                 self._control_work.set()
                 await backoff.wait()
             else:
                 backoff.reset()
 
     async def _extend_all(self) -> None:
-        while self._extensions:
-            batch = [self._extensions[i] for i in range(min(len(self._extensions), MAX_BATCH))]
-            rows = await self._control.fetch(
+        while self._pending_extensions:
+            batch = [
+                self._pending_extensions[i] for i in range(min(len(self._pending_extensions), MAX_BATCH))
+            ]
+            rows = await self._control_connection.fetch(
                 "SELECT * FROM penstock_extend($1, $2)",
                 [one.request_id for one in batch],
                 [one.tokens for one in batch],
             )
             answers = {row["request_id"]: bool(row["extended"]) for row in rows}
             for one in batch:
-                self._extensions.popleft()
+                self._pending_extensions.popleft()
                 if not one.future.done():
                     one.future.set_result(answers[one.request_id])
 
-    def _answer_extensions(self, answer: bool) -> None:
-        while self._extensions:
-            one = self._extensions.popleft()
+    def _resolve_extensions(self, extended: bool) -> None:
+        while self._pending_extensions:
+            one = self._pending_extensions.popleft()
             if not one.future.done():
-                one.future.set_result(answer)
+                one.future.set_result(extended)
 
     async def _void_all(self) -> None:
-        while self._voids:
-            batch = list(self._voids)[:500]
-            await self._control.fetch("SELECT penstock_void($1)", batch)
-            self._voids.difference_update(batch)
+        while self._pending_voids:
+            batch = list(self._pending_voids)[:500]
+            await self._control_connection.fetch("SELECT penstock_void($1)", batch)
+            self._pending_voids.difference_update(batch)
 
     async def _renew_all(self) -> None:
-        known = list(self._open)
-        for start in range(0, len(known), 500):
-            batch = known[start : start + 500]
-            rows = await self._control.fetch("SELECT penstock_renew($1) AS request_id", batch)
+        open_ids = list(self._open)
+        for start in range(0, len(open_ids), 500):
+            batch = open_ids[start : start + 500]
+            rows = await self._control_connection.fetch("SELECT penstock_renew($1) AS request_id", batch)
             self._open.difference_update(set(batch) - {row["request_id"] for row in rows})
 
 

@@ -17,8 +17,8 @@ from uuid import UUID
 
 from billing.metering.adoption import AdoptedSpool, adopt
 from billing.metering.records import Checkpoint, OpenRecord, UsageRecord
-from billing.metering.refusals import not_recorded
-from billing.metering.settlement import Item, Settlement
+from billing.metering.refusals import billing_unavailable
+from billing.metering.settlement import PendingSettlement, Settlement
 from billing.metering.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ SPOOL_BYTES = 128 << 20
 """Room for about 100,000 requests that PostgreSQL does not have yet."""
 ADOPT_EVERY_S = 5.0
 DRAIN_S = 10.0
-_ADOPT_AHEAD = 500
+_MAX_ADOPTED_QUEUED = 500
 """Adopted requests in the settlement queue at a time: a dead process's backlog must not delay the living's."""
 
 
@@ -53,7 +53,7 @@ class Meter:
         self._on_settled = on_settled
         self._settlement = Settlement(database_url)
         self._spool: Spool | None = None
-        self._adopter: asyncio.Task[None] | None = None
+        self._adoption_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Make this process's spool, begin to settle and to adopt. Raises OSError when there is no room on the disk."""
@@ -67,13 +67,13 @@ class Meter:
             Spool, self._spool_dir, self._incarnation, capacity=self._spool_bytes, call_soon=call_soon
         )
         await self._settlement.start()
-        self._adopter = asyncio.create_task(self._adopt_for_ever())
+        self._adoption_task = asyncio.create_task(self._run_adoption())
 
     async def close(self) -> None:
         """Settle what is there, for at most `drain_s`; what is left waits in the spool for another process."""
-        if self._adopter is not None:
-            self._adopter.cancel()
-            await asyncio.gather(self._adopter, return_exceptions=True)
+        if self._adoption_task is not None:
+            self._adoption_task.cancel()
+            await asyncio.gather(self._adoption_task, return_exceptions=True)
         if not await self._settlement.drain(self._drain_s):
             log.warning("%d requests are left in the spool for the next process", self._settlement.backlog)
         await self._settlement.close()
@@ -92,40 +92,42 @@ class Meter:
 
     def open(self, record: OpenRecord) -> None:
         """Note an admitted request before it is dispatched. Raises Unavailable when the spool cannot take it."""
-        if not self._living.append(record):
-            log.error("the usage spool %s is full or cannot be written", self._living.path)
-            raise not_recorded()
+        if not self._open_spool.append(record):
+            log.error("the usage spool %s is full or cannot be written", self._open_spool.path)
+            raise billing_unavailable()
 
     def checkpoint(self, record: Checkpoint) -> None:
         """Note the running counts of a live request."""
-        self._living.append(record)
+        self._open_spool.append(record)
 
     def settle(self, record: UsageRecord) -> None:
         """The request ended: settle it once. Never raises because PostgreSQL is away or the disk is full."""
-        spool = self._living
+        spool = self._open_spool
         if not spool.append(record):
             log.error(
                 "the usage spool took no end of request %s; it is kept in memory", record.open.request_id
             )
-        self._settlement.submit(Item(record.open.request_id, record, spool.load, self._settled, self._lost))
+        self._settlement.submit(
+            PendingSettlement(record.open.request_id, record, spool.load, self._settled, self._leave_in_spool)
+        )
 
     @property
-    def _living(self) -> Spool:
+    def _open_spool(self) -> Spool:
         if self._spool is None:
             raise RuntimeError("the meter was not started")
         return self._spool
 
     def _settled(self, request_id: UUID) -> None:
-        self._living.settled((request_id,))
+        self._open_spool.mark_settled((request_id,))
         if self._on_settled is not None:
             self._on_settled((request_id,))
 
-    def _lost(self, request_id: UUID) -> None:
+    def _leave_in_spool(self, request_id: UUID) -> None:
         """The record, and so the file, stays when we end: who adopts it sets it aside for a person to look at."""
 
     # -- adoption --------------------------------------------------------------------------------------------------
 
-    async def _adopt_for_ever(self) -> None:
+    async def _run_adoption(self) -> None:
         while True:
             try:
                 while await self._adopt_one():
@@ -137,7 +139,7 @@ class Meter:
 
     async def _adopt_one(self) -> bool:
         """Settle everything in one dead process's spool; False when there is none."""
-        adopted = await asyncio.to_thread(adopt, self._spool_dir, self._living.path)
+        adopted = await asyncio.to_thread(adopt, self._spool_dir, self._open_spool.path)
         if adopted is None:
             return False
         complete = False
@@ -154,14 +156,14 @@ class Meter:
         progress = asyncio.Event()
         unreadable = False
 
-        def done(request_id: UUID) -> None:
+        def on_done(request_id: UUID) -> None:
             waiting.discard(request_id)
             progress.set()
 
-        def lost(request_id: UUID) -> None:
+        def on_unreadable(request_id: UUID) -> None:
             nonlocal unreadable
             unreadable = True
-            done(request_id)
+            on_done(request_id)
 
         for request_id in adopted:
             record = adopted.load(request_id)
@@ -169,14 +171,16 @@ class Meter:
                 log.error("%s: request %s cannot be read", adopted.path.name, request_id)
                 unreadable = True
                 continue
-            while len(waiting) >= _ADOPT_AHEAD:
+            while len(waiting) >= _MAX_ADOPTED_QUEUED:
                 progress.clear()
                 await progress.wait()
             waiting.add(request_id)
-            self._settlement.submit(Item(request_id, record, adopted.load, done, lost))
+            self._settlement.submit(
+                PendingSettlement(request_id, record, adopted.load, on_done, on_unreadable)
+            )
         while waiting:
             progress.clear()
             await progress.wait()
         if unreadable:
-            adopted.set_aside()
+            adopted.quarantine()
         return not unreadable

@@ -4,7 +4,7 @@ from core.errors import BudgetExceeded, InsufficientCredit, PenstockError, Unava
 from core.money import pico_to_usd
 
 
-def money_refusal(
+def hold_refusal(
     verdict: str,
     *,
     model: str,
@@ -53,7 +53,7 @@ def money_refusal(
     )
 
 
-def not_recorded() -> Unavailable:
+def billing_unavailable() -> Unavailable:
     """Billing cannot reserve money now, so no work is admitted."""
     return Unavailable(
         "billing does not answer, so no work is admitted; nothing was charged, try again shortly",

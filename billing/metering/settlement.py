@@ -17,7 +17,12 @@ import asyncpg
 import msgspec
 from prometheus_client import Counter, Gauge
 
-from billing.metering.lane import RETRYABLE_ERRORS, Backoff, Lane, LaneDown
+from billing.metering.dedicated_connection import (
+    RETRYABLE_ERRORS,
+    Backoff,
+    ConnectionUnavailable,
+    DedicatedConnection,
+)
 from billing.metering.records import UsageRecord
 
 log = logging.getLogger(__name__)
@@ -25,43 +30,43 @@ log = logging.getLogger(__name__)
 BATCH_ROWS = 50
 BACKLOG_ROWS = 500
 """Rows of a batch while more than this many wait: fewer commits, and nobody's answer is fresh by then anyway."""
-WINDOW_S = 0.1
-KEEP_RECORDS = 1000
+BATCH_WINDOW_S = 0.1
+MAX_RECORDS_IN_MEMORY = 1000
 """Records held in memory; beyond it they are read back from the spool when their turn comes."""
-_RECORD_AT_FAULT = ("22", "23", "P0")
+_RECORD_ERROR_CLASSES = ("22", "23", "P0")
 """SQLSTATE classes that blame the data: data exception, integrity constraint, raised by our own function."""
 
-_UNSENDABLE = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+_ENCODING_ERRORS = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
 """A record that cannot even be encoded."""
 
 SETTLED = Counter("penstock_settled_total", "Requests settled, by result.", ["result"])
 BACKLOG = Gauge("penstock_settlement_backlog", "Ended requests that PostgreSQL does not have yet.")
 
 
-class Item:
+class PendingSettlement:
     """One ended request on its way to PostgreSQL: in memory, or to be read from a spool.
 
     `done` hears that PostgreSQL has it (or has parked it), `lost` that it cannot be read back; one of the two, once.
     """
 
-    __slots__ = ("done", "load", "lost", "record", "request_id")
+    __slots__ = ("load", "on_done", "on_unreadable", "record", "request_id")
 
     def __init__(
         self,
         request_id: UUID,
         record: UsageRecord | None,
         load: Callable[[UUID], UsageRecord | None],
-        done: Callable[[UUID], None],
-        lost: Callable[[UUID], None],
+        on_done: Callable[[UUID], None],
+        on_unreadable: Callable[[UUID], None],
     ) -> None:
         self.request_id = request_id
         self.record = record
         self.load = load
-        self.done = done
-        self.lost = lost
+        self.on_done = on_done
+        self.on_unreadable = on_unreadable
 
 
-def flat(record: UsageRecord) -> dict[str, Any]:
+def settle_row(record: UsageRecord) -> dict[str, Any]:
     """The row that `penstock_settle` reads."""
     opened = record.open
     return {
@@ -94,7 +99,7 @@ def flat(record: UsageRecord) -> dict[str, Any]:
     }
 
 
-def notes(record: UsageRecord) -> list[dict[str, Any]]:
+def unbilled_rows(record: UsageRecord) -> list[dict[str, Any]]:
     """The rows that `penstock_note_unbilled` reads."""
     return [
         {
@@ -117,12 +122,12 @@ class Settlement:
     """The queue of one process and the task that empties it."""
 
     def __init__(
-        self, database_url: str, *, batch_rows: int = BATCH_ROWS, window_s: float = WINDOW_S
+        self, database_url: str, *, batch_rows: int = BATCH_ROWS, window_s: float = BATCH_WINDOW_S
     ) -> None:
-        self._lane = Lane(database_url)
+        self._connection = DedicatedConnection(database_url)
         self._batch_rows = batch_rows
         self._window_s = window_s
-        self._queue: deque[Item] = deque()
+        self._queue: deque[PendingSettlement] = deque()
         self._in_memory = 0
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
@@ -140,11 +145,11 @@ class Settlement:
         """Begin to settle."""
         self._task = asyncio.create_task(self._run())
 
-    def submit(self, item: Item) -> None:
+    def submit(self, item: PendingSettlement) -> None:
         """Settle this one; it is forgotten only when PostgreSQL has it."""
         if item.record is not None:
             # A record that no spool holds must stay in memory, whatever their number.
-            if self._in_memory >= KEEP_RECORDS and item.load(item.request_id) is not None:
+            if self._in_memory >= MAX_RECORDS_IN_MEMORY and item.load(item.request_id) is not None:
                 item.record = None
             else:
                 self._in_memory += 1
@@ -167,7 +172,7 @@ class Settlement:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._lane.close()
+        await self._connection.close()
 
     async def _run(self) -> None:
         while True:
@@ -177,7 +182,7 @@ class Settlement:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._full.wait(), self._window_s)
             try:
-                await self._settle_some()
+                await self._settle_batch()
             except Exception:
                 # A bug here must not end settlement: say so and go on, the records are in the spool.
                 log.exception("settlement failed")
@@ -187,7 +192,7 @@ class Settlement:
                 self._wake.clear()
                 self._idle.set()
 
-    async def _settle_some(self) -> None:
+    async def _settle_batch(self) -> None:
         """Settle the oldest items; returns when PostgreSQL has them or has parked them."""
         rows = BACKLOG_ROWS if len(self._queue) > BACKLOG_ROWS else self._batch_rows
         batch = [self._queue[i] for i in range(min(len(self._queue), rows))]
@@ -197,26 +202,26 @@ class Settlement:
             if record is None:
                 log.error("the record of request %s cannot be read back", item.request_id)
         if records:
-            await self._settle_surely(records)
+            await self._settle_with_retries(records)
         for item, record in loaded:
             self._queue.popleft()
             if item.record is not None:
                 self._in_memory -= 1
-            (item.lost if record is None else item.done)(item.request_id)
+            (item.on_unreadable if record is None else item.on_done)(item.request_id)
 
-    async def _settle_surely(self, records: list[UsageRecord]) -> None:
+    async def _settle_with_retries(self, records: list[UsageRecord]) -> None:
         backoff = Backoff()
         while True:
             try:
-                await self._settle(records)
-            except (LaneDown, *RETRYABLE_ERRORS) as error:
+                await self._send(records)
+            except (ConnectionUnavailable, *RETRYABLE_ERRORS) as error:
                 log.warning("settlement waits for PostgreSQL: %s", error)
-            except (asyncpg.PostgresError, *_UNSENDABLE) as error:
-                if not _blames_record(error):
+            except (asyncpg.PostgresError, *_ENCODING_ERRORS) as error:
+                if not _is_record_error(error):
                     log.error("settlement waits, PostgreSQL refuses: %s", error)
                 elif len(records) > 1:
                     for record in records:
-                        await self._settle_surely([record])
+                        await self._settle_with_retries([record])
                     return
                 elif await self._park(records[0], str(error)):
                     return
@@ -224,15 +229,15 @@ class Settlement:
                 return
             await backoff.wait()
 
-    async def _settle(self, records: list[UsageRecord]) -> None:
-        if unbilled := [note for record in records for note in notes(record)]:
+    async def _send(self, records: list[UsageRecord]) -> None:
+        if unbilled := [note for record in records for note in unbilled_rows(record)]:
             # Before the rows, so that a row is never there without its notes; noted twice is noted once.
-            await self._lane.fetch(
+            await self._connection.fetch(
                 "SELECT penstock_note_unbilled($1)", msgspec.json.encode(unbilled).decode()
             )
-        rows = await self._lane.fetch(
+        rows = await self._connection.fetch(
             "SELECT request_id, result FROM penstock_settle($1)",
-            msgspec.json.encode([flat(record) for record in records]).decode(),
+            msgspec.json.encode([settle_row(record) for record in records]).decode(),
         )
         for row in rows:
             SETTLED.labels(row["result"]).inc()
@@ -243,20 +248,20 @@ class Settlement:
         """Set one record aside; False when that did not work either and must be tried again."""
         log.error("request %s could not be billed (%s); see settle_errors", record.open.request_id, reason)
         try:
-            await self._lane.fetch(
+            await self._connection.fetch(
                 "SELECT penstock_park($1, $2, $3)",
                 record.open.request_id,
                 reason.replace("\x00", "\N{REPLACEMENT CHARACTER}")[:2000],
                 repr(record).encode(errors="backslashreplace"),
             )
-        except (LaneDown, asyncpg.PostgresError, *_UNSENDABLE) as error:
+        except (ConnectionUnavailable, asyncpg.PostgresError, *_ENCODING_ERRORS) as error:
             log.error("and could not be parked: %s", error)
             return False
         SETTLED.labels("parked").inc()
         return True
 
 
-def _blames_record(error: Exception) -> bool:
+def _is_record_error(error: Exception) -> bool:
     if not isinstance(error, asyncpg.PostgresError):
         return True
-    return (error.sqlstate or "").startswith(_RECORD_AT_FAULT)
+    return (error.sqlstate or "").startswith(_RECORD_ERROR_CLASSES)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 SUFFIX = ".spool"
 FRESH_SUFFIX = ".spool.new"
-_READY_SHARE = 10
+_RESERVE_DIVISOR = 10
 """A tenth of the file is kept for the ends of what runs: below it the process is not ready."""
 _BYTES_PER_END = 1024
 RETRY_S = 5.0
@@ -52,18 +52,18 @@ class _Entry:
         return [(name, span) for name, span in found if span is not None]
 
 
-class _Move:
+class _Compaction:
     """A move to a fresh file that is under way."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor = descriptor
         self.path = path
         self.tail = len(FILE_HEADER)
-        self.copies: list[tuple[_Entry, str, Span, int]] = []
+        self.frames: list[tuple[_Entry, str, Span, int]] = []
         """Entry, which frame, where it lies in the old file, offset in the fresh one."""
-        self.plan: list[tuple[Span, int]] = []
+        self.to_copy: list[tuple[Span, int]] = []
         """What the thread copies: the frames that were live when the move began."""
-        self.taken = False
+        self.copy_started = False
         self.copied = False
 
 
@@ -106,18 +106,18 @@ class Spool:
         self._capacity = capacity
         self._call_soon = call_soon
         self._entries: dict[UUID, _Entry] = {}
-        self._live = 0
-        self._move: _Move | None = None
+        self._live_bytes = 0
+        self._compaction: _Compaction | None = None
         self._failed = False
         self._closed = False
         self._wake = threading.Event()
         self._sync_wanted = False
-        self._move_wanted = False
+        self._compaction_wanted = False
         """Until a move has ended well."""
         self._retry_at = 0.0
-        self._making = False
+        self._creating_file = False
         self._directory_changed = False
-        self._retired: list[int] = []
+        self._to_close: list[int] = []
         directory.mkdir(parents=True, exist_ok=True)
         # Made under another name, so that nobody adopts it before it is locked.
         fresh = self._fresh_path()
@@ -126,7 +126,7 @@ class Spool:
         fresh.rename(self.path)
         sync_directory(directory)
         self._tail = len(FILE_HEADER)
-        self._thread = threading.Thread(target=self._work, name="spool", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
     def _fresh_path(self) -> Path:
@@ -135,7 +135,7 @@ class Spool:
     @property
     def ready(self) -> bool:
         """Whether a new request may be admitted: the file can be written and has room for every end."""
-        reserve = self._capacity // _READY_SHARE + _BYTES_PER_END * len(self._entries)
+        reserve = self._capacity // _RESERVE_DIVISOR + _BYTES_PER_END * len(self._entries)
         return not self._failed and not self._closed and self._capacity - self._tail > reserve
 
     @property
@@ -150,7 +150,7 @@ class Spool:
         """
         if isinstance(record, Checkpoint):
             if record.request_id not in self._entries or not self._has_room(
-                self._capacity // (2 * _READY_SHARE)
+                self._capacity // (2 * _RESERVE_DIVISOR)
             ):
                 return False
             field, request_id = "checkpoint", record.request_id
@@ -166,7 +166,7 @@ class Spool:
         if not self._has_room(len(frame)) or not self._write(frame):
             return False
         entry = self._entries.setdefault(request_id, _Entry())
-        self._note(entry, field, len(frame))
+        self._index_frame(entry, field, len(frame))
         if field == "usage":
             self._sync_wanted = True
             self._wake.set()
@@ -185,14 +185,18 @@ class Spool:
             return None
         return frame.record if frame is not None and isinstance(frame.record, UsageRecord) else None
 
-    def settled(self, request_ids: Iterable[UUID]) -> None:
+    def mark_settled(self, request_ids: Iterable[UUID]) -> None:
         """PostgreSQL has these: their space may be used again."""
         for request_id in request_ids:
             entry = self._entries.pop(request_id, None)
             if entry is not None:
-                self._live -= sum(size for _, (_, size) in entry.spans())
-        if not self._move_wanted and self._tail > self._capacity // 2 and self._live < self._capacity // 8:
-            self._move_wanted = True
+                self._live_bytes -= sum(size for _, (_, size) in entry.spans())
+        if (
+            not self._compaction_wanted
+            and self._tail > self._capacity // 2
+            and self._live_bytes < self._capacity // 8
+        ):
+            self._compaction_wanted = True
             self._wake.set()
 
     def close(self) -> None:
@@ -202,10 +206,10 @@ class Spool:
         self._closed = True
         self._wake.set()
         self._thread.join()
-        if self._move is not None:
-            os.close(self._move.descriptor)
-            self._move.path.unlink(missing_ok=True)
-            self._move = None
+        if self._compaction is not None:
+            os.close(self._compaction.descriptor)
+            self._compaction.path.unlink(missing_ok=True)
+            self._compaction = None
         if not self._entries:
             self.path.unlink(missing_ok=True)
         elif not self._failed:
@@ -218,100 +222,100 @@ class Spool:
     def _write(self, frame: bytes) -> bool:
         try:
             _write_all(self._descriptor, frame, self._tail)
-            if self._move is not None:
-                _write_all(self._move.descriptor, frame, self._move.tail)
+            if self._compaction is not None:
+                _write_all(self._compaction.descriptor, frame, self._compaction.tail)
         except OSError as error:
             log.error("the spool %s cannot be written: %s", self.path, error)
             self._failed = True
             return False
         return True
 
-    def _note(self, entry: _Entry, field: str, size: int) -> None:
+    def _index_frame(self, entry: _Entry, field: str, size: int) -> None:
         """Remember where the frame just written lies, and move the tails."""
-        self._live -= sum(span[1] for _, span in entry.spans())
+        self._live_bytes -= sum(span[1] for _, span in entry.spans())
         span = (self._tail, size)
         setattr(entry, field, span)
-        self._live += sum(span[1] for _, span in entry.spans())
+        self._live_bytes += sum(span[1] for _, span in entry.spans())
         self._tail += size
-        if self._move is not None:
-            self._move.copies.append((entry, field, span, self._move.tail))
-            self._move.tail += size
+        if self._compaction is not None:
+            self._compaction.frames.append((entry, field, span, self._compaction.tail))
+            self._compaction.tail += size
 
     # -- moving to a fresh file ------------------------------------------------------------------------------------
 
-    def _start_move(self, descriptor: int) -> None:
+    def _start_compaction(self, descriptor: int) -> None:
         """In the owner's thread, when a fresh file exists: from here on every frame goes to both."""
         if self._closed:
             os.close(descriptor)
             self._fresh_path().unlink(missing_ok=True)
             return
-        move = _Move(descriptor, self._fresh_path())
+        compaction = _Compaction(descriptor, self._fresh_path())
         for entry in self._entries.values():
             for field, span in entry.spans():
-                move.copies.append((entry, field, span, move.tail))
-                move.tail += span[1]
-        move.plan = [(span, offset) for _, _, span, offset in move.copies]
-        self._move = move
+                compaction.frames.append((entry, field, span, compaction.tail))
+                compaction.tail += span[1]
+        compaction.to_copy = [(span, offset) for _, _, span, offset in compaction.frames]
+        self._compaction = compaction
         self._wake.set()
 
-    def _finish_move(self) -> None:
+    def _finish_compaction(self) -> None:
         """In the owner's thread, when the copies are on the disk: the fresh file takes the old one's name."""
-        move = self._move
-        if move is None or self._closed:
+        compaction = self._compaction
+        if compaction is None or self._closed:
             return
         try:
-            if not move.copied:
+            if not compaction.copied:
                 raise OSError("the live records could not be copied")
-            move.path.rename(self.path)
+            compaction.path.rename(self.path)
         except OSError as error:
             log.warning("the fresh spool file could not take over: %s", error)
-            move.path.unlink(missing_ok=True)
-            self._retired.append(move.descriptor)
+            compaction.path.unlink(missing_ok=True)
+            self._to_close.append(compaction.descriptor)
             self._retry_at = time.monotonic() + RETRY_S
         else:
-            self._move_wanted = False
-            for entry, field, span, offset in move.copies:
+            self._compaction_wanted = False
+            for entry, field, span, offset in compaction.frames:
                 if getattr(entry, field) == span:
                     setattr(entry, field, (offset, span[1]))
-            self._retired.append(self._descriptor)
-            self._descriptor, self._tail = move.descriptor, move.tail
+            self._to_close.append(self._descriptor)
+            self._descriptor, self._tail = compaction.descriptor, compaction.tail
             self._directory_changed = True
             self._sync_wanted = True
-        self._move = None  # only now may the thread make another fresh file under the same name
+        self._compaction = None  # only now may the thread make another fresh file under the same name
         self._wake.set()
 
     # -- the thread: everything that waits for the disk ------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
-            self._wake.wait(RETRY_S if self._move_wanted else None)
+            self._wake.wait(RETRY_S if self._compaction_wanted else None)
             self._wake.clear()
             closing = self._closed
             try:
-                self._work_once()
+                self._run_once()
             except OSError as error:
                 log.error("the spool %s cannot be synced: %s", self.path, error)
                 self._failed = True
             if closing:
                 return
 
-    def _work_once(self) -> None:
+    def _run_once(self) -> None:
         if self._directory_changed:
             self._directory_changed = False
             sync_directory(self.path.parent)
         if self._sync_wanted:
             self._sync_wanted = False
-            move = self._move
+            compaction = self._compaction
             os.fdatasync(self._descriptor)
-            if move is not None:
-                os.fdatasync(move.descriptor)
-        while self._retired:
-            os.close(self._retired.pop())
+            if compaction is not None:
+                os.fdatasync(compaction.descriptor)
+        while self._to_close:
+            os.close(self._to_close.pop())
         if self._closed:
             return
-        wanted = self._move_wanted and time.monotonic() >= self._retry_at
-        if wanted and self._move is None and not self._making:
-            self._making = True
+        wanted = self._compaction_wanted and time.monotonic() >= self._retry_at
+        if wanted and self._compaction is None and not self._creating_file:
+            self._creating_file = True
             try:
                 self._fresh_path().unlink(missing_ok=True)
                 descriptor = create_file(self._fresh_path(), self._capacity)
@@ -320,24 +324,24 @@ class Spool:
                 # admits nothing whose settlement could ask for it.
                 log.warning("no fresh spool file: %s", error)
                 self._retry_at = time.monotonic() + RETRY_S
-                self._making = False
+                self._creating_file = False
                 return
-            self._call_soon(lambda: self._start_move(descriptor))
-        elif self._move is not None and not self._move.taken:
-            self._copy(self._move)
-            self._making = False
-            self._call_soon(self._finish_move)
+            self._call_soon(lambda: self._start_compaction(descriptor))
+        elif self._compaction is not None and not self._compaction.copy_started:
+            self._copy(self._compaction)
+            self._creating_file = False
+            self._call_soon(self._finish_compaction)
 
-    def _copy(self, move: _Move) -> None:
-        move.taken = True
+    def _copy(self, compaction: _Compaction) -> None:
+        compaction.copy_started = True
         try:
-            for (source, size), offset in move.plan:
-                _write_all(move.descriptor, os.pread(self._descriptor, size, source), offset)
-            os.fdatasync(move.descriptor)
+            for (source, size), offset in compaction.to_copy:
+                _write_all(compaction.descriptor, os.pread(self._descriptor, size, source), offset)
+            os.fdatasync(compaction.descriptor)
         except OSError as error:
             log.warning("copying the spool failed: %s", error)
         else:
-            move.copied = True
+            compaction.copied = True
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import asyncpg
 
-from billing.metering.lane import Lane
+from billing.metering.dedicated_connection import DedicatedConnection
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +30,17 @@ class UnpricedCounts:
         if key in self._counts or len(self._counts) < MAX_KEYS:
             self._counts[key] = self._counts.get(key, 0) + 1
 
-    async def write(self, lane: Lane) -> None:
+    async def write(self, connection: DedicatedConnection) -> None:
         """Add the counts to `unpriced_refusals`; the function ignores models that are not offered.
 
-        While PostgreSQL is away the counts are kept and LaneDown raised. Counts that it refuses are dropped: holds must
-        not suffer from a statistic.
+        Raises ConnectionUnavailable and keeps the counts while PostgreSQL is away. Counts that PostgreSQL refuses are
+        dropped, because a statistic must not delay holds.
         """
         if not self._counts:
             return
         counts = dict(self._counts)
         try:
-            await lane.fetch(
+            await connection.fetch(
                 _COUNT,
                 [key[0] for key in counts],
                 [key[1] for key in counts],

@@ -13,7 +13,7 @@ from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from admin import users as admin_users
 from admin.actor import system_actor
-from billing.metering.holds import HoldBook
+from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
 from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
 from core.clock import SystemClock
@@ -76,7 +76,7 @@ async def _customer(database: Database, name: str) -> Customer:
 
 async def _requests(database: Database, spool_dir: Path, customer: Customer, number: int) -> None:
     """Hold, open, settle: what the gateway does around the engine."""
-    book = HoldBook(database.url, "api-seed", ttl_s=60, clock=SystemClock(), timeout_s=10.0)
+    book = HoldManager(database.url, "api-seed", ttl_s=60, clock=SystemClock(), timeout_s=10.0)
     meter = Meter(database.url, spool_dir, f"api-seed-{customer.tenant_id}")
     await book.start()
     await meter.start()
@@ -93,7 +93,7 @@ async def _requests(database: Database, spool_dir: Path, customer: Customer, num
         await book.close()
 
 
-async def _request(book: HoldBook, meter: Meter, customer: Customer, index: int) -> None:
+async def _request(book: HoldManager, meter: Meter, customer: Customer, index: int) -> None:
     granted = await book.place(
         HoldRequest(
             request_id=uuid7(),

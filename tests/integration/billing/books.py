@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import flat
+from billing.metering.settlement import settle_row
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.tokens import TokenUsage
@@ -83,7 +83,7 @@ class BooksMachine(RuleBasedStateMachine):
             stream=False,
         )
         record = UsageRecord(opened, Outcome.COMPLETED, TokenUsage(input=0, output=tokens))
-        body = msgspec.json.encode([flat(record)]).decode()
+        body = msgspec.json.encode([settle_row(record)]).decode()
         for expected in ("settled", "duplicate"):
             (row,) = self.call("SELECT * FROM penstock_settle($1)", body)
             assert row["result"] == expected

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import text
 
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import flat
+from billing.metering.settlement import settle_row
 from core.db import Database
 from core.ids import uuid7
 from core.tokens import TokenUsage
@@ -56,7 +56,7 @@ async def settle_one(
         )
         facts = {"duration_us": 500_000, "queue_us": 1_000, "ttft_us": 200_000, **changes}
         record = UsageRecord(opened, outcome, usage, **facts)
-        body = msgspec.json.encode([flat(record)]).decode()
+        body = msgspec.json.encode([settle_row(record)]).decode()
         result = await connection.scalar(
             text("SELECT result FROM penstock_settle(CAST(:body AS jsonb))"), {"body": body}
         )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from billing.metering.holds import HoldBook
+from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
 from billing.metering.records import HoldGranted, HoldRequest
 from core.clock import SystemClock
@@ -18,9 +18,9 @@ class ApiProcess:
     def __init__(self, url: str, host: Path, name: str) -> None:
         host.mkdir(parents=True, exist_ok=True)
         self._host, self._name = host, name
-        self.holds = HoldBook(url, name, ttl_s=3600.0, clock=SystemClock(), timeout_s=30.0)
+        self.holds = HoldManager(url, name, ttl_s=3600.0, clock=SystemClock(), timeout_s=30.0)
         self.meter = Meter(
-            url, host, name, spool_bytes=SPOOL_BYTES, adopt_every_s=0.05, on_settled=self.holds.forget
+            url, host, name, spool_bytes=SPOOL_BYTES, adopt_every_s=0.05, on_settled=self.holds.stop_renewing
         )
 
     async def __aenter__(self) -> "ApiProcess":

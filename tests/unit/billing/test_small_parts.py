@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.metering.records import Outcome, PriceVersion
-from billing.metering.refusals import money_refusal
+from billing.metering.refusals import hold_refusal
 from billing.reports.files import to_csv
 from billing.reports.usage_report import ReportRow, this_month
 from billing.usage.period import parse_group_by, parse_period
@@ -65,7 +65,7 @@ def test_refusals_speak_in_exact_dollars() -> None:
         "open_requests": 3,
         "top_up_url": "https://pay",
     }
-    refusal = money_refusal("insufficient_credit", **facts)  # type: ignore[arg-type]
+    refusal = hold_refusal("insufficient_credit", **facts)  # type: ignore[arg-type]
     assert isinstance(refusal, InsufficientCredit)
     assert refusal.details == {
         "balance_usd": "0.000000000005",
@@ -74,9 +74,9 @@ def test_refusals_speak_in_exact_dollars() -> None:
         "open_requests": 3,
         "top_up_url": "https://pay",
     }
-    assert isinstance(money_refusal("budget_exceeded", **facts), BudgetExceeded)  # type: ignore[arg-type]
+    assert isinstance(hold_refusal("budget_exceeded", **facts), BudgetExceeded)  # type: ignore[arg-type]
     for verdict in ("unpriced", "no_account", "duplicate"):
-        assert isinstance(money_refusal(verdict, **facts), Unavailable)  # type: ignore[arg-type]
+        assert isinstance(hold_refusal(verdict, **facts), Unavailable)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])

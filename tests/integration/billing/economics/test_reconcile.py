@@ -15,9 +15,9 @@ from admin import reconcile as admin_reconcile
 from admin.actor import system_actor
 from billing.economics import engine_reconciliation
 from billing.economics.close_checks import engines_explained
-from billing.metering.holds import HoldBook
+from billing.metering.holds import HoldManager
 from billing.metering.records import HoldGranted, Outcome, Unbilled
-from billing.metering.settlement import Item, Settlement
+from billing.metering.settlement import PendingSettlement, Settlement
 from cli.main import app as penstock
 from core.clock import SystemClock
 from core.db import Database
@@ -35,7 +35,7 @@ class Engine:
     """An engine's counters, as a scheduler would report them, beside what requests used of it."""
 
     def __init__(
-        self, database: Database, customer: Customer, book: HoldBook, settlement: Settlement
+        self, database: Database, customer: Customer, book: HoldManager, settlement: Settlement
     ) -> None:
         self.database, self.customer, self.book, self.settlement = database, customer, book, settlement
         self.prompt, self.generation = WARM.prompt_tokens, WARM.generation_tokens
@@ -72,7 +72,9 @@ class Engine:
             unbilled=unbilled,
             attempts=attempts,
         )
-        self.settlement.submit(Item(granted.request_id, record, lambda _: record, _ignore, _ignore))
+        self.settlement.submit(
+            PendingSettlement(granted.request_id, record, lambda _: record, _ignore, _ignore)
+        )
         assert await self.settlement.drain(30.0)
         return granted.request_id
 
@@ -102,7 +104,7 @@ def _ignore(request_id: UUID) -> None:
 async def engine(database: Database, pg_url: str) -> AsyncIterator[Engine]:
     await price(database)
     customer = await make_customer(database, "1000")
-    book = HoldBook(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    book = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
     settlement = Settlement(pg_url)
     await book.start()
     await settlement.start()

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from billing.ledger.accounts import set_budget
-from billing.metering.holds import HoldBook
+from billing.metering.holds import HoldManager
 from billing.metering.records import HoldGranted
 from core.clock import SystemClock
 from core.db import Database
@@ -22,15 +22,15 @@ from tests.integration.billing.support import (
 )
 from tests.support.waiting import until
 
-Books = Callable[..., "asyncio.Future[HoldBook]"]
+Books = Callable[..., "asyncio.Future[HoldManager]"]
 
 
 @pytest.fixture
-async def make_book(pg_url: str) -> AsyncIterator[Callable[[], "asyncio.Task[HoldBook]"]]:
-    books: list[HoldBook] = []
+async def make_book(pg_url: str) -> AsyncIterator[Callable[[], "asyncio.Task[HoldManager]"]]:
+    books: list[HoldManager] = []
 
-    async def make() -> HoldBook:
-        book = HoldBook(
+    async def make() -> HoldManager:
+        book = HoldManager(
             pg_url,
             f"api-{len(books)}",
             ttl_s=60,
@@ -47,7 +47,7 @@ async def make_book(pg_url: str) -> AsyncIterator[Callable[[], "asyncio.Task[Hol
         await book.close()
 
 
-async def placed(book: HoldBook, customer: Customer, **sizes: int) -> HoldGranted | PaymentRequired:
+async def placed(book: HoldManager, customer: Customer, **sizes: int) -> HoldGranted | PaymentRequired:
     try:
         return await book.place(customer.hold(**sizes))
     except PaymentRequired as refusal:
@@ -199,7 +199,7 @@ async def test_a_cancelled_caller_leaves_no_hold(database: Database, make_book: 
 async def test_a_slow_database_refuses_and_the_late_hold_is_voided(database: Database, pg_url: str) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    book = HoldBook(pg_url, "api-slow", ttl_s=60, clock=SystemClock(), timeout_s=0.2)
+    book = HoldManager(pg_url, "api-slow", ttl_s=60, clock=SystemClock(), timeout_s=0.2)
     await book.start()
     try:
         await until(lambda: book.connected)
@@ -252,7 +252,7 @@ async def _cut(pg_url: str) -> bool:
 async def test_renewal_keeps_holds_and_forgets_the_closed(database: Database, pg_url: str) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    book = HoldBook(pg_url, "api-renews", ttl_s=0.3, clock=SystemClock(), timeout_s=5.0)
+    book = HoldManager(pg_url, "api-renews", ttl_s=0.3, clock=SystemClock(), timeout_s=5.0)
     await book.start()
     try:
         kept, closed = [await book.place(customer.hold()) for _ in range(2)]

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from billing.metering.holds import HoldBook
+from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
 from billing.metering.records import Checkpoint, HoldGranted, OpenRecord
 from core.clock import SystemClock
@@ -37,15 +37,15 @@ SMALL = 256 * 1024
 
 
 @pytest.fixture
-async def book(pg_url: str) -> AsyncIterator[HoldBook]:
-    book = HoldBook(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=0.5)
+async def book(pg_url: str) -> AsyncIterator[HoldManager]:
+    book = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=0.5)
     await book.start()
     await until(lambda: book.connected)
     yield book
     await book.close()
 
 
-async def hold(book: HoldBook, customer: Customer) -> HoldGranted:
+async def hold(book: HoldManager, customer: Customer) -> HoldGranted:
     """Place a hold, patiently: the machine may be slow."""
     while True:
         try:
@@ -55,7 +55,7 @@ async def hold(book: HoldBook, customer: Customer) -> HoldGranted:
 
 
 async def test_a_request_is_metered_from_open_to_ledger(
-    database: Database, pg_url: str, book: HoldBook, tmp_path: Path
+    database: Database, pg_url: str, book: HoldManager, tmp_path: Path
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -76,7 +76,7 @@ async def test_a_request_is_metered_from_open_to_ledger(
 
 
 async def test_postgresql_away_admits_nothing_and_settles_later_once(
-    database: Database, pg_url: str, services: object, book: HoldBook, tmp_path: Path
+    database: Database, pg_url: str, services: object, book: HoldManager, tmp_path: Path
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -156,7 +156,7 @@ def crash(spool_dir: Path, opened: list[OpenRecord]) -> None:
 
 
 async def test_the_spool_of_a_killed_process_is_adopted(
-    database: Database, pg_url: str, book: HoldBook, tmp_path: Path
+    database: Database, pg_url: str, book: HoldManager, tmp_path: Path
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -178,7 +178,7 @@ async def test_the_spool_of_a_killed_process_is_adopted(
 
 
 async def test_records_settled_before_the_death_are_not_billed_again(
-    database: Database, pg_url: str, book: HoldBook, tmp_path: Path
+    database: Database, pg_url: str, book: HoldManager, tmp_path: Path
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")

@@ -22,7 +22,7 @@ from sqlalchemy import text
 from billing.ledger.transfers import seal
 from billing.ledger.verification import verify
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import flat
+from billing.metering.settlement import settle_row
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.tokens import TokenUsage
@@ -192,7 +192,7 @@ class MoneyMachine(RuleBasedStateMachine):
                 request_id = known[pick % len(known)]
                 record = UsageRecord(self.opened(account, request_id), outcome, TokenUsage(input=i, output=o))
                 batch.setdefault(request_id, (account, record))
-        body = msgspec.json.encode([flat(record) for _, record in batch.values()]).decode()
+        body = msgspec.json.encode([settle_row(record) for _, record in batch.values()]).decode()
         results = {
             row["request_id"]: row["result"] for row in self.call("SELECT * FROM penstock_settle($1)", body)
         }

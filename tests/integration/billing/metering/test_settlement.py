@@ -12,10 +12,10 @@ from sqlalchemy import text
 
 from billing.ledger.accounts import set_credit_limit
 from billing.ledger.verification import Books, verify
-from billing.metering.holds import HoldBook
+from billing.metering.holds import HoldManager
 from billing.metering.reaper import reap
 from billing.metering.records import HoldGranted, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import Item, Settlement, flat
+from billing.metering.settlement import PendingSettlement, Settlement, settle_row
 from core.clock import SystemClock
 from core.db import Database, connect_system
 from core.errors import InsufficientCredit
@@ -34,8 +34,8 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-async def book(pg_url: str) -> AsyncIterator[HoldBook]:
-    book = HoldBook(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+async def book(pg_url: str) -> AsyncIterator[HoldManager]:
+    book = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
     await book.start()
     yield book
     await book.close()
@@ -51,7 +51,7 @@ async def hot(pg_url: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]
 async def settle(
     hot: "asyncpg.Connection[asyncpg.Record]", *records: UsageRecord, **changes: object
 ) -> dict[UUID, str]:
-    rows = [{**flat(record), **changes} for record in records]
+    rows = [{**settle_row(record), **changes} for record in records]
     found = await hot.fetch("SELECT * FROM penstock_settle($1)", msgspec.json.encode(rows).decode())
     return {row["request_id"]: row["result"] for row in found}
 
@@ -68,7 +68,7 @@ COST = 6 * 1_000_000 + 4 * 100_000 + 30 * 10_000_000 + 20 * 20_000_000
 
 
 async def test_a_settled_request_is_charged_once(
-    database: Database, book: HoldBook, hot: asyncpg.Connection
+    database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
     version = await price(database)
     customer = await make_customer(database, "1")
@@ -109,7 +109,7 @@ async def test_a_settled_request_is_charged_once(
 
 @pytest.mark.parametrize("outcome", [Outcome.ENGINE_FAILED, Outcome.ZERO_OUTPUT])
 async def test_failures_record_tokens_and_charge_nothing(
-    database: Database, book: HoldBook, hot: asyncpg.Connection, outcome: Outcome
+    database: Database, book: HoldManager, hot: asyncpg.Connection, outcome: Outcome
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -123,7 +123,7 @@ async def test_failures_record_tokens_and_charge_nothing(
 
 
 async def test_a_contract_price_keeps_the_list_cost(
-    database: Database, book: HoldBook, hot: asyncpg.Connection
+    database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -139,7 +139,7 @@ async def test_a_contract_price_keeps_the_list_cost(
 
 
 async def test_a_hold_too_small_charges_what_is_available(
-    database: Database, book: HoldBook, hot: asyncpg.Connection
+    database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database, reasoning="10")
     customer = await make_customer(database, "0.003")
@@ -156,7 +156,7 @@ async def test_a_hold_too_small_charges_what_is_available(
 
 
 async def test_a_settlement_after_the_reaper_still_settles(
-    database: Database, book: HoldBook, hot: asyncpg.Connection
+    database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -173,7 +173,7 @@ async def test_a_settlement_after_the_reaper_still_settles(
 
 
 async def test_the_reaper_waits_one_ttl_after_postgresql_came_back(
-    database: Database, book: HoldBook, hot: asyncpg.Connection
+    database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -194,7 +194,7 @@ async def test_the_reaper_waits_one_ttl_after_postgresql_came_back(
 
 
 async def test_one_bad_record_never_stops_a_batch(
-    database: Database, book: HoldBook, hot: asyncpg.Connection
+    database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -230,7 +230,7 @@ def never(request_id: UUID) -> None:
 
 
 async def test_a_record_that_cannot_be_read_back_is_not_called_settled(
-    database: Database, book: HoldBook, pg_url: str
+    database: Database, book: HoldManager, pg_url: str
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -239,9 +239,11 @@ async def test_a_record_that_cannot_be_read_back_is_not_called_settled(
     lost: list[UUID] = []
     settlement = Settlement(pg_url)
     await settlement.start()
-    settlement.submit(Item(gone.request_id, None, lambda _: None, settled.append, lost.append))
+    settlement.submit(PendingSettlement(gone.request_id, None, lambda _: None, settled.append, lost.append))
     settlement.submit(
-        Item(good.request_id, customer.ended(good, USAGE), lambda _: None, settled.append, lost.append)
+        PendingSettlement(
+            good.request_id, customer.ended(good, USAGE), lambda _: None, settled.append, lost.append
+        )
     )
     await until(lambda: settled and lost)
     await settlement.close()
@@ -249,7 +251,7 @@ async def test_a_record_that_cannot_be_read_back_is_not_called_settled(
 
 
 async def test_a_record_that_postgresql_cannot_even_read_is_parked(
-    database: Database, book: HoldBook, pg_url: str
+    database: Database, book: HoldManager, pg_url: str
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -259,7 +261,9 @@ async def test_a_record_that_postgresql_cannot_even_read_is_parked(
     settlement = Settlement(pg_url)
     await settlement.start()
     for record in (customer.ended(good, USAGE), nul, customer.ended(huge, TokenUsage(output=2**70))):
-        settlement.submit(Item(record.open.request_id, record, lambda _: None, settled.add, never))
+        settlement.submit(
+            PendingSettlement(record.open.request_id, record, lambda _: None, settled.add, never)
+        )
     await until(lambda: len(settled) == 3)
     await settlement.close()
     assert list(await usage_rows(database, customer)) == [good.request_id]
@@ -269,7 +273,7 @@ async def test_a_record_that_postgresql_cannot_even_read_is_parked(
 
 
 async def test_postpaid_usage_is_owed_and_the_credit_limit_holds(
-    database: Database, book: HoldBook, hot: asyncpg.Connection
+    database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, mode="postpaid")
@@ -287,7 +291,7 @@ async def test_postpaid_usage_is_owed_and_the_credit_limit_holds(
 
 
 async def test_concurrent_and_repeated_batches_settle_each_request_once(
-    database: Database, book: HoldBook, pg_url: str
+    database: Database, book: HoldManager, pg_url: str
 ) -> None:
     await price(database)
     customers: list[Customer] = [await make_customer(database, "10", name=f"c{i}") for i in range(3)]
@@ -301,7 +305,9 @@ async def test_concurrent_and_repeated_batches_settle_each_request_once(
     for index, worker in enumerate(workers):
         await worker.start()
         for record in records[index:] + records[:index]:
-            worker.submit(Item(record.open.request_id, record, lambda _: None, done.append, never))
+            worker.submit(
+                PendingSettlement(record.open.request_id, record, lambda _: None, done.append, never)
+            )
     await until(lambda: len(done) == 3 * len(records))
     for worker in workers:
         await worker.close()
@@ -311,7 +317,9 @@ async def test_concurrent_and_repeated_batches_settle_each_request_once(
     await all_sound(database)
 
 
-async def test_settlement_survives_cut_connections(database: Database, book: HoldBook, pg_url: str) -> None:
+async def test_settlement_survives_cut_connections(
+    database: Database, book: HoldManager, pg_url: str
+) -> None:
     await price(database)
     customer = await make_customer(database, "10")
     granted = await asyncio.gather(*(book.place(customer.hold()) for _ in range(60)))
@@ -320,7 +328,7 @@ async def test_settlement_survives_cut_connections(database: Database, book: Hol
     await settlement.start()
     for one in granted:
         settlement.submit(
-            Item(one.request_id, customer.ended(one, USAGE), lambda _: None, done.append, never)
+            PendingSettlement(one.request_id, customer.ended(one, USAGE), lambda _: None, done.append, never)
         )
     while len(done) < 60:
         await terminate_hot_connections(pg_url)
@@ -332,7 +340,7 @@ async def test_settlement_survives_cut_connections(database: Database, book: Hol
     await all_sound(database)
 
 
-async def test_neither_role_can_change_the_ledger(database: Database, book: HoldBook) -> None:
+async def test_neither_role_can_change_the_ledger(database: Database, book: HoldManager) -> None:
     customer = await make_customer(database, "1")
     for statement in (
         "UPDATE ledger_transfers SET amount = 1",
@@ -350,7 +358,7 @@ async def test_neither_role_can_change_the_ledger(database: Database, book: Hold
                     await connection.execute(text(statement))
 
 
-async def test_a_tenant_sees_only_its_own_money(database: Database, book: HoldBook) -> None:
+async def test_a_tenant_sees_only_its_own_money(database: Database, book: HoldManager) -> None:
     mine = await make_customer(database, "1", name="Mine")
     await make_customer(database, "2", name="Other")
     async with database.read(mine.tenant_id) as connection:

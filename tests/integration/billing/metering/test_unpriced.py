@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from admin import billing as admin_billing
 from admin.actor import Actor, system_actor
-from billing.metering.holds import HoldBook
+from billing.metering.holds import HoldManager
 from billing.pricing.prices import unpriced
 from core.clock import SystemClock
 from core.db import Database
@@ -19,7 +19,7 @@ ADMIN = system_actor("test")
 
 async def refuse(pg_url: str, customer: Customer, models: list[str]) -> None:
     """One process refuses requests for these models and ends."""
-    book = HoldBook(pg_url, "api-test", ttl_s=60.0, clock=SystemClock())
+    book = HoldManager(pg_url, "api-test", ttl_s=60.0, clock=SystemClock())
     await book.start()
     try:
         for model in models:

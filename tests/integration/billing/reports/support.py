@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import text
 
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import flat
+from billing.metering.settlement import settle_row
 from core.db import Database
 from core.ids import uuid7
 from core.tokens import TokenUsage
@@ -61,7 +61,7 @@ async def settle_some(
             )
         )
     async with database.system() as connection:
-        body = msgspec.json.encode([flat(record) for record in records]).decode()
+        body = msgspec.json.encode([settle_row(record) for record in records]).decode()
         found = await connection.execute(
             text("SELECT result FROM penstock_settle(CAST(:body AS jsonb))"), {"body": body}
         )

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from admin import billing as admin_billing
 from admin.actor import Actor, system_actor
 from billing.ledger.verification import verify
-from billing.metering.seed import tokens_today
+from billing.metering.tokens_today import tokens_today
 from billing.reports.files import COLUMNS, GPU_COLUMNS, to_csv, to_json
 from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
 from billing.usage.rollups import roll_up

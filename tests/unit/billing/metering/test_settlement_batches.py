@@ -3,21 +3,23 @@
 import pytest
 
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import BACKLOG_ROWS, BATCH_ROWS, Item, Settlement
+from billing.metering.settlement import BACKLOG_ROWS, BATCH_ROWS, PendingSettlement, Settlement
 from core.ids import uuid7
 from tests.integration.billing.support import utc
 
 NONE = PriceVersion(1, 0, 0, 0, 0)
 
 
-def item(done: list[object]) -> Item:
+def item(done: list[object]) -> PendingSettlement:
     identity = uuid7()
     opened = OpenRecord(
         request_id=identity, tenant_id=identity, project_id=identity, key_id=identity, model="m", tier="t", region="r",
         price=NONE, list_price=NONE, admitted_at=utc(2026, 1, 1), replica_id="h", boot_id="b", simulated=True,
         stream=False,
     )  # fmt: skip
-    return Item(identity, UsageRecord(opened, Outcome.COMPLETED), lambda _: None, done.append, done.append)
+    return PendingSettlement(
+        identity, UsageRecord(opened, Outcome.COMPLETED), lambda _: None, done.append, done.append
+    )
 
 
 async def batches_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -27,7 +29,7 @@ async def batches_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     async def settle(records: list[UsageRecord]) -> None:
         sizes.append(len(records))
 
-    monkeypatch.setattr(settlement, "_settle", settle)
+    monkeypatch.setattr(settlement, "_send", settle)
     done: list[object] = []
     for _ in range(rows):
         settlement.submit(item(done))

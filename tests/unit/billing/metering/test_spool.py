@@ -80,7 +80,7 @@ def test_an_end_is_read_back_and_forgotten_when_settled(make_owner: Callable[...
     assert spool.load(record.request_id) is None
     assert spool.append(ended(record))
     assert spool.load(record.request_id) == ended(record)
-    spool.settled([record.request_id])
+    spool.mark_settled([record.request_id])
     assert spool.load(record.request_id) is None
     assert spool.unsettled == 0
 
@@ -89,7 +89,7 @@ def test_a_clean_close_removes_the_file_and_an_owing_one_keeps_it(tmp_path: Path
     clean, owing = Owner(tmp_path, name="clean").spool, Owner(tmp_path, name="owing").spool
     for spool in (clean, owing):
         spool.append(opened())
-    clean.settled(list(clean._entries))
+    clean.mark_settled(list(clean._entries))
     clean.close()
     owing.close()
     assert [path.name for path in tmp_path.iterdir()] == ["owing.spool"]
@@ -116,15 +116,15 @@ def test_live_records_move_to_a_fresh_file(make_owner: Callable[..., Owner], tmp
     spool.append(keeper)
     spool.append(Checkpoint(keeper.request_id, TokenUsage(output=7)))
     late: list[OpenRecord] = []
-    while not late or spool._move_wanted:
+    while not late or spool._compaction_wanted:
         record = opened()
         assert spool.append(record)
         assert spool.append(ended(record))
-        spool.settled([record.request_id])
-        if spool._move_wanted:
+        spool.mark_settled([record.request_id])
+        if spool._compaction_wanted:
             until_sync(lambda: owner.calls)
             owner.look()
-        if spool._move is not None:
+        if spool._compaction is not None:
             late.append(opened())
             spool.append(late[-1])  # goes to both files
     assert late
@@ -154,7 +154,7 @@ def test_a_move_that_found_no_room_is_tried_again_without_further_settlements(
         while owner.spool.ready:
             record = ended(opened())
             owner.spool.append(record)
-            owner.spool.settled([record.open.request_id])
+            owner.spool.mark_settled([record.open.request_id])
         until_sync(lambda: len(tries) >= 3, what="further tries")
     assert not owner.spool.ready
 
@@ -249,13 +249,13 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule()
     def settle_all(self) -> None:
-        self.owner.spool.settled(list(self.owed))
+        self.owner.spool.mark_settled(list(self.owed))
         self.owed.clear()
 
     @rule()
     def look(self) -> None:
         spool = self.owner.spool
-        if spool._move_wanted:
+        if spool._compaction_wanted:
             until_sync(lambda: self.owner.calls)
         self.owner.look()
 

@@ -1,8 +1,7 @@
-"""A lane: one dedicated PostgreSQL connection of the hot path, used by one task, whose commands are never cancelled.
+"""A dedicated PostgreSQL connection of the hot path: one task uses it, and its commands are never cancelled.
 
-A cancelled asyncpg command leaves the connection in an unknown state, so a lane waits for every command to end. One
-that takes longer than `stall_s` (the server froze, the network swallows packets) costs the connection: it is torn
-down, not cancelled, and never used again.
+A cancelled asyncpg command leaves its connection in an unknown state, so every command runs to its end. A command that
+takes longer than `command_timeout_s` (frozen server, lost packets) terminates the connection instead.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from core.db import connect_system
 
 CONNECTION_ERRORS = (
     OSError,
-    RuntimeError,  # uvloop's word for a transport that has just closed (sqlalchemy #8871)
+    RuntimeError,  # raised by uvloop for a transport that has just closed (sqlalchemy #8871)
     TimeoutError,
     asyncpg.InterfaceError,
     asyncpg.PostgresConnectionError,
@@ -25,21 +24,21 @@ CONNECTION_ERRORS = (
     asyncpg.TooManyConnectionsError,
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
-"""PostgreSQL is away, not: PostgreSQL refused what it was asked."""
+"""Errors of the connection or the server, as opposed to a command that PostgreSQL refused."""
 
 RETRYABLE_ERRORS = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.LockNotAvailableError)
-"""The same command may succeed when it is sent again."""
+"""Errors after which the same command may succeed when sent again."""
 
 
-class LaneDown(Exception):
-    """The command's fate is unknown, or there is no connection: PostgreSQL is away."""
+class ConnectionUnavailable(Exception):
+    """There is no connection, or it broke before the answer: whether the command took effect is not known."""
 
 
-class Lane:
-    """One connection with reconnection; calls must not overlap.
+class DedicatedConnection:
+    """One connection that reconnects by itself; calls must not overlap.
 
-    Without `durable` a commit does not wait for the disk: a crash of the PostgreSQL server may undo the last half
-    second of it. Holds are placed so, since they are reservations and no bookings.
+    With `durable=False` a commit does not wait for the disk (synchronous_commit = off), and a crash of the server may
+    lose the last half second of commits. Holds accept this, because they are reservations and not bookings.
     """
 
     def __init__(
@@ -47,22 +46,22 @@ class Lane:
         database_url: str,
         *,
         durable: bool = True,
-        stall_s: float = 15.0,
+        command_timeout_s: float = 15.0,
         connect_timeout_s: float = 5.0,
     ) -> None:
         self._database_url = database_url
         self._durable = durable
-        self._stall_s = stall_s
+        self._command_timeout_s = command_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     @property
     def connected(self) -> bool:
-        """Whether the last we know is a living connection."""
+        """Whether the connection was open when last used."""
         return self._connection is not None and not self._connection.is_closed()
 
     async def connect(self) -> None:
-        """Connect unless connected. Raises LaneDown."""
+        """Connect unless connected. Raises ConnectionUnavailable."""
         if self.connected:
             return
         await self.close()
@@ -72,34 +71,38 @@ class Lane:
                 await connection.execute("SET synchronous_commit = off")
             self._connection = connection
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
-            raise LaneDown(str(error)) from error
+            raise ConnectionUnavailable(str(error)) from error
 
     async def fetch(self, query: str, *args: Any) -> "list[asyncpg.Record]":
-        """Run one command to its end. Raises LaneDown when its fate is unknown, asyncpg errors when it was refused."""
+        """Run one command to its end and return its rows.
+
+        Raises ConnectionUnavailable when it is not known whether the command took effect, and asyncpg's errors when
+        PostgreSQL refused it.
+        """
         await self.connect()
         connection = self._connection
         assert connection is not None  # noqa: S101 - connect() raises otherwise
         command = asyncio.ensure_future(connection.fetch(query, *args))
         try:
-            done, _ = await asyncio.wait({command}, timeout=self._stall_s)
+            done, _ = await asyncio.wait({command}, timeout=self._command_timeout_s)
         except asyncio.CancelledError:
             connection.terminate()
-            command.add_done_callback(_swallow)
+            command.add_done_callback(_retrieve_result)
             raise
         if not done:
             connection.terminate()
-            command.add_done_callback(_swallow)
-            raise LaneDown(f"no answer within {self._stall_s} s")
+            command.add_done_callback(_retrieve_result)
+            raise ConnectionUnavailable(f"no answer within {self._command_timeout_s} s")
         try:
             return command.result()
         except CONNECTION_ERRORS as error:
             if isinstance(error, ValueError):
                 raise  # an argument that cannot be sent; the connection is fine
             connection.terminate()
-            raise LaneDown(str(error)) from error
+            raise ConnectionUnavailable(str(error)) from error
 
     async def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection; a later `fetch` connects again."""
         connection, self._connection = self._connection, None
         if connection is not None and not connection.is_closed():
             try:
@@ -109,24 +112,24 @@ class Lane:
 
 
 class Backoff:
-    """Waits that grow from `first_s` to `most_s`, with jitter, and start anew after a success."""
+    """Exponential backoff with jitter: waits double from `initial_s` to `max_s` until `reset`."""
 
-    def __init__(self, first_s: float = 0.05, most_s: float = 2.0) -> None:
-        self._first_s = first_s
-        self._most_s = most_s
-        self._next_s = first_s
+    def __init__(self, initial_s: float = 0.05, max_s: float = 2.0) -> None:
+        self._initial_s = initial_s
+        self._max_s = max_s
+        self._next_s = initial_s
 
     def reset(self) -> None:
-        """The thing worked."""
-        self._next_s = self._first_s
+        """Start again at `initial_s`, after a success."""
+        self._next_s = self._initial_s
 
     async def wait(self) -> None:
-        """Sleep for the next step."""
+        """Sleep for the present wait, times 0.5 to 1, and double it."""
         await asyncio.sleep(self._next_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-        self._next_s = min(self._next_s * 2, self._most_s)
+        self._next_s = min(self._next_s * 2, self._max_s)
 
 
-def _swallow(command: "asyncio.Future[Any]") -> None:
-    """Look at the result of an abandoned command, so that nobody warns about it."""
+def _retrieve_result(command: "asyncio.Future[Any]") -> None:
+    """Retrieve the exception of an abandoned command, so that asyncio does not log it as never retrieved."""
     if not command.cancelled():
         command.exception()
