@@ -6,9 +6,9 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import read, write_system
-from billing.economics import host_prices, provider
+from billing.economics import host_prices, provider_invoices
 from billing.economics.host_prices import HostPriceView
-from billing.economics.provider import InvoiceIn, InvoiceView, StateRow, VarianceRow
+from billing.economics.provider_invoices import InvoiceIn, InvoiceView, StateRow, VarianceRow
 from billing.ledger.months import parse_month
 from billing.reports import margin, margin_compare
 from billing.reports.margin import EconomicsRow
@@ -41,7 +41,7 @@ async def host_states(database: Database, actor: Actor, *, start: datetime, end:
     require(actor, *PLATFORM_ROLES)
     check_period(start, end)
     async with read(database, actor) as connection:
-        return await provider.host_states(connection, start, end)
+        return await provider_invoices.host_states(connection, start, end)
 
 
 async def margin_bridge(database: Database, actor: Actor, *, before: Span, after: Span) -> BridgeView:
@@ -104,7 +104,9 @@ async def enter_provider_invoice(
     require(actor, *PLATFORM_ROLES)
     month = parse_month(invoice.month)
     async with write_system(database) as connection:
-        view = await provider.enter_invoice(connection, invoice, month, source=source, entered_by=actor.label)
+        view = await provider_invoices.enter_invoice(
+            connection, invoice, month, source=source, entered_by=actor.label
+        )
         await record(
             connection,
             actor,
@@ -124,7 +126,7 @@ async def void_provider_invoice(
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
-        view = await provider.void_invoice(connection, invoice_id, actor.label)
+        view = await provider_invoices.void_invoice(connection, invoice_id, actor.label)
         await record(
             connection,
             actor,
@@ -144,11 +146,11 @@ async def list_provider_invoices(
     """Providers' invoices of a month or of all, voided ones included."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await provider.list_invoices(connection, month)
+        return await provider_invoices.list_invoices(connection, month)
 
 
 async def provider_variance(database: Database, actor: Actor, *, month: date) -> list[VarianceRow]:
     """Invoiced against accounted for a month, by kind of host and in total."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await provider.variance(connection, month)
+        return await provider_invoices.variance(connection, month)

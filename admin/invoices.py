@@ -7,7 +7,7 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing.close.periods import make_checked
+from billing.close.periods import check_and_make_invoices
 from billing.invoicing import acts, views
 from billing.invoicing.run import InvoiceRun
 from billing.invoicing.views import InvoiceDetail, InvoiceView, TracePage
@@ -29,7 +29,7 @@ async def make_invoices(
     books do not agree with it.
     """
     require(actor, *PLATFORM_ROLES)
-    done = await make_checked(database, month, progress=progress)
+    done = await check_and_make_invoices(database, month, progress=progress)
     async with write_system(database) as connection:
         await record(
             connection,

@@ -6,9 +6,9 @@ from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
 from billing.close import cross_check
-from billing.close.cross_check import ChainRow
+from billing.close.cross_check import CrossCheckRow
 from billing.economics import engine_reconciliation, engine_reconciliation_views
-from billing.economics.engine_reconciliation_views import EngineRow, StretchRow, TraceRow
+from billing.economics.engine_reconciliation_views import EngineRow, IntervalRow, TraceRow
 from core.db import Database
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
@@ -16,7 +16,7 @@ from tenants.roles import PLATFORM_ROLES
 
 async def run_now(
     database: Database, actor: Actor, *, since: datetime | None = None
-) -> engine_reconciliation.Outcome:
+) -> engine_reconciliation.RunResult:
     """Compare now what the job compares every minute; with `since` also again what came out from then on."""
     require(actor, *PLATFORM_ROLES)
     return await engine_reconciliation.run(database, since=since)
@@ -29,13 +29,13 @@ async def list_engines(database: Database, actor: Actor, *, limit: int = 100) ->
         return await engine_reconciliation_views.list_engines(connection, page_size(limit))
 
 
-async def list_stretches(
+async def list_intervals(
     database: Database, actor: Actor, *, boot_id: str, limit: int = 100
-) -> list[StretchRow]:
+) -> list[IntervalRow]:
     """What became of one engine's tokens, stretch by stretch. Raises NotFound."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await engine_reconciliation_views.list_stretches(connection, boot_id, page_size(limit))
+        return await engine_reconciliation_views.list_intervals(connection, boot_id, page_size(limit))
 
 
 async def trace(
@@ -49,14 +49,14 @@ async def trace(
         )
 
 
-async def month_chain(database: Database, actor: Actor, *, month: date) -> list[ChainRow]:
+async def cross_check_month(database: Database, actor: Actor, *, month: date) -> list[CrossCheckRow]:
     """The month as gateway, ledger, invoices and Stripe tell it."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await cross_check.month_chain(connection, month)
+        return await cross_check.cross_check_month(connection, month)
 
 
-async def accept(database: Database, actor: Actor, *, boot_id: str, reason: str) -> list[StretchRow]:
+async def accept(database: Database, actor: Actor, *, boot_id: str, reason: str) -> list[IntervalRow]:
     """Accept what is unexplained of an engine; it is audited. Raises NotFound, Conflict, InvalidRequest."""
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
@@ -64,7 +64,7 @@ async def accept(database: Database, actor: Actor, *, boot_id: str, reason: str)
         accepted = await engine_reconciliation_views.accept(
             connection, boot_id, by=actor.label, reason=reason
         )
-        rows = await engine_reconciliation_views.list_stretches(connection, boot_id, 100)
+        rows = await engine_reconciliation_views.list_intervals(connection, boot_id, 100)
         tokens = {
             counter: sum(row.unexplained for row in rows if row.counter == counter)
             for counter in ("prompt", "generation")

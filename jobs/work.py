@@ -156,7 +156,7 @@ async def dispatch_outbox(database: Database, settings: Settings) -> int:
 async def make_invoices(database: Database, settings: Settings) -> int:
     """The invoices of the month before, once nothing can reach it any more."""
     try:
-        return await periods.make_due(database)
+        return await periods.make_due_invoices(database)
     except Conflict as red:
         log.warning("invoices wait: %s", red.message)
         return 0

@@ -12,7 +12,7 @@ from admin import economics as admin_economics
 from admin import reconcile as admin_reconcile
 from admin.actor import Actor
 from api.admin.deps import AdminDeps, Body, Limit
-from billing.economics.provider import InvoiceIn, InvoiceLineIn
+from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from billing.ledger.months import parse_month
 from billing.usage.period import parse_group_by, parse_instant, parse_period
 
@@ -189,7 +189,7 @@ def _reconcile_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.get("/reconcile/engines/{boot_id}", summary="One engine, stretch by stretch")
     async def stretches(actor: Annotated[Actor, who], boot_id: str, limit: Limit = 100) -> Rows:
-        return _rows(await admin_reconcile.list_stretches(deps.database, actor, boot_id=boot_id, limit=limit))
+        return _rows(await admin_reconcile.list_intervals(deps.database, actor, boot_id=boot_id, limit=limit))
 
     @routes.get("/reconcile/engines/{boot_id}/trace", summary="The requests behind what does not come out")
     async def trace(
@@ -206,4 +206,4 @@ def _reconcile_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.get("/reconcile/chain", summary="Gateway, ledger, invoices and Stripe for a month")
     async def chain(actor: Annotated[Actor, who], month: Month) -> Rows:
-        return _rows(await admin_reconcile.month_chain(deps.database, actor, month=parse_month(month)))
+        return _rows(await admin_reconcile.cross_check_month(deps.database, actor, month=parse_month(month)))

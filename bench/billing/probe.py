@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import pyarrow as pa
 
-from billing.economics.provider import host_states
+from billing.economics.provider_invoices import host_states
 from billing.ledger.months import bounds
 from billing.reports.archive_report import SUMS, add_up
 from billing.reports.usage_report import ReportQuery, usage_report

@@ -20,7 +20,7 @@ from billing.statements.sla_credits import service_levels
 from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
-SHOWN = 3
+MAX_EXAMPLES = 3
 """Examples that a detail names."""
 
 
@@ -100,7 +100,7 @@ async def spools_drained(connection: AsyncConnection, month: date) -> CheckResul
     ).all()
     if not rows:
         return CheckResult("spools_drained", True, "no process that died owes usage of the month")
-    names = ", ".join(f"{row.incarnation} ({row.holds})" for row in rows[:SHOWN])
+    names = ", ".join(f"{row.incarnation} ({row.holds})" for row in rows[:MAX_EXAMPLES])
     return CheckResult(
         "spools_drained",
         False,
@@ -125,7 +125,7 @@ async def parked_records(connection: AsyncConnection, month: date) -> CheckResul
     ).all()
     if not rows:
         return CheckResult("parked_records", True, "no record waits in settle_errors")
-    shown = "; ".join(f"{row.request_id}: {row.reason}" for row in rows[:SHOWN])
+    shown = "; ".join(f"{row.request_id}: {row.reason}" for row in rows[:MAX_EXAMPLES])
     return CheckResult(
         "parked_records",
         False,
@@ -158,7 +158,7 @@ async def ledger_sound(connection: AsyncConnection, month: date) -> CheckResult:
         return CheckResult(
             "ledger_sound",
             False,
-            f"{len(books.problems)} problems: {'; '.join(books.problems[:SHOWN])}. Find the cause first",
+            f"{len(books.problems)} problems: {'; '.join(books.problems[:MAX_EXAMPLES])}. Find the cause first",
         )
     return CheckResult(
         "ledger_sound", True, f"{books.transfers} transfers verify, {books.sealed} of them sealed"
@@ -174,7 +174,7 @@ async def drift(connection: AsyncConnection, month: date) -> CheckResult:
     if not wrong:
         return CheckResult("drift", True, f"usage = rollup = ledger = ${pico_to_usd(total)} for every tenant")
     return CheckResult(
-        "drift", False, f"{len(wrong)} tenants drift: {'; '.join(map(_drift_words, wrong[:SHOWN]))}"
+        "drift", False, f"{len(wrong)} tenants drift: {'; '.join(map(_drift_detail, wrong[:MAX_EXAMPLES]))}"
     )
 
 
@@ -193,9 +193,11 @@ _DRIFT = """
 """
 
 
-def _drift_words(row: Row[Any]) -> str:
-    told = {name: pico_to_usd(int(row._mapping[name])) for name in ("rows", "rolled", "ledger")}
-    return f"{row.tenant_id} rows ${told['rows']}, rollup ${told['rolled']}, ledger ${told['ledger']}"
+def _drift_detail(row: Row[Any]) -> str:
+    amounts = {name: pico_to_usd(int(row._mapping[name])) for name in ("rows", "rolled", "ledger")}
+    return (
+        f"{row.tenant_id} rows ${amounts['rows']}, rollup ${amounts['rolled']}, ledger ${amounts['ledger']}"
+    )
 
 
 async def unpriced(connection: AsyncConnection, month: date) -> CheckResult:
@@ -203,7 +205,7 @@ async def unpriced(connection: AsyncConnection, month: date) -> CheckResult:
     found = await prices.unpriced(connection, *bounds(month))
     if not found:
         return CheckResult("unpriced", True, "every model that is offered or asked for has a price")
-    names = ", ".join(f"{one.model} ({one.tier})" for one in found[:SHOWN])
+    names = ", ".join(f"{one.model} ({one.tier})" for one in found[:MAX_EXAMPLES])
     return CheckResult(
         "unpriced",
         False,
@@ -227,7 +229,7 @@ async def invoices_made(connection: AsyncConnection, month: date) -> CheckResult
     if rows:
         shown = "; ".join(
             f"{row.tenant_id} used ${pico_to_usd(int(row.used))}, on invoices ${pico_to_usd(int(row.billed))}"
-            for row in rows[:SHOWN]
+            for row in rows[:MAX_EXAMPLES]
         )
         return CheckResult(
             "invoices_made", False, f"{len(rows)} tenants' invoices differ from their usage: {shown}"

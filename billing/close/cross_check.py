@@ -12,7 +12,7 @@ from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
 
-class ChainRow(msgspec.Struct, frozen=True):
+class CrossCheckRow(msgspec.Struct, frozen=True):
     """One place that knows the month. Differences are to the gateway's usage rows; None = it does not tell that."""
 
     source: str
@@ -71,7 +71,7 @@ _ENGINES = text(
 
 
 @platform_wide("the month of all organisations is compared with the books")
-async def month_chain(connection: AsyncConnection, month: date) -> list[ChainRow]:
+async def cross_check_month(connection: AsyncConnection, month: date) -> list[CrossCheckRow]:
     """The month as the gateway's usage rows, the ledger, invoices, Stripe's meter and Stripe's invoices tell it."""
     start, end = bounds(month)
     span = {"start": start, "end": end}
@@ -83,8 +83,10 @@ async def month_chain(connection: AsyncConnection, month: date) -> list[ChainRow
     engines = (await connection.execute(_ENGINES, span)).one()
     tokens, cost = int(gateway.tokens), int(gateway.cost)
 
-    def row(source: str, detail: str, *, counted: int | None = None, amount: int | None = None) -> ChainRow:
-        return ChainRow(
+    def row(
+        source: str, detail: str, *, counted: int | None = None, amount: int | None = None
+    ) -> CrossCheckRow:
+        return CrossCheckRow(
             source=source,
             tokens=counted,
             amount_usd=None if amount is None else pico_to_usd(amount),
@@ -102,9 +104,9 @@ async def month_chain(connection: AsyncConnection, month: date) -> list[ChainRow
             f"{invoices.invoices} invoices" if made else "not made yet",
             amount=int(invoices.amount) if made else None,
         ),
-        row("stripe_meter", _meter_words(meter), counted=int(meter.tokens) if meter.events else None),
-        ChainRow("stripe_invoices", None, None, None, None, _stripe_words(compared)),
-        ChainRow(
+        row("stripe_meter", _meter_detail(meter), counted=int(meter.tokens) if meter.events else None),
+        CrossCheckRow("stripe_invoices", None, None, None, None, _stripe_detail(compared)),
+        CrossCheckRow(
             "engines",
             int(engines.tokens) if engines.engines else None,
             None,
@@ -116,7 +118,7 @@ async def month_chain(connection: AsyncConnection, month: date) -> list[ChainRow
     ]
 
 
-def _meter_words(meter: Any) -> str:
+def _meter_detail(meter: Any) -> str:
     if not meter.events:
         return "nothing sent"
     rest = [f"{int(meter.pending)} tokens not sent yet"] if meter.pending else []
@@ -124,7 +126,7 @@ def _meter_words(meter: Any) -> str:
     return ", ".join([f"{meter.events} events", *rest])
 
 
-def _stripe_words(compared: Any) -> str:
+def _stripe_detail(compared: Any) -> str:
     if compared is None:
         return "not compared with Stripe yet"
     return f"{'equal' if compared.ok else 'DIFFERENT'} on {compared.at:%Y-%m-%d %H:%M} UTC"

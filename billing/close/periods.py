@@ -87,14 +87,14 @@ async def get_period(connection: AsyncConnection, month: date) -> Period:
 async def checklist(database: Database, month: date) -> Checklist:
     """Ask every check. Of a closed month: the checklist with which it was closed."""
     async with database.read() as connection:
-        frozen = await _frozen(connection, month)
+        frozen = await _stored_checklist(connection, month)
     if frozen is not None:
         return frozen
     await rollups.roll_up(database)
-    return await _ask(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS))
+    return await _run_checks(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS))
 
 
-async def _frozen(connection: AsyncConnection, month: date) -> Checklist | None:
+async def _stored_checklist(connection: AsyncConnection, month: date) -> Checklist | None:
     stored: dict[str, Any] | None = (
         await connection.execute(
             text("SELECT checklist FROM billing_periods WHERE month = :month AND status = 'closed'"),
@@ -104,26 +104,28 @@ async def _frozen(connection: AsyncConnection, month: date) -> Checklist | None:
     return None if stored is None else msgspec.convert(stored, Checklist)
 
 
-async def _ask(database: Database, month: date, asked: tuple[Check, ...]) -> Checklist:
+async def _run_checks(database: Database, month: date, to_run: tuple[Check, ...]) -> Checklist:
     """Each check in a read-only snapshot of its own: one that takes long does not hold back the others."""
     found = []
-    for check in asked:
+    for check in to_run:
         async with database.read() as connection:
             found.append(await check(connection, month))
     return Checklist(month_name(month), all(one.ok for one in found), tuple(found))
 
 
-async def make_checked(database: Database, month: date, *, progress: Progress | None = None) -> InvoiceRun:
+async def check_and_make_invoices(
+    database: Database, month: date, *, progress: Progress | None = None
+) -> InvoiceRun:
     """The invoice run behind the checks that an invoice rests on. Raises Conflict naming those that are red."""
     async with database.read() as connection:
         done = await finished_at(connection, month)
     if done is None:
         await rollups.roll_up(database)
-        _refuse_red(await _ask(database, month, checks.INVOICE_CHECKS), "invoiced")
+        _require_ok(await _run_checks(database, month, checks.INVOICE_CHECKS), "invoiced")
     return await make_invoices(database, month, progress=progress)
 
 
-async def make_due(database: Database) -> int:
+async def make_due_invoices(database: Database) -> int:
     """The invoices of the month before this one, from 48 hours after its end on; returns how many are new.
 
     Raises Conflict while a check is red.
@@ -133,7 +135,7 @@ async def make_due(database: Database) -> int:
         month = month_of(bounds(month_of(now))[0] - timedelta(days=1))
         if now < final_at(month) or await finished_at(connection, month) is not None:
             return 0
-    return (await make_checked(database, month)).made
+    return (await check_and_make_invoices(database, month)).made
 
 
 async def close_month(
@@ -144,36 +146,36 @@ async def close_month(
     Raises Conflict naming every check that is red; what it has made until then (invoices) is right and stays.
     """
     async with database.read() as connection:
-        frozen = await _frozen(connection, month)
+        frozen = await _stored_checklist(connection, month)
         now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     if frozen is not None:
         return frozen
     if month > month_of(now):
         raise InvalidRequest(f"{month_name(month)} has not begun", param="month")
     await rollups.roll_up(database)
-    _refuse_red(await _ask(database, month, checks.CHECKS))
+    _require_ok(await _run_checks(database, month, checks.CHECKS))
     await make_invoices(database, month, progress=progress)
-    green = await _ask(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS))
-    _refuse_red(green)
+    final = await _run_checks(database, month, (*checks.CHECKS, *checks.FINAL_CHECKS))
+    _require_ok(final)
     async with database.system() as connection:
         closed = await connection.execute(
             text("SELECT penstock_close_month(:month, :by, CAST(:checklist AS jsonb))"),
-            {"month": month, "by": by, "checklist": msgspec.json.encode(green).decode()},
+            {"month": month, "by": by, "checklist": msgspec.json.encode(final).decode()},
         )
         if not closed.scalar_one():
-            frozen = await _frozen(connection, month)
-    return frozen or green
+            frozen = await _stored_checklist(connection, month)
+    return frozen or final
 
 
-def _refuse_red(found: Checklist, act: str = "closed") -> None:
-    red = [one for one in found.checks if not one.ok]
-    if red:
-        words = "; ".join(f"{one.name}: {one.detail}" for one in red)
+def _require_ok(found: Checklist, action: str = "closed") -> None:
+    failed = [one for one in found.checks if not one.ok]
+    if failed:
+        reasons = "; ".join(f"{one.name}: {one.detail}" for one in failed)
         raise Conflict(
-            f"{found.month} cannot be {act} yet: {words}",
+            f"{found.month} cannot be {action} yet: {reasons}",
             code="period_not_ready",
             param="month",
-            details={"checks": [msgspec.to_builtins(one) for one in red]},
+            details={"checks": [msgspec.to_builtins(one) for one in failed]},
         )
 
 

@@ -5,12 +5,12 @@ from datetime import date
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.provider import accounted, list_invoices, variance
+from billing.economics.provider_invoices import accounted, list_invoices, variance
 from billing.ledger.check_result import CheckResult
 from billing.ledger.months import bounds, month_name
 from core.money import pico_to_usd
 
-SHOWN = 3
+MAX_EXAMPLES = 3
 
 _UNEXPLAINED = text(
     """
@@ -28,7 +28,8 @@ async def engines_explained(connection: AsyncConnection, month: date) -> CheckRe
     if not rows:
         return CheckResult("engines_explained", True, "engines' counters and usage agree")
     shown = "; ".join(
-        f"{row.boot_id} of {row.replica_id}: {int(row.tokens):+d} {row.counter}" for row in rows[:SHOWN]
+        f"{row.boot_id} of {row.replica_id}: {int(row.tokens):+d} {row.counter}"
+        for row in rows[:MAX_EXAMPLES]
     )
     return CheckResult(
         "engines_explained",

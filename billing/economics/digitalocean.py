@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from billing.economics.provider import InvoiceIn, InvoiceLineIn
+from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from billing.ledger.months import month_name
 from core.errors import InvalidRequest, NotFound, Unavailable
 from core.money import pico_to_usd, usd_to_pico
@@ -122,11 +122,11 @@ def _invoice(found: _Preview, items: list[_Item], kinds: Collection[str]) -> Inv
 
 
 def _line(item: _Item, kinds: Collection[str]) -> InvoiceLineIn:
-    words = f"{item.product} {item.description}".strip()
-    named: list[Any] = sorted((kind for kind in kinds if kind in words), key=len)
+    label = f"{item.product} {item.description}".strip()
+    named: list[Any] = sorted((kind for kind in kinds if kind in label), key=len)
     return InvoiceLineIn(
         amount_usd=item.amount,
         host_kind=named[-1] if named else "",
-        description=words[:MAX_TEXT],
+        description=label[:MAX_TEXT],
         hours=item.duration if item.duration_unit == "Hours" else None,
     )

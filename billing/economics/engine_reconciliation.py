@@ -19,15 +19,15 @@ from prometheus_client import Gauge
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.token_balance import COUNTERS, Lines, Used, explain
+from billing.economics.token_balance import COUNTERS, KnownTokens, TokenBalance, balance_tokens
 from billing.notifications.notices import notify
 from core.db import Database
 from tenants.scoping import platform_wide
 
 CONFIRM_S = 120.0
 """Something unexplained is told after it has been there for so long."""
-KEEP_NOTES_DAYS = 400
-MAX_STRETCHES = 2000
+UNBILLED_RETENTION_DAYS = 400
+MAX_INTERVALS = 2000
 """Compared in one run; the rest waits for the next."""
 
 UNEXPLAINED = Gauge(
@@ -40,7 +40,7 @@ BEHIND = Gauge(
     "Age of the oldest stretch of an engine's life that waits to be compared.",
 )
 
-_STRETCHES = text(
+_INTERVALS = text(
     """
     WITH known AS (
         SELECT e.*, coalesce(e.ended_at, e.last_seen) AS last_at, e.ended_at IS NOT NULL
@@ -56,7 +56,7 @@ _STRETCHES = text(
             FROM engine_cuts c JOIN known USING (boot_id)
         UNION ALL
         SELECT boot_id, 'infinity', prompt_tokens, generation_tokens, false FROM known WHERE over),
-    stretches AS (
+    spans AS (
         SELECT boot_id, first, at AS from_at, lead(at) OVER o AS to_at, lead(prompt) OVER o - prompt AS prompt,
             lead(generation) OVER o - generation AS generation
         FROM points WINDOW o AS (PARTITION BY boot_id ORDER BY at)),
@@ -68,7 +68,7 @@ _STRETCHES = text(
         s.generation, CASE WHEN s.first THEN k.warmup_prompt_tokens ELSE 0 END AS warmup_prompt,
         CASE WHEN s.first THEN k.warmup_generation_tokens ELSE 0 END AS warmup_generation,
         k.scraped_at, least(s.to_at, k.last_at + interval '2 seconds') AS complete_at, c.boot_id IS NULL AS fresh
-    FROM stretches s JOIN known k USING (boot_id) LEFT JOIN compared c USING (boot_id, from_at)
+    FROM spans s JOIN known k USING (boot_id) LEFT JOIN compared c USING (boot_id, from_at)
     WHERE s.to_at IS NOT NULL AND (c.boot_id IS NULL OR c.to_at <> s.to_at
         OR (c.wrong AND (c.age < interval '1 hour' OR c.checked_at < clock_timestamp() - c.age / 4))
         OR least(s.to_at, k.last_at) > CAST(:since AS timestamptz))
@@ -78,16 +78,16 @@ _STRETCHES = text(
 _OPEN = text("SELECT model, min(admitted_at) AS since FROM holds WHERE state = 'open' GROUP BY model")
 _FIRST_ID = "penstock_uuid_floor(CAST(:first AS timestamptz) - interval '1 hour')"
 """Ids are made before admission, by another clock."""
-_STRETCH_TABLE = f"""
-    stretch AS (SELECT * FROM unnest(CAST(:boots AS text[]), CAST(:froms AS timestamptz[]),
+_INTERVAL_CTES = f"""
+    compared_interval AS (SELECT * FROM unnest(CAST(:boots AS text[]), CAST(:froms AS timestamptz[]),
         CAST(:tos AS timestamptz[]), CAST(:scrapes AS timestamptz[])) AS w (boot_id, from_at, to_at, scraped_at)),
     again AS (SELECT request_id, max(again_us) * interval '1 microsecond' AS later FROM usage_unbilled
         WHERE again_us > 0 AND request_id >= {_FIRST_ID} GROUP BY request_id)
 """  # noqa: S608 - as below
-_IN_STRETCH = "{0}.at > w.from_at AND {0}.at <= coalesce(w.to_at, 'infinity')"
-_ROWS = text(
+_IN_INTERVAL = "{0}.at > w.from_at AND {0}.at <= coalesce(w.to_at, 'infinity')"
+_USAGE = text(
     f"""
-    WITH {_STRETCH_TABLE},
+    WITH {_INTERVAL_CTES},
     u AS (SELECT u.boot_id, u.admitted_at + coalesce(a.later, interval '0') AS at, u.ended_at, u.outcome,
             u.input_tokens AS prompt, u.output_tokens AS generation
         FROM usage u LEFT JOIN again a USING (request_id)
@@ -97,13 +97,13 @@ _ROWS = text(
         coalesce(sum(u.prompt) FILTER (WHERE u.ended_at > w.scraped_at - interval '2 seconds'), 0) AS late_prompt,
         coalesce(sum(u.generation) FILTER (WHERE u.ended_at > w.scraped_at - interval '2 seconds'), 0)
             AS late_generation
-    FROM stretch w JOIN u ON u.boot_id = w.boot_id AND {_IN_STRETCH.format("u")}
+    FROM compared_interval w JOIN u ON u.boot_id = w.boot_id AND {_IN_INTERVAL.format("u")}
     GROUP BY w.boot_id, w.from_at, u.outcome
     """  # noqa: S608 - made of constants, values are bound
 )
-_NOTES = text(
+_UNBILLED = text(
     f"""
-    WITH {_STRETCH_TABLE},
+    WITH {_INTERVAL_CTES},
     n AS (SELECT n.boot_id, n.cause, n.input_tokens, n.output_tokens, n.tail_input, n.tail_output, u.ended_at,
             u.admitted_at + CASE WHEN n.again_us > 0 THEN interval '0' ELSE coalesce(a.later, interval '0') END AS at
         FROM usage_unbilled n JOIN usage u USING (request_id) LEFT JOIN again a USING (request_id)
@@ -114,11 +114,11 @@ _NOTES = text(
         coalesce(sum(n.input_tokens) FILTER (WHERE n.ended_at > w.scraped_at - interval '2 seconds'), 0) AS late_prompt,
         coalesce(sum(n.output_tokens) FILTER (WHERE n.ended_at > w.scraped_at - interval '2 seconds'), 0)
             AS late_generation
-    FROM stretch w JOIN n ON n.boot_id = w.boot_id AND {_IN_STRETCH.format("n")}
+    FROM compared_interval w JOIN n ON n.boot_id = w.boot_id AND {_IN_INTERVAL.format("n")}
     GROUP BY w.boot_id, w.from_at, n.cause
     """  # noqa: S608 - as above
 )
-_WRITE = text(
+_STORE = text(
     """
     INSERT INTO reconciliations AS r (boot_id, counter, from_at, to_at, replica_id, model, simulated, requests, engine,
         billed, engine_failed, zero_output, cancelled_tail, retried, choices, warmup, probe, unobserved, unexplained)
@@ -135,7 +135,7 @@ _WRITE = text(
         accepted_reason = CASE WHEN r.unexplained = excluded.unexplained THEN r.accepted_reason END
     """
 )
-_LEFT_OVER = text(
+_UNEXPLAINED = text(
     """
     SELECT boot_id, counter, min(replica_id) AS replica_id, min(model) AS model, sum(unexplained) AS unexplained,
         min(from_at) AS from_at,
@@ -146,7 +146,7 @@ _LEFT_OVER = text(
 )
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunResult(msgspec.Struct, frozen=True):
     """What one run found."""
 
     compared: int
@@ -157,7 +157,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """By counter: tokens over all incarnations, each by its amount."""
 
 
-async def run(database: Database, *, since: datetime | None = None, confirm_s: float = CONFIRM_S) -> Outcome:
+async def run(
+    database: Database, *, since: datetime | None = None, confirm_s: float = CONFIRM_S
+) -> RunResult:
     """Compare what can be compared, tell the platform's people what stays unexplained, set the gauges.
 
     `since`: compare again what came out before, as far as it lasted beyond that instant; so a row that is lost
@@ -168,16 +170,16 @@ async def run(database: Database, *, since: datetime | None = None, confirm_s: f
     async with database.system() as connection:
         await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_reconcile'))"))
         outcome, behind_s = await _compare(connection, since)
-        left = (await connection.execute(_LEFT_OVER, {"confirm": confirm_s})).all()
+        left = (await connection.execute(_UNEXPLAINED, {"confirm": confirm_s})).all()
         for row in left:
             if row.confirmed:
-                await _tell(connection, row)
+                await _notify_unexplained(connection, row)
         await connection.execute(
             text(
                 "DELETE FROM usage_unbilled "
                 "WHERE request_id < penstock_uuid_floor(now() - make_interval(days => :days))"
             ),
-            {"days": KEEP_NOTES_DAYS},
+            {"days": UNBILLED_RETENTION_DAYS},
         )
     totals = dict.fromkeys(COUNTERS, 0)
     for row in left:
@@ -189,19 +191,19 @@ async def run(database: Database, *, since: datetime | None = None, confirm_s: f
 
 
 @platform_wide("an engine serves all organisations")
-async def _compare(connection: AsyncConnection, since: datetime | None) -> tuple[Outcome, int]:
-    stretches = (await connection.execute(_STRETCHES, {"most": MAX_STRETCHES, "since": since})).all()
+async def _compare(connection: AsyncConnection, since: datetime | None) -> tuple[RunResult, int]:
+    intervals = (await connection.execute(_INTERVALS, {"most": MAX_INTERVALS, "since": since})).all()
     running: dict[str, datetime] = {row.model: row.since for row in await connection.execute(_OPEN)}
-    ready = [row for row in stretches if row.model not in running or running[row.model] > row.complete_at]
+    ready = [row for row in intervals if row.model not in running or running[row.model] > row.complete_at]
     for fresh in (
         True,
         False,
     ):  # apart: what is compared again may be old, and rows are read from the oldest on
         await _compare_batch(connection, [row for row in ready if row.fresh is fresh])
-    waiting = [row for row in stretches if row not in ready]
+    waiting = [row for row in intervals if row not in ready]
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     oldest = max((now - row.complete_at for row in waiting), default=timedelta(0))
-    return Outcome(len(ready), len(waiting), {}), max(oldest // timedelta(seconds=1), 0)
+    return RunResult(len(ready), len(waiting), {}), max(oldest // timedelta(seconds=1), 0)
 
 
 async def _compare_batch(connection: AsyncConnection, ready: list[Row[Any]]) -> None:
@@ -214,48 +216,52 @@ async def _compare_batch(connection: AsyncConnection, ready: list[Row[Any]]) -> 
         "scrapes": [row.scraped_at for row in ready],
         "first": min(row.from_at for row in ready),
     }
-    used = await _used(connection, bound)
+    known = await _known_tokens(connection, bound)
     for row in ready:
-        await _write(connection, row, used.get((row.boot_id, row.from_at), {}))
+        await _store(connection, row, known.get((row.boot_id, row.from_at), {}))
 
 
-Key = tuple[str, datetime]
+IntervalKey = tuple[str, datetime]
 
 
 @platform_wide("an engine serves all organisations")
-async def _used(connection: AsyncConnection, bound: dict[str, Any]) -> dict[Key, dict[str, int]]:
-    """Per stretch: sums by name, such as `prompt_billed`, `generation_cut_limit`, `requests`."""
-    found: dict[Key, dict[str, int]] = {}
+async def _known_tokens(
+    connection: AsyncConnection, bound: dict[str, Any]
+) -> dict[IntervalKey, dict[str, int]]:
+    """Per stretch: sums by name, such as `prompt_billed`, `generation_cancelled_limit`, `requests`."""
+    found: dict[IntervalKey, dict[str, int]] = {}
 
     def add(row: Row[Any], name: str, value: object) -> None:
         sums = found.setdefault((row.boot_id, row.from_at), {})
         sums[name] = sums.get(name, 0) + int(str(value))
 
-    for row in await connection.execute(_ROWS, bound):
+    for row in await connection.execute(_USAGE, bound):
         cause = row.outcome if row.outcome in ("engine_failed", "zero_output") else "billed"
         add(row, "requests", row.requests)
         for counter in COUNTERS:
             add(row, f"{counter}_{cause}", row._mapping[counter])
-            add(row, f"{counter}_unseen_limit", row._mapping[f"late_{counter}"])
-    for row in await connection.execute(_NOTES, bound):
-        limit = "cut_limit" if row.cause == "cancelled_tail" else "failed_limit"
+            add(row, f"{counter}_unscraped_limit", row._mapping[f"late_{counter}"])
+    for row in await connection.execute(_UNBILLED, bound):
+        limit = "cancelled_limit" if row.cause == "cancelled_tail" else "failed_limit"
         for counter in COUNTERS:
             add(row, f"{counter}_{row.cause}", row._mapping[counter])
             add(row, f"{counter}_{limit}", row._mapping[f"tail_{counter}"])
-            add(row, f"{counter}_unseen_limit", row._mapping[f"late_{counter}"])
+            add(row, f"{counter}_unscraped_limit", row._mapping[f"late_{counter}"])
     return found
 
 
-async def _write(connection: AsyncConnection, row: Row[Any], sums: dict[str, int]) -> None:
+async def _store(connection: AsyncConnection, row: Row[Any], sums: dict[str, int]) -> None:
     for counter in COUNTERS:
         prefix = f"{counter}_"
-        used = Used(**{name[len(prefix) :]: value for name, value in sums.items() if name.startswith(prefix)})
-        used.warmup += int(row._mapping[f"warmup_{counter}"])
+        known = KnownTokens(
+            **{name[len(prefix) :]: value for name, value in sums.items() if name.startswith(prefix)}
+        )
+        known.warmup += int(row._mapping[f"warmup_{counter}"])
         if row.to_at is not None:
-            used.unseen_limit = 0  # it lived on: the next scrape saw everything
-        lines: Lines = explain(int(row._mapping[counter]), used)
+            known.unscraped_limit = 0  # it lived on: the next scrape saw everything
+        balance: TokenBalance = balance_tokens(int(row._mapping[counter]), known)
         await connection.execute(
-            _WRITE,
+            _STORE,
             {
                 "boot_id": row.boot_id,
                 "counter": counter,
@@ -265,12 +271,12 @@ async def _write(connection: AsyncConnection, row: Row[Any], sums: dict[str, int
                 "model": row.model,
                 "simulated": row.simulated,
                 "requests": sums.get("requests", 0),
-                **msgspec.structs.asdict(lines),
+                **msgspec.structs.asdict(balance),
             },
         )
 
 
-async def _tell(connection: AsyncConnection, row: Row[Any]) -> None:
+async def _notify_unexplained(connection: AsyncConnection, row: Row[Any]) -> None:
     """One notice per incarnation, counter and amount."""
     tokens = int(row.unexplained)
     direction = "more than" if tokens > 0 else "less than"

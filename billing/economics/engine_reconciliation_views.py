@@ -33,7 +33,7 @@ class EngineRow(msgspec.Struct, frozen=True):
     """Somebody has accepted what is unexplained."""
 
 
-class StretchRow(msgspec.Struct, frozen=True):
+class IntervalRow(msgspec.Struct, frozen=True):
     """What became of an engine's tokens between two cuts, for one counter."""
 
     counter: str
@@ -110,7 +110,7 @@ async def list_engines(connection: AsyncConnection, limit: int) -> list[EngineRo
     ]
 
 
-async def list_stretches(connection: AsyncConnection, boot_id: str, limit: int) -> list[StretchRow]:
+async def list_intervals(connection: AsyncConnection, boot_id: str, limit: int) -> list[IntervalRow]:
     """The newest stretches of one engine first. Raises NotFound."""
     rows = await connection.execute(
         text(
@@ -119,14 +119,14 @@ async def list_stretches(connection: AsyncConnection, boot_id: str, limit: int) 
         {"boot": boot_id, "limit": limit},
     )
     found = [
-        StretchRow(**{name: row._mapping[name] for name in StretchRow.__struct_fields__}) for row in rows
+        IntervalRow(**{name: row._mapping[name] for name in IntervalRow.__struct_fields__}) for row in rows
     ]
     if not found:
-        await _must_exist(connection, boot_id)
+        await _get_engine(connection, boot_id)
     return found
 
 
-async def _must_exist(connection: AsyncConnection, boot_id: str) -> Any:
+async def _get_engine(connection: AsyncConnection, boot_id: str) -> Any:
     found = await connection.execute(
         text("SELECT * FROM engine_counters WHERE boot_id = :boot"), {"boot": boot_id}
     )
@@ -175,7 +175,7 @@ async def trace(
     Requests that held money for its model in that time and have no usage row come first: where tokens are missing, it
     is them. Raises NotFound.
     """
-    engine = await _must_exist(connection, boot_id)
+    engine = await _get_engine(connection, boot_id)
     wrong = await connection.execute(
         text("SELECT count(*) FROM reconciliations WHERE boot_id = :boot AND unexplained <> 0"),
         {"boot": boot_id},
@@ -207,7 +207,7 @@ async def accept(connection: AsyncConnection, boot_id: str, *, by: str, reason: 
 
     It stays on its lines and counts no longer for the alarm and the close; should the difference change, it does again.
     """
-    await _must_exist(connection, boot_id)
+    await _get_engine(connection, boot_id)
     changed = await connection.execute(
         text(
             "UPDATE reconciliations SET accepted_at = clock_timestamp(), accepted_by = :by, accepted_reason = :reason "

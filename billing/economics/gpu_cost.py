@@ -74,18 +74,18 @@ class GpuUse(msgspec.Struct):
         self.machine_us += machine_us
 
 
-class HourUse(msgspec.Struct):
+class HourCost(msgspec.Struct):
     """What one hour's hosts cost: per model what served; per model (empty = none) and state what nobody used."""
 
     serving: dict[str, GpuUse]
     unused: dict[tuple[str, str], GpuUse]
 
 
-async def host_hours(connection: AsyncConnection, start: datetime, end: datetime) -> dict[datetime, HourUse]:
+async def host_hours(connection: AsyncConnection, start: datetime, end: datetime) -> dict[datetime, HourCost]:
     """Cost of every hour of [start, end) that has host seconds. A host kind without a price costs nothing."""
-    hours: dict[datetime, HourUse] = {}
+    hours: dict[datetime, HourCost] = {}
     for row in await connection.execute(_COSTS, {"start": start, "end": end}):
-        use = hours.setdefault(row.hour, HourUse({}, {}))
+        use = hours.setdefault(row.hour, HourCost({}, {}))
         amounts = (int(row.cost), int(row.gpu_us), int(row.machine_us))
         if row.state in SERVING_STATES:
             use.serving.setdefault(row.model, GpuUse()).add(*amounts)

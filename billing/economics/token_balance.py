@@ -28,7 +28,7 @@ CAUSES = (
 """Where an engine's tokens went, in the order in which they are shown."""
 
 
-class Used(msgspec.Struct):
+class KnownTokens(msgspec.Struct):
     """Tokens that rows tell of, by cause, and how far the unknown can reach."""
 
     billed: int = 0
@@ -39,15 +39,15 @@ class Used(msgspec.Struct):
     choices: int = 0
     warmup: int = 0
     probe: int = 0
-    cut_limit: int = 0
+    cancelled_limit: int = 0
     """The most that cut streams can have yielded unseen."""
     failed_limit: int = 0
     """The same for streams whose engine failed."""
-    unseen_limit: int = 0
+    unscraped_limit: int = 0
     """Tokens of requests that ended after the last scrape of an engine that is gone; 0 while it lives."""
 
 
-class Lines(msgspec.Struct, frozen=True):
+class TokenBalance(msgspec.Struct, frozen=True):
     """The identity's lines; they add up by construction."""
 
     engine: int
@@ -63,18 +63,18 @@ class Lines(msgspec.Struct, frozen=True):
     unexplained: int
 
 
-def explain(engine: int, used: Used) -> Lines:
+def balance_tokens(engine: int, known: KnownTokens) -> TokenBalance:
     """Account for what `engine` counted."""
-    causes = {name: int(getattr(used, name)) for name in CAUSES}
+    causes = {name: int(getattr(known, name)) for name in CAUSES}
     rest = engine - sum(causes.values())
-    cut = min(max(rest, 0), used.cut_limit)
-    failed = min(max(rest, 0) - cut, used.failed_limit)
-    causes["cancelled_tail"] += cut
+    cancelled = min(max(rest, 0), known.cancelled_limit)
+    failed = min(max(rest, 0) - cancelled, known.failed_limit)
+    causes["cancelled_tail"] += cancelled
     causes["engine_failed"] += failed
-    unobserved = min(max(-rest, 0), used.unseen_limit)
-    return Lines(
+    unobserved = min(max(-rest, 0), known.unscraped_limit)
+    return TokenBalance(
         engine=engine,
         **causes,
         unobserved=unobserved,
-        unexplained=rest - cut - failed + unobserved,
+        unexplained=rest - cancelled - failed + unobserved,
     )

@@ -18,7 +18,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.gpu_cost import GpuUse, HourUse
+from billing.economics.gpu_cost import GpuUse, HourCost
 from billing.metering.records import Outcome
 from billing.reports import books
 from billing.usage.gpu_shares import COUNTED_GPU, GPU_SUMS, HostCosts, host_costs
@@ -156,7 +156,7 @@ def _served_key(query: ReportQuery, row: Row[Any]) -> Key:
 
 
 def _add_idle(
-    query: ReportQuery, hours: dict[datetime, HourUse], shared: dict[Key, GpuUse], groups: dict[Key, _Group]
+    query: ReportQuery, hours: dict[datetime, HourCost], shared: dict[Key, GpuUse], groups: dict[Key, _Group]
 ) -> None:
     """Host time that no request used, and serving time that was not shared: lines without tenant, project and key."""
     unit = time_dimension(query.group_by)

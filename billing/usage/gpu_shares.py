@@ -19,7 +19,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.gpu_cost import HourUse, host_hours
+from billing.economics.gpu_cost import HourCost, host_hours
 from billing.economics.split_sql import floors, share
 from billing.economics.weights import GpuWeights, catalog_weights
 from billing.usage.query import MAX_DAYS, bucket_start
@@ -110,7 +110,7 @@ _SAY = text("UPDATE usage_day_state SET shared_by = :digest WHERE day = :day AND
 class HostCosts(msgspec.Struct, frozen=True):
     """What the hosts of a period cost, ready to be shared."""
 
-    hours: dict[datetime, HourUse]
+    hours: dict[datetime, HourCost]
     weights: GpuWeights
 
     @classmethod

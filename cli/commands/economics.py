@@ -11,8 +11,8 @@ import typer
 
 from admin import economics as admin_economics
 from billing.economics.digitalocean import API, fetch_invoice
-from billing.economics.example import published_example
-from billing.economics.provider import InvoiceIn, InvoiceLineIn
+from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
+from billing.economics.published_costs import published_example
 from billing.ledger.months import bounds, parse_month
 from billing.usage.period import parse_group_by, parse_instant, parse_period
 from cli.context import AsJson, DataDir, actor, emit, open_db, run

@@ -52,7 +52,7 @@ def show(
         async with open_db(data_dir) as database:
             if boot is None:
                 return await admin_reconcile.list_engines(database, actor(), limit=limit)
-            return await admin_reconcile.list_stretches(database, actor(), boot_id=boot, limit=limit)
+            return await admin_reconcile.list_intervals(database, actor(), boot_id=boot, limit=limit)
 
     rows = msgspec.to_builtins(run_command(act))
     if not as_json:
@@ -98,6 +98,6 @@ def chain(
 
     async def act() -> Any:
         async with open_db(data_dir) as database:
-            return await admin_reconcile.month_chain(database, actor(), month=parse_month(month))
+            return await admin_reconcile.cross_check_month(database, actor(), month=parse_month(month))
 
     emit(run_command(act), as_json, month)

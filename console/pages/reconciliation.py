@@ -11,8 +11,8 @@ from nicegui import ui
 from admin import periods as admin_periods
 from admin import reconcile as admin_reconcile
 from admin import tenants as admin_tenants
-from billing.close.cross_check import ChainRow
-from billing.economics.engine_reconciliation_views import EngineRow, StretchRow, TraceRow
+from billing.close.cross_check import CrossCheckRow
+from billing.economics.engine_reconciliation_views import EngineRow, IntervalRow, TraceRow
 from billing.ledger.months import bounds, month_name, parse_month
 from console.components.base import Text, badge, box, card, notice, page_head
 from console.components.dialogs import confirm, secondary
@@ -93,7 +93,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     alarm(engines)
 
     async def draw_chain() -> None:
-        rows = await admin_reconcile.month_chain(console.database, viewer.actor, month=month)
+        rows = await admin_reconcile.cross_check_month(console.database, viewer.actor, month=month)
         _chain(month, rows, [one for one in engines if is_wrong(one) and _ran_in(one, month)])
 
     later(viewer, "Adding the month up in every place…", draw_chain)
@@ -131,7 +131,7 @@ def _ran_in(engine: EngineRow, month: date) -> bool:
     return engine.first_seen < end and engine.last_seen >= start
 
 
-def _chain(month: date, rows: Sequence[ChainRow], wrong: Sequence[EngineRow]) -> None:
+def _chain(month: date, rows: Sequence[CrossCheckRow], wrong: Sequence[EngineRow]) -> None:
     with card(
         f"The chain of {month_name(month)}",
         "Each place that knows the month, against the gateway.",
@@ -145,7 +145,7 @@ def _chain(month: date, rows: Sequence[ChainRow], wrong: Sequence[EngineRow]) ->
         )
 
 
-def chain_row(row: ChainRow, *, is_red: bool = False) -> Row:
+def chain_row(row: CrossCheckRow, *, is_red: bool = False) -> Row:
     """One place's figures and whether they equal the gateway's; `is_red` = the engines leave tokens unexplained."""
     return {
         "id": row.source,
@@ -157,7 +157,7 @@ def chain_row(row: ChainRow, *, is_red: bool = False) -> Row:
     }
 
 
-def _verdict(row: ChainRow) -> Cell:
+def _verdict(row: CrossCheckRow) -> Cell:
     if row.source == "gateway":
         return cell("the measure")
     if row.source == "engines":
@@ -219,7 +219,7 @@ class _Engine:
 
     async def draw(self) -> None:
         """Draw stretches and requests. Raises NotFound."""
-        stretches = await admin_reconcile.list_stretches(
+        stretches = await admin_reconcile.list_intervals(
             self.console.database, self.viewer.actor, boot_id=self.boot_id, limit=ROWS
         )
         tenants = await admin_tenants.list_tenants(self.console.database, self.viewer.actor)
@@ -240,7 +240,7 @@ class _Engine:
         self.requests = box("div", "stack")
         await self._trace(None)
 
-    def _stretches(self, stretches: Sequence[StretchRow]) -> None:
+    def _stretches(self, stretches: Sequence[IntervalRow]) -> None:
         by_id = {str(number): one for number, one in enumerate(stretches)}
 
         async def trace(_: str, row: str) -> None:
@@ -267,7 +267,7 @@ class _Engine:
                 Text("p", f"Accepted by {one.accepted_by}: {one.accepted_reason}", "muted")
                 break
 
-    def _stretch_row(self, key: str, one: StretchRow, used: Sequence[tuple[str, str]]) -> Row:
+    def _stretch_row(self, key: str, one: IntervalRow, used: Sequence[tuple[str, str]]) -> Row:
         begin = f"{one.from_at.astimezone(UTC):%-d %b %H:%M:%S}"
         end = f"{one.to_at.astimezone(UTC):%-d %b %H:%M:%S}" if one.to_at else "the end"
         return {

@@ -7,7 +7,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import economics as admin_economics
-from billing.economics.provider import InvoiceIn, InvoiceLineIn, InvoiceView, StateRow, VarianceRow
+from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn, InvoiceView, StateRow, VarianceRow
 from billing.ledger.months import bounds, month_name
 from console.components.base import box, card, notice
 from console.components.dialogs import confirm, form_dialog, primary, text_input

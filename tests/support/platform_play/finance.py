@@ -11,7 +11,7 @@ from admin import economics as admin_economics
 from admin import exports as admin_exports
 from admin import payments as admin_payments
 from admin import reconcile as admin_reconcile
-from billing.economics.provider import InvoiceIn, InvoiceLineIn
+from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from tests.support.platform_play.prices import Rates, in_words
 from tests.support.platform_play.stage import ANN, Stage
 from tests.support.platform_play.timeline import utc

@@ -4,7 +4,7 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-from billing.close.cross_check import ChainRow
+from billing.close.cross_check import CrossCheckRow
 from billing.close.periods import Period
 from billing.reports.money_health import MoneyHealth
 from console.components.waterfall import Step, bars
@@ -82,22 +82,22 @@ def test_whatever_is_wrong_is_an_incident_that_leads_somewhere(
 @pytest.mark.parametrize(
     ("row", "tone"),
     [
-        (ChainRow("ledger", None, "1.00", None, "0.00", "2 transfers"), "ok"),
-        (ChainRow("ledger", None, "1.00", None, "0.000000000001", "2 transfers"), "bad"),
-        (ChainRow("stripe_meter", 9, None, -1, None, "1 events"), "bad"),
-        (ChainRow("stripe_meter", 10, None, 0, None, "1 events"), "ok"),
-        (ChainRow("stripe_meter", None, None, None, None, "nothing sent"), None),
-        (ChainRow("stripe_invoices", None, None, None, None, "DIFFERENT on 2026-03-01"), "bad"),
-        (ChainRow("stripe_invoices", None, None, None, None, "equal on 2026-03-01"), "ok"),
-        (ChainRow("engines", 5, None, None, None, "1 engines"), "ok"),
+        (CrossCheckRow("ledger", None, "1.00", None, "0.00", "2 transfers"), "ok"),
+        (CrossCheckRow("ledger", None, "1.00", None, "0.000000000001", "2 transfers"), "bad"),
+        (CrossCheckRow("stripe_meter", 9, None, -1, None, "1 events"), "bad"),
+        (CrossCheckRow("stripe_meter", 10, None, 0, None, "1 events"), "ok"),
+        (CrossCheckRow("stripe_meter", None, None, None, None, "nothing sent"), None),
+        (CrossCheckRow("stripe_invoices", None, None, None, None, "DIFFERENT on 2026-03-01"), "bad"),
+        (CrossCheckRow("stripe_invoices", None, None, None, None, "equal on 2026-03-01"), "ok"),
+        (CrossCheckRow("engines", 5, None, None, None, "1 engines"), "ok"),
     ],
 )
-def test_a_link_of_the_chain_is_green_only_when_it_is_equal(row: ChainRow, tone: str | None) -> None:
+def test_a_link_of_the_chain_is_green_only_when_it_is_equal(row: CrossCheckRow, tone: str | None) -> None:
     assert chain_row(row)["equal"].get("tone") == tone
 
 
 def test_engines_that_do_not_come_out_are_red() -> None:
-    row = ChainRow("engines", 5, None, None, None, "1 engines")
+    row = CrossCheckRow("engines", 5, None, None, None, "1 engines")
     assert chain_row(row, is_red=True)["equal"]["tone"] == "bad"
 
 

@@ -9,7 +9,14 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from billing.close import checks
-from billing.close.periods import checklist, close_month, get_period, list_periods, make_due, write_off_parked
+from billing.close.periods import (
+    checklist,
+    close_month,
+    get_period,
+    list_periods,
+    make_due_invoices,
+    write_off_parked,
+)
 from billing.invoicing.run import make_invoices
 from billing.ledger.months import bounds, month_of, next_month
 from billing.ledger.transfers import book
@@ -271,17 +278,17 @@ async def test_without_a_comparison_with_stripe_no_month_is_closed(
 
 async def test_invoices_due_are_made_by_the_job_behind_their_checks(platform: Platform) -> None:
     acme = await used(platform)
-    assert await make_due(platform.database) == 0
+    assert await make_due_invoices(platform.database) == 0
     async with platform.database.system() as connection:
         await connection.execute(text("SELECT penstock_park(:id, 'odd', '\\x00')"), {"id": uuid7()})
     await platform.end_month()
     with pytest.raises(Conflict, match="parked_records"):
-        await make_due(platform.database)
+        await make_due_invoices(platform.database)
     assert await platform.rows("SELECT 1 FROM invoices") == []
     await platform.rows(
         "INSERT INTO parked_decisions (request_id, reason, decided_by) "
         "SELECT request_id, 'r', 'fin' FROM settle_errors RETURNING request_id"
     )
-    assert await make_due(platform.database) == 1
-    assert await make_due(platform.database) == 0
+    assert await make_due_invoices(platform.database) == 1
+    assert await make_due_invoices(platform.database) == 0
     assert (await platform.invoice(acme, platform.month)).total_cents == 100

@@ -81,7 +81,7 @@ class Engine:
     async def use(self, *tokens: int, **options: Any) -> UUID:
         return await self.settle(await self.hold(), (tokens[0], tokens[1]), **options)
 
-    async def run(self) -> engine_reconciliation.Outcome:
+    async def run(self) -> engine_reconciliation.RunResult:
         return await engine_reconciliation.run(self.database, confirm_s=0.0)
 
     async def lines(self) -> list[Any]:

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.gpu_cost import GpuUse, HourUse
+from billing.economics.gpu_cost import GpuUse, HourCost
 from billing.economics.weights import GpuWeights
 from billing.usage.query import bucket_start
 from core.apportion import split
@@ -25,7 +25,7 @@ Parts = tuple[int, int, int, int]
 
 
 def shares(
-    rows: Iterable[Any], hours: dict[datetime, HourUse], weights: GpuWeights
+    rows: Iterable[Any], hours: dict[datetime, HourCost], weights: GpuWeights
 ) -> dict[tuple[Any, ...], Parts]:
     """(hour, dimensions) -> parts, for rows as in usage_hours."""
     blocks: dict[tuple[datetime, str], list[Any]] = defaultdict(list)
@@ -51,7 +51,7 @@ def shares(
     return found
 
 
-async def host_costs_in_python(connection: AsyncConnection) -> dict[datetime, HourUse]:
+async def host_costs_in_python(connection: AsyncConnection) -> dict[datetime, HourCost]:
     """What every hour's hosts cost, split over their models and states by seconds."""
     models: dict[tuple[datetime, str], list[tuple[str, str, int]]] = defaultdict(list)
     used = (
@@ -64,9 +64,9 @@ async def host_costs_in_python(connection: AsyncConnection) -> dict[datetime, Ho
         "JOIN hosts h USING (host_id) GROUP BY 1, 2, 3, 4"
     )
     prices = (await connection.execute(text("SELECT * FROM host_prices ORDER BY effective_from"))).all()
-    hours: dict[datetime, HourUse] = {}
+    hours: dict[datetime, HourCost] = {}
     for row in await connection.execute(text(spent)):
-        use = hours.setdefault(row.hour, HourUse({}, {}))
+        use = hours.setdefault(row.hour, HourCost({}, {}))
         seconds = int(row.seconds)
         parts = models[row.hour, row.host_id]
         parts = [*parts, ("", "warm_idle", max(seconds - sum(part[2] for part in parts), 0))]

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from billing.economics.gpu_cost import GpuUse, HourUse, host_hours
+from billing.economics.gpu_cost import GpuUse, HourCost, host_hours
 from billing.economics.weights import Coefficients, catalog_weights
 from billing.reports.margin import economics_report
 from billing.reports.usage_report import ReportQuery, usage_report
@@ -58,7 +58,7 @@ async def books(request: pytest.FixtureRequest, database: Database) -> tuple[ran
 
 async def reference(
     database: Database, start: datetime, end: datetime
-) -> tuple[dict[tuple[Any, ...], Parts], dict[datetime, HourUse]]:
+) -> tuple[dict[tuple[Any, ...], Parts], dict[datetime, HourCost]]:
     async with database.system() as connection:
         rows = await connection.execute(
             text("SELECT * FROM usage_hours WHERE hour >= :start AND hour < :end"),
@@ -68,7 +68,7 @@ async def reference(
         return shares(rows, hours, catalog_weights()), hours
 
 
-def whole_cost(hours: dict[datetime, HourUse]) -> tuple[int, int]:
+def whole_cost(hours: dict[datetime, HourCost]) -> tuple[int, int]:
     """Picodollars and GPU-microseconds of everything."""
     parts = [part for use in hours.values() for part in (*use.serving.values(), *use.unused.values())]
     return sum(part.cost for part in parts), sum(part.gpu_us for part in parts)
@@ -145,7 +145,7 @@ async def test_hosts_cost_what_plain_python_says(
         assert _some(use) == _some(expected[hour])
 
 
-def _some(use: HourUse) -> dict[Any, GpuUse]:
+def _some(use: HourCost) -> dict[Any, GpuUse]:
     """All parts that are not nothing."""
     return {key: part for key, part in [*use.serving.items(), *use.unused.items()] if part != GpuUse()}
 

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from billing.economics.example import PUBLISHED, cost_per_mtok, gpu_hour_price, published_example
+from billing.economics.published_costs import PUBLISHED, cost_per_mtok, gpu_hour_price, published_example
 from billing.economics.weights import UNKNOWN, GpuWeights, coefficients
 from core.errors import InvalidRequest
 from workers.catalog import load_catalog

@@ -83,9 +83,9 @@ def published_example() -> Example:
             gpus=case.gpus,
             tokens_per_s=case.tokens_per_s,
             published_usd_per_mtok=str(case.usd_per_mtok),
-            implied_usd_per_gpu_hour=_shown(own),
-            at_other_price_usd_per_mtok=_shown(cost_per_mtok(other, case.gpus, case.tokens_per_s)),
-            at_list_price_usd_per_mtok=_shown(
+            implied_usd_per_gpu_hour=_format_usd(own),
+            at_other_price_usd_per_mtok=_format_usd(cost_per_mtok(other, case.gpus, case.tokens_per_s)),
+            at_list_price_usd_per_mtok=_format_usd(
                 cost_per_mtok(CATALOG_USD_PER_GPU_HOUR, case.gpus, case.tokens_per_s)
             ),
         )
@@ -99,16 +99,16 @@ def published_example() -> Example:
     return Example(
         rows=rows,
         list_usd_per_gpu_hour=str(CATALOG_USD_PER_GPU_HOUR),
-        published_ratio=_shown(published),
-        ratio_at_one_price=_shown(one_price),
+        published_ratio=_format_usd(published),
+        ratio_at_one_price=_format_usd(one_price),
         conclusion=(
-            f"One price per GPU-hour cannot give both figures: it makes them differ {_shown(one_price)} times, "
-            f"published are {_shown(published)} times. $1.472 takes ${_shown(implied[0])} a GPU-hour, "
-            f"$5.80 takes ${_shown(implied[1])}. The assumption that does not hold is that both ran at the same price "
-            "of a GPU, fully busy at the speed given."
+            f"One price per GPU-hour cannot give both figures: it makes them differ {_format_usd(one_price)} times, "
+            f"published are {_format_usd(published)} times. $1.472 takes ${_format_usd(implied[0])} a GPU-hour, "
+            f"$5.80 takes ${_format_usd(implied[1])}. The assumption that does not hold is that both ran at the same "
+            "price of a GPU, fully busy at the speed given."
         ),
     )
 
 
-def _shown(value: Decimal) -> str:
+def _format_usd(value: Decimal) -> str:
     return str(value.quantize(Decimal("0.0001"), rounding=ROUND_HALF_UP))

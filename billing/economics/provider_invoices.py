@@ -238,10 +238,10 @@ async def variance(connection: AsyncConnection, month: date) -> list[VarianceRow
     ]
     hours = [found for found, _ in invoiced.values() if found is not None]
     amount = sum(amount for _, amount in invoiced.values())
-    whole = _variance_row(
+    total = _variance_row(
         None, sum(seconds.values()), sum(costs.values()), sum(hours) if hours else None, amount
     )
-    return [*rows, whole]
+    return [*rows, total]
 
 
 async def accounted(
@@ -265,7 +265,7 @@ def host_hour_cost(price: int, seconds: int) -> int:
 def _variance_row(kind: str | None, seconds: int, cost: int, hours: Any, amount: int) -> VarianceRow:
     return VarianceRow(
         host_kind=kind,
-        accounted_hours=_shown_hours(seconds),
+        accounted_hours=_format_hours(seconds),
         accounted_usd=pico_to_usd(cost),
         invoiced_hours=None if hours is None else f"{Decimal(hours):f}",
         invoiced_usd=pico_to_usd(amount),
@@ -273,7 +273,7 @@ def _variance_row(kind: str | None, seconds: int, cost: int, hours: Any, amount:
     )
 
 
-def _shown_hours(seconds: int) -> str:
+def _format_hours(seconds: int) -> str:
     thousandths = (2 * seconds * 1000 + SECONDS_PER_HOUR) // (2 * SECONDS_PER_HOUR)
     return f"{thousandths // 1000}.{thousandths % 1000:03d}"
 
@@ -314,6 +314,6 @@ async def host_states(connection: AsyncConnection, start: datetime, end: datetim
             seconds[kind, part[0]] += part[1]
             costs[kind, part[0]] += cost
     return [
-        StateRow(kind, state, _shown_hours(seconds[kind, state]), pico_to_usd(costs[kind, state]))
+        StateRow(kind, state, _format_hours(seconds[kind, state]), pico_to_usd(costs[kind, state]))
         for kind, state in sorted(seconds)
     ]
