@@ -32,7 +32,7 @@ async def list_engines(database: Database, actor: Actor, *, limit: int = 100) ->
 async def list_intervals(
     database: Database, actor: Actor, *, boot_id: str, limit: int = 100
 ) -> list[IntervalRow]:
-    """What became of one engine's tokens, stretch by stretch. Raises NotFound."""
+    """The token balance of one engine by interval. Raises NotFound."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
         return await engine_reconciliation_views.list_intervals(connection, boot_id, page_size(limit))
@@ -41,7 +41,7 @@ async def list_intervals(
 async def trace(
     database: Database, actor: Actor, *, boot_id: str, from_at: datetime | None = None, limit: int = 200
 ) -> list[TraceRow]:
-    """The requests behind an engine's stretches that do not come out, or the one from `from_at`. Raises NotFound."""
+    """The requests behind an engine's unexplained intervals, or behind the one from `from_at`. Raises NotFound."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
         return await engine_reconciliation_views.trace(
@@ -50,7 +50,7 @@ async def trace(
 
 
 async def cross_check_month(database: Database, actor: Actor, *, month: date) -> list[CrossCheckRow]:
-    """The month as gateway, ledger, invoices and Stripe tell it."""
+    """One month's tokens and amounts by source (billing/close/cross_check.py)."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
         return await cross_check.cross_check_month(connection, month)

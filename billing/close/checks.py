@@ -1,7 +1,7 @@
-"""The close checklist: what must be true before a month is frozen. Every check says what to do when it is red.
+"""The checklist of a month's close: what must be true before the month is frozen.
 
-A package that knows a reason not to close adds its function to CHECKS: `async (connection, month) -> CheckResult`. It
-runs in a read-only transaction of the platform; `month` is the first day of the month.
+A check is `async (connection, month) -> CheckResult`. `connection` is a read-only transaction that sees all tenants,
+`month` the first day of the month. The detail of a failed check says what to do. To add a check, list it in CHECKS.
 """
 
 from datetime import date
@@ -21,11 +21,11 @@ from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
 MAX_EXAMPLES = 3
-"""Examples that a detail names."""
+"""Examples that the detail of a failed check names."""
 
 
 async def month_over(connection: AsyncConnection, month: date) -> CheckResult:
-    """The month and the late window of 48 hours are past: no usage can reach the month any more."""
+    """The month and its late window (LATE_WINDOW_HOURS) are over, so that no usage can be dated into the month."""
     now = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     final = final_at(month)
     if now >= final:
@@ -39,7 +39,7 @@ async def month_over(connection: AsyncConnection, month: date) -> CheckResult:
 
 @platform_wide("the books of all organisations are closed together")
 async def earlier_months(connection: AsyncConnection, month: date) -> CheckResult:
-    """Months are closed one after the other."""
+    """Every earlier month with ledger transfers is closed: months are closed in order."""
     open_month = (
         await connection.execute(
             text(
@@ -57,7 +57,7 @@ async def earlier_months(connection: AsyncConnection, month: date) -> CheckResul
 
 @platform_wide("an open request of any organisation keeps the month open")
 async def open_holds(connection: AsyncConnection, month: date) -> CheckResult:
-    """No request admitted in the month is still running."""
+    """No request admitted in the month still has an open hold."""
     start, end = bounds(month)
     found = (
         await connection.execute(
@@ -80,10 +80,10 @@ async def open_holds(connection: AsyncConnection, month: date) -> CheckResult:
 
 @platform_wide("a spool that is not adopted keeps the month open, whoever's requests are in it")
 async def spools_drained(connection: AsyncConnection, month: date) -> CheckResult:
-    """No process that died lately owes the usage of the month's requests.
+    """No hold of the month expired within the late window without a usage row.
 
-    A hold that lapsed without a usage row means that its process died. Its spool is adopted and settled by another
-    process of the host; one that has not come back within the late window is billed as late usage when it does.
+    Such a hold means that its process died before it settled. Another process of the same host adopts the spool and
+    settles it; a spool adopted after the late window is billed as late usage.
     """
     start, end = bounds(month)
     rows = (
@@ -111,7 +111,7 @@ async def spools_drained(connection: AsyncConnection, month: date) -> CheckResul
 
 @platform_wide("a record that could not be billed keeps the month open, whoever's it is")
 async def parked_records(connection: AsyncConnection, month: date) -> CheckResult:
-    """Every record that could not be billed has been settled since, or somebody has decided not to bill it."""
+    """Every record in settle_errors has been settled since, or written off by a person (parked_decisions)."""
     rows = (
         await connection.execute(
             text(
@@ -135,7 +135,7 @@ async def parked_records(connection: AsyncConnection, month: date) -> CheckResul
 
 
 async def rollups_current(connection: AsyncConnection, month: date) -> CheckResult:
-    """Every hour of the month equals its rows."""
+    """No hour of the month waits for its rollup: usage_hours equals the usage rows."""
     start, end = bounds(month)
     hours = (
         await connection.execute(
@@ -151,8 +151,8 @@ async def rollups_current(connection: AsyncConnection, month: date) -> CheckResu
 
 
 async def ledger_sound(connection: AsyncConnection, month: date) -> CheckResult:
-    """The books balance, agree with accounts and usage, and the chain of seals verifies."""
-    del month  # the chain is one
+    """The ledger verifies (billing/ledger/verification.py): it balances, equals accounts and usage, its seals hold."""
+    del month  # the whole ledger is verified
     books = await verification.verify(connection)
     if books.problems:
         return CheckResult(
@@ -201,7 +201,7 @@ def _drift_detail(row: Row[Any]) -> str:
 
 
 async def unpriced(connection: AsyncConnection, month: date) -> CheckResult:
-    """Nobody was refused for want of a price that is still missing."""
+    """Every model that is offered, or was requested in the month, has a price."""
     found = await prices.unpriced(connection, *bounds(month))
     if not found:
         return CheckResult("unpriced", True, "every model that is offered or asked for has a price")
@@ -215,7 +215,7 @@ async def unpriced(connection: AsyncConnection, month: date) -> CheckResult:
 
 @platform_wide("the invoices of all organisations are compared with their usage")
 async def invoices_made(connection: AsyncConnection, month: date) -> CheckResult:
-    """The invoice run is done, and for every tenant the usage lines add up to the month's usage exactly."""
+    """The invoice run is complete, and every tenant's usage lines add up exactly to its usage of the month."""
     done = (
         await connection.execute(text("SELECT 1 FROM invoice_runs WHERE month = :month"), {"month": month})
     ).one_or_none()
@@ -269,7 +269,7 @@ CHECKS: tuple[Check, ...] = (
     gpu_invoice_entered,
     service_levels,
 )
-"""In the order in which people read them. All must be green before invoices are made, and again before the freeze."""
+"""All must pass before a close makes invoices, and again before it freezes the month. In the order of display."""
 
 INVOICE_CHECKS: tuple[Check, ...] = (
     month_over,
@@ -281,7 +281,7 @@ INVOICE_CHECKS: tuple[Check, ...] = (
     drift,
     service_levels,
 )
-"""What an invoice rests on: customers' invoices wait for these, not for everything that a close waits for."""
+"""The subset of CHECKS that must pass before invoices are made outside of a close."""
 
 FINAL_CHECKS: tuple[Check, ...] = (invoices_made, stripe_equal)
-"""What only holds once the invoices are made, and sent."""
+"""Checks that can pass only after the invoices are made and sent to Stripe."""

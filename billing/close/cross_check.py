@@ -1,4 +1,4 @@
-"""Gateway = ledger = invoices = Stripe, for one month: one table, each line against the first."""
+"""One month's tokens and amounts as usage rows, ledger, invoices, Stripe and engines have them, in one table."""
 
 from datetime import date
 from typing import Any
@@ -13,13 +13,16 @@ from tenants.scoping import platform_wide
 
 
 class CrossCheckRow(msgspec.Struct, frozen=True):
-    """One place that knows the month. Differences are to the gateway's usage rows; None = it does not tell that."""
+    """One source's figures for the month; None = the source does not have that figure."""
 
     source: str
+    """gateway | ledger | invoices | stripe_meter | stripe_invoices | engines"""
     tokens: int | None
     amount_usd: str | None
     token_difference: int | None
+    """`tokens` less those of the gateway's usage rows."""
     difference_usd: str | None
+    """`amount_usd` less the cost of the gateway's usage rows, exact decimal dollars."""
     detail: str
 
 
@@ -72,7 +75,10 @@ _ENGINES = text(
 
 @platform_wide("the month of all organisations is compared with the books")
 async def cross_check_month(connection: AsyncConnection, month: date) -> list[CrossCheckRow]:
-    """The month as the gateway's usage rows, the ledger, invoices, Stripe's meter and Stripe's invoices tell it."""
+    """One row per source, the gateway's usage rows first. `month` is the first day of the month.
+
+    Stripe's figures are those of the newest stored comparison; Stripe is not called.
+    """
     start, end = bounds(month)
     span = {"start": start, "end": end}
     gateway = (await connection.execute(_GATEWAY, span)).one()

@@ -1,8 +1,8 @@
-"""Accounting months: which are open, whether one can be closed, and the close itself, after which nothing in it moves.
+"""Accounting months and their close (the state machine open -> closed).
 
-Closing makes the month's invoices, asks every check of billing/close/checks.py and, when all are green, freezes the
-month with the checklist as it stood. Usage that arrives later is dated to its arrival, and a mistake is corrected by
-adjustments of the present (billing/invoicing/corrections.py).
+A close runs the checks of billing/close/checks.py, makes the invoices, runs all checks again and freezes the month with
+the checklist. Afterwards usage that arrives late is dated to its arrival, and mistakes are corrected by adjustments in
+an open month (billing/invoicing/corrections.py). Every `month` argument is the first day of the month.
 """
 
 from datetime import UTC, date, datetime, timedelta
@@ -31,13 +31,13 @@ class Period(msgspec.Struct, frozen=True):
     starts_at: str
     ends_at: str
     invoiced_at: str | None
-    """When its invoice run came to the end."""
+    """When its invoice run was completed."""
     closed_at: str | None
     closed_by: str | None
 
 
 class Checklist(msgspec.Struct, frozen=True):
-    """Whether a month can be closed, and why not."""
+    """The results of a month's checks; `ok` when all passed."""
 
     month: str
     ok: bool
@@ -46,7 +46,7 @@ class Checklist(msgspec.Struct, frozen=True):
 
 @platform_wide("months are the platform's, not one organisation's")
 async def list_periods(connection: AsyncConnection) -> list[Period]:
-    """Every month since the first booking, the present one included, the newest first."""
+    """Every month from the first ledger transfer to the present month, newest first."""
     row = (
         await connection.execute(
             text(
@@ -65,7 +65,7 @@ async def list_periods(connection: AsyncConnection) -> list[Period]:
 
 
 async def get_period(connection: AsyncConnection, month: date) -> Period:
-    """What is known of one month; a month that nobody touched is open."""
+    """One month; a month without a row in billing_periods is open."""
     row = (
         await connection.execute(
             text("SELECT status, closed_at, closed_by FROM billing_periods WHERE month = :month"),
@@ -85,7 +85,7 @@ async def get_period(connection: AsyncConnection, month: date) -> Period:
 
 
 async def checklist(database: Database, month: date) -> Checklist:
-    """Ask every check. Of a closed month: the checklist with which it was closed."""
+    """The results of all checks now; for a closed month, the checklist with which it was closed."""
     async with database.read() as connection:
         frozen = await _stored_checklist(connection, month)
     if frozen is not None:
@@ -105,7 +105,7 @@ async def _stored_checklist(connection: AsyncConnection, month: date) -> Checkli
 
 
 async def _run_checks(database: Database, month: date, to_run: tuple[Check, ...]) -> Checklist:
-    """Each check in a read-only snapshot of its own: one that takes long does not hold back the others."""
+    """Run each check in a read-only transaction of its own, so that a long one does not keep a snapshot for all."""
     found = []
     for check in to_run:
         async with database.read() as connection:
@@ -116,7 +116,10 @@ async def _run_checks(database: Database, month: date, to_run: tuple[Check, ...]
 async def check_and_make_invoices(
     database: Database, month: date, *, progress: Progress | None = None
 ) -> InvoiceRun:
-    """The invoice run behind the checks that an invoice rests on. Raises Conflict naming those that are red."""
+    """Run INVOICE_CHECKS, then make the month's invoices. Raises Conflict that names the failed checks.
+
+    The checks are skipped when the invoice run of the month is complete.
+    """
     async with database.read() as connection:
         done = await finished_at(connection, month)
     if done is None:
@@ -126,9 +129,9 @@ async def check_and_make_invoices(
 
 
 async def make_due_invoices(database: Database) -> int:
-    """The invoices of the month before this one, from 48 hours after its end on; returns how many are new.
+    """Make the previous month's invoices once its late window is over; returns how many were made.
 
-    Raises Conflict while a check is red.
+    Raises Conflict while a check fails.
     """
     async with database.read() as connection:
         now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
@@ -141,9 +144,10 @@ async def make_due_invoices(database: Database) -> int:
 async def close_month(
     database: Database, month: date, *, by: str, progress: Progress | None = None
 ) -> Checklist:
-    """Freeze `month`: checks, invoices, checks again, close. Closing a closed month again changes nothing.
+    """Check, make invoices, check again and freeze `month`; returns the final checklist. Idempotent.
 
-    Raises Conflict naming every check that is red; what it has made until then (invoices) is right and stays.
+    `by` names the person. Raises InvalidRequest for a future month and Conflict that names the failed checks; invoices
+    made before a failure are valid and stay.
     """
     async with database.read() as connection:
         frozen = await _stored_checklist(connection, month)
@@ -181,7 +185,10 @@ def _require_ok(found: Checklist, action: str = "closed") -> None:
 
 @platform_wide("a parked record is found by its request id, whoever's it is")
 async def write_off_parked(connection: AsyncConnection, request_id: Any, *, reason: str, by: str) -> None:
-    """Decide that a record in settle_errors is not billed. Raises NotFound, Conflict when that is decided already."""
+    """Record that a record in settle_errors will not be billed.
+
+    Raises NotFound when there is no such record, Conflict when the decision exists already.
+    """
     found = await connection.execute(
         text("SELECT 1 FROM settle_errors WHERE request_id = :id"), {"id": request_id}
     )

@@ -1,4 +1,4 @@
-"""What GPU economics demands of a month before it is closed (billing/close/checks.py)."""
+"""Checks of GPU economics for a month's close (billing/close/checks.py)."""
 
 from datetime import date
 
@@ -11,6 +11,7 @@ from billing.ledger.months import bounds, month_name
 from core.money import pico_to_usd
 
 MAX_EXAMPLES = 3
+"""Examples that the detail of a failed check names."""
 
 _UNEXPLAINED = text(
     """
@@ -22,7 +23,7 @@ _UNEXPLAINED = text(
 
 
 async def engines_explained(connection: AsyncConnection, month: date) -> CheckResult:
-    """No engine counted tokens in the month that no row explains, or somebody has accepted the difference."""
+    """No engine of the month has unexplained tokens that a person has not accepted."""
     start, end = bounds(month)
     rows = (await connection.execute(_UNEXPLAINED, {"start": start, "end": end})).all()
     if not rows:
@@ -40,7 +41,7 @@ async def engines_explained(connection: AsyncConnection, month: date) -> CheckRe
 
 
 async def gpu_invoice_entered(connection: AsyncConnection, month: date) -> CheckResult:
-    """A month in which hosts with GPUs ran has a provider's invoice."""
+    """A provider's invoice is entered for a month in which hosts with GPUs ran."""
     seconds, costs = await accounted(connection, month, gpus_only=True)
     invoices = [one for one in await list_invoices(connection, month) if one.voided_at is None]
     total = sum(costs.values())

@@ -1,7 +1,7 @@
 """A month's invoice from DigitalOcean's billing API (GET /v2/customers/my/invoices and /{invoice_uuid}).
 
-An item's kind of host is the size slug in its description or product. What the items do not add up to (taxes,
-credits) becomes a line of its own, so that the lines equal the amount on the invoice's face.
+An item's kind of host is the size slug in its description or product. The difference between the invoice's amount and
+the sum of its items (taxes, credits) becomes a line of its own, so that the lines add up to the amount.
 """
 
 from collections.abc import Collection
@@ -60,9 +60,11 @@ class _ItemPage(msgspec.Struct):
 
 
 async def fetch_invoice(token: str, month: date, kinds: Collection[str], *, api: str = API) -> InvoiceIn:
-    """The invoice of `month`; the running month has none yet. `kinds` are the host kinds to look for.
+    """The invoice of `month` (its first day), with lines ready for `enter_invoice`.
 
-    Raises NotFound, Unavailable (away, or too many calls) and InvalidRequest (the token is refused).
+    `token` is an API token that may read billing, `kinds` the host kinds to look for in the items, `api` the base URL.
+    Raises NotFound when the month has no invoice (the present month never has), InvalidRequest when the token is
+    refused, Unavailable when the API cannot be reached, answers an error or lists more than MAX_PAGES pages.
     """
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(

@@ -1,14 +1,16 @@
-"""Continuous reconciliation: engines' counters against usage rows, per incarnation (DESIGN §5).
+"""Continuous reconciliation: engines' counters against usage rows, per engine incarnation (DESIGN §5).
 
-A cut (scheduler/engine_counters.py) is an instant at which an engine stood still: between two cuts it worked for
-exactly the requests that were admitted between them. Such a stretch, the first beginning with the engine and the last
-ending with it, is compared once no request of its model that was admitted before its end holds money any more: a hold
-is closed in the transaction that writes the usage row, so from then on the rows are complete. So a busy healthy
-platform shows nothing unexplained; requests that run are simply not compared yet.
+The life of an incarnation is divided into intervals by its cuts (table engine_cuts, scheduler/engine_counters.py): a
+cut is an instant at which the engine was idle, so all tokens between two cuts belong to requests admitted between them.
+The first interval begins with the engine, the last ends with it.
 
-A stretch that does not come out is compared again with every run for an hour, then ever less often for a week: a spool
-that is adopted late mends it.
-What is left over an incarnation's stretches is the alarm: a request that lies on a border cancels out.
+An interval is compared once every request of its model admitted before its end has released its hold. A hold is closed
+in the transaction that writes the usage row, so the rows are complete by then. Running requests are therefore never
+reported as unexplained.
+
+An interval with unexplained tokens is compared again in every run for an hour, then at growing intervals for a week: a
+spool adopted late can still explain it. The alarm looks at the sum over all intervals of an incarnation, in which a
+request on a border cancels out.
 """
 
 from datetime import datetime, timedelta
@@ -25,10 +27,11 @@ from core.db import Database
 from tenants.scoping import platform_wide
 
 CONFIRM_S = 120.0
-"""Something unexplained is told after it has been there for so long."""
+"""Seconds for which tokens must stay unexplained before a notice is sent."""
 UNBILLED_RETENTION_DAYS = 400
+"""Days after which rows of usage_unbilled are deleted."""
 MAX_INTERVALS = 2000
-"""Compared in one run; the rest waits for the next."""
+"""Intervals compared in one run at most."""
 
 UNEXPLAINED = Gauge(
     "penstock_reconciliation_unexplained_tokens",
@@ -37,7 +40,7 @@ UNEXPLAINED = Gauge(
 )
 BEHIND = Gauge(
     "penstock_reconciliation_behind_seconds",
-    "Age of the oldest stretch of an engine's life that waits to be compared.",
+    "Age of the oldest interval of an engine's life that waits to be compared.",
 )
 
 _INTERVALS = text(
@@ -77,7 +80,7 @@ _INTERVALS = text(
 )
 _OPEN = text("SELECT model, min(admitted_at) AS since FROM holds WHERE state = 'open' GROUP BY model")
 _FIRST_ID = "penstock_uuid_floor(CAST(:first AS timestamptz) - interval '1 hour')"
-"""Ids are made before admission, by another clock."""
+"""Request ids are made before admission and by another clock, so the search by id begins an hour earlier."""
 _INTERVAL_CTES = f"""
     compared_interval AS (SELECT * FROM unnest(CAST(:boots AS text[]), CAST(:froms AS timestamptz[]),
         CAST(:tos AS timestamptz[]), CAST(:scrapes AS timestamptz[])) AS w (boot_id, from_at, to_at, scraped_at)),
@@ -150,22 +153,20 @@ class RunResult(msgspec.Struct, frozen=True):
     """What one run found."""
 
     compared: int
-    """Stretches."""
+    """Intervals compared."""
     waiting: int
-    """Stretches whose requests are not all settled."""
+    """Intervals that wait because some of their requests are not settled."""
     unexplained: dict[str, int]
-    """By counter: tokens over all incarnations, each by its amount."""
+    """By counter (`prompt`, `generation`): the sum of the absolute differences of all incarnations, in tokens."""
 
 
 async def run(
     database: Database, *, since: datetime | None = None, confirm_s: float = CONFIRM_S
 ) -> RunResult:
-    """Compare what can be compared, tell the platform's people what stays unexplained, set the gauges.
+    """Compare the intervals that are ready, notify operators of unexplained tokens and set the gauges. Idempotent.
 
-    `since`: compare again what came out before, as far as it lasted beyond that instant; so a row that is lost
-    afterwards is found, too.
-
-    May run twice, at once or again: it writes what the rows say.
+    `since`: also compare again the intervals that ended after this instant, to find usage rows lost since.
+    `confirm_s`: seconds for which tokens must stay unexplained before a notice is sent.
     """
     async with database.system() as connection:
         await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_reconcile'))"))
@@ -195,10 +196,8 @@ async def _compare(connection: AsyncConnection, since: datetime | None) -> tuple
     intervals = (await connection.execute(_INTERVALS, {"most": MAX_INTERVALS, "since": since})).all()
     running: dict[str, datetime] = {row.model: row.since for row in await connection.execute(_OPEN)}
     ready = [row for row in intervals if row.model not in running or running[row.model] > row.complete_at]
-    for fresh in (
-        True,
-        False,
-    ):  # apart: what is compared again may be old, and rows are read from the oldest on
+    # New intervals apart from repeated ones: rows are read from the oldest of a batch on, and repeated ones may be old.
+    for fresh in (True, False):
         await _compare_batch(connection, [row for row in ready if row.fresh is fresh])
     waiting = [row for row in intervals if row not in ready]
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
@@ -228,7 +227,7 @@ IntervalKey = tuple[str, datetime]
 async def _known_tokens(
     connection: AsyncConnection, bound: dict[str, Any]
 ) -> dict[IntervalKey, dict[str, int]]:
-    """Per stretch: sums by name, such as `prompt_billed`, `generation_cancelled_limit`, `requests`."""
+    """Sums per interval by name, such as `prompt_billed`, `generation_cancelled_limit`, `requests`."""
     found: dict[IntervalKey, dict[str, int]] = {}
 
     def add(row: Row[Any], name: str, value: object) -> None:
@@ -258,7 +257,9 @@ async def _store(connection: AsyncConnection, row: Row[Any], sums: dict[str, int
         )
         known.warmup += int(row._mapping[f"warmup_{counter}"])
         if row.to_at is not None:
-            known.unscraped_limit = 0  # it lived on: the next scrape saw everything
+            known.unscraped_limit = (
+                0  # the engine lived on, and a later scrape saw all tokens of the interval
+            )
         balance: TokenBalance = balance_tokens(int(row._mapping[counter]), known)
         await connection.execute(
             _STORE,
@@ -277,7 +278,7 @@ async def _store(connection: AsyncConnection, row: Row[Any], sums: dict[str, int
 
 
 async def _notify_unexplained(connection: AsyncConnection, row: Row[Any]) -> None:
-    """One notice per incarnation, counter and amount."""
+    """Notify operators, once per incarnation, counter and amount."""
     tokens = int(row.unexplained)
     direction = "more than" if tokens > 0 else "less than"
     await notify(

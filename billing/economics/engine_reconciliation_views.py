@@ -1,4 +1,4 @@
-"""Reconciliation as people look at it: engines, stretches, and the requests behind them."""
+"""Reconciliation results for display: engines, their intervals, and the requests behind an interval."""
 
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from tenants.scoping import platform_wide
 
 
 class EngineRow(msgspec.Struct, frozen=True):
-    """One engine incarnation: what it counted, and how much of that is compared and unexplained."""
+    """One engine incarnation: the tokens it counted, and how many of them are compared and unexplained."""
 
     boot_id: str
     replica_id: str
@@ -25,16 +25,16 @@ class EngineRow(msgspec.Struct, frozen=True):
     prompt_tokens: int
     generation_tokens: int
     uncompared_tokens: int
-    """Of both counters: since the last instant at which it stood still, or of requests that are not settled."""
+    """Tokens of both counters in intervals that are not compared yet."""
     unobserved_tokens: int
     unexplained_prompt: int
     unexplained_generation: int
     accepted: bool
-    """Somebody has accepted what is unexplained."""
+    """A person has accepted the unexplained tokens."""
 
 
 class IntervalRow(msgspec.Struct, frozen=True):
-    """What became of an engine's tokens between two cuts, for one counter."""
+    """The token balance of one interval between two cuts, for one counter; `to_at` None = the end of the engine."""
 
     counter: str
     from_at: datetime
@@ -57,13 +57,13 @@ class IntervalRow(msgspec.Struct, frozen=True):
 
 
 class TraceRow(msgspec.Struct, frozen=True):
-    """One request, or one note of a request, on an engine."""
+    """Tokens of one request on an engine, by cause."""
 
     request_id: UUID
     tenant_id: UUID | None
     at: datetime
     cause: str
-    """billed, a cause of the identity, or `missing`: a hold without a usage row."""
+    """One of token_balance.CAUSES, or `missing`: the request had a hold and has no usage row."""
     prompt_tokens: int
     generation_tokens: int
     detail: str = ""
@@ -88,7 +88,7 @@ _ENGINES = text(
 
 
 async def list_engines(connection: AsyncConnection, limit: int) -> list[EngineRow]:
-    """Engines, those with something unexplained first, then the ones last heard of."""
+    """At most `limit` engines: those with unexplained, unaccepted tokens first, then the most recently seen."""
     return [
         EngineRow(
             boot_id=row.boot_id,
@@ -111,7 +111,7 @@ async def list_engines(connection: AsyncConnection, limit: int) -> list[EngineRo
 
 
 async def list_intervals(connection: AsyncConnection, boot_id: str, limit: int) -> list[IntervalRow]:
-    """The newest stretches of one engine first. Raises NotFound."""
+    """At most `limit` intervals of the engine `boot_id`, newest first. Raises NotFound for an unknown engine."""
     rows = await connection.execute(
         text(
             "SELECT * FROM reconciliations WHERE boot_id = :boot ORDER BY from_at DESC, counter DESC LIMIT :limit"
@@ -170,10 +170,11 @@ _TRACE = text(
 async def trace(
     connection: AsyncConnection, boot_id: str, *, from_at: datetime | None, limit: int
 ) -> list[TraceRow]:
-    """The requests behind an engine's stretches: those that do not come out, else all; or the one from `from_at`.
+    """At most `limit` requests behind the engine's intervals, newest first.
 
-    Requests that held money for its model in that time and have no usage row come first: where tokens are missing, it
-    is them. Raises NotFound.
+    `from_at` selects the interval that begins there; None selects all intervals with unexplained tokens, or all
+    intervals when there are none. Requests for the model that had a hold and have no usage row come first: they are
+    the likely cause of missing tokens. Raises NotFound for an unknown engine.
     """
     engine = await _get_engine(connection, boot_id)
     wrong = await connection.execute(
@@ -203,9 +204,10 @@ async def trace(
 
 
 async def accept(connection: AsyncConnection, boot_id: str, *, by: str, reason: str) -> int:
-    """Accept what is unexplained of an engine; returns how many stretches. Raises NotFound, Conflict.
+    """Accept the unexplained tokens of an engine; returns the number of intervals accepted.
 
-    It stays on its lines and counts no longer for the alarm and the close; should the difference change, it does again.
+    Accepted tokens stay in the rows but no longer count for the alarm and the close, until a later comparison changes
+    the difference. Raises NotFound for an unknown engine, Conflict when there is nothing to accept.
     """
     await _get_engine(connection, boot_id)
     changed = await connection.execute(

@@ -1,10 +1,10 @@
-"""What the hosts cost per hour and model, from their accounted seconds and dated prices (DESIGN §5, GPU economics).
+"""The cost of hosts per hour and model, from their accounted seconds and dated prices (DESIGN §5, GPU economics).
 
-A host's cost of an hour is its seconds times its hourly price, rounded once, half up, to a picodollar. It is split over
-the host's models and states by their seconds. Seconds in which a model served go to the requests on that model that
-ended in that hour, by estimated GPU time (weights.py), unbilled tokens included: they used the GPU too. What nobody
-used (loading, warm and idle, asleep, no model at all) are lines of their own. All splits keep their sum
-(core/apportion.py). An hour costs what the price in force at its beginning says.
+A host's cost of an hour is its seconds times the hourly price in force at the hour's beginning, rounded once, half up,
+to a picodollar. It is split over the host's models and states by their seconds. The cost of serving seconds belongs to
+the requests on that model that ended in that hour and is shared by estimated GPU time (weights.py), unbilled tokens
+included. The cost of unused seconds (loading, warm and idle, asleep, no model) is reported by state. Every split keeps
+its sum (core/apportion.py).
 """
 
 from datetime import datetime
@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.economics.split_sql import floors, share
 
 SERVING_STATES = ("serving", "draining")
-"""States in which a replica's time belongs to requests."""
+"""States in which a replica's time is charged to requests."""
 
 LOADING, IDLE, ASLEEP = "loading", "warm_idle", "asleep"
-"""States in which nobody used it. A host's seconds that none of its models account for are idle."""
+"""States in which a replica's time is unused; host seconds that no model accounts for count as IDLE."""
 
 _AMOUNTS = ("cost", "us", "machine_us")
 _TIES = 'idle, model COLLATE "C", state COLLATE "C"'
@@ -65,24 +65,26 @@ class GpuUse(msgspec.Struct):
     gpu_us: int = 0
     """GPU-microseconds; 0 on a host without GPUs."""
     machine_us: int = 0
-    """The same where a host without GPUs counts as one: time that exists on every host."""
+    """GPU-microseconds, with a host without GPUs counted as one GPU."""
 
     def add(self, cost: int, gpu_us: int, machine_us: int = 0) -> None:
-        """Add to all."""
+        """Add picodollars, GPU-microseconds and machine-microseconds."""
         self.cost += cost
         self.gpu_us += gpu_us
         self.machine_us += machine_us
 
 
 class HourCost(msgspec.Struct):
-    """What one hour's hosts cost: per model what served; per model (empty = none) and state what nobody used."""
+    """The cost of all hosts in one hour."""
 
     serving: dict[str, GpuUse]
+    """By model, in SERVING_STATES."""
     unused: dict[tuple[str, str], GpuUse]
+    """By model (empty = no model) and state, in all other states."""
 
 
 async def host_hours(connection: AsyncConnection, start: datetime, end: datetime) -> dict[datetime, HourCost]:
-    """Cost of every hour of [start, end) that has host seconds. A host kind without a price costs nothing."""
+    """Cost of every UTC hour of [start, end) that has host seconds; a host kind without a price costs 0."""
     hours: dict[datetime, HourCost] = {}
     for row in await connection.execute(_COSTS, {"start": start, "end": end}):
         use = hours.setdefault(row.hour, HourCost({}, {}))

@@ -1,4 +1,4 @@
-"""What hosts cost per hour: dated rows, entered by people. None may change what a closed month cost."""
+"""Hourly prices of host kinds: dated rows, entered by people. No change may alter the cost of a closed month."""
 
 from datetime import datetime
 
@@ -12,18 +12,19 @@ from core.money import pico_to_usd, usd_to_pico
 from workers.catalog import load_catalog
 
 MAX_SOURCE = 500
+"""Characters of a price's source at most."""
 MAX_USD_PER_HOUR = 100_000
 
 
 class HostPriceView(msgspec.Struct, frozen=True):
-    """A price and since when it holds."""
+    """A price of a host kind and the instant from which it is in force."""
 
     host_kind: str
     usd_per_hour: str
     effective_from: datetime
     source: str
     in_force: bool
-    """Whether it is the one of now."""
+    """Whether it is the price in force now."""
 
 
 _LIST = text(
@@ -46,7 +47,7 @@ _SET = text(
 
 
 async def list_host_prices(connection: AsyncConnection, host_kind: str | None = None) -> list[HostPriceView]:
-    """Prices by kind and date, past and scheduled ones included."""
+    """Past, present and scheduled prices by kind and date; `host_kind` None = of all kinds."""
     return [
         HostPriceView(
             host_kind=row.host_kind,
@@ -67,10 +68,11 @@ async def set_host_price(
     source: str,
     effective_from: datetime | None = None,
 ) -> HostPriceView:
-    """Let `host_kind` cost so much from a whole UTC hour on (None = the running one), until the next dated price.
+    """Set the price of `host_kind` from `effective_from` on, until the next dated price.
 
-    The same instant again corrects that row. Raises InvalidRequest, and Conflict when an hour of a closed month
-    would cost something else.
+    `usd_per_hour` is a decimal from 0 to MAX_USD_PER_HOUR, `source` 1 to MAX_SOURCE characters, `effective_from` a
+    whole UTC hour (None = the present hour). The same instant again replaces that row. Raises InvalidRequest for an
+    argument out of these bounds or an unknown kind, Conflict when the cost of a closed month would change.
     """
     await _check_kind(connection, host_kind)
     try:
@@ -108,7 +110,7 @@ async def set_host_price(
 
 
 async def _check_kind(connection: AsyncConnection, host_kind: str) -> None:
-    """A kind of the catalog, or of a host that was seen."""
+    """Raise InvalidRequest unless the catalog or a registered host has this kind."""
     seen = await connection.scalars(text("SELECT DISTINCT host_kind FROM hosts"))
     known = sorted({*load_catalog().hosts, *seen})
     if host_kind not in known:

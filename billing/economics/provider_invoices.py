@@ -1,7 +1,7 @@
-"""Invoices of the providers of GPUs, entered by a person or fetched, against what we have accounted for.
+"""Invoices of GPU providers, entered or fetched, compared with the accounted cost of hosts.
 
-An invoice is kept as it came and never changed; a mistaken one is voided and entered again. The variance is a line per
-kind of host: what was invoiced less what our host-hours cost at the dated prices.
+An invoice is stored unchanged; to correct one, void it and enter it again. The variance per host kind is the invoiced
+amount less the cost of our host-hours at the dated prices.
 """
 
 from collections import defaultdict
@@ -28,28 +28,31 @@ SECONDS_PER_HOUR = 3600
 
 
 class InvoiceLineIn(msgspec.Struct, forbid_unknown_fields=True):
-    """One line as it is entered."""
+    """One line to enter."""
 
     amount_usd: str
+    """Decimal dollars; negative for a discount."""
     host_kind: str = ""
+    """Empty for what is not a host."""
     description: str = ""
     hours: str | None = None
+    """Decimal host-hours."""
 
 
 class InvoiceIn(msgspec.Struct, forbid_unknown_fields=True):
-    """A provider's invoice as it is entered; the lines must add up to the total."""
+    """A provider's invoice to enter; the lines must add up to the total."""
 
     provider: str
     number: str
     month: str
-    """As 2026-11."""
+    """Such as 2026-11."""
     total_usd: str
     lines: list[InvoiceLineIn]
     currency: str = "USD"
 
 
 class InvoiceView(msgspec.Struct, frozen=True):
-    """An invoice that was entered."""
+    """A stored invoice."""
 
     id: UUID
     provider: str
@@ -64,7 +67,7 @@ class InvoiceView(msgspec.Struct, frozen=True):
 
 
 class VarianceRow(msgspec.Struct, frozen=True):
-    """Accounted against invoiced, for one kind of host; the last row, without a kind, is the total."""
+    """Accounted and invoiced cost of one host kind; the row without a kind is the total."""
 
     host_kind: str | None
     accounted_hours: str
@@ -72,13 +75,17 @@ class VarianceRow(msgspec.Struct, frozen=True):
     invoiced_hours: str | None
     invoiced_usd: str
     variance_usd: str
-    """Invoiced less accounted."""
+    """`invoiced_usd` less `accounted_usd`."""
 
 
 async def enter_invoice(
     connection: AsyncConnection, invoice: InvoiceIn, month: date, *, source: str, entered_by: str
 ) -> InvoiceView:
-    """Keep an invoice. Raises InvalidRequest, and Conflict when the provider's number is there already."""
+    """Store an invoice for `month` (its first day). `source` says where it came from, `entered_by` names the person.
+
+    Raises InvalidRequest for a text of more than MAX_TEXT characters, another currency than USD, not 1 to MAX_LINES
+    lines, or lines that do not add up to the total; Conflict when the provider's number is entered already.
+    """
     total = _usd(invoice.total_usd, "total_usd")
     for name in ("provider", "number"):
         value = getattr(invoice, name)
@@ -151,7 +158,7 @@ def _hours(value: str) -> Decimal:
 
 
 async def void_invoice(connection: AsyncConnection, invoice_id: UUID, by: str) -> InvoiceView:
-    """Take a mistaken invoice out of account; it stays readable. Raises NotFound, Conflict."""
+    """Void an invoice: it stays readable and no longer counts. Raises NotFound; Conflict when it is void already."""
     view = await get_invoice(connection, invoice_id)
     if view.voided_at is not None:
         raise Conflict(f"invoice {view.number} was voided on {view.voided_at:%Y-%m-%d}")
@@ -179,7 +186,7 @@ async def get_invoice(connection: AsyncConnection, invoice_id: UUID) -> InvoiceV
 
 
 async def list_invoices(connection: AsyncConnection, month: date | None = None) -> list[InvoiceView]:
-    """Invoices of a month or of all, voided ones included, the newest month first."""
+    """At most 1000 invoices of a month (None = all), voided ones included, newest month first."""
     rows = await connection.execute(
         text(
             f"{_INVOICES} WHERE CAST(:month AS date) IS NULL OR i.month = :month "
@@ -226,7 +233,7 @@ _INVOICED = text(
 
 
 async def variance(connection: AsyncConnection, month: date) -> list[VarianceRow]:
-    """What was invoiced for a month against what our host-hours cost, by kind of host, and in total."""
+    """Invoiced against accounted cost of a month by host kind, then the total."""
     seconds, costs = await accounted(connection, month)
     invoiced: dict[str, tuple[Decimal | None, int]] = {
         row.host_kind: (row.hours, int(row.amount))
@@ -247,7 +254,7 @@ async def variance(connection: AsyncConnection, month: date) -> list[VarianceRow
 async def accounted(
     connection: AsyncConnection, month: date, *, gpus_only: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Seconds and picodollars by kind of host; a host-hour is rounded as in gpu_cost.py."""
+    """(seconds, picodollars) of the month's hosts by host kind; a host-hour is rounded as in gpu_cost.py."""
     start, end = bounds(month)
     seconds: dict[str, int] = defaultdict(int)
     costs: dict[str, int] = defaultdict(int)
@@ -258,7 +265,7 @@ async def accounted(
 
 
 def host_hour_cost(price: int, seconds: int) -> int:
-    """Picodollars of `seconds` of a host at `price` an hour, rounded half up."""
+    """Picodollars of `seconds` of a host at `price` picodollars an hour, rounded half up."""
     return (2 * price * seconds + SECONDS_PER_HOUR) // (2 * SECONDS_PER_HOUR)
 
 
@@ -279,7 +286,7 @@ def _format_hours(seconds: int) -> str:
 
 
 class StateRow(msgspec.Struct, frozen=True):
-    """Host-hours of one kind in one state."""
+    """Host-hours and cost of one host kind in one state."""
 
     host_kind: str
     state: str
@@ -300,7 +307,7 @@ _STATES = text(
 
 
 async def host_states(connection: AsyncConnection, start: datetime, end: datetime) -> list[StateRow]:
-    """Hours and cost by kind and state (loading, serving, warm_idle, asleep, draining); the cost adds up to all."""
+    """Hours and cost in [start, end) by host kind and state; the costs add up to the cost of all hosts."""
     grouped: dict[tuple[str, datetime, str], list[tuple[str, int, int]]] = defaultdict(list)
     for row in await connection.execute(_STATES, {"start": start, "end": end}):
         grouped[row.host_kind, row.hour, row.host_id].append(

@@ -1,7 +1,7 @@
-"""Cost per million tokens from a GPU's price and an engine's speed, and a published example put through it.
+"""Cost per million tokens from a GPU's price and an engine's speed, applied to a published example.
 
 DigitalOcean (2026-02-19) reports for Llama-3.3-70B FP8: 2,000 tok/s on 2 H100 at $1.472 per million tokens, against
-823 tok/s on 4 H100 at $5.80 before optimisation. `docs/finance/gpu-economics.md` says what follows from it.
+823 tok/s on 4 H100 at $5.80 before optimisation. docs/finance/gpu-economics.md discusses the result.
 """
 
 from decimal import ROUND_HALF_UP, Decimal, localcontext
@@ -17,7 +17,7 @@ CATALOG_USD_PER_GPU_HOUR = Decimal("4.41")
 
 
 class PublishedCase(msgspec.Struct, frozen=True):
-    """What was published of one configuration."""
+    """The published figures of one configuration."""
 
     name: str
     gpus: int
@@ -32,7 +32,10 @@ PUBLISHED = (
 
 
 def cost_per_mtok(usd_per_gpu_hour: Decimal, gpus: int, tokens_per_s: int) -> Decimal:
-    """Dollars per million tokens of `gpus` GPUs that are busy all the time. Raises InvalidRequest."""
+    """Dollars per million tokens of `gpus` (>= 1) fully busy GPUs that make `tokens_per_s` (>= 1) in all.
+
+    Raises InvalidRequest for a negative price or a count below 1.
+    """
     if usd_per_gpu_hour < 0 or gpus < 1 or tokens_per_s < 1:
         raise InvalidRequest("a price cannot be negative, and it takes a GPU and a token to cost something")
     with localcontext() as context:
@@ -41,7 +44,7 @@ def cost_per_mtok(usd_per_gpu_hour: Decimal, gpus: int, tokens_per_s: int) -> De
 
 
 def gpu_hour_price(usd_per_mtok: Decimal, gpus: int, tokens_per_s: int) -> Decimal:
-    """The dollars per GPU-hour at which `cost_per_mtok` gives `usd_per_mtok`. Raises InvalidRequest."""
+    """The dollars per GPU-hour at which `cost_per_mtok` gives `usd_per_mtok`. Raises InvalidRequest as it does."""
     if usd_per_mtok < 0 or gpus < 1 or tokens_per_s < 1:
         raise InvalidRequest("a price cannot be negative, and it takes a GPU and a token to cost something")
     with localcontext() as context:
@@ -50,22 +53,22 @@ def gpu_hour_price(usd_per_mtok: Decimal, gpus: int, tokens_per_s: int) -> Decim
 
 
 class ExampleRow(msgspec.Struct, frozen=True):
-    """One configuration, with its inputs and what comes out; dollars rounded to four decimals for reading."""
+    """One configuration with its inputs and results; dollars are rounded to four decimals."""
 
     configuration: str
     gpus: int
     tokens_per_s: int
     published_usd_per_mtok: str
     implied_usd_per_gpu_hour: str
-    """The price at which the published figure comes out."""
+    """The price per GPU-hour at which the formula gives the published cost."""
     at_other_price_usd_per_mtok: str
-    """The figure at the price that the other configuration implies."""
+    """The cost at the price that the other configuration implies."""
     at_list_price_usd_per_mtok: str
-    """The figure at the list price of an H100."""
+    """The cost at the list price of an H100."""
 
 
 class Example(msgspec.Struct, frozen=True):
-    """The published example, and the assumption of it that does not hold."""
+    """Both published configurations, and the assumption that cannot hold for them."""
 
     rows: list[ExampleRow]
     list_usd_per_gpu_hour: str
@@ -75,7 +78,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 def published_example() -> Example:
-    """Both configurations at the prices they imply, at each other's and at the list price."""
+    """Compute both configurations at the price each implies, at the other's price and at the list price."""
     implied = [gpu_hour_price(case.usd_per_mtok, case.gpus, case.tokens_per_s) for case in PUBLISHED]
     rows = [
         ExampleRow(

@@ -38,7 +38,8 @@ usage_unbilled = Table(
     CheckConstraint("cause IN ('retried', 'choices', 'cancelled_tail', 'engine_failed')", name="cause"),
     Index("ix_usage_unbilled_boot_id", "boot_id"),
 )
-"""Tokens of a request that an engine counted and is not billed, by attempt and cause (billing/metering/records.py)."""
+"""Tokens of a request that an engine counted and that are not billed, by attempt and cause
+(billing/metering/records.py)."""
 
 reconciliations = Table(
     "reconciliations",
@@ -66,7 +67,7 @@ reconciliations = Table(
     Index("ix_reconciliations_checked_at", "checked_at"),
     Index("ix_reconciliations_unexplained", "boot_id", postgresql_where=text("unexplained <> 0")),
 )  # fmt: skip
-"""What became of an engine's tokens between two cuts; `to_at` empty = up to the engine's end."""
+"""The token balance of an engine between two cuts, by counter; `to_at` NULL = up to the engine's end."""
 
 provider_invoices = Table(
     "provider_invoices",
@@ -91,7 +92,7 @@ provider_invoices = Table(
         postgresql_where=text("voided_at IS NULL"),
     ),
 )
-"""What a provider of GPUs asked for a month, in picodollars."""
+"""Invoices of GPU providers by month, in picodollars."""
 
 provider_invoice_lines = Table(
     "provider_invoice_lines",
@@ -103,4 +104,4 @@ provider_invoice_lines = Table(
     Column("hours", Numeric(38, 6)),
     Column("amount", Numeric(38, 0), nullable=False),
 )
-"""Its lines; `host_kind` is empty for what is no host (a discount, a volume)."""
+"""Lines of provider_invoices; `host_kind` is empty for what is not a host (a discount, a volume)."""

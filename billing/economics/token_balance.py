@@ -1,15 +1,15 @@
-"""The identity that ties an engine's counters to usage rows, for one counter and one stretch of time. Pure.
+"""The token balance: an engine's counter against usage rows, for one counter and one interval. Pure functions.
 
     engine + unobserved = billed + engine_failed + zero_output + cancelled_tail + retried + choices + warmup + probe
                           + unexplained
 
-All but `unexplained` is known from rows, or bounded by them:
+Every term but `unexplained` is read from rows or bounded by them:
 
-- A stream that was cut may have yielded tokens that never reached us. What the engine counted beyond the rows is such
-  a tail as far as the tails of cut requests can reach, first of those we or the client cut, then of those that died
-  with their engine; what lies beyond is unexplained.
-- An engine that died counted tokens that its last scrape did not see (`unobserved`). What the rows have beyond the
-  engine is that, as far as the requests reach that ended after that scrape; what lies beyond is unexplained.
+- The engine counted more than the rows: an aborted stream may have generated tokens that never reached the gateway.
+  The surplus is attributed to such tails, at most `cancelled_limit` to requests that the client or the gateway
+  cancelled, then at most `failed_limit` to requests whose engine failed. The rest is unexplained.
+- The rows have more than the engine: an engine that died counted tokens after its last scrape. The deficit is
+  `unobserved`, at most `unscraped_limit`. The rest is unexplained.
 """
 
 import msgspec
@@ -25,11 +25,11 @@ CAUSES = (
     "warmup",
     "probe",
 )
-"""Where an engine's tokens went, in the order in which they are shown."""
+"""Causes of an engine's tokens, in the order of display."""
 
 
 class KnownTokens(msgspec.Struct):
-    """Tokens that rows tell of, by cause, and how far the unknown can reach."""
+    """Tokens in rows by cause, and the bounds of what rows cannot show."""
 
     billed: int = 0
     engine_failed: int = 0
@@ -40,15 +40,15 @@ class KnownTokens(msgspec.Struct):
     warmup: int = 0
     probe: int = 0
     cancelled_limit: int = 0
-    """The most that cut streams can have yielded unseen."""
+    """Upper bound of the tokens that cancelled streams generated and the gateway did not receive."""
     failed_limit: int = 0
-    """The same for streams whose engine failed."""
+    """The same bound for streams whose engine failed."""
     unscraped_limit: int = 0
-    """Tokens of requests that ended after the last scrape of an engine that is gone; 0 while it lives."""
+    """Tokens of requests that ended after the last scrape of an engine that has ended; 0 while it lives."""
 
 
 class TokenBalance(msgspec.Struct, frozen=True):
-    """The identity's lines; they add up by construction."""
+    """The terms of the balance, in tokens; they add up by construction."""
 
     engine: int
     billed: int
@@ -64,7 +64,7 @@ class TokenBalance(msgspec.Struct, frozen=True):
 
 
 def balance_tokens(engine: int, known: KnownTokens) -> TokenBalance:
-    """Account for what `engine` counted."""
+    """Balance the `engine` counter's increase (tokens) against the `known` tokens of the interval."""
     causes = {name: int(getattr(known, name)) for name in CAUSES}
     rest = engine - sum(causes.values())
     cancelled = min(max(rest, 0), known.cancelled_limit)

@@ -1,16 +1,16 @@
-"""Estimated GPU time of tokens, from the engine profiles of the catalog (DESIGN §5: cost goes by GPU-seconds).
+"""Estimated GPU time of tokens, from the engine profiles of the catalog (DESIGN §5: cost is shared by GPU-seconds).
 
-A profile says how fast an engine prefills (R tokens/s) and how long a decode step takes
-(`alpha + beta*B + gamma*KV` seconds for B sequences that read KV tokens of cache, `accept` tokens a step and sequence).
-From these, on a model's default profile with G GPUs (a machine without GPUs counts as one):
+A profile has a prefill speed (R tokens/s) and the duration of a decode step: `alpha + beta*B + gamma*KV` seconds for B
+sequences that read KV tokens of cache, with `accept` tokens per step and sequence. GPU time of a token on a model's
+default profile with G GPUs (a machine without GPUs counts as one):
 
     uncached prompt token   G * (1/R + gamma * steps)
-    cached prompt token     G * gamma * steps                       it is not computed, only read
+    cached prompt token     G * gamma * steps                       read from the cache, not computed
     output token            G * (alpha + beta*B) / (B * accept) + G * gamma * own / accept
 
-`B` is a typical batch, a quarter of the engine's slots; `steps` the decode steps that read a prompt token, those of a
-typical answer; `own` half of a typical answer, which an output token finds of its own answer in the cache. These three
-are assumptions of the split and stand below. All is linear in tokens, so an hour's sums weigh as much as its requests.
+Assumptions, as constants below: `B` is a quarter of the engine's slots; `steps`, the decode steps that read a prompt
+token, are those of a typical answer; `own`, the tokens of its own answer that an output token reads from the cache, are
+half of a typical answer. All weights are linear in tokens, so the sums of an hour weigh as much as its requests.
 """
 
 from decimal import ROUND_HALF_UP, Decimal, localcontext
@@ -23,25 +23,25 @@ from workers.catalog import Catalog, EngineProfile, load_catalog
 PICO_PER_S = 10**12
 PICO_PER_US = 10**6
 BATCH_PART = 4
-"""The typical batch is this part of the engine's slots."""
+"""Divisor of the engine's slots (max_num_seqs) that gives the typical batch."""
 ANSWER_TOKENS = 256
 """Tokens of a typical answer."""
 
 
 class Coefficients(msgspec.Struct, frozen=True):
-    """GPU-picoseconds that one token takes."""
+    """GPU-picoseconds per token, by kind of token."""
 
     uncached: int
     cached: int
     output: int
 
     def picoseconds(self, uncached_input: int, cached_input: int, output: int) -> int:
-        """GPU-picoseconds of so many tokens."""
+        """GPU-picoseconds of the given numbers of tokens."""
         return uncached_input * self.uncached + cached_input * self.cached + output * self.output
 
 
 UNKNOWN = Coefficients(uncached=100_000_000, cached=0, output=2_500_000_000)
-"""For a model without an engine profile (somebody else's engine): 10,000 tok/s of prefill, 400 tok/s of decode."""
+"""For a model without an engine profile (an external engine): 10,000 tok/s of prefill, 400 tok/s of decode."""
 
 
 class GpuWeights(msgspec.Struct, frozen=True):
@@ -51,15 +51,15 @@ class GpuWeights(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_catalog(cls, catalog: Catalog) -> "GpuWeights":
-        """Weights of every model, from its default profile."""
+        """Coefficients of every model of the catalog, from its default profile."""
         return cls({name: coefficients(model.profile()) for name, model in catalog.models.items()})
 
     def of(self, model: str) -> Coefficients:
-        """The coefficients of a model; UNKNOWN for one that the catalog does not have."""
+        """The coefficients of `model`; UNKNOWN when the catalog does not have it."""
         return self.models.get(model, UNKNOWN)
 
     def picoseconds(self, model: str, uncached_input: int, cached_input: int, output: int) -> int:
-        """Estimated GPU-picoseconds of tokens on `model`."""
+        """Estimated GPU-picoseconds of the given numbers of tokens on `model`."""
         return self.of(model).picoseconds(uncached_input, cached_input, output)
 
     def microseconds(self, model: str, uncached_input: int, cached_input: int, output: int) -> int:
@@ -69,7 +69,7 @@ class GpuWeights(msgspec.Struct, frozen=True):
 
 
 def coefficients(profile: EngineProfile) -> Coefficients:
-    """GPU-picoseconds a token on an engine of `profile`; its figures pass through Decimal once."""
+    """GPU-picoseconds per token on an engine of `profile`, computed in Decimal and rounded half up."""
     figures = {name: Decimal(str(figure.value)) for name, figure in profile.figures.items()}
     accept = figures.get("accept_per_step", Decimal(1))
     gamma = figures.get("step_per_kv_token_s", Decimal(0))
@@ -94,5 +94,5 @@ def _picoseconds(seconds: Decimal) -> int:
 
 @lru_cache(maxsize=1)
 def catalog_weights() -> GpuWeights:
-    """Weights of the catalog that comes with Penstock, read once."""
+    """Weights of Penstock's own catalog, cached."""
     return GpuWeights.from_catalog(load_catalog())

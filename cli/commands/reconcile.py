@@ -46,7 +46,7 @@ def show(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show engines with what is unexplained, or one engine stretch by stretch."""
+    """Show engines with what is unexplained, or one engine by interval."""
 
     async def act() -> Any:
         async with open_db(data_dir) as database:
@@ -64,7 +64,7 @@ def show(
 @app.command(epilog="Example: penstock reconcile trace engine-4f1c9a2b --limit 20")
 def trace(
     boot: BootId,
-    start: Annotated[str | None, typer.Option("--from", help="Only the stretch from this instant.")] = None,
+    start: Annotated[str | None, typer.Option("--from", help="Only the interval from this instant.")] = None,
     limit: Limit = 100,
     data_dir: DataDir = None,
     as_json: AsJson = False,

@@ -46,7 +46,7 @@ CAUSES = (
     ("unobserved", "Unobserved"),
     ("unexplained", "Unexplained"),
 )
-"""The lines of the identity: an engine's count less what each explains is what nothing explains."""
+"""The terms of the token balance, in the order of display."""
 _CHAIN = (
     Column("source", "Who tells it"),
     Column("tokens", "Tokens", numeric=True),
