@@ -12,17 +12,21 @@ from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
 
-class CrossCheckRow(msgspec.Struct, frozen=True):
+class CrossCheckRow(msgspec.Struct, frozen=True, kw_only=True):
     """One source's figures for the month; None = the source does not have that figure."""
 
     source: str
     """gateway | ledger | invoices | stripe_meter | stripe_invoices | engines"""
-    tokens: int | None
-    amount_usd: str | None
-    token_difference: int | None
+    tokens: int | None = None
+    amount_usd: str | None = None
+    token_difference: int | None = None
     """`tokens` less those of the gateway's usage rows."""
-    difference_usd: str | None
+    difference_usd: str | None = None
     """`amount_usd` less the cost of the gateway's usage rows, exact decimal dollars."""
+    equal: bool | None = None
+    """Whether it equals the gateway's usage rows; for Stripe's invoices, whether the last comparison found no
+    difference. None for the gateway, for the engines, and where nothing is known.
+    """
     detail: str
 
 
@@ -92,12 +96,16 @@ async def cross_check_month(connection: AsyncConnection, month: date) -> list[Cr
     def row(
         source: str, detail: str, *, counted: int | None = None, amount: int | None = None
     ) -> CrossCheckRow:
+        token_difference = None if counted is None else counted - tokens
+        difference = None if amount is None else amount - cost
+        told = [one for one in (token_difference, difference) if one is not None]
         return CrossCheckRow(
             source=source,
             tokens=counted,
             amount_usd=None if amount is None else pico_to_usd(amount),
-            token_difference=None if counted is None else counted - tokens,
-            difference_usd=None if amount is None else pico_to_usd(amount - cost),
+            token_difference=token_difference,
+            difference_usd=None if difference is None else pico_to_usd(difference),
+            equal=None if source == "gateway" or not told else not any(told),
             detail=detail,
         )
 
@@ -111,14 +119,15 @@ async def cross_check_month(connection: AsyncConnection, month: date) -> list[Cr
             amount=int(invoices.amount) if made else None,
         ),
         row("stripe_meter", _meter_detail(meter), counted=int(meter.tokens) if meter.events else None),
-        CrossCheckRow("stripe_invoices", None, None, None, None, _stripe_detail(compared)),
         CrossCheckRow(
-            "engines",
-            int(engines.tokens) if engines.engines else None,
-            None,
-            None,
-            None,
-            f"{engines.engines} engines compared: {int(engines.billed)} billed, "
+            source="stripe_invoices",
+            equal=None if compared is None else bool(compared.ok),
+            detail=_stripe_detail(compared),
+        ),
+        CrossCheckRow(
+            source="engines",
+            tokens=int(engines.tokens) if engines.engines else None,
+            detail=f"{engines.engines} engines compared: {int(engines.billed)} billed, "
             f"{int(engines.unexplained)} unexplained; stretches that touch the month are counted whole",
         ),
     ]

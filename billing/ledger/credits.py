@@ -190,9 +190,12 @@ async def give_sla_credit(
     amount: int,
     reason: str,
     created_by: str,
+    effective_at: datetime | None = None,
 ) -> bool:
-    """Credit for a missed service level: a lot for a prepaid customer, less owed for a postpaid one. Idempotent by
-    `credit_id`; returns whether it is new. Raises NotFound, InvalidRequest, Conflict.
+    """Credit `amount` picodollars for a missed service level: a lot if the customer is prepaid, less owed if postpaid.
+
+    `effective_at` says to which month a postpaid customer's credit belongs (None = now); a lot counts from now on.
+    Idempotent by `credit_id`; returns whether it is new. Raises NotFound, InvalidRequest, Conflict.
     """
     mode = await _mode_of(connection, tenant_id)
     if mode == "prepaid":
@@ -208,7 +211,7 @@ async def give_sla_credit(
     if amount <= 0:
         raise InvalidRequest("the amount of a credit must be above 0", param="amount_usd")
     return await transfers.book(
-        connection, "sla_credit", tenant_id, "sla_credits", "receivable", amount, credit_id
+        connection, "sla_credit", tenant_id, "sla_credits", "receivable", amount, credit_id, effective_at
     )
 
 

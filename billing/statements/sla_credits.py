@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.ledger import credits, transfers
+from billing.ledger import credits
 from billing.ledger.check_result import CheckResult
 from billing.ledger.months import bounds, final_at, month_name, month_of
 from billing.notifications.notices import notify
@@ -201,11 +201,8 @@ async def run_last_month(database: Database) -> int:
 
 async def _credit(connection: AsyncConnection, month: date, result: SlaResult) -> bool:
     """Keep the measurement and book its credit; False when it was done before or there is nothing to give."""
-    found = await connection.execute(
-        text("SELECT mode FROM billing_accounts WHERE tenant_id = :tenant FOR UPDATE"),
-        {"tenant": result.tenant_id},
-    )
-    mode = found.scalar_one()
+    lock = text("SELECT FROM billing_accounts WHERE tenant_id = :tenant FOR UPDATE")
+    await connection.execute(lock, {"tenant": result.tenant_id})
     amount = usd_to_pico(result.amount_usd)
     kept = await connection.execute(
         text(
@@ -223,21 +220,15 @@ async def _credit(connection: AsyncConnection, month: date, result: SlaResult) -
     )
     if kept.rowcount == 0 or amount == 0:
         return False
-    if mode == "prepaid":
-        await credits.add_lot(
-            connection,
-            lot_id=result.id,
-            tenant_id=result.tenant_id,
-            amount=amount,
-            kind="sla",
-            reason=f"Service level of {result.month}",
-            created_by="penstock.sla",
-        )
-    else:
-        at = await _effective(connection, result.tenant_id, month)
-        await transfers.book(
-            connection, "sla_credit", result.tenant_id, "sla_credits", "receivable", amount, result.id, at
-        )
+    await credits.give_sla_credit(
+        connection,
+        credit_id=result.id,
+        tenant_id=result.tenant_id,
+        amount=amount,
+        reason=f"Service level of {result.month}",
+        created_by="penstock.sla",
+        effective_at=await _effective(connection, result.tenant_id, month),
+    )
     await notify(
         connection,
         tenant_id=result.tenant_id,

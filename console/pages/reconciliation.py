@@ -162,21 +162,16 @@ def _verdict(row: CrossCheckRow) -> Cell:
         return cell("the measure")
     if row.source == "engines":
         return cell("explained", tone="ok") if row.tokens is not None else cell("not told")
-    told = [one for one in (row.token_difference, row.difference_usd) if one is not None]
-    if not told:
-        bad = "DIFFERENT" in row.detail
-        equal = row.detail.startswith("equal")
-        return (
-            cell("different", tone="bad") if bad else cell("equal", tone="ok") if equal else cell("not told")
-        )
-    if row.token_difference or (row.difference_usd is not None and money(row.difference_usd).sort != 0):
-        parts = []
-        if row.token_difference:
-            parts.append(f"{row.token_difference:+,} tokens")
-        if row.difference_usd is not None and row.difference_usd != "0.00":
-            parts.append(money(row.difference_usd).text)
-        return cell(", ".join(parts), tone="bad")
-    return cell("equal", tone="ok")
+    if row.equal is None:
+        return cell("not told")
+    if row.equal:
+        return cell("equal", tone="ok")
+    parts = []
+    if row.token_difference:
+        parts.append(f"{row.token_difference:+,} tokens")
+    if row.difference_usd is not None and row.difference_usd != "0.00":
+        parts.append(money(row.difference_usd).text)
+    return cell(", ".join(parts) or "different", tone="bad")
 
 
 def engine_rows(engines: Sequence[EngineRow], now: datetime) -> list[Row]:

@@ -1,6 +1,7 @@
 """What finance's pages work out before anything is drawn."""
 
 from datetime import UTC, date, datetime
+from typing import Any
 
 import pytest
 
@@ -79,17 +80,21 @@ def test_whatever_is_wrong_is_an_incident_that_leads_somewhere(
     assert target.startswith(href)
 
 
+def _link(source: str, **figures: Any) -> CrossCheckRow:
+    return CrossCheckRow(source=source, detail="", **figures)
+
+
 @pytest.mark.parametrize(
     ("row", "tone"),
     [
-        (CrossCheckRow("ledger", None, "1.00", None, "0.00", "2 transfers"), "ok"),
-        (CrossCheckRow("ledger", None, "1.00", None, "0.000000000001", "2 transfers"), "bad"),
-        (CrossCheckRow("stripe_meter", 9, None, -1, None, "1 events"), "bad"),
-        (CrossCheckRow("stripe_meter", 10, None, 0, None, "1 events"), "ok"),
-        (CrossCheckRow("stripe_meter", None, None, None, None, "nothing sent"), None),
-        (CrossCheckRow("stripe_invoices", None, None, None, None, "DIFFERENT on 2026-03-01"), "bad"),
-        (CrossCheckRow("stripe_invoices", None, None, None, None, "equal on 2026-03-01"), "ok"),
-        (CrossCheckRow("engines", 5, None, None, None, "1 engines"), "ok"),
+        (_link("ledger", amount_usd="1.00", difference_usd="0.00", equal=True), "ok"),
+        (_link("ledger", amount_usd="1.00", difference_usd="0.000000000001", equal=False), "bad"),
+        (_link("stripe_meter", tokens=9, token_difference=-1, equal=False), "bad"),
+        (_link("stripe_meter", tokens=10, token_difference=0, equal=True), "ok"),
+        (_link("stripe_meter"), None),
+        (_link("stripe_invoices", equal=False), "bad"),
+        (_link("stripe_invoices", equal=True), "ok"),
+        (_link("engines", tokens=5), "ok"),
     ],
 )
 def test_a_link_of_the_chain_is_green_only_when_it_is_equal(row: CrossCheckRow, tone: str | None) -> None:
@@ -97,7 +102,7 @@ def test_a_link_of_the_chain_is_green_only_when_it_is_equal(row: CrossCheckRow, 
 
 
 def test_engines_that_do_not_come_out_are_red() -> None:
-    row = CrossCheckRow("engines", 5, None, None, None, "1 engines")
+    row = _link("engines", tokens=5)
     assert chain_row(row, is_red=True)["equal"]["tone"] == "bad"
 
 
