@@ -1,4 +1,4 @@
-"""The transaction of an administrative act, opened with the rights of whoever acts."""
+"""The transactions of administrative acts: with the rights of the actor, or with the platform's."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,9 +15,9 @@ MAX_PAGE = 1000
 
 @asynccontextmanager
 async def write(database: Database, actor: Actor) -> AsyncIterator[AsyncConnection]:
-    """One transaction: of the actor's organisation under row-level security, of the platform for a platform role.
+    """One transaction with the actor's rights: a tenant role sees its organisation alone (row-level security).
 
-    After the commit, processes that follow tenancy are told to look.
+    Calls `database.after_change` after the commit, so that processes read the changed tenancy at once.
     """
     session = database.system() if actor.tenant_id is None else database.tenant(actor.tenant_id)
     async with session as connection:
@@ -28,7 +28,11 @@ async def write(database: Database, actor: Actor) -> AsyncIterator[AsyncConnecti
 
 @asynccontextmanager
 async def write_system(database: Database) -> AsyncIterator[AsyncConnection]:
-    """One transaction of the platform, for acts on people (who stand above organisations) after a check of roles."""
+    """One transaction with the platform's rights, whoever acts: for people and money, which no tenant role may write.
+
+    Row-level security protects nothing here: the caller checks role and organisation with `require` first. Calls
+    `database.after_change` after the commit.
+    """
     async with database.system() as connection:
         yield connection
     if database.after_change is not None:
@@ -37,7 +41,7 @@ async def write_system(database: Database) -> AsyncIterator[AsyncConnection]:
 
 @asynccontextmanager
 async def read(database: Database, actor: Actor) -> AsyncIterator[AsyncConnection]:
-    """A read-only transaction with the rights of the actor."""
+    """A read-only transaction with the actor's rights."""
     async with database.read(actor.tenant_id) as connection:
         yield connection
 

@@ -49,7 +49,10 @@ class Holds(Protocol):
         """Reserve. Raises PaymentRequired and its kinds, or Unavailable."""
 
     async def extend(self, request_id: UUID, output_tokens: int) -> bool:
-        """Cover so many more output tokens; False when the money is used up. Raises Unavailable."""
+        """Cover so many more output tokens; False when the money is used up.
+
+        True while PostgreSQL is away: a running answer goes on, and its settlement charges what is available.
+        """
 
     def void(self, request_id: UUID) -> None:
         """Give the reservation back: nothing was admitted."""
@@ -116,7 +119,7 @@ class Models(Protocol):
 
 
 class Reply(Protocol):
-    """The way back to whoever asked: an HTTP response, or a batch's line."""
+    """The HTTP response to the client."""
 
     @property
     def started(self) -> bool:
@@ -126,7 +129,7 @@ class Reply(Protocol):
         """Begin a stream of events."""
 
     def write(self, events: bytes) -> Awaitable[None]:
-        """Send whole events; to be awaited, which takes as long as the receiver lags."""
+        """Send whole events. The result must be awaited; it takes as long as the client needs to read."""
 
     async def end(self, events: bytes) -> None:
         """Send the last events and finish."""

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 
 from billing.metering.records import Outcome
-from core.errors import EngineFailed, RequestTooLarge, Unavailable
+from core.errors import EngineFailed, RequestTooLarge
 from gateway import answers
 from gateway.context import AnyContext, Request
 from gateway.engine import error_message
@@ -144,20 +144,12 @@ class Relay:
         answer.writing_since = 0.0
 
     async def _extend(self, context: AnyContext) -> bool:
-        """Pay for more output of a request that named no max_tokens; False when it must end here.
-
-        With PostgreSQL away the running answer goes on: what it then costs beyond the hold is settled as far as the
-        balance reaches.
-        """
+        """Pay for more output of a request that named no max_tokens; False when it must end here."""
         request, reserved = context.request, context.reserved
         more = min(EXTEND_TOKENS, _longest_answer(request) - reserved.output_limit)
         if request.prepared.max_tokens or more <= 0:
             return False
-        try:
-            granted = await self._holds.extend(request.id, more)
-        except Unavailable:
-            log.warning("hold of %s not extended: billing is away; the answer goes on", request.id)
-            granted = True
+        granted = await self._holds.extend(request.id, more)
         if granted:
             reserved.output_limit += more
         return granted

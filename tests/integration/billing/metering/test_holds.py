@@ -218,6 +218,24 @@ async def test_a_slow_database_refuses_and_the_late_hold_is_voided(database: Dat
         await book.close()
 
 
+async def test_an_extension_that_a_slow_database_does_not_answer_lets_the_answer_go_on(
+    database: Database, pg_url: str
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1")
+    book = HoldManager(pg_url, "api-slow", ttl_s=60, clock=SystemClock(), timeout_s=0.5)
+    await book.start()
+    try:
+        await until(lambda: book.connected)
+        granted = await book.place(customer.hold())
+        async with database.system() as connection:
+            lock = text("SELECT FROM billing_accounts WHERE tenant_id = :id FOR UPDATE")
+            await connection.execute(lock, {"id": customer.tenant_id})
+            assert await book.extend(granted.request_id, 1024)
+    finally:
+        await book.close()
+
+
 async def _state_count(database: Database, state: str, count: int) -> bool:
     async with database.system() as connection:
         found = await connection.execute(
