@@ -7,7 +7,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes 
 EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])'
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check engine browser test bench-gateway bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock lock-engine clean
+.PHONY: help env up check docs engine browser test bench-gateway bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock lock-engine clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ check: env ## what needs no run: lint, format, types, direction of imports, floa
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.architecture.floats
 
+docs: env ## build docs/ as a static site into site/; fails on a broken link
+	$(BIN)/zensical build --clean --strict
+
 engine: env ## make the engine's own environment (vLLM); does nothing when it is there
 	$(BIN)/penstock engine install
 
@@ -45,7 +48,7 @@ browser: ## find Chromium; as root on Debian, install it
 	fi
 
 # The quick ones first. Each call of pytest ends with its counts.
-test: check ## test everything: checks, unit, integration, the real engine, killed processes, the browser
+test: check docs ## test everything: checks, unit, integration, the real engine, killed processes, the browser
 	$(BIN)/pytest -q -n 2 tests/unit tests/architecture
 	@$(MAKE) --no-print-directory engine browser
 	$(BIN)/pytest -q -n 2 tests/integration tests/security

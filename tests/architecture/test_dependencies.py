@@ -33,7 +33,11 @@ def declared(*tables: str) -> list[Requirement]:
         **pyproject()["dependency-groups"],
         **project["optional-dependencies"],
     }
-    return [Requirement(line) for table in tables for line in every[table]]
+    lines = [line for table in tables for line in every[table]]
+    included = [line["include-group"] for line in lines if isinstance(line, dict)]
+    return [Requirement(line) for line in lines if isinstance(line, str)] + (
+        declared(*included) if included else []
+    )
 
 
 def locked(name: str) -> dict[str, list[str]]:
