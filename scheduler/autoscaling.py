@@ -1,6 +1,6 @@
 """The autoscaler beside the live scheduler: counts what comes, looks at the fleet, and says what it would do.
 
-It acts on nothing. The service calls `arrived` and `released` as requests come and go, and `look` every LOOK_S seconds.
+It acts on nothing. It listens to requests that come and go, and the service calls `look` every LOOK_S seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,10 @@ from scheduler.core.autoscale.state import (
     RungFigures,
 )
 from scheduler.core.autoscale.watch import Settings
+from scheduler.core.placements import Open
 from scheduler.core.replica import Replica
-from scheduler.wire import HostView, PlanView, QueueView
+from scheduler.listeners import Listener
+from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
 from workers.catalog import Catalog, CatalogModel
 from workers.wire import Capacity, ReplicaState, ReplicaStatus, Targets
 
@@ -88,7 +90,7 @@ class _Counts(msgspec.Struct):
         )
 
 
-class LivePlanner:
+class LivePlanner(Listener):
     """Plans for a running fleet: every model of the catalog that some replica serves. Others are left alone."""
 
     def __init__(self, catalog: Catalog, settings: Settings | None = None) -> None:
@@ -100,6 +102,18 @@ class LivePlanner:
         self._hit_tokens: dict[str, int] = {}
         self._states: dict[str, tuple[Rung, float]] = {}
         self._last = 0.0
+
+    def on_submit(self, client: str, request: PlaceRequest, at: float, *, announced: bool) -> None:
+        """Count an arrival. A request that is announced again after a reconnection has been counted before."""
+        if not announced:
+            self.arrived(request.model, request.prompt_tokens, request.output_tokens)
+
+    def on_release(self, client: str, released: Released, placement: Open | None, at: float) -> None:
+        """Count a served request and the prompt tokens that its replica had cached."""
+        if placement is not None and not released.failed:
+            self.released(
+                placement.model, placement.replica_id, released.input_tokens, released.cached_input_tokens
+            )
 
     def arrived(self, model: str, prompt_tokens: int, output_tokens: int) -> None:
         """A request came, with the estimate of its answer."""

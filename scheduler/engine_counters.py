@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from scheduler import metrics
+from scheduler.listeners import Listener
 from scheduler.store_loop import StoreLoop
 from workers.engine_counters import CounterReport, Cut
 from workers.wire import EngineCounters, Heartbeat, ReplicaState, ReplicaStatus
@@ -161,7 +162,7 @@ class CounterBook:
                 del self._of_replica[boot.status.replica_id]
 
 
-class CounterStore(StoreLoop):
+class CounterStore(StoreLoop, Listener):
     """Stores what a CounterBook has; PostgreSQL away holds up nothing, the counters are cumulative."""
 
     def __init__(
@@ -174,9 +175,9 @@ class CounterStore(StoreLoop):
         self.book = CounterBook()
         self._record, self._now = record, now
 
-    def heard(self, beat: Heartbeat, open_placements: OpenPlacements) -> None:
+    def on_heartbeat(self, beat: Heartbeat, open_placements: OpenPlacements, at: float) -> None:
         """Note a heartbeat; never waits."""
-        self.book.heard(beat, open_placements, self._now())
+        self.book.heard(beat, open_placements, at)
 
     async def write(self) -> None:
         """Store what is due in one transaction; on failure it stays due. A report that PostgreSQL refuses, such as one

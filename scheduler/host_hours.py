@@ -6,6 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from scheduler import metrics
+from scheduler.listeners import Listener
 from scheduler.store_loop import StoreLoop
 from workers.wire import Heartbeat
 
@@ -16,7 +17,7 @@ MAX_BOOTS = 10_000
 Record = Callable[[AsyncConnection, Heartbeat], Awaitable[None]]
 
 
-class HostHours(StoreLoop):
+class HostHours(StoreLoop, Listener):
     """Keeps the latest heartbeat of each accounting until it is stored."""
 
     def __init__(self, database: Database, record: Record, *, every_s: float = STORE_EVERY_S) -> None:
@@ -25,7 +26,7 @@ class HostHours(StoreLoop):
         self._record = record
         self._unstored: dict[tuple[str, str], Heartbeat] = {}
 
-    def heard(self, beat: Heartbeat) -> None:
+    def on_heartbeat(self, beat: Heartbeat, open_placements: Callable[[str], int], at: float) -> None:
         """Note a heartbeat; never waits."""
         key = (beat.host_id, beat.boot_id)
         if key in self._unstored or len(self._unstored) < MAX_BOOTS:

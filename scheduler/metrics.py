@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from prometheus_client import Counter, Gauge, Histogram
 
 from scheduler.core.board import Board
+from scheduler.core.placements import Open
 from scheduler.core.rules import NEWCOMER
-from scheduler.messages import TenantCounter
-from scheduler.wire import PlanView, QueueView
+from scheduler.listeners import Listener
+from scheduler.messages import PlaceRefused, TenantCounter
+from scheduler.wire import Placement, PlanView, QueueView, Released
 
 MAX_TENANTS = 20
 """Tenants shown by name per model."""
+MAX_REFUSED_MODELS = 1024
+"""Names of models that refusals are counted by; clients can make up any number of them."""
 OTHER = "other"
 
 PLACEMENTS = Counter("penstock_scheduler_placements", "Requests placed on a replica", ["model"])
@@ -126,6 +130,41 @@ class Names:
                 return "other"
             self._known.add(name)
         return name
+
+
+class RequestMetrics(Listener):
+    """Counts placements and refusals, and compares predictions with what was observed."""
+
+    def __init__(self) -> None:
+        self._refused_models = Names(MAX_REFUSED_MODELS)
+
+    def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
+        """Count a placement and its time in the queue."""
+        PLACEMENTS.labels(placement.model).inc()
+        QUEUE_SECONDS.labels(placement.model, tier).observe(placement.queue_s)
+
+    def on_refuse(self, client: str, model: str, refusal: PlaceRefused, at: float) -> None:
+        """Count a refusal by its reason."""
+        label = self._refused_models.label(model)
+        REFUSALS.labels(label, str(refusal.status), refusal.reason).inc()
+
+    def on_first_token(self, client: str, request_id: str, placement: Open | None, at: float) -> None:
+        """Observed over predicted time to first token."""
+        if placement is not None and placement.predicted_ttft_s > 0:
+            ratio = (at - placement.placed_at) / placement.predicted_ttft_s
+            TTFT_RATIO.labels(placement.model).observe(ratio)
+
+    def on_release(self, client: str, released: Released, placement: Open | None, at: float) -> None:
+        """Predicted and actual cached tokens; observed over predicted time per output token."""
+        if placement is None or released.failed:
+            return
+        model, source = placement.model, "exact" if placement.block_tokens else "mirrored"
+        HIT_TOKENS_PREDICTED.labels(model, source).inc(placement.hit_tokens)
+        HIT_TOKENS_ACTUAL.labels(model, source).inc(max(0, released.cached_input_tokens))
+        further = released.output_tokens - 1
+        if further > 0 and placement.first_token_at > 0 and placement.predicted_itl_s > 0:
+            itl_s = (at - placement.first_token_at) / further
+            ITL_RATIO.labels(model).observe(itl_s / placement.predicted_itl_s)
 
 
 def show_queues(queues: Sequence[QueueView]) -> None:

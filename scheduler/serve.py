@@ -46,9 +46,7 @@ async def _serve(settings: Settings) -> int:
         settings.internal_token.get_secret_value(),
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
-        host_hours=host_hours,
-        counters=counters,
-        shapes=shapes.book,
+        listeners=[host_hours, counters, shapes.book],
         planner=LivePlanner(load_catalog()),
     )
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Iterable
 
 from core.clock import Clock
 from core.ids import incarnation
@@ -16,12 +17,11 @@ from scheduler import metrics
 from scheduler.autoscaling import LOOK_S, LivePlanner
 from scheduler.commands import ACTIONS, CommandDesk
 from scheduler.core.board import Board
-from scheduler.core.decisions import Decision, Placed
+from scheduler.core.decisions import Decision, Placed, Turned
 from scheduler.core.rules import NEWCOMER
-from scheduler.engine_counters import CounterStore
-from scheduler.host_hours import HostHours
 from scheduler.limits import client_message, sound
 from scheduler.link import encoded
+from scheduler.listeners import Listener
 from scheduler.lookout import Lookout
 from scheduler.messages import (
     Announce,
@@ -29,14 +29,14 @@ from scheduler.messages import (
     Counters,
     FromAgent,
     FromClient,
+    PlaceRefused,
     PrefillDone,
     Progress,
     TenantCounter,
 )
 from scheduler.sessions import Session, TokenCheck
-from scheduler.shapes import ShapeBook
 from scheduler.views import HostBook, pool_snapshot
-from scheduler.wire import PlaceRequest, PlanView, PoolSnapshot, Released
+from scheduler.wire import Placement, PlaceRequest, PlanView, PoolSnapshot, Released
 from workers.wire import CommandResult, Heartbeat, KvDelta, KvResync, ReplicaCommand
 
 TICK_S = 0.1
@@ -55,17 +55,11 @@ MAX_TOLD = 16_384
 MAX_SNAPSHOT_BACKLOG = 256 * 1024
 """A client with this much unread skips snapshots; the next one replaces them anyway."""
 
-MAX_REFUSED_MODELS = 1024
-"""Names of models that refusals are counted by; clients can make up any number of them."""
-
 log = logging.getLogger(__name__)
 
 
 class SchedulerService:
-    """One incarnation of the scheduler. `host_hours`, `counters`, `shapes`: None where nothing is to be stored.
-
-    `planner` says what the autoscaler would do; without one, snapshots carry no plan.
-    """
+    """One incarnation of the scheduler."""
 
     def __init__(
         self,
@@ -75,31 +69,30 @@ class SchedulerService:
         *,
         clock: Clock,
         rng: random.Random,
-        host_hours: HostHours | None = None,
-        counters: CounterStore | None = None,
-        shapes: ShapeBook | None = None,
+        listeners: Iterable[Listener] = (),
         planner: LivePlanner | None = None,
         grace_s: float = 3.0,
     ) -> None:
+        """`listeners` observe requests and heartbeats. Without a `planner` snapshots carry no plan.
+
+        In the first `grace_s` seconds no request is refused for want of replicas.
+        """
         self.epoch = incarnation("scheduler")
         self.port = port
         self._host = host
         self._token = TokenCheck(token)
         self._clock, self._rng = clock, rng
-        self._host_hours = host_hours
-        self._counters = counters
-        self._shapes = shapes or ShapeBook(recording=False)
-        self._planner = planner
         self._plan: PlanView | None = None
         self.board = Board(self.epoch, clock.monotonic(), grace_s=grace_s)
         self._hosts = HostBook()
         self._lookout = Lookout(planner, self.board, self._hosts, clock) if planner is not None else None
+        watching = (planner,) if planner is not None else ()
+        self._listeners: tuple[Listener, ...] = (self._hosts, *listeners, *watching, metrics.RequestMetrics())
         self._commands = CommandDesk()
         self._clients: dict[str, Session] = {}
         self._agents: dict[str, Session] = {}
         self._sessions: set[Session] = set()
         self._funerals: dict[str, asyncio.TimerHandle] = {}
-        self._refused_models = metrics.Names(MAX_REFUSED_MODELS)
         self._changed = True
         self._going_on = False
         """Another round of decisions is due in the next turn of the loop."""
@@ -165,52 +158,39 @@ class SchedulerService:
         log.info("agent %s connected", session.name)
 
     def from_client(self, session: Session, message: FromClient) -> None:
-        """Feed the board."""
-        now = self._clock.monotonic()
+        """Apply a message to the board and notify the listeners; decisions follow in `settle`."""
+        now, client = self._clock.monotonic(), session.name
         client_message(message)
         match message:
             case PlaceRequest():
-                self._shapes.asked(session.name, message, now)
-                if self._planner is not None:
-                    self._planner.arrived(message.model, message.prompt_tokens, message.output_tokens)
-                self.board.submit(session.name, message, now)
+                self._submit(client, message, now)
             case Released():
-                self._released(session.name, message, now)
-            case PrefillDone():
-                self._shapes.first_token(session.name, message.request_id, now)
-                self._first_token(session.name, message, now)
+                placement = self.board.release(client, message, now)
+                for listener in self._listeners:
+                    listener.on_release(client, message, placement, now)
+            case PrefillDone(request_id, replica_id):
+                placement = self.board.prefill_done(client, request_id, replica_id, now)
+                for listener in self._listeners:
+                    listener.on_first_token(client, request_id, placement, now)
             case Progress():
-                self.board.progress(
-                    session.name, message.request_id, message.replica_id, message.output_tokens
-                )
-            case CancelPlace():
-                self._shapes.cancelled(session.name, message.request_id, now)
-                self.board.cancel(session.name, message.request_id)
+                self.board.progress(client, message.request_id, message.replica_id, message.output_tokens)
+            case CancelPlace(request_id):
+                self.board.cancel(client, request_id)
+                for listener in self._listeners:
+                    listener.on_cancel(client, request_id, now)
             case Announce():
                 for queued in message.queued:
-                    self._shapes.asked(session.name, queued.request, now - queued.age_s)
-                self.board.announce(session.name, message, now)
+                    for listener in self._listeners:
+                        listener.on_submit(client, queued.request, now - queued.age_s, announced=True)
+                self.board.announce(client, message, now)
             case ReplicaCommand():
                 self._command(session, message)
 
     def from_agent(self, session: Session, message: FromAgent) -> None:
-        """A heartbeat feeds the board and the host's hours; a result goes to who asked."""
+        """Apply a heartbeat or cache events to the board; return a command's result to its sender."""
         match message:
             case Heartbeat():
-                message.agent_id = session.name
-                message.replicas, unsound = sound(message.replicas)
-                if unsound:
-                    metrics.REPLICAS_REFUSED.inc(len(unsound))
-                    log.warning("agent %s reports %s without sound figures", session.name, unsound[0])
-                now = self._clock.monotonic()
-                self._changed |= self.board.heartbeat(message, now)
-                self._hosts.heard(message, now)
-                if self._host_hours is not None:
-                    self._host_hours.heard(message)
-                for status in message.replicas:
-                    self._resync(session, status.replica_id, now)
-                if self._counters is not None:
-                    self._counters.heard(message, self.board.placements_on)
+                self._heartbeat(session, message)
             case CommandResult():
                 self._commands.answer(message)
             case KvDelta():
@@ -225,7 +205,7 @@ class SchedulerService:
         if decisions:
             metrics.DECISION_SECONDS.observe(spent_s)
             for decision in decisions:
-                self._tell(decision)
+                self._answer(decision)
         if self.board.unfinished and not self._going_on:
             self._going_on = True
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -259,27 +239,23 @@ class SchedulerService:
             log.warning("client %s is gone; %s open placements dropped", name, dropped)
         self.settle()
 
-    def _released(self, client: str, released: Released, now: float) -> None:
-        self._shapes.released(client, released, now)
-        entry = self.board.release(client, released, now)
-        if entry is not None and not released.failed:
-            if self._planner is not None:
-                self._planner.released(
-                    entry.model, entry.replica_id, released.input_tokens, released.cached_input_tokens
-                )
-            source = "exact" if entry.block_tokens else "mirrored"
-            metrics.HIT_TOKENS_PREDICTED.labels(entry.model, source).inc(entry.hit_tokens)
-            metrics.HIT_TOKENS_ACTUAL.labels(entry.model, source).inc(max(0, released.cached_input_tokens))
-            further = released.output_tokens - 1
-            if further > 0 and entry.first_token_at > 0 and entry.predicted_itl_s > 0:
-                itl_s = (now - entry.first_token_at) / further
-                metrics.ITL_RATIO.labels(entry.model).observe(itl_s / entry.predicted_itl_s)
+    def _submit(self, client: str, request: PlaceRequest, now: float) -> None:
+        for listener in self._listeners:  # before the board packs the request's hashes
+            listener.on_submit(client, request, now, announced=False)
+        self.board.submit(client, request, now)
 
-    def _first_token(self, client: str, message: PrefillDone, now: float) -> None:
-        entry = self.board.prefill_done(client, message.request_id, message.replica_id, now)
-        if entry is not None and entry.predicted_ttft_s > 0:
-            ratio = (now - entry.placed_at) / entry.predicted_ttft_s
-            metrics.TTFT_RATIO.labels(entry.model).observe(ratio)
+    def _heartbeat(self, session: Session, beat: Heartbeat) -> None:
+        now = self._clock.monotonic()
+        beat.agent_id = session.name
+        beat.replicas, unsound = sound(beat.replicas)
+        if unsound:
+            metrics.REPLICAS_REFUSED.inc(len(unsound))
+            log.warning("agent %s reports %s without sound figures", session.name, unsound[0])
+        self._changed |= self.board.heartbeat(beat, now)
+        for status in beat.replicas:
+            self._resync(session, status.replica_id, now)
+        for listener in self._listeners:
+            listener.on_heartbeat(beat, self.board.placements_on, now)
 
     def _kv_events(self, session: Session, delta: KvDelta) -> None:
         """Only an agent's own replicas, and only so much at once."""
@@ -313,23 +289,19 @@ class SchedulerService:
                 self.board.expect(command.replica_id, state)
             log.info("%s asked to %s replica %s", session.name, command.action, command.replica_id)
 
-    def _tell(self, decision: Decision) -> None:
-        session = self._clients.get(decision.client)
+    def _answer(self, decision: Decision) -> None:
+        """Send a decision to its client, if it is still connected, and notify the listeners."""
         now = self._clock.monotonic()
-        if isinstance(decision, Placed):
-            placement = decision.placement
-            self._shapes.placed(decision.client, placement, now)
-            metrics.PLACEMENTS.labels(placement.model).inc()
-            metrics.QUEUE_SECONDS.labels(placement.model, decision.tier).observe(placement.queue_s)
-            if session is not None:
-                session.send(placement)
-        else:
-            refusal = decision.refusal
-            self._shapes.refused(decision.client, refusal, now)
-            model = self._refused_models.label(decision.model)
-            metrics.REFUSALS.labels(model, str(refusal.status), refusal.reason).inc()
-            if session is not None:
-                session.send(refusal)
+        answer: Placement | PlaceRefused
+        match decision:
+            case Placed(client, answer, tier):
+                for listener in self._listeners:
+                    listener.on_place(client, answer, tier, now)
+            case Turned(client, model, answer):
+                for listener in self._listeners:
+                    listener.on_refuse(client, model, answer, now)
+        if (session := self._clients.get(client)) is not None:
+            session.send(answer)
 
     def _snapshot(self) -> PoolSnapshot:
         now = self._clock.monotonic()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from core.errors import Unavailable
+from scheduler.core.placements import Open
+from scheduler.listeners import Listener
 from scheduler.messages import PlaceRefused
 from scheduler.wire import Placement, PlaceRequest, Released
 
@@ -78,8 +80,8 @@ class _Open:
     ttft_ms: int = -1
 
 
-@dataclass(slots=True)
-class ShapeBook:
+@dataclass
+class ShapeBook(Listener):
     """Follows requests from the question to their end. `recording` False = notes nothing."""
 
     recording: bool = True
@@ -93,8 +95,8 @@ class ShapeBook:
     _ended_count: int = 0
     _ended_hashes: int = 0
 
-    def asked(self, client: str, request: PlaceRequest, now: float) -> None:
-        """A client wants a request placed."""
+    def on_submit(self, client: str, request: PlaceRequest, at: float, *, announced: bool) -> None:
+        """Follow a request from now on, unless it is followed already or there is no room for it."""
         if not self.recording:
             return
         key = (client, request.request_id)
@@ -106,7 +108,7 @@ class ShapeBook:
             return
         self._open_hashes += len(blocks)
         self._open[key] = _Open(
-            now,
+            at,
             request.model,
             request.tenant_id,
             request.tier,
@@ -117,31 +119,31 @@ class ShapeBook:
             block_tokens,
         )
 
-    def placed(self, client: str, placement: Placement, now: float) -> None:
-        """It has a replica."""
+    def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
+        """Note how long it waited."""
         if entry := self._open.get((client, placement.request_id)):
-            entry.queue_ms = _ms(now - entry.at)
+            entry.queue_ms = _ms(at - entry.at)
 
-    def first_token(self, client: str, request_id: str, now: float) -> None:
-        """Its first token came."""
+    def on_first_token(self, client: str, request_id: str, placement: Open | None, at: float) -> None:
+        """Note its time to first token."""
         if (entry := self._open.get((client, request_id))) and entry.ttft_ms < 0:
-            entry.ttft_ms = _ms(now - entry.at)
+            entry.ttft_ms = _ms(at - entry.at)
 
-    def refused(self, client: str, refusal: PlaceRefused, now: float) -> None:
-        """It will not run."""
+    def on_refuse(self, client: str, model: str, refusal: PlaceRefused, at: float) -> None:
+        """Record it as refused."""
         if entry := self._closed(client, refusal.request_id):
-            entry.queue_ms = _ms(now - entry.at)
-            self._end(entry, None, f"refused:{refusal.reason}", now)
+            entry.queue_ms = _ms(at - entry.at)
+            self._end(entry, None, f"refused:{refusal.reason}", at)
 
-    def cancelled(self, client: str, request_id: str, now: float) -> None:
-        """Its caller went before it was placed."""
+    def on_cancel(self, client: str, request_id: str, at: float) -> None:
+        """Record it as cancelled."""
         if entry := self._closed(client, request_id):
-            self._end(entry, None, "cancelled", now)
+            self._end(entry, None, "cancelled", at)
 
-    def released(self, client: str, released: Released, now: float) -> None:
-        """It is over, or its replica failed it."""
+    def on_release(self, client: str, released: Released, placement: Open | None, at: float) -> None:
+        """Record it as done, or as failed by its replica."""
         if entry := self._closed(client, released.request_id):
-            self._end(entry, released, "failed" if released.failed else "done", now)
+            self._end(entry, released, "failed" if released.failed else "done", at)
 
     def take(self, now: float) -> dict[str, list[Shape]]:
         """All that has ended since the last call, by model; forgets those whose end will never come."""

@@ -1,5 +1,6 @@
 """The pool as others see it: hosts from heartbeats, replicas with silence made visible, queues."""
 
+from collections.abc import Callable
 from datetime import datetime
 
 import msgspec
@@ -7,19 +8,20 @@ import msgspec
 from scheduler.core.board import Board
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
+from scheduler.listeners import Listener
 from scheduler.wire import HostView, PoolSnapshot
 from workers.wire import Heartbeat, ReplicaState, ReplicaStatus
 
 
-class HostBook:
+class HostBook(Listener):
     """The last heartbeat of each agent."""
 
     def __init__(self) -> None:
         self._beats: dict[str, tuple[Heartbeat, float]] = {}
 
-    def heard(self, beat: Heartbeat, now: float) -> None:
+    def on_heartbeat(self, beat: Heartbeat, open_placements: Callable[[str], int], at: float) -> None:
         """Keep the newest."""
-        self._beats[beat.agent_id] = (beat, now)
+        self._beats[beat.agent_id] = (beat, at)
 
     def forget_silent(self, now: float, after_s: float) -> None:
         """Drop hosts not heard of for `after_s`."""

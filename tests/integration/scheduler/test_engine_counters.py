@@ -31,14 +31,14 @@ async def test_a_report_that_is_refused_does_not_stop_the_others(
     store = CounterStore(database, record_counters, lambda: now)
     refused = counting(name, 2**63 if name == "b" else 1)
     for status in (counting("a", 10), refused, counting("c", 30)):
-        store.heard(beat(status), lambda _: 0)
+        store.on_heartbeat(beat(status), lambda _: 0, now)
     await store.store()
     await store.store()
     assert await stored(database) == {"a": 10, "c": 30}
     assert len(told) == 1
     assert f"boot-of-{name}" in told[0]
     assert [boot.status.replica_id for boot in store.book.due(now)] == [name]
-    store.heard(beat(counting("a", 11)), lambda _: 0)
+    store.on_heartbeat(beat(counting("a", 11)), lambda _: 0, now)
     await store.store()
     assert await stored(database) == {"a": 11, "c": 30}
     now += FORGET_S + 1
@@ -48,9 +48,9 @@ async def test_a_report_that_is_refused_does_not_stop_the_others(
 
 async def test_a_report_that_is_good_again_is_stored(database: Database) -> None:
     store = CounterStore(database, record_counters, lambda: 100.0)
-    store.heard(beat(counting("b", 2**63)), lambda _: 0)
+    store.on_heartbeat(beat(counting("b", 2**63)), lambda _: 0, 100.0)
     await store.store()
-    store.heard(beat(counting("b", 7)), lambda _: 0)
+    store.on_heartbeat(beat(counting("b", 7)), lambda _: 0, 100.0)
     await store.store()
     assert await stored(database) == {"b": 7}
     assert store.book.due(100.0) == []

@@ -24,7 +24,7 @@ async def _seconds(database: Database) -> int:
 async def test_heartbeats_are_stored_and_the_rest_at_the_end(database: Database) -> None:
     hours = HostHours(database, record_heartbeat, every_s=0.05)
     await hours.start()
-    async with service(host_hours=hours) as scheduler, agent(scheduler.port, replica()) as host:
+    async with service(listeners=[hours]) as scheduler, agent(scheduler.port, replica()) as host:
         await until(lambda: host.seq > 3)
         await until(lambda: _seconds(database))
     await hours.close()
@@ -36,7 +36,7 @@ async def test_placement_goes_on_while_postgresql_is_away() -> None:
     hours = HostHours(away, record_heartbeat, every_s=0.01)
     await hours.start()
     async with (
-        service(host_hours=hours) as scheduler,
+        service(listeners=[hours]) as scheduler,
         agent(scheduler.port, replica()),
         client(scheduler.port) as api,
     ):
@@ -59,7 +59,7 @@ async def test_a_failed_round_is_made_up_for(database: Database) -> None:
 
     hours = HostHours(database, record)
     for seq in range(1, 4):
-        hours.heard(beat(replica(), seq=seq * 10))
+        hours.on_heartbeat(beat(replica(), seq=seq * 10), lambda _: 0, 0.0)
         await hours.store()
     assert await _seconds(database) == 30
     await hours.store()
@@ -78,7 +78,7 @@ async def test_a_frozen_postgresql_does_not_hold_up_the_shutdown(database: Datab
         left.set()
 
     hours = HostHours(database, record, every_s=0.01)
-    hours.heard(beat(replica()))
+    hours.on_heartbeat(beat(replica()), lambda _: 0, 0.0)
     await hours.start()
     await entered.wait()
     await asyncio.wait_for(hours.close(), 10)

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from core.errors import Refused
 from core.framing import pack, read_frame
-from scheduler import service as service_module
+from scheduler import metrics
 from scheduler.messages import (
     Announce,
     ClientHello,
@@ -205,7 +205,7 @@ async def test_a_stranger_that_says_nothing_is_turned_away(monkeypatch) -> None:
 
 
 async def test_made_up_models_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "MAX_REFUSED_MODELS", 5)
+    monkeypatch.setattr(metrics, "MAX_REFUSED_MODELS", 5)
     async with service(grace_s=0.0) as scheduler, client(scheduler.port) as api:
         await api.fresh_snapshot()
         for n in range(20):

@@ -23,7 +23,7 @@ async def _traffic(database: Database, requests: int = 30) -> None:
     """Some requests of two tenants, each with its own prompt, and one that is refused."""
     store = ShapeStore(database, SystemClock())
     async with (
-        service(shapes=store.book) as scheduler,
+        service(listeners=[store.book]) as scheduler,
         agent(scheduler.port, replica()),
         client(scheduler.port) as api,
     ):

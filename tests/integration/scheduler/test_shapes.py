@@ -33,7 +33,7 @@ async def test_requests_are_recorded_and_read_back(database: Database) -> None:
     store = ShapeStore(database, SystemClock(), every_s=0.05)
     await store.start()
     async with (
-        service(shapes=store.book) as scheduler,
+        service(listeners=[store.book]) as scheduler,
         agent(scheduler.port, replica()),
         client(scheduler.port) as api,
     ):
@@ -176,7 +176,7 @@ async def test_customers_sessions_cannot_read_them(database: Database) -> None:
 async def test_nothing_is_stored_where_recording_is_off(database: Database) -> None:
     store = ShapeStore(database, SystemClock(), recording=False)
     async with (
-        service(shapes=store.book) as scheduler,
+        service(listeners=[store.book]) as scheduler,
         agent(scheduler.port, replica()),
         client(scheduler.port) as api,
     ):

@@ -27,11 +27,11 @@ def _book(**options) -> ShapeBook:
 
 def test_a_request_that_ran_has_its_times_and_the_engines_counts() -> None:
     book = _book()
-    book.asked(CLIENT, request("r", tenant="acme", tier="priority"), 10.0)
-    book.placed(CLIENT, _placement("r"), 10.5)
-    book.first_token(CLIENT, "r", 11.0)
-    book.first_token(CLIENT, "r", 12.0)
-    book.released(CLIENT, Released("r", "host/r0", 120, 64, 33), 14.0)
+    book.on_submit(CLIENT, request("r", tenant="acme", tier="priority"), 10.0, announced=False)
+    book.on_place(CLIENT, _placement("r"), "standard", 10.5)
+    book.on_first_token(CLIENT, "r", None, 11.0)
+    book.on_first_token(CLIENT, "r", None, 12.0)
+    book.on_release(CLIENT, Released("r", "host/r0", 120, 64, 33), None, 14.0)
     [shape] = book.take(15.0)[MODEL]
     assert (shape.at_ms, shape.queue_ms, shape.ttft_ms, shape.total_ms) == (1_000_010_000, 500, 1000, 4000)
     assert (shape.prompt_tokens, shape.cached_tokens, shape.output_tokens) == (120, 64, 33)
@@ -42,13 +42,13 @@ def test_a_request_that_ran_has_its_times_and_the_engines_counts() -> None:
 def test_refused_cancelled_and_failed_ones_say_so_and_keep_their_estimates() -> None:
     book = _book()
     for name in ("refused", "cancelled", "failed"):
-        book.asked(CLIENT, request(name), 1.0)
-    book.refused(CLIENT, PlaceRefused("refused", 503, "queue_deadline", "no room", 1.0), 3.0)
-    book.cancelled(CLIENT, "cancelled", 2.0)
-    book.placed(CLIENT, _placement("failed"), 1.2)
-    book.released(CLIENT, Released("failed", "host/r0", failed=True), 2.0)
-    book.asked(CLIENT, request("failed", exclude=["host/r0"]), 2.1)
-    book.released(CLIENT, Released("failed", "host/r1", 100, 0, 7), 3.0)
+        book.on_submit(CLIENT, request(name), 1.0, announced=False)
+    book.on_refuse(CLIENT, "m", PlaceRefused("refused", 503, "queue_deadline", "no room", 1.0), 3.0)
+    book.on_cancel(CLIENT, "cancelled", 2.0)
+    book.on_place(CLIENT, _placement("failed"), "standard", 1.2)
+    book.on_release(CLIENT, Released("failed", "host/r0", failed=True), None, 2.0)
+    book.on_submit(CLIENT, request("failed", exclude=["host/r0"]), 2.1, announced=False)
+    book.on_release(CLIENT, Released("failed", "host/r1", 100, 0, 7), None, 3.0)
     found = {shape.outcome: shape for shape in book.take(5.0)[MODEL]}
     assert found.keys() == {"refused:queue_deadline", "cancelled", "failed", "done"}
     assert found["refused:queue_deadline"].queue_ms == 2000
@@ -59,18 +59,18 @@ def test_refused_cancelled_and_failed_ones_say_so_and_keep_their_estimates() -> 
 
 def test_the_same_id_of_two_clients_is_two_requests() -> None:
     book = _book()
-    book.asked("a", request("r", tenant="one"), 1.0)
-    book.asked("b", request("r", tenant="two"), 1.0)
-    book.released("b", Released("r", "host/r0"), 2.0)
+    book.on_submit("a", request("r", tenant="one"), 1.0, announced=False)
+    book.on_submit("b", request("r", tenant="two"), 1.0, announced=False)
+    book.on_release("b", Released("r", "host/r0"), None, 2.0)
     assert [shape.tenant_id for shape in book.take(3.0)[MODEL]] == ["two"]
 
 
 def test_what_is_not_known_or_not_wanted_is_not_noted() -> None:
     book = _book()
-    book.released(CLIENT, Released("placed by another scheduler", "host/r0"), 2.0)
+    book.on_release(CLIENT, Released("placed by another scheduler", "host/r0"), None, 2.0)
     off = _book(recording=False)
-    off.asked(CLIENT, request("r"), 1.0)
-    off.released(CLIENT, Released("r", "host/r0"), 2.0)
+    off.on_submit(CLIENT, request("r"), 1.0, announced=False)
+    off.on_release(CLIENT, Released("r", "host/r0"), None, 2.0)
     assert book.take(3.0) == off.take(3.0) == {}
     assert book.dropped == off.dropped == 0
 
@@ -80,9 +80,9 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted(monkeypatch: pytest.Mo
     monkeypatch.setattr(shapes, "MAX_ENDED", 3)
     book = _book()
     for number in range(8):
-        book.asked(CLIENT, request(str(number)), 1.0)
+        book.on_submit(CLIENT, request(str(number)), 1.0, announced=False)
     for number in range(8):
-        book.released(CLIENT, Released(str(number), "host/r0"), 2.0)
+        book.on_release(CLIENT, Released(str(number), "host/r0"), None, 2.0)
     assert len(book.take(3.0)[MODEL]) == 3
     assert book.dropped == 5
 
@@ -92,14 +92,18 @@ def test_a_request_under_way_does_not_keep_its_prompt(monkeypatch: pytest.Monkey
     book = _book()
     asked = request("0", blocks=list(range(2**63, 2**63 + 64)), block_tokens=64)
     held_before = sys.getrefcount(asked), sys.getrefcount(asked.blocks), sys.getrefcount(asked.blocks[7])
-    book.asked(CLIENT, asked, 1.0)
+    book.on_submit(CLIENT, asked, 1.0, announced=False)
     held = sys.getrefcount(asked), sys.getrefcount(asked.blocks), sys.getrefcount(asked.blocks[7])
     assert held == held_before
     for number in range(1, 4):
-        book.asked(CLIENT, request(str(number), blocks=list(range(64)), block_tokens=64), 1.0)
+        book.on_submit(
+            CLIENT, request(str(number), blocks=list(range(64)), block_tokens=64), 1.0, announced=False
+        )
     assert book.dropped == 2, "eight hashes of each: two fit into twenty"
-    book.released(CLIENT, Released("0", "host/r0"), 2.0)
-    book.asked(CLIENT, request("room again", blocks=list(range(64)), block_tokens=64), 3.0)
+    book.on_release(CLIENT, Released("0", "host/r0"), None, 2.0)
+    book.on_submit(
+        CLIENT, request("room again", blocks=list(range(64)), block_tokens=64), 3.0, announced=False
+    )
     assert book.dropped == 2
     assert book.take(4.0)[MODEL][0].blocks == list(range(2**63 + 7, 2**63 + 64, 8))
     assert book.take(4.0 + shapes.FORGET_S) == {}
@@ -108,8 +112,8 @@ def test_a_request_under_way_does_not_keep_its_prompt(monkeypatch: pytest.Monkey
 
 def test_hashes_that_are_none_are_left_out() -> None:
     book = _book()
-    book.asked(CLIENT, request("r", blocks=[-1], block_tokens=512), 1.0)
-    book.released(CLIENT, Released("r", "host/r0"), 2.0)
+    book.on_submit(CLIENT, request("r", blocks=[-1], block_tokens=512), 1.0, announced=False)
+    book.on_release(CLIENT, Released("r", "host/r0"), None, 2.0)
     assert book.take(3.0)[MODEL][0].blocks == []
 
 
@@ -117,19 +121,21 @@ def test_hashes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "MAX_ENDED_HASHES", 10)
     book = _book()
     for number in range(4):
-        book.asked(CLIENT, request(str(number), blocks=list(range(64)), block_tokens=64), 1.0)
-        book.released(CLIENT, Released(str(number), "host/r0"), 2.0)
+        book.on_submit(
+            CLIENT, request(str(number), blocks=list(range(64)), block_tokens=64), 1.0, announced=False
+        )
+        book.on_release(CLIENT, Released(str(number), "host/r0"), None, 2.0)
     assert [len(shape.blocks) for shape in book.take(3.0)[MODEL]] == [8]
     assert book.dropped == 3
 
 
 def test_a_request_whose_end_never_comes_is_forgotten() -> None:
     book = _book()
-    book.asked(CLIENT, request("lost"), 0.0)
-    book.asked(CLIENT, request("young"), 100.0)
+    book.on_submit(CLIENT, request("lost"), 0.0, announced=False)
+    book.on_submit(CLIENT, request("young"), 100.0, announced=False)
     assert book.take(shapes.FORGET_S + 1) == {}
-    book.released(CLIENT, Released("lost", "host/r0"), shapes.FORGET_S + 2)
-    book.released(CLIENT, Released("young", "host/r0"), shapes.FORGET_S + 2)
+    book.on_release(CLIENT, Released("lost", "host/r0"), None, shapes.FORGET_S + 2)
+    book.on_release(CLIENT, Released("young", "host/r0"), None, shapes.FORGET_S + 2)
     assert len(book.take(shapes.FORGET_S + 3)[MODEL]) == 1
     assert book.dropped == 1
 
