@@ -16,7 +16,7 @@ from api.deps import Deps
 from core.errors import Conflict, InvalidRequest, NotFound, PenstockError, PermissionDenied
 from core.ids import uuid7
 
-_STATUS_ERRORS: dict[int, type[PenstockError]] = {404: NotFound, 403: PermissionDenied, 409: Conflict}
+_ERROR_BY_STATUS: dict[int, type[PenstockError]] = {404: NotFound, 403: PermissionDenied, 409: Conflict}
 
 
 class PenstockApp(FastAPI):
@@ -66,34 +66,36 @@ def _install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(PenstockError)
     async def on_domain_error(_: Request, error: PenstockError) -> Response:
-        return _answer(error)
+        return _error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0] if error.errors() else {"loc": (), "msg": "invalid request"}
         param = ".".join(str(part) for part in first["loc"][1:]) or None
-        return _answer(InvalidRequest(f"{first['msg']}{f' at {param!r}' if param else ''}.", param=param))
+        return _error_response(
+            InvalidRequest(f"{first['msg']}{f' at {param!r}' if param else ''}.", param=param)
+        )
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
-        kind = _STATUS_ERRORS.get(error.status_code, InvalidRequest)
+        kind = _ERROR_BY_STATUS.get(error.status_code, InvalidRequest)
         code = "method_not_allowed" if error.status_code == 405 else None
         message = f"{request.method} {request.url.path}: {error.detail}"
-        answer = _answer(kind(message, code=code), error.headers)
+        answer = _error_response(kind(message, code=code), error.headers)
         answer.status_code = error.status_code
         return answer
 
     @app.exception_handler(Exception)
     async def on_unforeseen(_: Request, __: Exception) -> Response:
-        return _answer(errors.INTERNAL)  # the server logs it
+        return _error_response(errors.INTERNAL)  # the server logs it
 
 
-def _answer(error: PenstockError, headers: Any = None) -> Response:
+def _error_response(error: PenstockError, headers: Any = None) -> Response:
     """A domain error as a response."""
-    status, _, extra = errors.render(error)
+    status, _, extra = errors.to_response(error)
     found = {name.decode(): value.decode() for name, value in extra}
     return JSONResponse(
-        errors.document(error),
+        errors.to_document(error),
         status_code=status,
         headers={"x-request-id": str(uuid7()), **found, **dict(headers or {})},
     )

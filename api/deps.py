@@ -88,7 +88,7 @@ class Deps:
         self.telemetry.track_open_requests(lambda: len(self.open_requests))
         self.director = self._director(settings)
         self.keys.on_revoked(self._revoked)
-        self._parts = (
+        self._services = (
             self.keys,
             self.models,
             self.rates,
@@ -131,12 +131,12 @@ class Deps:
 
     async def start(self) -> None:
         """Bring every part up."""
-        for part in self._parts:
+        for part in self._services:
             await part.start()
 
     async def close(self) -> None:
         """Let every part finish: the meter drains what has been settled, the last holds are voided."""
-        for part in reversed(self._parts):
+        for part in reversed(self._services):
             await part.close()
         await self.redis.aclose()
         await self.database.close()

@@ -11,7 +11,7 @@ from gateway.answers import error_body
 from gateway.ports import Headers
 from tenants.rate_headers import refusal_headers
 
-TABLE: dict[type[PenstockError], tuple[int, str]] = {
+STATUS_BY_ERROR: dict[type[PenstockError], tuple[int, str]] = {
     errors.InvalidRequest: (400, "invalid_request_error"),
     errors.RequestTooLarge: (400, "invalid_request_error"),
     errors.UnsupportedField: (400, "invalid_request_error"),
@@ -32,7 +32,7 @@ TABLE: dict[type[PenstockError], tuple[int, str]] = {
 """Status and OpenAI `type` of each error; `Refused` carries its own status, 429 or 503."""
 
 _BODY_TOO_LARGE = "body_too_large"
-_BY_CODE = {
+_STATUS_BY_CODE = {
     _BODY_TOO_LARGE: 413,
     "method_not_allowed": 405,
     "body_timeout": 408,
@@ -52,18 +52,18 @@ INTERNAL = errors.EngineFailed(
 
 def status_of(error: PenstockError) -> tuple[int, str]:
     """HTTP status and OpenAI error type. Raises KeyError for an error missing from the table: a test forbids that."""
-    status, kind = TABLE[type(error)]
+    status, kind = STATUS_BY_ERROR[type(error)]
     if isinstance(error, errors.Refused) and error.status == 429:
         return 429, "rate_limit_error"
-    return _BY_CODE.get(error.code, status), kind
+    return _STATUS_BY_CODE.get(error.code, status), kind
 
 
-def document(error: PenstockError) -> dict[str, Any]:
+def to_document(error: PenstockError) -> dict[str, Any]:
     """OpenAI's error object."""
     return error_body(error, status_of(error)[1])
 
 
-def render(error: PenstockError) -> tuple[int, bytes, Headers]:
+def to_response(error: PenstockError) -> tuple[int, bytes, Headers]:
     """Status, body and headers of an error's answer, without those every answer carries."""
     status, kind = status_of(error)
     headers: Headers = []
@@ -94,6 +94,6 @@ def body_too_large(limit: int) -> errors.RequestTooLarge:
     )
 
 
-def event(error: PenstockError) -> bytes:
+def to_event(error: PenstockError) -> bytes:
     """The error as the last event of a stream that has begun."""
-    return b"data: " + msgspec.json.encode(document(error)) + b"\n\ndata: [DONE]\n\n"
+    return b"data: " + msgspec.json.encode(to_document(error)) + b"\n\ndata: [DONE]\n\n"

@@ -15,19 +15,19 @@ from api.admin.deps import AdminDeps
 from api.admin.routers import admin_routers
 from api.app import create_app
 from api.customer import organization, statements
-from api.customer.protocol import GuardedProtocol
+from api.customer.protocol import HeadLimitProtocol
 from api.deps import Deps
 from core.clock import SystemClock
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
 from gateway.tokenization.model_tokenizer import PromptTokenizer
 
-DRAIN_S = 60
+DRAIN_TIMEOUT_S = 60
 """On SIGTERM open streams may finish for this long; what is left then is settled as interrupted."""
 BACKLOG = 2048
-UNREAD_MS = 60_000
+TCP_USER_TIMEOUT_MS = 60_000
 """A connection whose peer takes nothing of what was sent for this long is dropped by the kernel."""
-KEEP_ALIVE_S = 75
+KEEP_ALIVE_TIMEOUT_S = 75
 """Above the idle timeout of the usual proxies, so that they close first."""
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
     config = uvicorn.Config(
         create_app(deps, _admin_routers(deps)),
         loop="none",
-        http=GuardedProtocol,
+        http=HeadLimitProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -57,8 +57,8 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
         server_header=False,
         proxy_headers=False,
         date_header=True,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
+        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
     )
     metrics = MetricsServer(
         settings.metrics_port, host=settings.metrics_host, healthy=lambda: deps.meter.ready
@@ -98,7 +98,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere the edge has to do it
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
         listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)

@@ -10,13 +10,13 @@ from pydantic import BaseModel, Field
 from admin import alerts as admin_alerts
 from admin.actor import Actor
 from api.admin.billing import Usd
-from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+from api.admin.deps import AdminDeps, After, Limit, Page, RequestBody, ResponseModel, to_page
 from billing.notifications.webhooks import parse_hosts
 
 _TENANT = Query(description="The organisation; left out = the platform's own.")
 
 
-class AlertOut(Out):
+class AlertOut(ResponseModel):
     """A budget or low-balance mark and where it stands."""
 
     id: UUID | None = Field(description="null = the organisation's budget with the usual thresholds.")
@@ -36,7 +36,7 @@ class AlertList(BaseModel):
     data: list[AlertOut]
 
 
-class AlertSet(Body):
+class AlertUpdate(RequestBody):
     """A rule to make or replace."""
 
     kind: Literal["budget", "low_balance"] = "budget"
@@ -48,7 +48,7 @@ class AlertSet(Body):
     )
 
 
-class EndpointOut(Out):
+class EndpointOut(ResponseModel):
     """A webhook address or a mailbox."""
 
     id: UUID
@@ -73,7 +73,7 @@ class EndpointCreated(BaseModel):
     secret: str | None
 
 
-class EndpointAdd(Body):
+class EndpointCreate(RequestBody):
     """Where notices shall go."""
 
     tenant_id: UUID | None = None
@@ -84,7 +84,7 @@ class EndpointAdd(Body):
     )
 
 
-class NoticeOut(Out):
+class NoticeOut(ResponseModel):
     """A notice and how its deliveries stand."""
 
     id: UUID
@@ -97,7 +97,7 @@ class NoticeOut(Out):
     deliveries: list[dict[str, Any]]
 
 
-class TestAsked(Body):
+class TestNoticeCreate(RequestBody):
     """Whose endpoints shall get a test."""
 
     tenant_id: UUID | None = None
@@ -113,21 +113,21 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _rule_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/tenants/{tenant_id}/alerts", summary="Budgets and alerts of an organisation")
-    async def list_alerts(actor: Annotated[Actor, who], tenant_id: UUID) -> AlertList:
+    async def list_alerts(actor: Annotated[Actor, auth], tenant_id: UUID) -> AlertList:
         rows = await admin_alerts.list_alerts(deps.database, actor, tenant_id=tenant_id)
         return AlertList(data=[AlertOut.model_validate(row) for row in rows])
 
     @routes.put("/tenants/{tenant_id}/alerts", summary="Make or replace a budget or low-balance alert")
-    async def set_alert(actor: Annotated[Actor, who], tenant_id: UUID, body: AlertSet) -> AlertList:
+    async def set_alert(actor: Annotated[Actor, auth], tenant_id: UUID, body: AlertUpdate) -> AlertList:
         rows = await admin_alerts.set_alert(deps.database, actor, tenant_id=tenant_id, **body.model_dump())
         return AlertList(data=[AlertOut.model_validate(row) for row in rows])
 
     @routes.delete("/tenants/{tenant_id}/alerts", status_code=204, summary="Remove an alert")
     async def remove_alert(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         tenant_id: UUID,
         kind: Literal["budget", "low_balance"],
         scope_id: UUID | None = None,
@@ -138,17 +138,17 @@ def _rule_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
 
 def _endpoint_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/alert-endpoints", summary="Where notices go")
     async def list_endpoints(
-        actor: Annotated[Actor, who], tenant_id: Annotated[UUID | None, _TENANT] = None
+        actor: Annotated[Actor, auth], tenant_id: Annotated[UUID | None, _TENANT] = None
     ) -> EndpointList:
         rows = await admin_alerts.list_endpoints(deps.database, actor, tenant_id=tenant_id)
         return EndpointList(data=[EndpointOut.model_validate(row) for row in rows])
 
     @routes.post("/alert-endpoints", status_code=201, summary="Add a webhook address or a mailbox")
-    async def add_endpoint(actor: Annotated[Actor, who], body: EndpointAdd) -> EndpointCreated:
+    async def add_endpoint(actor: Annotated[Actor, auth], body: EndpointCreate) -> EndpointCreated:
         created = await admin_alerts.add_endpoint(
             deps.database,
             actor,
@@ -160,21 +160,23 @@ def _endpoint_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.delete("/alert-endpoints/{endpoint_id}", status_code=204, summary="Remove an endpoint")
     async def remove_endpoint(
-        actor: Annotated[Actor, who], endpoint_id: UUID, tenant_id: Annotated[UUID | None, _TENANT] = None
+        actor: Annotated[Actor, auth],
+        endpoint_id: UUID,
+        tenant_id: Annotated[UUID | None, _TENANT] = None,
     ) -> None:
         await admin_alerts.remove_endpoint(deps.database, actor, tenant_id=tenant_id, endpoint_id=endpoint_id)
 
 
 def _notice_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.post("/notices/test", status_code=202, summary="Send a test notice to every endpoint")
-    async def send_test(actor: Annotated[Actor, who], body: TestAsked) -> None:
+    async def send_test(actor: Annotated[Actor, auth], body: TestNoticeCreate) -> None:
         await admin_alerts.send_test(deps.database, actor, tenant_id=body.tenant_id)
 
     @routes.get("/notices", summary="What an organisation, or the platform, was told")
     async def list_notices(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         tenant_id: Annotated[UUID | None, _TENANT] = None,
         limit: Limit = 100,
         after: After = None,
@@ -182,11 +184,11 @@ def _notice_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_alerts.list_notices(
             deps.database, actor, tenant_id=tenant_id, limit=limit + 1, after=after
         )
-        return page(rows, limit, NoticeOut)
+        return to_page(rows, limit, NoticeOut)
 
     @routes.get("/notices/outbox", summary="Mail that was kept for want of an SMTP server")
     async def list_outbox(
-        actor: Annotated[Actor, who], limit: Limit = 100, after: After = None
+        actor: Annotated[Actor, auth], limit: Limit = 100, after: After = None
     ) -> Page[NoticeOut]:
         rows = await admin_alerts.list_outbox(deps.database, actor, limit=limit + 1, after=after)
-        return page(rows, limit, NoticeOut)
+        return to_page(rows, limit, NoticeOut)

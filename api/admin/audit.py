@@ -8,10 +8,10 @@ from fastapi import APIRouter, Depends, Query
 
 from admin import audit as admin_audit
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, After, Limit, Out, Page, page
+from api.admin.deps import AdminDeps, After, Limit, Page, ResponseModel, to_page
 
 
-class AuditOut(Out):
+class AuditOut(ResponseModel):
     """One act: who, what, when, why, and what it changed."""
 
     id: UUID
@@ -31,11 +31,11 @@ class AuditOut(Out):
 def router(deps: AdminDeps) -> APIRouter:
     """Routes of the audit log."""
     routes = deps.router("audit")
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/audit", summary="Administrative acts, newest first")
     async def list_audit(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         tenant_id: Annotated[UUID | None, Query()] = None,
         action: Annotated[
             str | None, Query(max_length=100, examples=["key."], description="The beginning of the action.")
@@ -53,6 +53,6 @@ def router(deps: AdminDeps) -> APIRouter:
             limit=limit + 1,
             after=after,
         )
-        return page(rows, limit, AuditOut)
+        return to_page(rows, limit, AuditOut)
 
     return routes

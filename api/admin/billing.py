@@ -9,14 +9,13 @@ from pydantic import BaseModel, Field
 
 from admin import billing as admin_billing
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, Body, Limit, Out
+from api.admin.deps import AdminDeps, Limit, Reason, ReasonBody, RequestBody, ResponseModel
 
 Usd = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=30, examples=["10.00"])]
 PerMtok = Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?$", examples=["0.50"])]
-Reason = Annotated[str, Field(min_length=1, max_length=500, examples=["Welcome credit"])]
 
 
-class PriceOut(Out):
+class PriceOut(ResponseModel):
     """A price version, in decimal dollars per million tokens."""
 
     id: int
@@ -42,7 +41,7 @@ class PriceList(BaseModel):
     data: list[PriceOut]
 
 
-class PriceSet(Body):
+class PriceCreate(RequestBody):
     """A new price. It ends the one that holds at its start."""
 
     model: str = Field(min_length=1, max_length=200, examples=["llama-3.3-70b"])
@@ -57,7 +56,7 @@ class PriceSet(Body):
     reason: Reason | None = None
 
 
-class PriceEnd(Body):
+class PriceEnd(RequestBody):
     """A price book to end: afterwards the list or discounted price holds, or the model is refused."""
 
     model: str = Field(min_length=1, max_length=200)
@@ -67,13 +66,7 @@ class PriceEnd(Body):
     reason: Reason
 
 
-class Why(Body):
-    """The reason of an act; it stands in the audit log."""
-
-    reason: Reason
-
-
-class UnpricedOut(Out):
+class UnpricedOut(ResponseModel):
     """Traffic without a price."""
 
     model: str
@@ -90,7 +83,7 @@ class UnpricedList(BaseModel):
     data: list[UnpricedOut]
 
 
-class AccountOut(Out):
+class AccountOut(ResponseModel):
     """A billing account; amounts are exact decimal dollars."""
 
     tenant_id: UUID
@@ -105,7 +98,7 @@ class AccountOut(Out):
     spent_this_month_usd: str
 
 
-class GrantOut(Out):
+class GrantOut(ResponseModel):
     """Credit that was given."""
 
     id: UUID
@@ -122,7 +115,7 @@ class GrantList(BaseModel):
     data: list[GrantOut]
 
 
-class CreditGrant(Body):
+class CreditGrant(RequestBody):
     """Credit to give. The same `grant_id` sent again changes nothing."""
 
     amount_usd: Usd
@@ -134,7 +127,7 @@ class CreditGrant(Body):
     currency: str = Field(default="USD", max_length=20)
 
 
-class LotOut(Out):
+class LotOut(ResponseModel):
     """One credit and what is left of it."""
 
     id: UUID
@@ -157,13 +150,13 @@ class LotList(BaseModel):
     data: list[LotOut]
 
 
-class BudgetSet(Body):
+class BudgetUpdate(RequestBody):
     """A monthly budget; null lifts it."""
 
     budget_usd: Usd | None
 
 
-class CreditLimitSet(Body):
+class CreditLimitUpdate(RequestBody):
     """What a postpaid organisation may owe; null = no bound."""
 
     credit_limit_usd: Usd | None
@@ -179,11 +172,11 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/prices", summary="List prices and contract prices")
     async def list_prices(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         model: Annotated[str | None, Query(max_length=200)] = None,
         tenant_id: UUID | None = None,
         history: Annotated[bool, Query(description="Ended versions too.")] = False,
@@ -194,44 +187,46 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return PriceList(data=[PriceOut.model_validate(row) for row in rows])
 
     @routes.post("/prices", status_code=201, summary="Set or schedule a price")
-    async def set_price(actor: Annotated[Actor, who], body: PriceSet) -> PriceOut:
+    async def set_price(actor: Annotated[Actor, auth], body: PriceCreate) -> PriceOut:
         price = await admin_billing.set_price(deps.database, actor, **body.model_dump())
         return PriceOut.model_validate(price)
 
     @routes.post("/prices/end", summary="End a price book")
-    async def end_price(actor: Annotated[Actor, who], body: PriceEnd) -> PriceList:
+    async def end_price(actor: Annotated[Actor, auth], body: PriceEnd) -> PriceList:
         rows = await admin_billing.end_price(deps.database, actor, **body.model_dump())
         return PriceList(data=[PriceOut.model_validate(row) for row in rows])
 
     @routes.post("/prices/{version}/withdraw", summary="Take back a scheduled price")
     async def withdraw_price(
-        actor: Annotated[Actor, who], version: Annotated[int, Path(ge=1, lt=2**63)], body: Why
+        actor: Annotated[Actor, auth],
+        version: Annotated[int, Path(ge=1, lt=2**63)],
+        body: ReasonBody,
     ) -> PriceOut:
         price = await admin_billing.withdraw_price(deps.database, actor, version=version, reason=body.reason)
         return PriceOut.model_validate(price)
 
     @routes.get("/prices/unpriced", summary="Traffic without a price; normally none")
-    async def unpriced(actor: Annotated[Actor, who]) -> UnpricedList:
+    async def list_unpriced(actor: Annotated[Actor, auth]) -> UnpricedList:
         rows = await admin_billing.unpriced(deps.database, actor)
         return UnpricedList(data=[UnpricedOut.model_validate(row) for row in rows])
 
 
 def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/tenants/{tenant_id}/account", summary="Balance, held money and budget of an organisation")
-    async def get_account(actor: Annotated[Actor, who], tenant_id: UUID) -> AccountOut:
+    async def get_account(actor: Annotated[Actor, auth], tenant_id: UUID) -> AccountOut:
         return AccountOut.model_validate(
             await admin_billing.get_account(deps.database, actor, tenant_id=tenant_id)
         )
 
     @routes.get("/tenants/{tenant_id}/credits", summary="Credits given to an organisation")
-    async def list_grants(actor: Annotated[Actor, who], tenant_id: UUID, limit: Limit = 100) -> GrantList:
+    async def list_grants(actor: Annotated[Actor, auth], tenant_id: UUID, limit: Limit = 100) -> GrantList:
         rows = await admin_billing.list_grants(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return GrantList(data=[GrantOut.model_validate(row) for row in rows])
 
     @routes.post("/tenants/{tenant_id}/credits", status_code=201, summary="Give credit")
-    async def grant_credit(actor: Annotated[Actor, who], tenant_id: UUID, body: CreditGrant) -> AccountOut:
+    async def grant_credit(actor: Annotated[Actor, auth], tenant_id: UUID, body: CreditGrant) -> AccountOut:
         account = await admin_billing.grant_credit(
             deps.database, actor, tenant_id=tenant_id, **body.model_dump()
         )
@@ -239,7 +234,7 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.get("/tenants/{tenant_id}/credits/lots", summary="Credit by lot, expiry and priority")
     async def list_lots(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         tenant_id: UUID,
         spent: Annotated[bool, Query(description="Lots with nothing left too.")] = False,
     ) -> LotList:
@@ -247,7 +242,7 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return LotList(data=[LotOut.model_validate(row) for row in rows])
 
     @routes.put("/tenants/{tenant_id}/budget", summary="Set or lift the monthly budget")
-    async def set_budget(actor: Annotated[Actor, who], tenant_id: UUID, body: BudgetSet) -> AccountOut:
+    async def set_budget(actor: Annotated[Actor, auth], tenant_id: UUID, body: BudgetUpdate) -> AccountOut:
         account = await admin_billing.set_budget(
             deps.database, actor, tenant_id=tenant_id, usd=body.budget_usd
         )
@@ -255,7 +250,7 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.put("/tenants/{tenant_id}/credit-limit", summary="Bound what a postpaid organisation may owe")
     async def set_credit_limit(
-        actor: Annotated[Actor, who], tenant_id: UUID, body: CreditLimitSet
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: CreditLimitUpdate
     ) -> AccountOut:
         account = await admin_billing.set_credit_limit(
             deps.database, actor, tenant_id=tenant_id, usd=body.credit_limit_usd, reason=body.reason

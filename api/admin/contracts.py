@@ -10,13 +10,13 @@ from pydantic import BaseModel, Field
 from admin import adjustments as admin_adjustments
 from admin import contracts as admin_contracts
 from admin.actor import Actor
-from api.admin.billing import Reason, Usd
-from api.admin.deps import AdminDeps, Body, Limit, Out
+from api.admin.billing import Usd
+from api.admin.deps import AdminDeps, Decision, Limit, Reason, RequestBody, ResponseModel
 
 Month = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}$", examples=["2026-11"])]
 
 
-class SlaBody(Body):
+class SlaBody(RequestBody):
     """A service level: what is measured, what was promised, what a miss gives back."""
 
     metric: Literal["ttft", "availability"]
@@ -29,7 +29,7 @@ class SlaBody(Body):
     credit_percent: int = Field(description="Share of the month's charges that a miss gives back.")
 
 
-class ContractOut(Out):
+class ContractOut(ResponseModel):
     """A contract; its discount is in the organisation's prices."""
 
     id: UUID
@@ -51,7 +51,7 @@ class ContractList(BaseModel):
     data: list[ContractOut]
 
 
-class ContractSet(Body):
+class ContractCreate(RequestBody):
     """A contract to make."""
 
     effective_from: datetime | None = Field(default=None, description="Default: now.")
@@ -64,14 +64,14 @@ class ContractSet(Body):
     reason: Reason
 
 
-class ContractEnd(Body):
+class ContractEnd(RequestBody):
     """When and why a contract ends."""
 
     at: datetime | None = Field(default=None, description="Default: now.")
     reason: Reason
 
 
-class AdjustmentOut(Out):
+class AdjustmentOut(ResponseModel):
     """A booked correction; above 0 it is in the customer's favour."""
 
     id: UUID
@@ -92,7 +92,7 @@ class AdjustmentList(BaseModel):
     data: list[AdjustmentOut]
 
 
-class AdjustmentSet(Body):
+class AdjustmentCreate(RequestBody):
     """A correction to ask for."""
 
     amount_usd: Annotated[str, Field(pattern=r"^-?[0-9]{1,15}(\.[0-9]{1,12})?$", examples=["12.50", "-3"])]
@@ -101,7 +101,7 @@ class AdjustmentSet(Body):
     adjustment_id: UUID | None = Field(default=None, description="Sent again, it changes nothing.")
 
 
-class RequestOut(Out):
+class AdjustmentRequestOut(ResponseModel):
     """What became of a correction that somebody asked for."""
 
     id: UUID
@@ -114,20 +114,13 @@ class RequestOut(Out):
     decided_by: str | None
 
 
-class RequestList(BaseModel):
+class AdjustmentRequestList(BaseModel):
     """Corrections that wait for a second person, the oldest first."""
 
-    data: list[RequestOut]
+    data: list[AdjustmentRequestOut]
 
 
-class Decision(Body):
-    """A second person's yes or no."""
-
-    approve: bool
-    reason: Reason | None = None
-
-
-class ApprovalOut(Out):
+class ApprovalOut(ResponseModel):
     """Something that waits for a second person."""
 
     id: UUID
@@ -153,22 +146,26 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _contract_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/contracts", summary="Contracts of organisations")
-    async def list_contracts(actor: Annotated[Actor, who], tenant_id: UUID | None = None) -> ContractList:
+    async def list_contracts(actor: Annotated[Actor, auth], tenant_id: UUID | None = None) -> ContractList:
         rows = await admin_contracts.list_contracts(deps.database, actor, tenant_id=tenant_id)
         return ContractList(data=[ContractOut.model_validate(row) for row in rows])
 
     @routes.post("/tenants/{tenant_id}/contracts", status_code=201, summary="Make a contract")
-    async def add_contract(actor: Annotated[Actor, who], tenant_id: UUID, body: ContractSet) -> ContractOut:
+    async def add_contract(
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: ContractCreate
+    ) -> ContractOut:
         facts = body.model_dump()
         facts["sla"] = None if body.sla is None else body.sla.model_dump(exclude_none=True)
         contract = await admin_contracts.add_contract(deps.database, actor, tenant_id=tenant_id, **facts)
         return ContractOut.model_validate(contract)
 
     @routes.post("/contracts/{contract_id}/end", summary="End a contract and its prices")
-    async def end_contract(actor: Annotated[Actor, who], contract_id: UUID, body: ContractEnd) -> ContractOut:
+    async def end_contract(
+        actor: Annotated[Actor, auth], contract_id: UUID, body: ContractEnd
+    ) -> ContractOut:
         contract = await admin_contracts.end_contract(
             deps.database, actor, contract_id=contract_id, **body.model_dump()
         )
@@ -176,11 +173,11 @@ def _contract_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
 
 def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/adjustments", summary="Booked adjustments")
     async def list_adjustments(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         tenant_id: UUID | None = None,
         month: Annotated[str | None, Query(max_length=7, description="When they were booked.")] = None,
         limit: Limit = 100,
@@ -196,8 +193,8 @@ def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
         summary="Adjust what an organisation owes; above the limit it waits for a second person",
     )
     async def request_adjustment(
-        actor: Annotated[Actor, who], tenant_id: UUID, body: AdjustmentSet
-    ) -> RequestOut:
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: AdjustmentCreate
+    ) -> AdjustmentRequestOut:
         made = await admin_adjustments.request_adjustment(
             deps.database,
             actor,
@@ -205,25 +202,27 @@ def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
             limit_usd=deps.settings.approval_limit_usd,
             **body.model_dump(),
         )
-        return RequestOut.model_validate(made)
+        return AdjustmentRequestOut.model_validate(made)
 
     @routes.get("/adjustments/waiting", summary="Adjustments that wait for a second person")
-    async def list_requests(actor: Annotated[Actor, who], tenant_id: UUID | None = None) -> RequestList:
+    async def list_requests(
+        actor: Annotated[Actor, auth], tenant_id: UUID | None = None
+    ) -> AdjustmentRequestList:
         rows = await admin_adjustments.list_requests(deps.database, actor, tenant_id=tenant_id)
-        return RequestList(data=[RequestOut.model_validate(row) for row in rows])
+        return AdjustmentRequestList(data=[AdjustmentRequestOut.model_validate(row) for row in rows])
 
     @routes.post("/adjustments/{approval_id}/decision", summary="Approve or reject an adjustment")
     async def decide_adjustment(
-        actor: Annotated[Actor, who], approval_id: UUID, body: Decision
-    ) -> RequestOut:
+        actor: Annotated[Actor, auth], approval_id: UUID, body: Decision
+    ) -> AdjustmentRequestOut:
         decided = await admin_adjustments.decide_adjustment(
             deps.database, actor, approval_id=approval_id, approve=body.approve, reason=body.reason
         )
-        return RequestOut.model_validate(decided)
+        return AdjustmentRequestOut.model_validate(decided)
 
     @routes.get("/approvals", summary="Everything that waits for a second person")
     async def list_approvals(
-        actor: Annotated[Actor, who], kind: Annotated[str | None, Query(max_length=100)] = None
+        actor: Annotated[Actor, auth], kind: Annotated[str | None, Query(max_length=100)] = None
     ) -> ApprovalList:
         rows = await admin_adjustments.list_approvals(deps.database, actor, kind=kind)
         return ApprovalList(data=[ApprovalOut.model_validate(row) for row in rows])

@@ -50,7 +50,7 @@ class ErrorOut(BaseModel):
     error: ErrorDetail
 
 
-_ERROR_TEXTS = {
+_ERROR_DESCRIPTIONS = {
     400: "The body or a parameter has the wrong shape or value.",
     401: "No admin token, or one that is malformed, unknown or revoked.",
     403: "The token's role may not do this.",
@@ -59,13 +59,13 @@ _ERROR_TEXTS = {
     413: "The body is larger than any of ours needs to be.",
 }
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorOut, "description": text} for status, text in _ERROR_TEXTS.items()
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorOut, "description": text} for status, text in _ERROR_DESCRIPTIONS.items()
 }
 """For `responses=` of the routers."""
 
 
-class CappedRoute(APIRoute):
+class SizeLimitedRoute(APIRoute):
     """A route that stops reading a body beyond MAX_BODY_BYTES, refuses NUL in the address, and says so our way.
 
     FastAPI reads any length by default, before it looks at the token; its own cap answers in plain text.
@@ -98,7 +98,7 @@ class CappedRoute(APIRoute):
         return capped
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """Base of all request bodies: a field we do not know is refused, never ignored."""
 
     model_config = ConfigDict(extra="forbid")
@@ -113,7 +113,33 @@ class Body(BaseModel):
         return value
 
 
-class Out(BaseModel):
+Reason = Annotated[str, Field(min_length=1, max_length=500, examples=["Card charge disputed, case 4711"])]
+
+
+class ReasonBody(RequestBody):
+    """Why the act is done. The reason is written into the audit log."""
+
+    reason: Reason
+
+
+class OptionalReasonBody(RequestBody):
+    """Why the act is done, when there is something to say. The reason is written into the audit log."""
+
+    reason: Reason | None = None
+
+
+NO_REASON = OptionalReasonBody()
+"""The default of an optional body."""
+
+
+class Decision(RequestBody):
+    """A second person's decision about something that needs approval."""
+
+    approve: bool
+    reason: Reason | None = None
+
+
+class ResponseModel(BaseModel):
     """Base of all answers, read from the views that admin/ returns."""
 
     model_config = ConfigDict(from_attributes=True)
@@ -127,13 +153,13 @@ class Identified(Protocol):
         """Time-ordered, so lists continue after it."""
 
 
-OutT = TypeVar("OutT", bound=Out)
+ResponseT = TypeVar("ResponseT", bound=ResponseModel)
 
 
-class Page(BaseModel, Generic[OutT]):
+class Page(BaseModel, Generic[ResponseT]):
     """A part of a list. Ask again with `after` = `next` while `has_more`."""
 
-    data: list[OutT]
+    data: list[ResponseT]
     has_more: bool
     next: UUID | None = Field(description="The id to pass as `after` for the next page; null at the end.")
 
@@ -144,11 +170,11 @@ After = Annotated[
 ]
 
 
-def page(rows: Sequence[Identified], limit: int, out: type[OutT]) -> Page[OutT]:
+def to_page(rows: Sequence[Identified], limit: int, out: type[ResponseT]) -> Page[ResponseT]:
     """A page of `limit` rows out of a list that was asked for one more."""
     shown = rows[:limit]
     more = len(rows) > limit
-    return Page[OutT](
+    return Page[ResponseT](
         data=[out.model_validate(row) for row in shown], has_more=more, next=shown[-1].id if more else None
     )
 
@@ -195,6 +221,6 @@ class AdminDeps:
             prefix=PREFIX,
             tags=[f"admin: {tag}"],
             dependencies=[Depends(self.actor)],
-            responses=ERRORS,
-            route_class=CappedRoute,
+            responses=ERROR_RESPONSES,
+            route_class=SizeLimitedRoute,
         )

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from admin import economics as admin_economics
 from admin import reconcile as admin_reconcile
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, Body, Limit
+from api.admin.deps import AdminDeps, Limit, ReasonBody, RequestBody
 from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn
 from billing.ledger.months import parse_month
 from billing.usage.period import parse_group_by, parse_instant, parse_period
@@ -32,7 +32,7 @@ class Rows(BaseModel):
     data: list[dict[str, Any]]
 
 
-class HostPriceSet(Body):
+class HostPriceCreate(RequestBody):
     """What a kind of host costs from a whole UTC hour on."""
 
     host_kind: Text
@@ -41,7 +41,7 @@ class HostPriceSet(Body):
     effective_from: datetime | None = Field(default=None, description="Default: the running hour.")
 
 
-class ProviderLine(Body):
+class ProviderLine(RequestBody):
     """One line of a provider's invoice."""
 
     amount_usd: Usd
@@ -50,7 +50,7 @@ class ProviderLine(Body):
     hours: Annotated[str, Field(max_length=20)] | None = None
 
 
-class ProviderInvoice(Body):
+class ProviderInvoice(RequestBody):
     """A provider's invoice; its lines add up to its total."""
 
     provider: Text
@@ -59,12 +59,6 @@ class ProviderInvoice(Body):
     total_usd: Usd
     currency: Annotated[str, Field(max_length=10)] = "USD"
     lines: Annotated[list[ProviderLine], Field(min_length=1, max_length=1000)]
-
-
-class Reason(Body):
-    """Why."""
-
-    reason: Annotated[str, Field(min_length=1, max_length=500)]
 
 
 def router(deps: AdminDeps) -> APIRouter:
@@ -77,28 +71,28 @@ def router(deps: AdminDeps) -> APIRouter:
     return routes
 
 
-def _rows(views: object) -> Rows:
+def _to_rows(views: object) -> Rows:
     return Rows(data=msgspec.to_builtins(views, str_keys=True))
 
 
-def _one(view: object) -> dict[str, Any]:
+def _to_object(view: object) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(view, str_keys=True)
     return shown
 
 
 def _margin_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/economics/report", summary="GPU cost and margin by organisation, model, hour or day")
     async def report(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         start: From = None,
         end: To = None,
         by: Annotated[str, Query(max_length=100)] = "tenant,model",
         fully_loaded: Annotated[bool, Query(description="Spread idle, loading and asleep.")] = False,
     ) -> Rows:
         period = parse_period(start, end)
-        return _rows(
+        return _to_rows(
             await admin_economics.economics_report(
                 deps.database,
                 actor,
@@ -110,13 +104,15 @@ def _margin_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
 
     @routes.get("/economics/states", summary="Host-hours and cost by kind of host and state")
-    async def states(actor: Annotated[Actor, who], start: From = None, end: To = None) -> Rows:
+    async def states(actor: Annotated[Actor, auth], start: From = None, end: To = None) -> Rows:
         period = parse_period(start, end)
-        return _rows(await admin_economics.host_states(deps.database, actor, start=period[0], end=period[1]))
+        return _to_rows(
+            await admin_economics.host_states(deps.database, actor, start=period[0], end=period[1])
+        )
 
     @routes.get("/economics/bridge", summary="The margin bridge between two periods")
     async def bridge(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         before_from: Annotated[str, Query(max_length=40)],
         before_to: Annotated[str, Query(max_length=40)],
         after_from: Annotated[str, Query(max_length=40)],
@@ -128,82 +124,90 @@ def _margin_routes(routes: APIRouter, deps: AdminDeps) -> None:
             before=(parse_instant(before_from, "before_from"), parse_instant(before_to, "before_to")),
             after=(parse_instant(after_from, "after_from"), parse_instant(after_to, "after_to")),
         )
-        return _one(view)
+        return _to_object(view)
 
 
 def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/economics/host-prices", summary="Dated prices of hosts")
     async def list_prices(
-        actor: Annotated[Actor, who], host_kind: Annotated[str | None, Query(max_length=200)] = None
+        actor: Annotated[Actor, auth], host_kind: Annotated[str | None, Query(max_length=200)] = None
     ) -> Rows:
-        return _rows(await admin_economics.list_host_prices(deps.database, actor, host_kind=host_kind))
+        return _to_rows(await admin_economics.list_host_prices(deps.database, actor, host_kind=host_kind))
 
     @routes.post("/economics/host-prices", status_code=201, summary="Enter a dated price of a kind of host")
-    async def set_price(actor: Annotated[Actor, who], body: HostPriceSet) -> dict[str, Any]:
-        return _one(await admin_economics.set_host_price(deps.database, actor, **body.model_dump()))
+    async def set_price(actor: Annotated[Actor, auth], body: HostPriceCreate) -> dict[str, Any]:
+        return _to_object(await admin_economics.set_host_price(deps.database, actor, **body.model_dump()))
 
 
 def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/economics/provider-invoices", summary="Providers' invoices")
     async def list_invoices(
-        actor: Annotated[Actor, who], month: Annotated[str | None, Query(max_length=7)] = None
+        actor: Annotated[Actor, auth], month: Annotated[str | None, Query(max_length=7)] = None
     ) -> Rows:
         wanted = None if month is None else parse_month(month)
-        return _rows(await admin_economics.list_provider_invoices(deps.database, actor, month=wanted))
+        return _to_rows(await admin_economics.list_provider_invoices(deps.database, actor, month=wanted))
 
     @routes.post("/economics/provider-invoices", status_code=201, summary="Enter a provider's invoice")
-    async def enter(actor: Annotated[Actor, who], body: ProviderInvoice) -> dict[str, Any]:
+    async def enter(actor: Annotated[Actor, auth], body: ProviderInvoice) -> dict[str, Any]:
         facts = body.model_dump()
         lines = [InvoiceLineIn(**line) for line in facts.pop("lines")]
         invoice = InvoiceIn(**facts, lines=lines)
-        return _one(await admin_economics.enter_provider_invoice(deps.database, actor, invoice=invoice))
+        return _to_object(await admin_economics.enter_provider_invoice(deps.database, actor, invoice=invoice))
 
     @routes.post("/economics/provider-invoices/{invoice_id}/void", summary="Void a mistaken invoice")
-    async def void(actor: Annotated[Actor, who], invoice_id: UUID, body: Reason) -> dict[str, Any]:
-        return _one(
+    async def void(actor: Annotated[Actor, auth], invoice_id: UUID, body: ReasonBody) -> dict[str, Any]:
+        return _to_object(
             await admin_economics.void_provider_invoice(
                 deps.database, actor, invoice_id=invoice_id, reason=body.reason
             )
         )
 
     @routes.get("/economics/variance", summary="A month's provider invoices against our account")
-    async def variance(actor: Annotated[Actor, who], month: Month) -> Rows:
-        return _rows(await admin_economics.provider_variance(deps.database, actor, month=parse_month(month)))
+    async def variance(actor: Annotated[Actor, auth], month: Month) -> Rows:
+        return _to_rows(
+            await admin_economics.provider_variance(deps.database, actor, month=parse_month(month))
+        )
 
 
 def _reconcile_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/reconcile/engines", summary="Engines' counters against usage")
-    async def engines(actor: Annotated[Actor, who], limit: Limit = 100) -> Rows:
-        return _rows(await admin_reconcile.list_engines(deps.database, actor, limit=limit))
+    async def engines(actor: Annotated[Actor, auth], limit: Limit = 100) -> Rows:
+        return _to_rows(await admin_reconcile.list_engines(deps.database, actor, limit=limit))
 
     @routes.post("/reconcile/run", summary="Compare now")
-    async def run(actor: Annotated[Actor, who], since: Since = None) -> dict[str, Any]:
+    async def run(actor: Annotated[Actor, auth], since: Since = None) -> dict[str, Any]:
         instant = None if since is None else parse_instant(since, "since")
-        return _one(await admin_reconcile.run_now(deps.database, actor, since=instant))
+        return _to_object(await admin_reconcile.run_now(deps.database, actor, since=instant))
 
-    @routes.get("/reconcile/engines/{boot_id}", summary="One engine, stretch by stretch")
-    async def stretches(actor: Annotated[Actor, who], boot_id: str, limit: Limit = 100) -> Rows:
-        return _rows(await admin_reconcile.list_intervals(deps.database, actor, boot_id=boot_id, limit=limit))
+    @routes.get("/reconcile/engines/{boot_id}", summary="One engine, interval by interval")
+    async def list_intervals(actor: Annotated[Actor, auth], boot_id: str, limit: Limit = 100) -> Rows:
+        return _to_rows(
+            await admin_reconcile.list_intervals(deps.database, actor, boot_id=boot_id, limit=limit)
+        )
 
     @routes.get("/reconcile/engines/{boot_id}/trace", summary="The requests behind what does not come out")
     async def trace(
-        actor: Annotated[Actor, who], boot_id: str, start: From = None, limit: Limit = 200
+        actor: Annotated[Actor, auth], boot_id: str, start: From = None, limit: Limit = 200
     ) -> Rows:
         from_at = None if start is None else parse_instant(start, "from")
-        return _rows(
+        return _to_rows(
             await admin_reconcile.trace(deps.database, actor, boot_id=boot_id, from_at=from_at, limit=limit)
         )
 
     @routes.post("/reconcile/engines/{boot_id}/accept", summary="Accept what cannot be mended")
-    async def accept(actor: Annotated[Actor, who], boot_id: str, body: Reason) -> Rows:
-        return _rows(await admin_reconcile.accept(deps.database, actor, boot_id=boot_id, reason=body.reason))
+    async def accept(actor: Annotated[Actor, auth], boot_id: str, body: ReasonBody) -> Rows:
+        return _to_rows(
+            await admin_reconcile.accept(deps.database, actor, boot_id=boot_id, reason=body.reason)
+        )
 
-    @routes.get("/reconcile/chain", summary="Gateway, ledger, invoices and Stripe for a month")
-    async def chain(actor: Annotated[Actor, who], month: Month) -> Rows:
-        return _rows(await admin_reconcile.cross_check_month(deps.database, actor, month=parse_month(month)))
+    @routes.get("/reconcile/cross-check", summary="Gateway, ledger, invoices and Stripe for a month")
+    async def cross_check(actor: Annotated[Actor, auth], month: Month) -> Rows:
+        return _to_rows(
+            await admin_reconcile.cross_check_month(deps.database, actor, month=parse_month(month))
+        )

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from admin import billing as admin_billing
 from admin import exports as admin_exports
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, Body, Out
+from api.admin.deps import AdminDeps, RequestBody, ResponseModel
 from billing.exports.datasets import DatasetName
 from billing.exports.writers import MEDIA_TYPES, Format
 from billing.reports.compare import flat, parse_compare
@@ -24,7 +24,7 @@ TO = Query(alias="to", max_length=40, description="Excluded.")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]{0,99}$", examples=["usage-daily"])]
 
 
-class ExportOut(Out):
+class ExportOut(ResponseModel):
     """A scheduled export."""
 
     id: UUID
@@ -47,7 +47,7 @@ class ExportList(BaseModel):
     data: list[ExportOut]
 
 
-class RunOut(Out):
+class ExportRunOut(ResponseModel):
     """A revision of a period's files."""
 
     id: UUID
@@ -65,13 +65,13 @@ class RunOut(Out):
     is_new: bool
 
 
-class RunList(BaseModel):
+class ExportRunList(BaseModel):
     """What was written, the newest period first."""
 
-    data: list[RunOut]
+    data: list[ExportRunOut]
 
 
-class ExportMake(Body):
+class ExportCreate(RequestBody):
     """A scheduled export. Credentials of a store are settings, never sent here."""
 
     name: Name
@@ -85,14 +85,14 @@ class ExportMake(Body):
     reason: str | None = Field(default=None, min_length=1, max_length=500)
 
 
-class ExportEnable(Body):
+class ExportUpdate(RequestBody):
     """Stop or resume."""
 
     enabled: bool
     reason: str | None = Field(default=None, min_length=1, max_length=500)
 
 
-class ExportRun(Body):
+class ExportRunCreate(RequestBody):
     """A period to export now: 2026-11, 2026-11-20 or 2026-11-20T13."""
 
     period: str = Field(min_length=7, max_length=13)
@@ -108,7 +108,7 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get(
         "/usage/report",
@@ -117,7 +117,7 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
         responses={200: {"content": {media: {} for media in MEDIA_TYPES.values()}}},
     )
     async def usage_report(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         start: Annotated[str | None, FROM] = None,
         end: Annotated[str | None, TO] = None,
         by: Annotated[str, Query(max_length=100, examples=["tenant,model,day"])] = "tenant",
@@ -143,13 +143,13 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
             found = await admin_exports.download(
                 deps.database, actor, dataset="report", format=format, **asked
             )
-            return _file(found)
+            return _download_response(found)
         rows = await admin_billing.usage_report(deps.database, actor, **asked)
         return {"data": to_objects(rows, with_gpu=with_gpu)}
 
     @routes.get("/usage/totals", summary="The report's totals beside the ledger's own sums")
     async def usage_totals(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         start: Annotated[str | None, FROM] = None,
         end: Annotated[str | None, TO] = None,
         tenant_id: UUID | None = None,
@@ -163,7 +163,7 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
 
 def _file_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get(
         "/exports/download/{dataset}",
@@ -172,7 +172,7 @@ def _file_routes(routes: APIRouter, deps: AdminDeps) -> None:
         responses={200: {"content": {media: {} for media in MEDIA_TYPES.values()}}},
     )
     async def download(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         dataset: DatasetName,
         start: Annotated[str | None, FROM] = None,
         end: Annotated[str | None, TO] = None,
@@ -181,7 +181,7 @@ def _file_routes(routes: APIRouter, deps: AdminDeps) -> None:
         format: Annotated[Format, Query()] = "csv",
     ) -> Response:
         period = parse_period(start, end)
-        return _file(
+        return _download_response(
             await admin_exports.download(
                 deps.database,
                 actor,
@@ -195,7 +195,7 @@ def _file_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
 
 
-def _file(found: admin_exports.Download) -> Response:
+def _download_response(found: admin_exports.Download) -> Response:
     return StreamingResponse(
         found.chunks,
         media_type=found.media_type,
@@ -204,35 +204,35 @@ def _file(found: admin_exports.Download) -> Response:
 
 
 def _schedule_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/exports", summary="Scheduled exports")
-    async def list_exports(actor: Annotated[Actor, who]) -> ExportList:
+    async def list_exports(actor: Annotated[Actor, auth]) -> ExportList:
         rows = await admin_exports.list_exports(deps.database, actor)
         return ExportList(data=[ExportOut.model_validate(row) for row in rows])
 
     @routes.post("/exports", status_code=201, summary="Schedule an export")
-    async def create_export(actor: Annotated[Actor, who], body: ExportMake) -> ExportOut:
+    async def create_export(actor: Annotated[Actor, auth], body: ExportCreate) -> ExportOut:
         facts = body.model_dump()
         cadence = facts.pop("schedule")
         made = await admin_exports.create_export(deps.database, actor, cadence=cadence, **facts)
         return ExportOut.model_validate(made)
 
     @routes.patch("/exports/{name}", summary="Stop or resume an export")
-    async def enable_export(actor: Annotated[Actor, who], name: str, body: ExportEnable) -> ExportOut:
+    async def enable_export(actor: Annotated[Actor, auth], name: str, body: ExportUpdate) -> ExportOut:
         changed = await admin_exports.enable_export(deps.database, actor, name=name, **body.model_dump())
         return ExportOut.model_validate(changed)
 
     @routes.get("/exports/{name}/runs", summary="What an export has written")
     async def list_runs(
-        actor: Annotated[Actor, who], name: str, limit: Annotated[int, Query(ge=1, le=500)] = 100
-    ) -> RunList:
+        actor: Annotated[Actor, auth], name: str, limit: Annotated[int, Query(ge=1, le=500)] = 100
+    ) -> ExportRunList:
         rows = await admin_exports.list_runs(deps.database, actor, name=name, limit=limit)
-        return RunList(data=[RunOut.model_validate(row) for row in rows])
+        return ExportRunList(data=[ExportRunOut.model_validate(row) for row in rows])
 
     @routes.post("/exports/{name}/runs", summary="Export one period now")
-    async def run_export(actor: Annotated[Actor, who], name: str, body: ExportRun) -> RunOut:
+    async def run_export(actor: Annotated[Actor, auth], name: str, body: ExportRunCreate) -> ExportRunOut:
         made = await admin_exports.run_export(
             deps.database, actor, deps.settings, name=name, period=body.period
         )
-        return RunOut.model_validate(made)
+        return ExportRunOut.model_validate(made)

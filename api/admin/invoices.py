@@ -11,16 +11,27 @@ from admin import corrections as admin_corrections
 from admin import invoices as admin_invoices
 from admin import periods as admin_periods
 from admin.actor import Actor
-from api.admin.billing import Reason
-from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+from api.admin.deps import (
+    AdminDeps,
+    After,
+    Decision,
+    Limit,
+    OptionalReasonBody,
+    Page,
+    Reason,
+    ReasonBody,
+    RequestBody,
+    ResponseModel,
+    to_page,
+)
 from billing.ledger.months import parse_month
 
 MonthPath = Annotated[str, Path(max_length=7, description="A month such as 2026-11.")]
-MaybeMonth = Annotated[str | None, Query(max_length=7, description="A month such as 2026-11.")]
+MonthFilter = Annotated[str | None, Query(max_length=7, description="A month such as 2026-11.")]
 InvoiceRef = Annotated[str, Path(max_length=80, description="Id or number of the invoice.")]
 
 
-class InvoiceOut(Out):
+class InvoiceOut(ResponseModel):
     """An invoice; amounts are decimal dollars."""
 
     id: UUID
@@ -41,7 +52,7 @@ class InvoiceOut(Out):
     stripe_invoice_id: str | None
 
 
-class LineOut(Out):
+class InvoiceLineOut(ResponseModel):
     """One line: tenant x model x class x tier x price version, or another movement of the month."""
 
     id: UUID
@@ -60,7 +71,7 @@ class LineOut(Out):
     stripe_item_id: str | None
 
 
-class CreditNoteOut(Out):
+class CreditNoteOut(ResponseModel):
     """Credit on a finalised invoice."""
 
     id: UUID
@@ -75,15 +86,15 @@ class CreditNoteOut(Out):
     created_at: datetime
 
 
-class InvoiceDetailOut(Out):
+class InvoiceDetailOut(ResponseModel):
     """An invoice with its lines and credit notes."""
 
     invoice: InvoiceOut
-    lines: list[LineOut]
+    lines: list[InvoiceLineOut]
     credit_notes: list[CreditNoteOut]
 
 
-class TraceRowOut(Out):
+class TraceRowOut(ResponseModel):
     """One request behind a line."""
 
     request_id: UUID
@@ -95,15 +106,15 @@ class TraceRowOut(Out):
     exact_usd: str
 
 
-class TraceOut(Out):
+class TraceOut(ResponseModel):
     """A part of a line's requests. Ask again with `after` = `next` until it is null."""
 
-    line: LineOut
+    line: InvoiceLineOut
     rows: list[TraceRowOut]
     next: UUID | None
 
 
-class RunOut(Out):
+class InvoiceRunOut(ResponseModel):
     """What an invoice run did."""
 
     month: str
@@ -113,25 +124,13 @@ class RunOut(Out):
     total_cents: int
 
 
-class MonthBody(Body):
+class MonthBody(RequestBody):
     """Which month."""
 
     month: str = Field(max_length=7, examples=["2026-11"])
 
 
-class Why(Body):
-    """Why; it stands in the audit log."""
-
-    reason: Reason
-
-
-class MaybeWhy(Body):
-    """Why, if there is more to say; it stands in the audit log."""
-
-    reason: Reason | None = None
-
-
-class PeriodOut(Out):
+class PeriodOut(ResponseModel):
     """An accounting month."""
 
     month: str
@@ -149,7 +148,7 @@ class PeriodList(BaseModel):
     data: list[PeriodOut]
 
 
-class CheckOut(Out):
+class CheckOut(ResponseModel):
     """What one check found; when red, also what to do next."""
 
     name: str
@@ -157,7 +156,7 @@ class CheckOut(Out):
     detail: str
 
 
-class ChecklistOut(Out):
+class ChecklistOut(ResponseModel):
     """Whether a month can be closed, and why not."""
 
     month: str
@@ -165,7 +164,7 @@ class ChecklistOut(Out):
     checks: list[CheckOut]
 
 
-class CorrectionAsk(Body):
+class CorrectionDryRun(RequestBody):
     """A month to tell again, and with what."""
 
     month: str = Field(max_length=7, examples=["2026-11"])
@@ -176,13 +175,13 @@ class CorrectionAsk(Body):
     )
 
 
-class CorrectionRequest(CorrectionAsk):
+class CorrectionCreate(CorrectionDryRun):
     """A correction to ask for."""
 
     reason: Reason
 
 
-class TenantDeltaOut(Out):
+class TenantDeltaOut(ResponseModel):
     """What changes for one organisation; below 0 is in its favour."""
 
     tenant_id: UUID
@@ -190,7 +189,7 @@ class TenantDeltaOut(Out):
     delta_usd: str
 
 
-class DifferenceOut(Out):
+class CorrectionLineOut(ResponseModel):
     """One line told again."""
 
     tenant_id: UUID
@@ -207,17 +206,17 @@ class DifferenceOut(Out):
     delta_usd: str
 
 
-class DryRunOut(Out):
+class DryRunOut(ResponseModel):
     """What a correction would change."""
 
     month: str
     until: datetime
     delta_usd: str
     tenants: list[TenantDeltaOut]
-    lines: list[DifferenceOut]
+    lines: list[CorrectionLineOut]
 
 
-class CorrectionOut(Out):
+class CorrectionOut(ResponseModel):
     """A stored correction."""
 
     id: UUID
@@ -246,14 +245,7 @@ class CorrectionDetail(BaseModel):
     """A correction and its lines."""
 
     correction: CorrectionOut
-    lines: list[DifferenceOut]
-
-
-class Decision(Body):
-    """A second person's yes or no."""
-
-    approve: bool
-    reason: Reason | None = None
+    lines: list[CorrectionLineOut]
 
 
 def router(deps: AdminDeps) -> APIRouter:
@@ -266,12 +258,12 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/invoices", summary="Invoices, the newest month first")
     async def list_invoices(
-        actor: Annotated[Actor, who],
-        month: MaybeMonth = None,
+        actor: Annotated[Actor, auth],
+        month: MonthFilter = None,
         tenant_id: UUID | None = None,
         status: Annotated[str | None, Query(max_length=20)] = None,
         limit: Limit = 100,
@@ -286,22 +278,22 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
             limit=limit + 1,
             after=after,
         )
-        return page(rows, limit, InvoiceOut)
+        return to_page(rows, limit, InvoiceOut)
 
     @routes.post("/invoices/make", summary="Make the missing invoices of a month")
-    async def make_invoices(actor: Annotated[Actor, who], body: MonthBody) -> RunOut:
+    async def make_invoices(actor: Annotated[Actor, auth], body: MonthBody) -> InvoiceRunOut:
         done = await admin_invoices.make_invoices(deps.database, actor, month=parse_month(body.month))
-        return RunOut.model_validate(done)
+        return InvoiceRunOut.model_validate(done)
 
     @routes.get("/invoices/{ref}", summary="An invoice with its lines and credit notes")
-    async def show_invoice(actor: Annotated[Actor, who], ref: InvoiceRef) -> InvoiceDetailOut:
+    async def show_invoice(actor: Annotated[Actor, auth], ref: InvoiceRef) -> InvoiceDetailOut:
         return InvoiceDetailOut.model_validate(
             await admin_invoices.show_invoice(deps.database, actor, ref=ref)
         )
 
     @routes.get("/invoice-lines/{line_id}/requests", summary="The requests behind a line")
     async def trace_line(
-        actor: Annotated[Actor, who], line_id: UUID, limit: Limit = 100, after: After = None
+        actor: Annotated[Actor, auth], line_id: UUID, limit: Limit = 100, after: After = None
     ) -> TraceOut:
         found = await admin_invoices.trace_line(
             deps.database, actor, line_id=line_id, limit=limit, after=after
@@ -309,31 +301,35 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return TraceOut.model_validate(found)
 
     @routes.post("/invoices/{ref}/void", summary="Take an open invoice back")
-    async def void_invoice(actor: Annotated[Actor, who], ref: InvoiceRef, body: Why) -> InvoiceOut:
+    async def void_invoice(actor: Annotated[Actor, auth], ref: InvoiceRef, body: ReasonBody) -> InvoiceOut:
         done = await admin_invoices.void_invoice(deps.database, actor, ref=ref, reason=body.reason)
         return InvoiceOut.model_validate(done)
 
     @routes.post("/invoices/{ref}/write-off", summary="Give up what is open of an invoice")
-    async def write_off_invoice(actor: Annotated[Actor, who], ref: InvoiceRef, body: Why) -> InvoiceOut:
+    async def write_off_invoice(
+        actor: Annotated[Actor, auth], ref: InvoiceRef, body: ReasonBody
+    ) -> InvoiceOut:
         done = await admin_invoices.write_off_invoice(deps.database, actor, ref=ref, reason=body.reason)
         return InvoiceOut.model_validate(done)
 
 
 def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/periods", summary="Accounting months")
-    async def list_periods(actor: Annotated[Actor, who]) -> PeriodList:
+    async def list_periods(actor: Annotated[Actor, auth]) -> PeriodList:
         rows = await admin_periods.list_periods(deps.database, actor)
         return PeriodList(data=[PeriodOut.model_validate(row) for row in rows])
 
     @routes.get("/periods/{month}/checks", summary="The close checklist of a month")
-    async def check_period(actor: Annotated[Actor, who], month: MonthPath) -> ChecklistOut:
+    async def check_period(actor: Annotated[Actor, auth], month: MonthPath) -> ChecklistOut:
         found = await admin_periods.check_period(deps.database, actor, month=parse_month(month))
         return ChecklistOut.model_validate(found)
 
     @routes.post("/periods/{month}/close", summary="Make the month's invoices and freeze it")
-    async def close_period(actor: Annotated[Actor, who], month: MonthPath, body: MaybeWhy) -> ChecklistOut:
+    async def close_period(
+        actor: Annotated[Actor, auth], month: MonthPath, body: OptionalReasonBody
+    ) -> ChecklistOut:
         closed = await admin_periods.close_period(
             deps.database, actor, month=parse_month(month), reason=body.reason
         )
@@ -344,16 +340,16 @@ def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
         status_code=204,
         summary="Decide that a record that could not be billed never will be",
     )
-    async def write_off_parked(actor: Annotated[Actor, who], request_id: UUID, body: Why) -> None:
+    async def write_off_parked(actor: Annotated[Actor, auth], request_id: UUID, body: ReasonBody) -> None:
         await admin_periods.write_off_parked(deps.database, actor, request_id=request_id, reason=body.reason)
 
 
 def _correction_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/corrections", summary="Corrections of past months")
     async def list_corrections(
-        actor: Annotated[Actor, who], month: MaybeMonth = None, limit: Limit = 100
+        actor: Annotated[Actor, auth], month: MonthFilter = None, limit: Limit = 100
     ) -> CorrectionList:
         rows = await admin_corrections.list_corrections(
             deps.database, actor, month=None if month is None else parse_month(month), limit=limit
@@ -361,38 +357,38 @@ def _correction_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return CorrectionList(data=[CorrectionOut.model_validate(row) for row in rows])
 
     @routes.post("/corrections/dry-run", summary="What a month would cost under other prices")
-    async def dry_run(actor: Annotated[Actor, who], body: CorrectionAsk) -> DryRunOut:
+    async def dry_run(actor: Annotated[Actor, auth], body: CorrectionDryRun) -> DryRunOut:
         told = await admin_corrections.dry_run(
             deps.database, actor, month=parse_month(body.month), spec=body.spec
         )
         return DryRunOut.model_validate(told)
 
     @routes.post("/corrections", status_code=201, summary="Ask for a correction")
-    async def request_correction(actor: Annotated[Actor, who], body: CorrectionRequest) -> CorrectionOut:
+    async def request_correction(actor: Annotated[Actor, auth], body: CorrectionCreate) -> CorrectionOut:
         asked = await admin_corrections.request_correction(
             deps.database, actor, month=parse_month(body.month), spec=body.spec, reason=body.reason
         )
         return CorrectionOut.model_validate(asked)
 
     @routes.get("/corrections/{correction_id}", summary="A correction and its lines")
-    async def show_correction(actor: Annotated[Actor, who], correction_id: UUID) -> CorrectionDetail:
+    async def show_correction(actor: Annotated[Actor, auth], correction_id: UUID) -> CorrectionDetail:
         found, lines = await admin_corrections.show_correction(
             deps.database, actor, correction_id=correction_id
         )
         return CorrectionDetail(
             correction=CorrectionOut.model_validate(found),
-            lines=[DifferenceOut.model_validate(line) for line in lines],
+            lines=[CorrectionLineOut.model_validate(line) for line in lines],
         )
 
     @routes.post("/corrections/{correction_id}/decision", summary="Agree to a correction, or refuse it")
-    async def decide(actor: Annotated[Actor, who], correction_id: UUID, body: Decision) -> CorrectionOut:
+    async def decide(actor: Annotated[Actor, auth], correction_id: UUID, body: Decision) -> CorrectionOut:
         decided = await admin_corrections.decide_correction(
             deps.database, actor, correction_id=correction_id, approve=body.approve, reason=body.reason
         )
         return CorrectionOut.model_validate(decided)
 
     @routes.post("/corrections/{correction_id}/reversal", status_code=201, summary="Ask to undo a correction")
-    async def reverse(actor: Annotated[Actor, who], correction_id: UUID, body: Why) -> CorrectionOut:
+    async def reverse(actor: Annotated[Actor, auth], correction_id: UUID, body: ReasonBody) -> CorrectionOut:
         asked = await admin_corrections.request_reversal(
             deps.database, actor, correction_id=correction_id, reason=body.reason
         )

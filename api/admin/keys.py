@@ -10,14 +10,23 @@ from pydantic import Field
 from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
-from api.admin.tenants import NO_REASON, MaybeReason
+from api.admin.deps import (
+    NO_REASON,
+    AdminDeps,
+    After,
+    Limit,
+    OptionalReasonBody,
+    Page,
+    RequestBody,
+    ResponseModel,
+    to_page,
+)
 from tenants.principal import Limits
 
 ScopeKind = Literal["tenant", "project", "key"]
 
 
-class KeyOut(Out):
+class KeyOut(ResponseModel):
     """An API key as far as it may be shown."""
 
     id: UUID
@@ -41,7 +50,7 @@ class CreatedKeyOut(KeyOut):
     secret: str = Field(examples=["pen_live_4fZ0yqv8cT7JH2nKpW1sXe5RbGd3LmAu2sK9Qx"])
 
 
-class KeyCreate(Body):
+class KeyCreate(RequestBody):
     """A new key of a project."""
 
     project_id: UUID
@@ -53,7 +62,7 @@ class KeyCreate(Body):
     )
 
 
-class KeySearch(Body):
+class KeySearch(RequestBody):
     """A key that was found somewhere."""
 
     key: str = Field(max_length=200)
@@ -62,7 +71,7 @@ class KeySearch(Body):
 _LIMIT = Field(default=None, ge=1, le=admin_limits.MAX_LIMIT)
 
 
-class LimitsBody(Body):
+class LimitsBody(RequestBody):
     """All limits of a scope; one that is null or left out is lifted."""
 
     requests_per_min: int | None = _LIMIT
@@ -76,7 +85,7 @@ class LimitsBody(Body):
     )
 
 
-class LimitsOut(Out):
+class LimitsOut(ResponseModel):
     """Limits of a scope; null = none of that kind."""
 
     requests_per_min: int | None
@@ -86,7 +95,7 @@ class LimitsOut(Out):
     tokens_per_day: int | None
 
 
-class ScopedLimitsOut(Out):
+class ScopedLimitsOut(ResponseModel):
     """A scope that has limits."""
 
     scope_kind: ScopeKind
@@ -103,20 +112,20 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/tenants/{tenant_id}/keys", summary="Keys of an organisation, dead ones included")
     async def list_keys(
-        actor: Annotated[Actor, who], tenant_id: UUID, limit: Limit = 100, after: After = None
+        actor: Annotated[Actor, auth], tenant_id: UUID, limit: Limit = 100, after: After = None
     ) -> Page[KeyOut]:
         rows = await admin_keys.list_keys(
             deps.database, actor, tenant_id=tenant_id, limit=limit + 1, after=after
         )
-        return page(rows, limit, KeyOut)
+        return to_page(rows, limit, KeyOut)
 
     @routes.post("/tenants/{tenant_id}/keys", status_code=201, summary="Make a key, and see it this once")
     async def create_key(
-        actor: Annotated[Actor, who], tenant_id: UUID, body: KeyCreate, response: Response
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: KeyCreate, response: Response
     ) -> CreatedKeyOut:
         created = await admin_keys.create_key(
             deps.database,
@@ -134,33 +143,35 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return CreatedKeyOut(**view.model_dump(), secret=created.secret)
 
     @routes.get("/keys/{key_id}", summary="One key")
-    async def get_key(actor: Annotated[Actor, who], key_id: UUID) -> KeyOut:
+    async def get_key(actor: Annotated[Actor, auth], key_id: UUID) -> KeyOut:
         return KeyOut.model_validate(await admin_keys.get_key(deps.database, actor, key_id=key_id))
 
     @routes.post("/keys/{key_id}/revoke", summary="Refuse a key for good and cut its streams")
-    async def revoke_key(actor: Annotated[Actor, who], key_id: UUID, body: MaybeReason = NO_REASON) -> KeyOut:
+    async def revoke_key(
+        actor: Annotated[Actor, auth], key_id: UUID, body: OptionalReasonBody = NO_REASON
+    ) -> KeyOut:
         return KeyOut.model_validate(
             await admin_keys.revoke_key(deps.database, actor, key_id=key_id, reason=body.reason)
         )
 
     @routes.post("/key-search", summary="Whose key is this? For one that leaked")
-    async def find_key(actor: Annotated[Actor, who], body: KeySearch) -> KeyOut:
+    async def find_key(actor: Annotated[Actor, auth], body: KeySearch) -> KeyOut:
         return KeyOut.model_validate(
             await admin_keys.find_key(deps.database, actor, pepper=deps.pepper, raw=body.key)
         )
 
 
 def _limit_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/tenants/{tenant_id}/limits", summary="Every scope of an organisation that has limits")
-    async def list_limits(actor: Annotated[Actor, who], tenant_id: UUID) -> list[ScopedLimitsOut]:
+    async def list_limits(actor: Annotated[Actor, auth], tenant_id: UUID) -> list[ScopedLimitsOut]:
         rows = await admin_limits.list_limits(deps.database, actor, tenant_id=tenant_id)
         return [ScopedLimitsOut.model_validate(row) for row in rows]
 
     @routes.get("/tenants/{tenant_id}/limits/{scope_kind}/{scope_id}", summary="Limits of one scope")
     async def get_limits(
-        actor: Annotated[Actor, who], tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID
+        actor: Annotated[Actor, auth], tenant_id: UUID, scope_kind: ScopeKind, scope_id: UUID
     ) -> LimitsOut:
         limits = await admin_limits.get_limits(
             deps.database, actor, tenant_id=tenant_id, scope_kind=scope_kind, scope_id=scope_id
@@ -171,7 +182,7 @@ def _limit_routes(routes: APIRouter, deps: AdminDeps) -> None:
         "/tenants/{tenant_id}/limits/{scope_kind}/{scope_id}", summary="Replace all limits of one scope"
     )
     async def set_limits(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         tenant_id: UUID,
         scope_kind: ScopeKind,
         scope_id: UUID,

@@ -36,11 +36,11 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _book_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/ledger/trial-balance", summary="Every account: opening, debit, credit, closing")
     async def trial_balance(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         month: Month = None,
         start: From = None,
         end: To = None,
@@ -55,7 +55,7 @@ def _book_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.get("/ledger/deferred", summary="Unused credit by lot and expiry")
     async def deferred(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         at: Annotated[str | None, Query(max_length=40, description="Default: now.")] = None,
         tenant_id: UUID | None = None,
     ) -> dict[str, Any]:
@@ -64,13 +64,13 @@ def _book_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return {"data": msgspec.to_builtins(rows)}
 
     @routes.get("/ledger/verify", summary="Check every invariant of the books")
-    async def verify(actor: Annotated[Actor, who]) -> dict[str, Any]:
+    async def verify(actor: Annotated[Actor, auth]) -> dict[str, Any]:
         books: dict[str, Any] = msgspec.to_builtins(await admin_ledger.verify_ledger(deps.database, actor))
         return books
 
 
 def _journal_route(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get(
         "/ledger/journal",
@@ -79,7 +79,7 @@ def _journal_route(routes: APIRouter, deps: AdminDeps) -> None:
         responses={200: {"content": {kind: {} for kind in _MEDIA.values()}}},
     )
     async def journal(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         month: Month = None,
         start: From = None,
         end: To = None,

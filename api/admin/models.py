@@ -8,12 +8,12 @@ from pydantic import Field
 
 from admin import models
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, Body, Out
+from api.admin.deps import AdminDeps, RequestBody, ResponseModel
 
 _NAME = "A model's name; it may contain slashes."
 
 
-class ModelOut(Out):
+class ModelOut(ResponseModel):
     """A model or an alias."""
 
     name: str
@@ -23,21 +23,21 @@ class ModelOut(Out):
     created_at: datetime
 
 
-class ModelAdd(Body):
+class ModelCreate(RequestBody):
     """Offer a model of the catalog."""
 
     name: str = Field(description=_NAME, examples=["llama-3.3-70b"])
     note: str | None = None
 
 
-class AliasSet(Body):
+class AliasUpdate(RequestBody):
     """Let a name stand for another model."""
 
     name: str = Field(examples=["llama-latest"])
     target: str = Field(examples=["llama-3.3-70b"])
 
 
-class StatusSet(Body):
+class ModelStatusUpdate(RequestBody):
     """Deprecate or retire."""
 
     name: str = Field(description=_NAME)
@@ -55,28 +55,30 @@ def router(deps: AdminDeps) -> APIRouter:
         return [ModelOut.model_validate(view) for view in await models.list_models(database, actor)]
 
     @routes.post("/models", status_code=201)
-    async def add_model(body: ModelAdd, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+    async def add_model(body: ModelCreate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Offer a model of the catalog; a retired one is offered again."""
         return ModelOut.model_validate(
             await models.add_model(database, actor, name=body.name, note=body.note)
         )
 
     @routes.put("/models/alias")
-    async def set_alias(body: AliasSet, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+    async def set_alias(body: AliasUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Make or move an alias."""
         return ModelOut.model_validate(
             await models.set_alias(database, actor, name=body.name, target=body.target)
         )
 
     @routes.post("/models/deprecate")
-    async def deprecate_model(body: StatusSet, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+    async def deprecate_model(
+        body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]
+    ) -> ModelOut:
         """Mark a model as going away; it still answers."""
         return ModelOut.model_validate(
             await models.deprecate_model(database, actor, name=body.name, note=body.note)
         )
 
     @routes.post("/models/retire")
-    async def retire_model(body: StatusSet, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
+    async def retire_model(body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Take a model or an alias out of service."""
         return ModelOut.model_validate(
             await models.retire_model(database, actor, name=body.name, note=body.note)

@@ -9,16 +9,15 @@ from pydantic import BaseModel, Field
 
 from admin import payments as admin_payments
 from admin.actor import Actor
-from api.admin.billing import Reason, Usd
-from api.admin.contracts import Decision
-from api.admin.deps import AdminDeps, Body, Limit, Out
+from api.admin.billing import Usd
+from api.admin.deps import AdminDeps, Decision, Limit, Reason, RequestBody, ResponseModel
 from billing.payments.stripe_gateway import open_gateway
 
 Month = Annotated[str, Field(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])$", examples=["2026-10"])]
 TenantFilter = Annotated[UUID | None, Query(description="Only this organisation's.")]
 
 
-class CustomerOut(Out):
+class CustomerOut(ResponseModel):
     """An organisation as a payer."""
 
     tenant_id: UUID
@@ -30,7 +29,7 @@ class CustomerOut(Out):
     dunning_since: datetime | None
 
 
-class TopupOut(Out):
+class TopupOut(ResponseModel):
     """A purchase of credit."""
 
     id: UUID
@@ -45,7 +44,7 @@ class TopupOut(Out):
     url: str | None
 
 
-class StartedOut(Out):
+class TopupStartedOut(ResponseModel):
     """A purchase that waits for its buyer at `url`."""
 
     id: UUID
@@ -53,7 +52,7 @@ class StartedOut(Out):
     url: str
 
 
-class TopupStart(Body):
+class TopupCreate(RequestBody):
     """A purchase to begin. The same `topup_id` sent again is the same purchase."""
 
     amount_usd: Usd
@@ -63,7 +62,7 @@ class TopupStart(Body):
     topup_id: UUID | None = None
 
 
-class RuleOut(Out):
+class AutoTopupOut(ResponseModel):
     """When credit is bought automatically."""
 
     tenant_id: UUID
@@ -76,7 +75,7 @@ class RuleOut(Out):
     disabled_reason: str | None
 
 
-class RuleSet(Body):
+class AutoTopupUpdate(RequestBody):
     """Buy `amount_usd` whenever less than `threshold_usd` is left, at most `monthly_cap_usd` in a UTC month."""
 
     enabled: bool = True
@@ -85,14 +84,14 @@ class RuleSet(Body):
     monthly_cap_usd: Usd
 
 
-class TaxIdSet(Body):
+class TaxIdUpdate(RequestBody):
     """A tax id, by Stripe's kinds."""
 
     kind: str = Field(min_length=2, max_length=20, examples=["eu_vat"])
     value: str = Field(min_length=1, max_length=40, examples=["DE123456789"])
 
 
-class PaymentOut(Out):
+class PaymentOut(ResponseModel):
     """A payment that arrived."""
 
     payment_intent: str
@@ -103,7 +102,7 @@ class PaymentOut(Out):
     paid_at: datetime
 
 
-class RefundOut(Out):
+class RefundOut(ResponseModel):
     """A refund."""
 
     id: UUID
@@ -117,7 +116,7 @@ class RefundOut(Out):
     created_at: datetime
 
 
-class RefundAsk(Body):
+class RefundCreate(RequestBody):
     """Bought credit to pay back; without an amount all that is left of the purchase."""
 
     payment_intent: str = Field(min_length=3, max_length=100, examples=["pi_123"])
@@ -126,7 +125,7 @@ class RefundAsk(Body):
     refund_id: UUID | None = None
 
 
-class RequestedOut(Out):
+class RefundRequestOut(ResponseModel):
     """A refund that somebody asked for. `waiting`: for a second person, and `id` is the approval's."""
 
     id: UUID
@@ -136,7 +135,7 @@ class RequestedOut(Out):
     status: Literal["requested", "waiting", "rejected"]
 
 
-class DisputeOut(Out):
+class DisputeOut(ResponseModel):
     """A chargeback."""
 
     id: str
@@ -151,7 +150,7 @@ class DisputeOut(Out):
     opened_at: datetime
 
 
-class EventOut(Out):
+class EventOut(ResponseModel):
     """An event of Stripe and what became of it."""
 
     id: str
@@ -165,7 +164,7 @@ class EventOut(Out):
     applied_at: datetime | None
 
 
-class ComparisonOut(Out):
+class ComparisonOut(ResponseModel):
     """A month compared with Stripe; equal when there are no problems."""
 
     month: date
@@ -180,53 +179,49 @@ class ComparisonOut(Out):
     problems: list[str]
 
 
-class Many(BaseModel):
-    """Lists of payments, the newest first."""
-
-
-class TopupList(Many):
+class TopupList(BaseModel):
     """Purchases."""
 
     data: list[TopupOut]
 
 
-class CustomerList(Many):
+class CustomerList(BaseModel):
     """Payers."""
 
     data: list[CustomerOut]
 
 
-class PaymentList(Many):
+class PaymentList(BaseModel):
     """Payments."""
 
     data: list[PaymentOut]
 
 
-class RefundList(Many):
+class RefundList(BaseModel):
     """Refunds."""
 
     data: list[RefundOut]
 
 
-class DisputeList(Many):
+class DisputeList(BaseModel):
     """Disputes."""
 
     data: list[DisputeOut]
 
 
-class EventList(Many):
+class EventList(BaseModel):
     """Events."""
 
     data: list[EventOut]
 
 
-class RequestedList(Many):
+class RefundRequestList(BaseModel):
     """Refunds that wait for a second person, the oldest first."""
 
-    data: list[RequestedOut]
+    data: list[RefundRequestOut]
 
 
-class ComparisonList(Many):
+class ComparisonList(BaseModel):
     """Comparisons."""
 
     data: list[ComparisonOut]
@@ -235,101 +230,107 @@ class ComparisonList(Many):
 def router(deps: AdminDeps) -> APIRouter:
     """Routes of payments."""
     routes = deps.router("payments")
-    _lists(routes, deps)
-    _buying(routes, deps)
-    _acts(routes, deps)
+    _list_routes(routes, deps)
+    _topup_routes(routes, deps)
+    _refund_routes(routes, deps)
     return routes
 
 
-def _lists(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+def _list_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    auth = Depends(deps.actor)
 
     @routes.get("/payments/customers", summary="Payers: Stripe customer, card, dunning state")
-    async def customers(
-        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    async def list_customers(
+        actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> CustomerList:
         rows = await admin_payments.list_customers(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return CustomerList(data=[CustomerOut.model_validate(row) for row in rows])
 
     @routes.get("/payments/topups", summary="Purchases of credit")
-    async def topups(
-        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    async def list_topups(
+        actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> TopupList:
         rows = await admin_payments.list_topups(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return TopupList(data=[TopupOut.model_validate(row) for row in rows])
 
     @routes.get("/payments", summary="Payments that arrived")
-    async def payments(
-        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    async def list_payments(
+        actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> PaymentList:
         rows = await admin_payments.list_payments(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return PaymentList(data=[PaymentOut.model_validate(row) for row in rows])
 
     @routes.get("/payments/refunds", summary="Refunds")
-    async def refunds(
-        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    async def list_refunds(
+        actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> RefundList:
         rows = await admin_payments.list_refunds(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return RefundList(data=[RefundOut.model_validate(row) for row in rows])
 
     @routes.get("/payments/disputes", summary="Disputes")
-    async def disputes(
-        actor: Annotated[Actor, who], tenant_id: TenantFilter = None, limit: Limit = 100
+    async def list_disputes(
+        actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> DisputeList:
         rows = await admin_payments.list_disputes(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return DisputeList(data=[DisputeOut.model_validate(row) for row in rows])
 
     @routes.get("/payments/events", summary="Stripe's events and what became of them")
-    async def events(actor: Annotated[Actor, who], open: bool = False, limit: Limit = 100) -> EventList:
+    async def list_events(actor: Annotated[Actor, auth], open: bool = False, limit: Limit = 100) -> EventList:
         rows = await admin_payments.list_events(deps.database, actor, only_open=open, limit=limit)
         return EventList(data=[EventOut.model_validate(row) for row in rows])
 
     @routes.get("/payments/comparisons", summary="Months compared with Stripe")
-    async def comparisons(actor: Annotated[Actor, who], limit: Limit = 20) -> ComparisonList:
+    async def list_comparisons(actor: Annotated[Actor, auth], limit: Limit = 20) -> ComparisonList:
         rows = await admin_payments.list_comparisons(deps.database, actor, limit=limit)
         return ComparisonList(data=[ComparisonOut.model_validate(row) for row in rows])
 
 
-def _buying(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+def _topup_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    auth = Depends(deps.actor)
 
     @routes.post("/tenants/{tenant_id}/topups", status_code=201, summary="Begin to buy credit")
-    async def start(actor: Annotated[Actor, who], tenant_id: UUID, body: TopupStart) -> StartedOut:
+    async def start_topup(
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: TopupCreate
+    ) -> TopupStartedOut:
         async with open_gateway(deps.settings) as gateway:
             started = await admin_payments.start_topup(
                 deps.database, actor, gateway, tenant_id=tenant_id, **body.model_dump()
             )
-        return StartedOut.model_validate(started)
+        return TopupStartedOut.model_validate(started)
 
     @routes.get("/tenants/{tenant_id}/auto-topup", summary="When credit is bought automatically")
-    async def get_rule(actor: Annotated[Actor, who], tenant_id: UUID) -> RuleOut | None:
+    async def get_auto_topup(actor: Annotated[Actor, auth], tenant_id: UUID) -> AutoTopupOut | None:
         rule = await admin_payments.get_auto_topup(deps.database, actor, tenant_id=tenant_id)
-        return None if rule is None else RuleOut.model_validate(rule)
+        return None if rule is None else AutoTopupOut.model_validate(rule)
 
     @routes.put("/tenants/{tenant_id}/auto-topup", summary="Buy credit automatically")
-    async def set_rule(actor: Annotated[Actor, who], tenant_id: UUID, body: RuleSet) -> RuleOut:
+    async def set_auto_topup(
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: AutoTopupUpdate
+    ) -> AutoTopupOut:
         rule = await admin_payments.set_auto_topup(
             deps.database, actor, tenant_id=tenant_id, **body.model_dump()
         )
-        return RuleOut.model_validate(rule)
+        return AutoTopupOut.model_validate(rule)
 
     @routes.put("/tenants/{tenant_id}/tax-id", status_code=204, summary="Set the tax id on invoices")
-    async def set_tax_id(actor: Annotated[Actor, who], tenant_id: UUID, body: TaxIdSet) -> None:
+    async def set_tax_id(actor: Annotated[Actor, auth], tenant_id: UUID, body: TaxIdUpdate) -> None:
         async with open_gateway(deps.settings) as gateway:
             await admin_payments.set_tax_id(
                 deps.database, actor, gateway, tenant_id=tenant_id, **body.model_dump()
             )
 
 
-def _acts(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+def _refund_routes(routes: APIRouter, deps: AdminDeps) -> None:
+    auth = Depends(deps.actor)
 
     @routes.post(
         "/tenants/{tenant_id}/refunds",
         status_code=201,
         summary="Pay bought credit back; above the limit it waits for a second person",
     )
-    async def refund(actor: Annotated[Actor, who], tenant_id: UUID, body: RefundAsk) -> RequestedOut:
+    async def request_refund(
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: RefundCreate
+    ) -> RefundRequestOut:
         made = await admin_payments.refund(
             deps.database,
             actor,
@@ -337,22 +338,26 @@ def _acts(routes: APIRouter, deps: AdminDeps) -> None:
             limit_usd=deps.settings.approval_limit_usd,
             **body.model_dump(),
         )
-        return RequestedOut.model_validate(made)
+        return RefundRequestOut.model_validate(made)
 
     @routes.get("/payments/refunds/waiting", summary="Refunds that wait for a second person")
-    async def waiting(actor: Annotated[Actor, who], tenant_id: TenantFilter = None) -> RequestedList:
+    async def list_waiting_refunds(
+        actor: Annotated[Actor, auth], tenant_id: TenantFilter = None
+    ) -> RefundRequestList:
         rows = await admin_payments.list_waiting_refunds(deps.database, actor, tenant_id=tenant_id)
-        return RequestedList(data=[RequestedOut.model_validate(row) for row in rows])
+        return RefundRequestList(data=[RefundRequestOut.model_validate(row) for row in rows])
 
     @routes.post("/payments/refunds/{approval_id}/decision", summary="Approve or reject a refund")
-    async def decide(actor: Annotated[Actor, who], approval_id: UUID, body: Decision) -> RequestedOut:
+    async def decide_refund(
+        actor: Annotated[Actor, auth], approval_id: UUID, body: Decision
+    ) -> RefundRequestOut:
         decided = await admin_payments.decide_refund(
             deps.database, actor, approval_id=approval_id, approve=body.approve, reason=body.reason
         )
-        return RequestedOut.model_validate(decided)
+        return RefundRequestOut.model_validate(decided)
 
     @routes.post("/payments/comparisons/{month}", status_code=201, summary="Compare a month with Stripe")
-    async def compare(actor: Annotated[Actor, who], month: Month) -> ComparisonOut:
+    async def compare_month(actor: Annotated[Actor, auth], month: Month) -> ComparisonOut:
         first = date.fromisoformat(f"{month}-01")
         async with open_gateway(deps.settings) as gateway:
             found = await admin_payments.compare(deps.database, actor, gateway, month=first)

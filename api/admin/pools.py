@@ -7,7 +7,7 @@ from pydantic import Field
 
 from admin import pools as admin_pools
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, Body, Out
+from api.admin.deps import AdminDeps, RequestBody, ResponseModel
 from core.errors import Unavailable
 from scheduler.client import SchedulerClient
 
@@ -15,7 +15,7 @@ State = Literal["loading", "ready", "asleep", "draining", "failed", "stopped"]
 Action = Literal["drain", "resume", "sleep", "wake", "restart"]
 
 
-class ReplicaOut(Out):
+class ReplicaOut(ResponseModel):
     """One engine that serves one model."""
 
     replica_id: str
@@ -35,7 +35,7 @@ class ReplicaOut(Out):
     detail: str = Field(description="Why it is not ready, when it is not.")
 
 
-class HostOut(Out):
+class HostOut(ResponseModel):
     """A host, from its agent's last heartbeat."""
 
     host_id: str
@@ -47,7 +47,7 @@ class HostOut(Out):
     state_seconds: dict[str, int]
 
 
-class QueueOut(Out):
+class QueueOut(ResponseModel):
     """A model's queue."""
 
     model: str
@@ -56,7 +56,7 @@ class QueueOut(Out):
     in_flight: int
 
 
-class PoolsOut(Out):
+class PoolsOut(ResponseModel):
     """Everything that runs now."""
 
     at_unix_ms: int
@@ -65,14 +65,14 @@ class PoolsOut(Out):
     queues: list[QueueOut]
 
 
-class CommandIn(Body):
+class CommandCreate(RequestBody):
     """Why, and how long it may take."""
 
     reason: Annotated[str, Field(min_length=1, max_length=500, examples=["New driver, ticket 4711"])]
     deadline_s: Annotated[float, Field(gt=0, le=admin_pools.MAX_DEADLINE_S)] = 120.0
 
 
-class CommandOut(Out):
+class CommandOut(ResponseModel):
     """The agent did it."""
 
     replica_id: str
@@ -83,15 +83,15 @@ class CommandOut(Out):
 def router(deps: AdminDeps) -> APIRouter:
     """Routes of the pools."""
     routes = deps.router("pools")
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/pools", summary="Hosts, replicas and queues now")
-    async def get_pools(actor: Annotated[Actor, who]) -> PoolsOut:
+    async def get_pools(actor: Annotated[Actor, auth]) -> PoolsOut:
         return PoolsOut.model_validate(await admin_pools.get_pools(actor, client=_scheduler(deps)))
 
     @routes.post("/pools/replicas/{replica_id:path}/{action}", summary="Command a replica")
     async def command_replica(
-        actor: Annotated[Actor, who], replica_id: str, action: Action, body: CommandIn
+        actor: Annotated[Actor, auth], replica_id: str, action: Action, body: CommandCreate
     ) -> CommandOut:
         outcome = await admin_pools.command_replica(
             deps.database,

@@ -21,7 +21,7 @@ from api.admin import (
 )
 from api.admin.deps import AdminDeps
 
-_PARTS = (
+_MODULES = (
     tenants,
     keys,
     users,
@@ -43,6 +43,6 @@ _PARTS = (
 def admin_routers(deps: AdminDeps) -> list[APIRouter]:
     """Every admin router. The outer one demands a platform token, whatever a part forgets."""
     guarded = APIRouter(dependencies=[Depends(deps.actor)])
-    for part in _PARTS:
+    for part in _MODULES:
         guarded.include_router(part.router(deps))
     return [guarded]

@@ -10,14 +10,25 @@ from pydantic import Field
 from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from admin.actor import Actor
-from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+from api.admin.deps import (
+    NO_REASON,
+    AdminDeps,
+    After,
+    Limit,
+    OptionalReasonBody,
+    Page,
+    Reason,
+    ReasonBody,
+    RequestBody,
+    ResponseModel,
+    to_page,
+)
 
 Tier = Literal["priority", "standard", "batch"]
 Name = Annotated[str, Field(min_length=1, max_length=100, examples=["Acme Robotics"])]
-Reason = Annotated[str, Field(min_length=1, max_length=500, examples=["Card charge disputed, case 4711"])]
 
 
-class TenantOut(Out):
+class TenantOut(ResponseModel):
     """An organisation."""
 
     id: UUID
@@ -32,7 +43,7 @@ class TenantOut(Out):
     share_percent: int = Field(description="What it gets of a busy pool beside others of its tier.")
 
 
-class ProjectOut(Out):
+class ProjectOut(ResponseModel):
     """A project of an organisation."""
 
     id: UUID
@@ -42,7 +53,7 @@ class ProjectOut(Out):
     created_at: datetime
 
 
-class TenantCreate(Body):
+class TenantCreate(RequestBody):
     """A new organisation; it gets a project "default" and a billing account."""
 
     name: Name
@@ -50,20 +61,20 @@ class TenantCreate(Body):
     billing_mode: Literal["prepaid", "postpaid"] = "prepaid"
 
 
-class TenantChange(Body):
+class TenantUpdate(RequestBody):
     """Another name."""
 
     name: Name
 
 
-class TierChange(Body):
+class TierUpdate(RequestBody):
     """Another tier, and why."""
 
     tier: Tier
     reason: Reason
 
 
-class ShareChange(Body):
+class ShareUpdate(RequestBody):
     """Another fair share, and why."""
 
     share_percent: int = Field(
@@ -72,23 +83,7 @@ class ShareChange(Body):
     reason: Reason
 
 
-class WithReason(Body):
-    """Why it is done; it stands in the audit log."""
-
-    reason: Reason
-
-
-class MaybeReason(Body):
-    """Why it is done, if there is something to say."""
-
-    reason: Reason | None = None
-
-
-NO_REASON = MaybeReason()
-"""Stands for a body that was left out."""
-
-
-class Throttle(Body):
+class ThrottleUpdate(RequestBody):
     """A cap for a while; it lowers the organisation's limits and never raises them."""
 
     minutes: int = Field(default=60, ge=0, le=admin_tenants.THROTTLE_MINUTES_MAX, description="0 lifts it.")
@@ -97,7 +92,7 @@ class Throttle(Body):
     reason: Reason
 
 
-class ProjectCreate(Body):
+class ProjectCreate(RequestBody):
     """A new project."""
 
     name: Name
@@ -113,42 +108,42 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/tenants", summary="List organisations, oldest first")
     async def list_tenants(
-        actor: Annotated[Actor, who], limit: Limit = 100, after: After = None
+        actor: Annotated[Actor, auth], limit: Limit = 100, after: After = None
     ) -> Page[TenantOut]:
         rows = await admin_tenants.list_tenants(deps.database, actor, limit=limit + 1, after=after)
-        return page(rows, limit, TenantOut)
+        return to_page(rows, limit, TenantOut)
 
     @routes.post("/tenants", status_code=201, summary="Make an organisation")
-    async def create_tenant(actor: Annotated[Actor, who], body: TenantCreate) -> TenantOut:
+    async def create_tenant(actor: Annotated[Actor, auth], body: TenantCreate) -> TenantOut:
         tenant = await admin_tenants.create_tenant(
             deps.database, actor, name=body.name, tier=body.tier, billing_mode=body.billing_mode
         )
         return TenantOut.model_validate(tenant)
 
     @routes.get("/tenants/{tenant_id}", summary="One organisation")
-    async def get_tenant(actor: Annotated[Actor, who], tenant_id: UUID) -> TenantOut:
+    async def get_tenant(actor: Annotated[Actor, auth], tenant_id: UUID) -> TenantOut:
         return TenantOut.model_validate(
             await admin_tenants.get_tenant(deps.database, actor, tenant_id=tenant_id)
         )
 
     @routes.patch("/tenants/{tenant_id}", summary="Rename an organisation")
-    async def rename_tenant(actor: Annotated[Actor, who], tenant_id: UUID, body: TenantChange) -> TenantOut:
+    async def rename_tenant(actor: Annotated[Actor, auth], tenant_id: UUID, body: TenantUpdate) -> TenantOut:
         tenant = await admin_tenants.rename_tenant(deps.database, actor, tenant_id=tenant_id, name=body.name)
         return TenantOut.model_validate(tenant)
 
     @routes.post("/tenants/{tenant_id}/tier", summary="Move an organisation to another tier")
-    async def set_tier(actor: Annotated[Actor, who], tenant_id: UUID, body: TierChange) -> TenantOut:
+    async def set_tier(actor: Annotated[Actor, auth], tenant_id: UUID, body: TierUpdate) -> TenantOut:
         tenant = await admin_tenants.set_tier(
             deps.database, actor, tenant_id=tenant_id, tier=body.tier, reason=body.reason
         )
         return TenantOut.model_validate(tenant)
 
     @routes.post("/tenants/{tenant_id}/share", summary="Change what it gets of busy pools")
-    async def set_share(actor: Annotated[Actor, who], tenant_id: UUID, body: ShareChange) -> TenantOut:
+    async def set_share(actor: Annotated[Actor, auth], tenant_id: UUID, body: ShareUpdate) -> TenantOut:
         tenant = await admin_tenants.set_share(
             deps.database, actor, tenant_id=tenant_id, percent=body.share_percent, reason=body.reason
         )
@@ -156,10 +151,10 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
 
 def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.post("/tenants/{tenant_id}/suspend", summary="Refuse all its keys and cut its streams")
-    async def suspend_tenant(actor: Annotated[Actor, who], tenant_id: UUID, body: WithReason) -> TenantOut:
+    async def suspend_tenant(actor: Annotated[Actor, auth], tenant_id: UUID, body: ReasonBody) -> TenantOut:
         tenant = await admin_tenants.suspend_tenant(
             deps.database, actor, tenant_id=tenant_id, reason=body.reason
         )
@@ -167,7 +162,7 @@ def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.post("/tenants/{tenant_id}/resume", summary="Let a suspended organisation work again")
     async def resume_tenant(
-        actor: Annotated[Actor, who], tenant_id: UUID, body: MaybeReason = NO_REASON
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: OptionalReasonBody = NO_REASON
     ) -> TenantOut:
         tenant = await admin_tenants.resume_tenant(
             deps.database, actor, tenant_id=tenant_id, reason=body.reason
@@ -175,7 +170,9 @@ def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return TenantOut.model_validate(tenant)
 
     @routes.post("/tenants/{tenant_id}/throttle", summary="Cap its requests for a while")
-    async def throttle_tenant(actor: Annotated[Actor, who], tenant_id: UUID, body: Throttle) -> TenantOut:
+    async def throttle_tenant(
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: ThrottleUpdate
+    ) -> TenantOut:
         tenant = await admin_tenants.throttle_tenant(
             deps.database,
             actor,
@@ -189,22 +186,22 @@ def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
 
 def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get(
         "/tenants/{tenant_id}/projects", summary="Projects of an organisation, archived ones included"
     )
     async def list_projects(
-        actor: Annotated[Actor, who], tenant_id: UUID, limit: Limit = 100, after: After = None
+        actor: Annotated[Actor, auth], tenant_id: UUID, limit: Limit = 100, after: After = None
     ) -> Page[ProjectOut]:
         rows = await admin_projects.list_projects(
             deps.database, actor, tenant_id=tenant_id, limit=limit + 1, after=after
         )
-        return page(rows, limit, ProjectOut)
+        return to_page(rows, limit, ProjectOut)
 
     @routes.post("/tenants/{tenant_id}/projects", status_code=201, summary="Make a project")
     async def create_project(
-        actor: Annotated[Actor, who], tenant_id: UUID, body: ProjectCreate
+        actor: Annotated[Actor, auth], tenant_id: UUID, body: ProjectCreate
     ) -> ProjectOut:
         project = await admin_projects.create_project(
             deps.database, actor, tenant_id=tenant_id, name=body.name
@@ -215,7 +212,10 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
         "/tenants/{tenant_id}/projects/{project_id}/archive", summary="Refuse a project's keys from now on"
     )
     async def archive_project(
-        actor: Annotated[Actor, who], tenant_id: UUID, project_id: UUID, body: MaybeReason = NO_REASON
+        actor: Annotated[Actor, auth],
+        tenant_id: UUID,
+        project_id: UUID,
+        body: OptionalReasonBody = NO_REASON,
     ) -> ProjectOut:
         project = await admin_projects.archive_project(
             deps.database, actor, tenant_id=tenant_id, project_id=project_id, reason=body.reason
@@ -227,7 +227,10 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
         summary="Take an archived project into use again",
     )
     async def restore_project(
-        actor: Annotated[Actor, who], tenant_id: UUID, project_id: UUID, body: MaybeReason = NO_REASON
+        actor: Annotated[Actor, auth],
+        tenant_id: UUID,
+        project_id: UUID,
+        body: OptionalReasonBody = NO_REASON,
     ) -> ProjectOut:
         project = await admin_projects.restore_project(
             deps.database, actor, tenant_id=tenant_id, project_id=project_id, reason=body.reason

@@ -10,14 +10,14 @@ from pydantic import Field
 from admin import logins as admin_logins
 from admin import users as admin_users
 from admin.actor import Actor, user_id_of
-from api.admin.deps import AdminDeps, After, Body, Limit, Out, Page, page
+from api.admin.deps import AdminDeps, After, Limit, Page, RequestBody, ResponseModel, to_page
 from tenants.names import PASSWORD_MAX_LENGTH, PASSWORD_MIN_LENGTH
 from tenants.roles import Role
 
 Password = Annotated[str, Field(min_length=PASSWORD_MIN_LENGTH, max_length=PASSWORD_MAX_LENGTH)]
 
 
-class UserOut(Out):
+class UserOut(ResponseModel):
     """A person with the one role held."""
 
     id: UUID
@@ -29,7 +29,7 @@ class UserOut(Out):
     created_at: datetime
 
 
-class TokenOut(Out):
+class TokenOut(ResponseModel):
     """A token of this REST as far as it may be shown."""
 
     id: UUID
@@ -48,7 +48,7 @@ class CreatedTokenOut(TokenOut):
     secret: str
 
 
-class UserCreate(Body):
+class UserCreate(RequestBody):
     """A new person: a tenant role with its organisation, or a platform role without one."""
 
     email: str = Field(max_length=254, examples=["ada@example.com"])
@@ -57,19 +57,19 @@ class UserCreate(Body):
     tenant_id: UUID | None = None
 
 
-class RoleChange(Body):
+class RoleUpdate(RequestBody):
     """Another role in the same organisation, or on the platform."""
 
     role: Role
 
 
-class PasswordReset(Body):
+class PasswordReset(RequestBody):
     """A new password for somebody else."""
 
     password: Password
 
 
-class TokenCreate(Body):
+class TokenCreate(RequestBody):
     """A new token of one's own."""
 
     name: str = Field(min_length=1, max_length=100, examples=["terraform"])
@@ -85,11 +85,11 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/users", summary="People, of one organisation or all")
     async def list_users(
-        actor: Annotated[Actor, who],
+        actor: Annotated[Actor, auth],
         tenant_id: Annotated[UUID | None, Query()] = None,
         limit: Limit = 100,
         after: After = None,
@@ -97,10 +97,10 @@ def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_users.list_users(
             deps.database, actor, tenant_id=tenant_id, limit=limit + 1, after=after
         )
-        return page(rows, limit, UserOut)
+        return to_page(rows, limit, UserOut)
 
     @routes.post("/users", status_code=201, summary="Make a person")
-    async def create_user(actor: Annotated[Actor, who], body: UserCreate) -> UserOut:
+    async def create_user(actor: Annotated[Actor, auth], body: UserCreate) -> UserOut:
         user = await admin_users.create_user(
             deps.database,
             actor,
@@ -112,45 +112,45 @@ def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return UserOut.model_validate(user)
 
     @routes.get("/users/{user_id}", summary="One person")
-    async def get_user(actor: Annotated[Actor, who], user_id: UUID) -> UserOut:
+    async def get_user(actor: Annotated[Actor, auth], user_id: UUID) -> UserOut:
         return UserOut.model_validate(await admin_users.get_user(deps.database, actor, user_id=user_id))
 
 
 def _change_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.post("/users/{user_id}/role", summary="Another role; never one's own")
-    async def set_role(actor: Annotated[Actor, who], user_id: UUID, body: RoleChange) -> UserOut:
+    async def set_role(actor: Annotated[Actor, auth], user_id: UUID, body: RoleUpdate) -> UserOut:
         return UserOut.model_validate(
             await admin_users.set_role(deps.database, actor, user_id=user_id, role=body.role)
         )
 
     @routes.post("/users/{user_id}/password", summary="Give somebody else a new password")
-    async def reset_password(actor: Annotated[Actor, who], user_id: UUID, body: PasswordReset) -> UserOut:
+    async def reset_password(actor: Annotated[Actor, auth], user_id: UUID, body: PasswordReset) -> UserOut:
         return UserOut.model_validate(
             await admin_users.reset_password(deps.database, actor, user_id=user_id, password=body.password)
         )
 
     @routes.post("/users/{user_id}/disable", summary="End a person's sign-ins and tokens")
-    async def disable_user(actor: Annotated[Actor, who], user_id: UUID) -> UserOut:
+    async def disable_user(actor: Annotated[Actor, auth], user_id: UUID) -> UserOut:
         return UserOut.model_validate(await admin_users.disable_user(deps.database, actor, user_id=user_id))
 
     @routes.post("/users/{user_id}/enable", summary="Let a disabled person in again")
-    async def enable_user(actor: Annotated[Actor, who], user_id: UUID) -> UserOut:
+    async def enable_user(actor: Annotated[Actor, auth], user_id: UUID) -> UserOut:
         return UserOut.model_validate(await admin_users.enable_user(deps.database, actor, user_id=user_id))
 
 
 def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:
-    who = Depends(deps.actor)
+    auth = Depends(deps.actor)
 
     @routes.get("/users/{user_id}/tokens", summary="Tokens of a person, dead ones included")
-    async def list_tokens(actor: Annotated[Actor, who], user_id: UUID) -> list[TokenOut]:
+    async def list_tokens(actor: Annotated[Actor, auth], user_id: UUID) -> list[TokenOut]:
         rows = await admin_logins.list_admin_tokens(deps.database, actor, user_id=user_id)
         return [TokenOut.model_validate(row) for row in rows]
 
     @routes.post("/tokens", status_code=201, summary="Make a token of one's own, and see it this once")
     async def create_token(
-        actor: Annotated[Actor, who], body: TokenCreate, response: Response
+        actor: Annotated[Actor, auth], body: TokenCreate, response: Response
     ) -> CreatedTokenOut:
         created = await admin_logins.create_admin_token(
             deps.database, actor, pepper=deps.pepper, user_id=user_id_of(actor), name=body.name
@@ -160,7 +160,7 @@ def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return CreatedTokenOut(**view.model_dump(), secret=created.secret)
 
     @routes.post("/tokens/{token_id}/revoke", summary="Refuse a token for good")
-    async def revoke_token(actor: Annotated[Actor, who], token_id: UUID) -> TokenOut:
+    async def revoke_token(actor: Annotated[Actor, auth], token_id: UUID) -> TokenOut:
         return TokenOut.model_validate(
             await admin_logins.revoke_admin_token(deps.database, actor, token_id=token_id)
         )

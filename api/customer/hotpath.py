@@ -31,9 +31,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Parse = Callable[[bytes], PreparedRequest]
 
-BODY_S = 30.0
+BODY_TIMEOUT_S = 30.0
 """A body that takes longer to arrive is given up."""
-LAST_WORDS_S = 5.0
+ERROR_TIMEOUT_S = 5.0
 """For a client to take the error that its request ended with."""
 ROUTES: dict[str, Parse] = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _JSON = (b"content-type", b"application/json")
@@ -46,22 +46,22 @@ _SSE: Headers = [
 log = logging.getLogger(__name__)
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Nobody is left to answer."""
 
 
-async def _nothing() -> None:
+async def _no_op() -> None:
     """What is left to do after the end."""
 
 
 class HttpReply:
     """The gateway's way back to an HTTP client (gateway.ports.Reply)."""
 
-    __slots__ = ("_identity", "_send", "finished", "started")
+    __slots__ = ("_request_id_header", "_send", "finished", "started")
 
     def __init__(self, send: Send, request_id: UUID) -> None:
         self._send = send
-        self._identity: Headers = [(b"x-request-id", str(request_id).encode())]
+        self._request_id_header: Headers = [(b"x-request-id", str(request_id).encode())]
         self.started = False
         self.finished = False
 
@@ -69,13 +69,17 @@ class HttpReply:
         """Status 200 and the headers of an event stream."""
         self.started = True
         await self._send(
-            {"type": "http.response.start", "status": 200, "headers": _SSE + self._identity + headers}
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": _SSE + self._request_id_header + headers,
+            }
         )
 
     def write(self, events: bytes) -> Awaitable[None]:
         """Send whole events; awaiting it takes as long as the socket's buffer is full. Nothing follows the end."""
         if self.finished:
-            return _nothing()
+            return _no_op()
         return self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
@@ -96,7 +100,7 @@ class HttpReply:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [_JSON, length, *self._identity, *headers],
+                "headers": [_JSON, length, *self._request_id_header, *headers],
             }
         )
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
@@ -107,11 +111,11 @@ class HttpReply:
         One that does not read is not waited for: the server then closes the connection.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(ERROR_TIMEOUT_S):
                 if self.started:
-                    await self.end(errors.event(error))
+                    await self.end(errors.to_event(error))
                 else:
-                    await self.answer(*errors.render(error))
+                    await self.answer(*errors.to_response(error))
 
 
 class Keys(Protocol):
@@ -140,14 +144,14 @@ class HotPath:
         request_id = uuid7()
         reply = HttpReply(send, request_id)
         try:
-            principal, prepared = await self._understand(scope, receive)
-        except ClientGone:
+            principal, prepared = await self._authenticate_and_parse(scope, receive)
+        except ClientDisconnected:
             return
         except PenstockError as error:
             self._telemetry.count_refusal(error.code)
             await reply.fail(error)
             return
-        watch = asyncio.create_task(self._watch(receive, request_id))
+        watch = asyncio.create_task(self._watch_disconnect(receive, request_id))
         try:
             await self._director.handle(request_id, principal, prepared, reply)
         except PenstockError as error:
@@ -158,11 +162,13 @@ class HotPath:
         finally:
             watch.cancel()
 
-    async def _understand(self, scope: Scope, receive: Receive) -> tuple[Principal, PreparedRequest]:
+    async def _authenticate_and_parse(
+        self, scope: Scope, receive: Receive
+    ) -> tuple[Principal, PreparedRequest]:
         """Who asks, and for what. Keys are checked first: strangers' bodies are not read."""
         if scope["method"] != "POST":
             raise InvalidRequest(f"{scope['path']} answers POST only.", code="method_not_allowed")
-        raw, length = _credentials(scope["headers"])
+        raw, length = _key_and_length(scope["headers"])
         if self._keys.authenticate_cached(raw) is None:
             await self._keys.authenticate(raw)
         if length > MAX_BODY_BYTES:
@@ -172,7 +178,7 @@ class HotPath:
         principal = self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw)
         return principal, ROUTES[scope["path"]](body)
 
-    async def _watch(self, receive: Receive, request_id: UUID) -> None:
+    async def _watch_disconnect(self, receive: Receive, request_id: UUID) -> None:
         """Cut the request when its client goes away."""
         while True:
             message = await receive()
@@ -181,7 +187,7 @@ class HotPath:
                 return
 
 
-def _credentials(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:
+def _key_and_length(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:
     """The bearer key and the announced length of the body. Raises AuthenticationFailed without a key."""
     raw = ""
     length = 0
@@ -200,15 +206,15 @@ def _credentials(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:
 
 async def read_body(receive: Receive, limit: int) -> bytes:
     """The whole body. Raises RequestTooLarge as soon as it exceeds `limit`, InvalidRequest when it takes too long,
-    ClientGone when nobody is left."""
+    ClientDisconnected when the client has gone."""
     chunks: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGone
+                    raise ClientDisconnected
                 chunk: bytes = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
@@ -217,4 +223,6 @@ async def read_body(receive: Receive, limit: int) -> bytes:
                 if not message.get("more_body", False):
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
     except TimeoutError:
-        raise InvalidRequest(f"The body did not arrive within {BODY_S:.0f} s.", code="body_timeout") from None
+        raise InvalidRequest(
+            f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s.", code="body_timeout"
+        ) from None

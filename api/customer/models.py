@@ -15,7 +15,7 @@ from tenants.principal import Principal
 from workers.models import ModelInfo
 from workers.wire import ReplicaState
 
-PRICES_S = 2.0
+PRICES_TIMEOUT_S = 2.0
 """A database that takes longer to name the prices counts as away."""
 
 
@@ -59,7 +59,7 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
         """The price in force per model for this caller. Raises Unavailable when PostgreSQL does not answer in time."""
         reading = asyncio.create_task(_prices(database, principal))
         try:
-            async with asyncio.timeout(PRICES_S):
+            async with asyncio.timeout(PRICES_TIMEOUT_S):
                 return await asyncio.shield(reading)  # a query is never cancelled in the middle
         except DATABASE_AWAY as error:
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -17,13 +17,13 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from admin import organization_usage
 from admin.actor import Actor
 from admin.logins import authenticate_token
-from api.admin.deps import ERRORS, AdminDeps, CappedRoute
+from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
 from billing.exports.openai_usage import UsageQuery
 from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, Unavailable
 from tenants.key_format import secret_kind
 from tenants.keys import DATABASE_AWAY
 
-MAX_SECONDS = 253_402_300_799
+MAX_UNIX_SECONDS = 253_402_300_799
 """The last second of the year 9999."""
 
 member_bearer = HTTPBearer(
@@ -31,11 +31,11 @@ member_bearer = HTTPBearer(
     scheme_name="Organisation's admin token",
     description="`Authorization: Bearer pen_admin_...`: a token of a person of the organisation.",
 )
-Seconds = Annotated[int, Query(ge=0, le=MAX_SECONDS)]
-_LISTS = ("project_ids", "user_ids", "api_key_ids", "models", "group_by")
+UnixSeconds = Annotated[int, Query(ge=0, le=MAX_UNIX_SECONDS)]
+_LIST_NAMES = ("project_ids", "user_ids", "api_key_ids", "models", "group_by")
 
 
-class _Lists(msgspec.Struct):
+class _ListParameters(msgspec.Struct):
     """Repeated parameters of the address, with and without brackets."""
 
     project_ids: tuple[str, ...] = ()
@@ -45,12 +45,14 @@ class _Lists(msgspec.Struct):
     group_by: tuple[str, ...] = ()
 
 
-def _lists(request: Request) -> _Lists:
+def _list_parameters(request: Request) -> _ListParameters:
     params = request.query_params
-    return _Lists(**{name: (*params.getlist(name), *params.getlist(f"{name}[]")) for name in _LISTS})
+    return _ListParameters(
+        **{name: (*params.getlist(name), *params.getlist(f"{name}[]")) for name in _LIST_NAMES}
+    )
 
 
-def _parameters(*names: str) -> dict[str, Any]:
+def _openapi_parameters(*names: str) -> dict[str, Any]:
     """The lists as OpenAPI parameters."""
     return {
         "parameters": [
@@ -63,7 +65,10 @@ def _parameters(*names: str) -> dict[str, Any]:
 def router(deps: AdminDeps) -> APIRouter:
     """Both endpoints."""
     routes = APIRouter(
-        prefix="/v1/organization", tags=["organization"], responses=ERRORS, route_class=CappedRoute
+        prefix="/v1/organization",
+        tags=["organization"],
+        responses=ERROR_RESPONSES,
+        route_class=SizeLimitedRoute,
     )
 
     async def actor(
@@ -74,14 +79,14 @@ def router(deps: AdminDeps) -> APIRouter:
     @routes.get(
         "/usage/completions",
         summary="Usage in buckets of time",
-        openapi_extra=_parameters(*_LISTS),
+        openapi_extra=_openapi_parameters(*_LIST_NAMES),
         response_model=None,
     )
     async def usage(
         actor: Annotated[Actor, Depends(actor)],
-        lists: Annotated[_Lists, Depends(_lists)],
-        start_time: Seconds,
-        end_time: Seconds | None = None,
+        lists: Annotated[_ListParameters, Depends(_list_parameters)],
+        start_time: UnixSeconds,
+        end_time: UnixSeconds | None = None,
         bucket_width: Literal["1m", "1h", "1d"] = "1d",
         batch: bool | None = None,
         limit: int | None = None,
@@ -97,14 +102,14 @@ def router(deps: AdminDeps) -> APIRouter:
     @routes.get(
         "/costs",
         summary="Costs by UTC day",
-        openapi_extra=_parameters("project_ids", "api_key_ids", "group_by"),
+        openapi_extra=_openapi_parameters("project_ids", "api_key_ids", "group_by"),
         response_model=None,
     )
     async def costs(
         actor: Annotated[Actor, Depends(actor)],
-        lists: Annotated[_Lists, Depends(_lists)],
-        start_time: Seconds,
-        end_time: Seconds | None = None,
+        lists: Annotated[_ListParameters, Depends(_list_parameters)],
+        start_time: UnixSeconds,
+        end_time: UnixSeconds | None = None,
         bucket_width: Literal["1d"] = "1d",
         limit: int | None = None,
         page: Annotated[str | None, Query(max_length=100)] = None,
@@ -139,7 +144,7 @@ async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredential
         ) from error
 
 
-def _query(lists: _Lists, start: int, end: int | None, **more: Any) -> UsageQuery:
+def _query(lists: _ListParameters, start: int, end: int | None, **more: Any) -> UsageQuery:
     until = int(time.time()) + 1 if end is None else end
     return UsageQuery(
         start=datetime.fromtimestamp(start, UTC),

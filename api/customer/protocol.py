@@ -11,11 +11,11 @@ from api import errors
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge
 
 MAX_HEAD_BYTES = 64 * 1024
-HEAD_S = 20.0
+HEAD_TIMEOUT_S = 20.0
 """From a connection, or from the first byte of a further request on it, to the end of the head."""
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class HeadLimitProtocol(HttpToolsProtocol):
     """One connection. A head that comes in one read costs a comparison."""
 
     _in_head = True
@@ -25,7 +25,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Strangers who say nothing are let go."""
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timer."""
@@ -51,32 +51,32 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(
+            self._reject(
                 RequestTooLarge(
                     f"The request's headers are larger than {MAX_HEAD_BYTES:,} bytes; send less.",
                     code="headers_too_large",
                 )
             )
         elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
-    def _head_is_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._head_timer = None
-        message = f"The request's headers did not arrive within {HEAD_S:.0f} s."
-        self._refuse(InvalidRequest(message, code="headers_timeout"))
+        message = f"The request's headers did not arrive within {HEAD_TIMEOUT_S:.0f} s."
+        self._reject(InvalidRequest(message, code="headers_timeout"))
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, error: PenstockError) -> None:
+    def _reject(self, error: PenstockError) -> None:
         """Say why and hang up; without a word while an earlier request on this connection is being answered."""
         self._stop_timer()
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
-            status, body, _ = errors.render(error)
+            status, body, _ = errors.to_response(error)
             self.transport.write(
                 STATUS_LINE[status]
                 + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"

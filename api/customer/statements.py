@@ -9,7 +9,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 
 from admin import statements as admin_statements
 from admin.actor import Actor
-from api.admin.deps import ERRORS, AdminDeps, CappedRoute
+from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
 from api.customer.organization import member_actor, member_bearer
 from billing.ledger.months import parse_month
 from billing.statements.issue import Statement
@@ -17,7 +17,7 @@ from core.errors import AuthenticationFailed, InvalidRequest
 from tenants.principal import Principal
 
 KEYS_PATH = "/.well-known/penstock-keys.json"
-_KEYS_S = 30.0
+PUBLIC_KEYS_CACHE_S = 30.0
 """How long the published keys are answered from memory: anybody may ask."""
 
 Month = Annotated[str, Query(pattern=r"^[0-9]{4}-[0-9]{2}$", examples=["2026-10"])]
@@ -32,17 +32,17 @@ class Keys(Protocol):
 
 def routers(deps: AdminDeps, keys: Keys) -> list[APIRouter]:
     """Receipts by API key, statements by the organisation's admin token, keys for everybody."""
-    return [_keys(deps), _receipts(deps, keys), _statements(deps)]
+    return [_key_routes(deps), _receipt_routes(deps, keys), _statement_routes(deps)]
 
 
-def _keys(deps: AdminDeps) -> APIRouter:
-    routes = APIRouter(tags=["statements"], responses=ERRORS)
+def _key_routes(deps: AdminDeps) -> APIRouter:
+    routes = APIRouter(tags=["statements"], responses=ERROR_RESPONSES)
     seen: dict[str, Any] = {}
 
     @routes.get(KEYS_PATH, summary="Public keys of statements and receipts", response_model=None)
     async def public_keys() -> Response | dict[str, Any]:
         """Every Ed25519 key that ever signed; retired ones stay, so that old papers verify."""
-        if not seen or time.monotonic() - seen["read_at"] > _KEYS_S:
+        if not seen or time.monotonic() - seen["read_at"] > PUBLIC_KEYS_CACHE_S:
             rows = await admin_statements.public_keys(deps.database)
             seen["keys"] = [
                 {
@@ -60,8 +60,10 @@ def _keys(deps: AdminDeps) -> APIRouter:
     return routes
 
 
-def _receipts(deps: AdminDeps, keys: Keys) -> APIRouter:
-    routes = APIRouter(prefix="/v1", tags=["generations"], responses=ERRORS, route_class=CappedRoute)
+def _receipt_routes(deps: AdminDeps, keys: Keys) -> APIRouter:
+    routes = APIRouter(
+        prefix="/v1", tags=["generations"], responses=ERROR_RESPONSES, route_class=SizeLimitedRoute
+    )
 
     @routes.get("/generations/{id}/receipt", summary="Signed receipt of one request", response_model=None)
     async def receipt(id: UUID, request: Request) -> Response:
@@ -80,12 +82,15 @@ def _receipts(deps: AdminDeps, keys: Keys) -> APIRouter:
     return routes
 
 
-def _statements(deps: AdminDeps) -> APIRouter:
+def _statement_routes(deps: AdminDeps) -> APIRouter:
     routes = APIRouter(
-        prefix="/v1/organization", tags=["organization"], responses=ERRORS, route_class=CappedRoute
+        prefix="/v1/organization",
+        tags=["organization"],
+        responses=ERROR_RESPONSES,
+        route_class=SizeLimitedRoute,
     )
 
-    async def scoped(
+    async def actor_and_tenant(
         credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(member_bearer)] = None,
         organization: Annotated[str | None, Header(alias="OpenAI-Organization", max_length=100)] = None,
     ) -> tuple[Actor, UUID]:
@@ -102,8 +107,10 @@ def _statements(deps: AdminDeps) -> APIRouter:
         return actor, tenant_id
 
     @routes.get("/statements", summary="Final statements of the organisation", response_model=None)
-    async def list_statements(who: Annotated[tuple[Actor, UUID], Depends(scoped)]) -> dict[str, Any]:
-        rows = await admin_statements.list_statements(deps.database, who[0], tenant_id=who[1])
+    async def list_statements(
+        scope: Annotated[tuple[Actor, UUID], Depends(actor_and_tenant)],
+    ) -> dict[str, Any]:
+        rows = await admin_statements.list_statements(deps.database, scope[0], tenant_id=scope[1])
         return {
             "data": [
                 {
@@ -118,20 +125,20 @@ def _statements(deps: AdminDeps) -> APIRouter:
 
     @routes.get("/statements/{month}", summary="A month's signed statement", response_model=None)
     async def get_statement(
-        who: Annotated[tuple[Actor, UUID], Depends(scoped)],
+        scope: Annotated[tuple[Actor, UUID], Depends(actor_and_tenant)],
         month: str,
         format: Literal["json", "pdf"] = "json",
     ) -> Response:
         """As JSON or PDF; a draft while the month is open."""
         made = await admin_statements.get_statement(
-            deps.database, who[0], settings=deps.settings, tenant_id=who[1], month=parse_month(month)
+            deps.database, scope[0], settings=deps.settings, tenant_id=scope[1], month=parse_month(month)
         )
-        return as_file(made, format)
+        return as_download(made, format)
 
     return routes
 
 
-def as_file(made: Statement, format: Literal["json", "pdf"]) -> Response:
+def as_download(made: Statement, format: Literal["json", "pdf"]) -> Response:
     """A statement as a download."""
     name = f"statement-{made.month}{'' if made.final else '-draft'}.{format}"
     return Response(

@@ -22,8 +22,8 @@ HELLO = [{"role": "user", "content": "hi"}]
 async def api(
     pg_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Api]:
-    monkeypatch.setattr(serve, "UNREAD_MS", 1000)
-    monkeypatch.setattr(hotpath, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(serve, "TCP_USER_TIMEOUT_MS", 1000)
+    monkeypatch.setattr(hotpath, "ERROR_TIMEOUT_S", 0.2)
     async with api_process(pg_url, redis_url, tmp_path) as made:
         yield made
 
@@ -65,7 +65,7 @@ async def test_a_head_that_trickles_is_given_up(
     api: Api, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
     """As the first request of a connection and as a further one."""
-    monkeypatch.setattr(protocol, "HEAD_S", 0.5)
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.5)
     reader, writer = await asyncio.open_connection(*address(api))
     if before:
         writer.write(before)
@@ -76,7 +76,7 @@ async def test_a_head_that_trickles_is_given_up(
 
 
 async def test_an_answer_may_take_longer_than_a_head(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_S", 0.2)
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.2)
     api.engines[0].server._loop.speedup = 1.0
     status, answer, _ = await api.post({"model": MODEL, "messages": HELLO, "max_tokens": 100})
     assert status == 200

@@ -19,7 +19,7 @@ from sqlalchemy import text
 from admin import billing as admin_billing
 from admin import models as admin_models
 from api.app import create_app
-from api.customer.protocol import GuardedProtocol
+from api.customer.protocol import HeadLimitProtocol
 from api.deps import Deps
 from api.serve import bind
 from core.db import Database
@@ -49,7 +49,7 @@ async def serving(app: Any) -> AsyncIterator[str]:
     config = uvicorn.Config(
         app,
         loop="none",
-        http=GuardedProtocol,
+        http=HeadLimitProtocol,
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -96,7 +96,7 @@ async def test_models_without_postgresql(
         yield
 
     monkeypatch.setattr(api.deps.database, "read", read)
-    monkeypatch.setattr(api_models, "PRICES_S", 0.1)
+    monkeypatch.setattr(api_models, "PRICES_TIMEOUT_S", 0.1)
     headers = {"Authorization": f"Bearer {api.organisation.key}"}
     async with api.session.get(api.url + "/v1/models", headers=headers) as answer:
         assert answer.status == expected

@@ -16,7 +16,7 @@ def domain_errors() -> list[type[errors.PenstockError]]:
 
 @pytest.mark.parametrize("kind", domain_errors())
 def test_every_error_is_mapped(kind: type[errors.PenstockError]) -> None:
-    status, body, _ = api_errors.render(kind("what was wrong", param="x", details={"a": 1}))
+    status, body, _ = api_errors.to_response(kind("what was wrong", param="x", details={"a": 1}))
     assert 400 <= status < 600
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code", "details"}
@@ -24,7 +24,7 @@ def test_every_error_is_mapped(kind: type[errors.PenstockError]) -> None:
 
 
 def headers(error: errors.PenstockError) -> dict[bytes, bytes]:
-    return dict(api_errors.render(error)[2])
+    return dict(api_errors.to_response(error)[2])
 
 
 def test_statuses_that_depend_on_the_case() -> None:
@@ -43,7 +43,7 @@ def test_headers_that_sdks_act_on() -> None:
 
 
 def test_an_error_inside_a_stream_is_an_event() -> None:
-    event = api_errors.event(errors.EngineFailed("broke"))
+    event = api_errors.to_event(errors.EngineFailed("broke"))
     assert event.startswith(b'data: {"error":{"message":"broke"')
     assert event.endswith(b"data: [DONE]\n\n")
 

@@ -255,10 +255,10 @@ async def test_rest_tells_the_same(database: Database, busy: tuple[datetime, int
         assert (await client.post("/economics/host-prices", json=body)).status_code == 201
         for path in ("/reconcile/engines", "/economics/host-prices", "/economics/provider-invoices"):
             assert (await client.get(path)).status_code == 200
-        chain = (await client.get("/reconcile/chain", params={"month": f"{hour:%Y-%m}"})).json()["data"]
+        chain = (await client.get("/reconcile/cross-check", params={"month": f"{hour:%Y-%m}"})).json()["data"]
         assert [row["source"] for row in chain][:2] == ["gateway", "ledger"]
         assert (await client.get("/reconcile/engines/nobody")).status_code == 404
-        assert (await client.get("/reconcile/chain", params={"month": "x"})).status_code == 400
+        assert (await client.get("/reconcile/cross-check", params={"month": "x"})).status_code == 400
         headers.clear()
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app), base_url="http://test/admin/v1"
