@@ -68,6 +68,7 @@ def test_the_packages_are_the_same_in_every_list() -> None:
     assert packages == ours
 
 
+@pytest.mark.promise(30)
 @pytest.mark.parametrize("name", LOCKS)
 def test_locks_are_pinned_and_hashed_and_name_no_index(name: str) -> None:
     text = lock(name)
@@ -79,6 +80,7 @@ def test_locks_are_pinned_and_hashed_and_name_no_index(name: str) -> None:
         assert "--hash=sha256:" in entry, entry.splitlines()[0]
 
 
+@pytest.mark.promise(30)
 @pytest.mark.parametrize(
     ("name", "tables"),
     [("uv", ["installer"]), ("runtime", ["dependencies"]), ("dev", ["dependencies", "dev"])],
@@ -92,6 +94,7 @@ def test_locks_hold_what_pyproject_declares(name: str, tables: list[str]) -> Non
         assert all(version in requirement.specifier for version in found), f"{requirement}: locked {found}"
 
 
+@pytest.mark.promise(30)
 def test_tests_run_with_the_versions_that_are_shipped() -> None:
     runtime, dev = locked("runtime"), locked("dev")
     assert runtime == {name: dev.get(name) for name in runtime}

@@ -5,6 +5,7 @@ import pytest
 from tests.architecture import floats
 
 
+@pytest.mark.promise(15)
 def test_billing_has_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert floats.main() == 0, capsys.readouterr().out
 

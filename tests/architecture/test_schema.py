@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -63,6 +64,7 @@ async def test_our_roles_own_nothing_and_cannot_log_in(database: Database) -> No
         assert owned == 0
 
 
+@pytest.mark.promise(23)
 async def test_every_table_with_a_tenant_has_row_level_security(database: Database) -> None:
     async with database.engine.connect() as connection:
         bare = await connection.scalars(

@@ -132,6 +132,7 @@ FILES = [
 ]
 
 
+@pytest.mark.promise(23)
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_every_query_on_a_tenants_table_is_scoped(path: Path) -> None:
     names = offenders((ROOT / path).read_text())

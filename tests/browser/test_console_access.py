@@ -89,6 +89,7 @@ async def test_a_disabled_person_is_out_at_the_next_page(person: Person, site: S
     await expect(person.page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+@pytest.mark.promise(23)
 async def test_a_tenant_user_sees_own_pages_and_is_refused_the_platforms(person: Person, site: Site) -> None:
     person.expected_status = {403}
     await person.sign_in(site.northwind.owner)

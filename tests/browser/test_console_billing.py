@@ -239,6 +239,7 @@ async def test_a_request_shows_what_it_cost_and_why_with_a_receipt(owner: Person
     assert receipt["body"]["tenant_id"] == str(shop.northwind.tenant_id)
 
 
+@pytest.mark.promise(23)
 async def test_nobody_sees_another_organisations_request(
     owner: Person, shop: Site, database: Database
 ) -> None:

@@ -163,6 +163,7 @@ async def test_shared_prefixes_land_where_they_are_warm(stack: Stack, kind: str)
     assert (by_tokens > 0) == (kind == "exact")
 
 
+@pytest.mark.promise(21)
 async def test_tenants_share_no_cache(stack: Stack, kind: str) -> None:
     await known_as(stack, kind)
     ours, theirs = stack.make_tenant("Birch"), stack.make_tenant("Cedar")

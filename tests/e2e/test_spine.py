@@ -71,6 +71,7 @@ def report(stack: Stack, by: str, **filters: str) -> list[dict[str, Any]]:
     return list(answer["data"])
 
 
+@pytest.mark.promise(15)
 async def test_tokens_equal_the_engine_and_cost_equals_tokens_times_price(vllm_stack: Stack) -> None:
     stack, model = vllm_stack, str(vllm_stack.ready["model"])
     stack.admin("POST", "/prices", json={"model": model, **PRICE})

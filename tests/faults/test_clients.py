@@ -15,6 +15,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 
 
+@pytest.mark.promise(1, 3)
 async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack("--api-workers", "2")
     model = str(stack.ready["model"])
@@ -55,6 +56,7 @@ async def test_two_hundred_requests_on_credit_for_ten(make_stack: Callable[..., 
     assert pico_to_usd(80_500_000_000_000 - spent) == balance
 
 
+@pytest.mark.promise(6)
 async def test_client_gone_mid_stream_stops_the_engine(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     tenant, model = stack.make_tenant("Gone"), str(stack.ready["model"])

@@ -68,6 +68,7 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.promise(1, 5, 7)
 async def test_api_process_killed_bills_its_last_checkpoint(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack("--api-workers", "2")
     tenant = stack.make_tenant("Kill")
@@ -88,6 +89,7 @@ async def test_api_process_killed_bills_its_last_checkpoint(make_stack: Callable
             assert row["output_tokens"] > 0
 
 
+@pytest.mark.promise(1, 7)
 async def test_scheduler_killed_costs_no_request(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack("--api-workers", "2")
     tenant = stack.make_tenant("Kill")
@@ -97,6 +99,7 @@ async def test_scheduler_killed_costs_no_request(make_stack: Callable[..., Stack
     assert all(rows[one.request_id]["output_tokens"] == one.chunks == TOKENS for one in seen)
 
 
+@pytest.mark.promise(1, 7)
 async def test_jobs_killed_costs_nothing(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     tenant = stack.make_tenant("Kill")
@@ -105,6 +108,7 @@ async def test_jobs_killed_costs_nothing(make_stack: Callable[..., Stack]) -> No
     assert all(rows[one.request_id]["output_tokens"] == one.chunks == TOKENS for one in seen)
 
 
+@pytest.mark.promise(1, 7)
 async def test_engine_killed_costs_the_customer_nothing(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack()
     tenant = stack.make_tenant("Kill")

@@ -116,6 +116,7 @@ async def all_awake(pool: PoolView) -> None:
 # Prefixes
 
 
+@pytest.mark.promise(21)
 async def test_a_shared_prefix_is_found_again_by_its_tenant_alone(stack: Stack) -> None:
     system = "You answer for the harbour office. " * 160
     mine, theirs = stack.make_tenant("Harbour"), stack.make_tenant("Copycat")
@@ -145,6 +146,7 @@ async def test_a_shared_prefix_is_found_again_by_its_tenant_alone(stack: Stack) 
 # A killed replica, a sleeping one, and somebody greedy
 
 
+@pytest.mark.promise(29)
 async def test_a_greedy_tenant_a_killed_replica_and_a_sleeping_one(stack: Stack) -> None:
     greedy = stack.make_tenant("Greedy")
     modest = [stack.make_tenant(f"Modest {n}") for n in range(3)]

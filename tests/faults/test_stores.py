@@ -17,6 +17,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(420)]
 
 
+@pytest.mark.promise(9)
 async def test_redis_emptied_under_load_changes_no_money(make_stack: Callable[..., Stack]) -> None:
     stack = make_stack("--api-workers", "2")
     tenant = stack.make_tenant("Flush")
@@ -32,6 +33,7 @@ async def test_redis_emptied_under_load_changes_no_money(make_stack: Callable[..
     assert all(one.finished for one in after)
 
 
+@pytest.mark.promise(10)
 async def test_postgres_frozen_refuses_new_work_and_settles_the_running_once(
     make_stack: Callable[..., Stack],
 ) -> None:

@@ -80,6 +80,7 @@ def as_completion(chat: bytes) -> bytes:
     )
 
 
+@pytest.mark.promise(19, 28)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_hostile_bodies_get_a_4xx(api: Api, path: str) -> None:
     chat = "chat" in path
@@ -105,6 +106,7 @@ async def _engine_requests(api: Api) -> int:
     )
 
 
+@pytest.mark.promise(19, 28)
 async def test_bodies_are_counted_while_they_stream(api: Api) -> None:
     sent = 0
 
@@ -127,6 +129,7 @@ async def test_bodies_are_counted_while_they_stream(api: Api) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
+@pytest.mark.promise(19)
 async def test_announced_size_is_enough_to_be_refused(api: Api) -> None:
     host, port = api.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -145,6 +148,7 @@ async def test_strangers_bodies_are_not_read(api: Api) -> None:
     assert (status, answer["error"]["type"]) == (401, "authentication_error")
 
 
+@pytest.mark.promise(18)
 async def test_smuggled_engine_fields_never_arrive(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the engine gets, byte for byte, for every field on the black list and some that are on no list."""
     seen: list[dict[str, object]] = []

@@ -33,6 +33,7 @@ def address(api: Api) -> tuple[str, int]:
     return host, int(port)
 
 
+@pytest.mark.promise(19, 28)
 @pytest.mark.parametrize("header", [b"X-%d: " + b"a" * 32_768 + b"\r\n", b"%d" + b"a" * 32_768])
 async def test_a_heads_size_is_bounded(api: Api, header: bytes) -> None:
     """Many headers, or one that never ends."""
@@ -60,6 +61,7 @@ async def test_a_large_head_is_told_why(api: Api) -> None:
     writer.close()
 
 
+@pytest.mark.promise(28, 29)
 @pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_a_head_that_trickles_is_given_up(
     api: Api, monkeypatch: pytest.MonkeyPatch, before: bytes
@@ -83,6 +85,7 @@ async def test_an_answer_may_take_longer_than_a_head(api: Api, monkeypatch: pyte
     assert answer["usage"]["completion_tokens"] > 0
 
 
+@pytest.mark.promise(24, 29)
 async def test_a_client_that_does_not_read_is_billed_and_dropped(api: Api) -> None:
     """Nothing of it stays behind: no task, no connection, although it neither reads nor hangs up."""
     api.deps.open_requests._timeouts = StreamTimeouts(write_s=1.0)

@@ -103,6 +103,7 @@ def routes(app: FastAPI) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.promise(23)
 async def test_every_route_refuses_who_has_no_business(
     app: FastAPI, client: httpx.AsyncClient, database: Database
 ) -> None:
@@ -485,6 +486,7 @@ async def _the_last_owner_stays(admin: Caller, database: Database, user_id: str)
     assert await audit_actions(database) == [*before, "user.disable", "user.enable"]
 
 
+@pytest.mark.promise(25)
 async def test_a_key_is_seen_once(admin: Caller, database: Database) -> None:
     acme = await make_organisation(database)
     created = await admin(
@@ -657,6 +659,7 @@ async def test_a_body_is_read_up_to_its_cap_only(admin: Caller) -> None:
     assert sent <= MAX_BODY_BYTES + 2048
 
 
+@pytest.mark.promise(27)
 async def test_nobody_changes_himself_by_rest(admin: Caller, database: Database) -> None:
     me = (await admin("GET", "/audit?action=user.create&limit=1")).json()["data"][0]["object_id"]
     await token_of(database, "platform_admin")

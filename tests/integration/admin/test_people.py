@@ -145,6 +145,7 @@ async def test_a_token_is_hashed_and_dies_when_revoked(database: Database) -> No
         await users.authenticate_token(database, made.secret, pepper=PEPPER)
 
 
+@pytest.mark.promise(27)
 async def test_nobody_makes_a_token_that_acts_as_another(database: Database) -> None:
     acme = await make_organisation(database)
     boss, colleague = await person(database, "platform_admin"), await person(database, "platform_admin")
@@ -159,6 +160,7 @@ async def test_nobody_makes_a_token_that_acts_as_another(database: Database) -> 
         await users.create_admin_token(database, owner, pepper=PEPPER, user_id=UUID(boss.id), name="up")
 
 
+@pytest.mark.promise(27)
 @pytest.mark.parametrize("role", ALL_ROLES)
 async def test_nobody_changes_his_own_role(database: Database, role: Role) -> None:
     acme = await make_organisation(database)
@@ -171,6 +173,7 @@ async def test_nobody_changes_his_own_role(database: Database, role: Role) -> No
     assert await audit_actions(database) == before
 
 
+@pytest.mark.promise(27)
 @pytest.mark.parametrize("role", ALL_ROLES)
 async def test_who_may_give_which_role(database: Database, role: Role) -> None:
     acme, other = await make_organisation(database), await make_organisation(database, "Other")
@@ -257,6 +260,7 @@ ACTS: dict[str, Callable[[Database, Actor, Organisation], Awaitable[object]]] = 
 }
 
 
+@pytest.mark.promise(23)
 @pytest.mark.parametrize("role", TENANT_ROLES)
 async def test_no_act_crosses_into_another_organisation(database: Database, role: Role) -> None:
     mine, other = await make_organisation(database, "Mine"), await make_organisation(database, "Other")

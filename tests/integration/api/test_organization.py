@@ -166,6 +166,7 @@ async def test_filters_and_groups(database: Database, month: Busy, client: httpx
     }
 
 
+@pytest.mark.promise(23)
 async def test_who_may_see_what(database: Database, month: Busy, client: httpx.AsyncClient) -> None:
     mine, _, other = month.customers
     params = {"start_time": seconds(month.start)}

@@ -61,6 +61,7 @@ async def post(client: httpx.AsyncClient, body: bytes, headers: dict[str, str]) 
     return await client.post("/webhooks/stripe", content=body, headers=headers)
 
 
+@pytest.mark.promise(12)
 @pytest.mark.parametrize("secret", [OLD, NEW])
 async def test_a_signed_event_is_written_down_once(
     client: httpx.AsyncClient, database: Database, secret: str

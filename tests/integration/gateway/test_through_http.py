@@ -129,6 +129,7 @@ async def test_bad_keys(api: Api) -> None:
         assert not key or key not in json.dumps(error)
 
 
+@pytest.mark.promise(26)
 async def test_revoked_key_and_its_open_streams(api: Api) -> None:
     api.engines[0].failpoints.stall_after_tokens = 5
     stream = await api.openai().chat.completions.create(
@@ -151,6 +152,7 @@ async def test_revoked_key_and_its_open_streams(api: Api) -> None:
     assert row.output_tokens >= 1
 
 
+@pytest.mark.promise(26)
 async def test_a_key_revoked_while_the_body_arrives_runs_nothing(api: Api) -> None:
     body = json.dumps({"model": MODEL, "messages": HELLO, "max_tokens": 1}).encode()
     host, port = api.url.removeprefix("http://").split(":")
@@ -202,6 +204,7 @@ async def test_no_credit_gets_402_and_no_retry(pg_url: str, redis_url: str, tmp_
         assert headers["x-should-retry"] == "false"
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_client_gone_aborts_the_engine_and_is_billed(api: Api, stream: bool) -> None:
     api.engines[0].server._loop.speedup = 1.0
@@ -251,6 +254,7 @@ async def test_prompt_beyond_the_context_is_the_clients_fault(api: Api, stream: 
     assert (row.cost, row.outcome) == (0, "zero_output")
 
 
+@pytest.mark.promise(18)
 async def test_engine_sees_only_allow_listed_fields(api: Api) -> None:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 3}
     for name in ("chat_template", "kv_transfer_params", "allowed_token_ids", "prompt_logprobs", "ignore_eos"):

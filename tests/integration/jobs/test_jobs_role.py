@@ -20,6 +20,7 @@ from tests.support.jobs_role import jobs_role
 from tests.support.waiting import until
 
 
+@pytest.mark.promise(11)
 async def test_every_job_may_run_twice_and_at_once(database: Database, pg_url: str) -> None:
     await make_customer(database, "1")
     settings = Settings(database_url=pg_url)
@@ -96,6 +97,7 @@ async def test_done_work_is_forgotten_and_nothing_else(database: Database, pg_ur
         ]
 
 
+@pytest.mark.promise(11)
 async def test_the_outbox_runs_each_row_and_keeps_what_fails(database: Database) -> None:
     async with database.system() as connection:
         for number in range(5):
@@ -163,6 +165,7 @@ async def test_a_row_of_one_that_was_killed_is_taken_again(database: Database) -
     assert calls == 2
 
 
+@pytest.mark.promise(9)
 @pytest.mark.timeout(120)
 async def test_the_role_seals_survives_an_emptied_redis_and_stops(
     database: Database, pg_url: str, redis_url: str, redis_client: Redis, tmp_path: Path

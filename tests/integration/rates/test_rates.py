@@ -179,6 +179,7 @@ async def test_tokens_per_day_start_from_postgresql(redis_url: str, redis_client
     assert await _day(redis_client, who, who.key_id) == 50
 
 
+@pytest.mark.promise(9)
 async def test_an_emptied_redis_is_seeded_again_and_old_grants_release_as_no_ops(
     redis_url: str, redis_client: Redis
 ) -> None:
@@ -244,6 +245,7 @@ async def test_reservations_that_fill_a_day_lock_nobody_out_until_midnight(redis
         await until(granted, what="the day has room again")
 
 
+@pytest.mark.promise(24)
 async def test_a_cancelled_caller_gives_back_what_it_was_granted(redis_url: str) -> None:
     who = principal(key=Limits(concurrency=3, requests_per_min=1000))
     async with limiter(redis_url) as rates:
@@ -265,6 +267,7 @@ async def _three_fit(rates: RateLimiter, who: Principal) -> bool:
     return not any(isinstance(grant, BaseException) for grant in grants)
 
 
+@pytest.mark.promise(9)
 async def test_without_redis_a_small_local_cap_holds() -> None:
     who = principal(tenant=Limits(requests_per_min=100_000))
     async with limiter("redis://127.0.0.1:1/0", cap=5) as rates:

@@ -168,6 +168,7 @@ def _held(name: str, age_s: float) -> OpenPlacement:
     )
 
 
+@pytest.mark.promise(29)
 async def test_a_client_that_does_not_read_is_cut_off_and_blocks_nobody() -> None:
     async with service() as scheduler, agent(scheduler.port, replica(slots=4)), client(scheduler.port) as api:
         await api.place(request())

@@ -76,6 +76,7 @@ async def test_a_refusal_says_why_and_when_to_come_back() -> None:
         assert caught.value.details["reason"] == "no_replica"
 
 
+@pytest.mark.promise(24)
 async def test_a_cancelled_caller_leaves_the_queue_and_holds_nothing() -> None:
     async with service() as scheduler, agent(scheduler.port, replica(slots=1)), client(scheduler.port) as api:
         first = await api.place(request())

@@ -136,6 +136,7 @@ async def delete_behind_our_back(database: Database, acme: Organisation) -> None
         await connection.execute(text("DELETE FROM api_keys WHERE id = :id"), {"id": acme.key_id})
 
 
+@pytest.mark.promise(26)
 @pytest.mark.parametrize("way", ["poll", "push"])
 @pytest.mark.parametrize(
     ("act", "error"),
@@ -220,6 +221,7 @@ async def test_a_resumed_organisation_and_new_limits_arrive(database: Database) 
         await until(limited)
 
 
+@pytest.mark.promise(26)
 async def test_a_late_commit_of_an_early_change_is_not_skipped(database: Database) -> None:
     """Change ids are given out before commits: a reader that goes by the highest id seen would miss the first."""
     first, second = await make_organisation(database), await make_organisation(database, "Second")
@@ -422,6 +424,7 @@ async def test_old_changes_are_pruned(database: Database) -> None:
         assert await prune_changes(connection) == 0
 
 
+@pytest.mark.promise(25)
 async def test_the_raw_key_is_in_no_table_and_no_log(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,6 +35,7 @@ async def two(database: Database) -> tuple[Organisation, Organisation]:
     return mine, other
 
 
+@pytest.mark.promise(23)
 @pytest.mark.parametrize("table", SCOPED)
 async def test_a_tenant_session_sees_its_own_rows_only(
     database: Database, two: tuple[Organisation, Organisation], table: str
@@ -49,6 +50,7 @@ async def test_a_tenant_session_sees_its_own_rows_only(
     assert len(everything) == 2
 
 
+@pytest.mark.promise(23)
 @pytest.mark.parametrize("table", SCOPED)
 async def test_a_session_without_a_tenant_sees_nothing(
     database: Database, two: tuple[Organisation, Organisation], table: str
@@ -59,6 +61,7 @@ async def test_a_session_without_a_tenant_sees_nothing(
         assert (await connection.execute(text(f"SELECT {column} FROM {table}"))).all() == []
 
 
+@pytest.mark.promise(23, 27)
 async def test_a_tenant_session_cannot_write_rows_of_another(
     database: Database, two: tuple[Organisation, Organisation]
 ) -> None:
@@ -108,6 +111,7 @@ async def test_a_tenant_session_cannot_write_rows_of_another(
                 await connection.execute(text(statement), wanted)
 
 
+@pytest.mark.promise(23)
 async def test_updates_of_a_tenant_session_do_not_reach_another(
     database: Database, two: tuple[Organisation, Organisation]
 ) -> None:

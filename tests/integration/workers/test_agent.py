@@ -180,6 +180,7 @@ async def test_warms_up_before_ready_and_counts_from_there(begin: Begin) -> None
     assert host.engine_pids() == []
 
 
+@pytest.mark.promise(22)
 async def test_every_engine_demands_the_key_and_listens_on_loopback(begin: Begin) -> None:
     _, scheduler = await begin()
     replica = (await scheduler.ready())[0]

@@ -25,6 +25,7 @@ def actor(role: Role) -> Actor:
     return Actor("user", str(uuid4()), "x", role, None if role in PLATFORM_ROLES else MINE)
 
 
+@pytest.mark.promise(23)
 @pytest.mark.parametrize("role", ALL_ROLES)
 def test_platform_roles_act_everywhere_and_tenant_roles_at_home_only(role: Role) -> None:
     who = actor(role)
@@ -52,6 +53,7 @@ def test_a_platform_role_with_a_tenant_is_held_to_that_tenant() -> None:
         require(odd, *ALL_ROLES, tenant_id=OTHER)
 
 
+@pytest.mark.promise(27)
 @pytest.mark.parametrize("role", ALL_ROLES)
 def test_nobody_gives_a_role_above_his_own(role: Role) -> None:
     assert role == PLATFORM_ADMIN or not set(GRANTABLE[role]) & set(PLATFORM_ROLES)

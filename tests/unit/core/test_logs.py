@@ -22,6 +22,7 @@ def test_a_line_holds_message_role_and_extra_fields() -> None:
     assert str(got["at"]).endswith("+00:00")
 
 
+@pytest.mark.promise(25)
 @pytest.mark.parametrize(
     "secret",
     ["pen_live_0123456789abcdefABCDEF", "pen_test_0a1b2c", "pen_admin_zzz999", "s3cret-token", "user:pa55"],

@@ -56,6 +56,7 @@ def test_a_price_is_whole_picodollars_a_token_and_not_negative() -> None:
         money.per_mtok_to_pico_per_token("-1")
 
 
+@pytest.mark.promise(15)
 @given(picos)
 def test_cents_are_the_nearest_half_away_from_zero(pico: int) -> None:
     cents = money.round_to_cents(pico)

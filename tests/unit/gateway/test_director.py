@@ -150,6 +150,7 @@ async def test_failed_attempt_runs_once_more_elsewhere() -> None:
     gateway.assert_resolved()
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("again", [None, Refused("none left")])
 async def test_second_failure_is_free_and_said(again: Exception | None) -> None:
     gateway = Gateway(FakeEngines(EngineFailed("down"), EngineFailed("down too")))
@@ -161,6 +162,7 @@ async def test_second_failure_is_free_and_said(again: Exception | None) -> None:
     gateway.assert_resolved()
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize(
     "end",
     [
@@ -189,6 +191,7 @@ async def test_the_engines_complaint_about_the_request_is_the_clients() -> None:
     gateway.assert_resolved()
 
 
+@pytest.mark.promise(7)
 async def test_nothing_generated_costs_nothing() -> None:
     gateway = Gateway(FakeEngines([chunk("", tokens=1, finish="stop"), final(1), DONE]))
     await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
@@ -230,6 +233,7 @@ async def test_models_own_limit_is_an_ordinary_length_finish() -> None:
     assert gateway.holds.extended == []
 
 
+@pytest.mark.promise(6)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> None:
     never = asyncio.Event()
@@ -323,6 +327,7 @@ async def test_a_cut_ends_only_the_choices_that_have_not_ended() -> None:
     assert ends == [(0, "stop"), (1, "length")]
 
 
+@pytest.mark.promise(26)
 async def test_revoked_key_ends_its_open_streams() -> None:
     gateway = Gateway(FakeEngines([chunk("a", tokens=1), asyncio.Event()]))
     key = principal()
@@ -348,6 +353,7 @@ async def test_server_going_down_interrupts() -> None:
     gateway.assert_resolved()
 
 
+@pytest.mark.promise(1, 4, 24)
 @settings(max_examples=300, deadline=None)
 @given(
     strike=st.integers(0, 60),

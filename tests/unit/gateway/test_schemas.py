@@ -41,6 +41,7 @@ names = st.one_of(
 )
 
 
+@pytest.mark.promise(18)
 @settings(max_examples=400, deadline=None)
 @given(
     extra=st.dictionaries(names, json_values, max_size=6),
@@ -89,6 +90,7 @@ def test_harmless_fields_are_dropped(name: str) -> None:
     assert engine_body(chat(**{name: "x"})).get(name) in (None, "salt")
 
 
+@pytest.mark.promise(19)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -110,6 +112,7 @@ def test_caps_and_types(fields: dict[str, object]) -> None:
         parse_chat(chat(**fields))
 
 
+@pytest.mark.promise(19)
 def test_schema_depth() -> None:
     deep: dict[str, object] = {}
     for _ in range(40):
@@ -119,6 +122,7 @@ def test_schema_depth() -> None:
         parse_chat(chat(tools=[tool]))
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url", "image_embeds"])
 def test_no_media(kind: str) -> None:
     parts = [{"type": "text", "text": "look"}, {"type": kind, kind: {"url": "http://169.254.169.254/"}}]
@@ -209,6 +213,7 @@ def test_escaped_backslashes_are_no_nul() -> None:
     assert body["messages"][0]["content"] == "write \\u0000 in C"
 
 
+@pytest.mark.promise(28)
 @given(st.binary(max_size=300))
 def test_random_bytes_never_do_worse_than_a_400(data: bytes) -> None:
     for parse in (parse_chat, parse_completion):

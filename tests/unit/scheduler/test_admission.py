@@ -77,6 +77,7 @@ class Till:
                     self.refusals.append(decision.refusal)
 
 
+@pytest.mark.promise(29)
 def test_overload_is_refused_early_and_what_is_admitted_is_served_in_time() -> None:
     till = Till()
     till.run(20.0, per_s=12.0, deadline_s=3.0)

@@ -279,6 +279,7 @@ def hash_of(tenant: str, n: int) -> int:
     return TENANTS.index(tenant) * 100 + n
 
 
+@pytest.mark.promise(29)
 @given(
     seed=st.integers(0, 10_000), slack=st.sampled_from([0.0, 3_000.0, 20_000.0]), rounds=st.integers(20, 150)
 )

@@ -77,6 +77,7 @@ def test_a_prompt_that_goes_on_from_a_known_block(tokens: list[int], salt: str, 
     assert set(blocks.own_hashes()) == set(direct(tokens, salt))
 
 
+@pytest.mark.promise(21)
 def test_tenants_share_no_hash() -> None:
     tokens = list(range(4 * BLOCK))
     assert not set(direct(tokens, "a")) & set(direct(tokens, "b"))

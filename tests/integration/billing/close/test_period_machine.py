@@ -10,6 +10,7 @@ from datetime import date, timedelta
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -339,6 +340,7 @@ class PeriodMachine(RuleBasedStateMachine):
         self.do(self.platform.is_sound())
 
 
+@pytest.mark.promise(17)
 def test_period_machine(pg_url: str) -> None:
     with asyncio.Runner() as runner:
 

@@ -79,6 +79,7 @@ async def test_a_green_month_closes_and_says_how_it_stood(platform: Platform) ->
     assert await close_month(platform.database, month, by="somebody else") == closed
 
 
+@pytest.mark.promise(17)
 async def test_nothing_of_a_closed_month_moves_when_usage_comes_late(platform: Platform) -> None:
     acme = await used(platform)
     month = await platform.end_month()
@@ -96,6 +97,7 @@ async def test_nothing_of_a_closed_month_moves_when_usage_comes_late(platform: P
     await platform.is_sound()
 
 
+@pytest.mark.promise(17)
 async def test_a_closed_month_takes_no_booking_and_no_change(platform: Platform) -> None:
     acme = await used(platform)
     month = await platform.end_month()

@@ -18,6 +18,7 @@ from tests.integration.billing.invoicing.support import Platform
 from tests.integration.billing.support import make_customer, price
 
 
+@pytest.mark.promise(15)
 async def test_lines_are_usage_by_class_and_the_books_follow(platform: Platform) -> None:
     await price(platform.database, input="1", cached_input="0.1", output="10", reasoning="20")
     acme = await make_customer(platform.database, name="Acme", mode="postpaid")
@@ -111,6 +112,7 @@ async def test_a_run_that_dies_goes_on_with_the_next_number(
     await platform.is_sound()
 
 
+@pytest.mark.promise(11)
 async def test_two_runs_at_once_make_each_invoice_once(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:

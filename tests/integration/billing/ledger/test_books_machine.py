@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -225,5 +226,6 @@ class LedgerMachine(BooksMachine):
         assert self.act(verify).problems == []
 
 
+@pytest.mark.promise(2)
 def test_the_ledger_follows_the_model(pg_url: str) -> None:
     play(LedgerMachine, pg_url, examples=20, steps=25)

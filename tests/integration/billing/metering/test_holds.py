@@ -54,6 +54,7 @@ async def placed(book: HoldManager, customer: Customer, **sizes: int) -> HoldGra
         return refusal
 
 
+@pytest.mark.promise(3)
 async def test_two_hundred_on_credit_for_ten_over_two_books(database: Database, make_book: Books) -> None:
     # An output token costs a dollar: a hold is 8 dollars and 10 prompt tokens of a millionth of a dollar.
     await price(database, input="1", cached_input="1", output="1000000", reasoning="1000000")
@@ -182,6 +183,7 @@ async def _held_is(database: Database, customer: Customer, amount: int) -> bool:
     return bool(row.held == amount and (row.open_holds == 0) == (amount == 0))
 
 
+@pytest.mark.promise(4, 24)
 async def test_a_cancelled_caller_leaves_no_hold(database: Database, make_book: Books) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -196,6 +198,7 @@ async def test_a_cancelled_caller_leaves_no_hold(database: Database, make_book: 
     assert (await book.place(customer.hold())).amount > 0
 
 
+@pytest.mark.promise(4)
 async def test_a_slow_database_refuses_and_the_late_hold_is_voided(database: Database, pg_url: str) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -267,6 +270,7 @@ async def _cut(pg_url: str) -> bool:
     return await terminate_hot_connections(pg_url) > 0
 
 
+@pytest.mark.promise(5)
 async def test_renewal_keeps_holds_and_forgets_the_closed(database: Database, pg_url: str) -> None:
     await price(database)
     customer = await make_customer(database, "1")

@@ -54,6 +54,7 @@ async def hold(book: HoldManager, customer: Customer) -> HoldGranted:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.promise(1)
 async def test_a_request_is_metered_from_open_to_ledger(
     database: Database, pg_url: str, book: HoldManager, tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ async def test_a_request_is_metered_from_open_to_ledger(
     await all_sound(database)
 
 
+@pytest.mark.promise(10)
 async def test_postgresql_away_admits_nothing_and_settles_later_once(
     database: Database, pg_url: str, services: object, book: HoldManager, tmp_path: Path
 ) -> None:
@@ -155,6 +157,7 @@ def crash(spool_dir: Path, opened: list[OpenRecord]) -> None:
     process.stdout.close()
 
 
+@pytest.mark.promise(1, 5, 7)
 async def test_the_spool_of_a_killed_process_is_adopted(
     database: Database, pg_url: str, book: HoldManager, tmp_path: Path
 ) -> None:
@@ -177,6 +180,7 @@ async def test_the_spool_of_a_killed_process_is_adopted(
     await all_sound(database)
 
 
+@pytest.mark.promise(1, 7)
 async def test_records_settled_before_the_death_are_not_billed_again(
     database: Database, pg_url: str, book: HoldManager, tmp_path: Path
 ) -> None:

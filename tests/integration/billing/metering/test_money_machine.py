@@ -7,6 +7,7 @@ from uuid import UUID
 
 import asyncpg
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -258,6 +259,7 @@ class MoneyMachine(RuleBasedStateMachine):
         self.do(check())
 
 
+@pytest.mark.promise(1, 2, 3, 4)
 def test_money_machine(pg_url: str) -> None:
     with asyncio.Runner() as runner:
         database = Database(pg_url)
@@ -285,6 +287,7 @@ def test_money_machine(pg_url: str) -> None:
             runner.run(database.close())
 
 
+@pytest.mark.promise(2)
 async def test_a_changed_transfer_breaks_the_chain(database: Database, pg_url: str) -> None:
     for number in range(3):
         await make_customer(database, f"{number + 1}", name=f"c{number}")
@@ -304,6 +307,7 @@ async def test_a_changed_transfer_breaks_the_chain(database: Database, pg_url: s
     assert any("balance differs" in problem for problem in problems)
 
 
+@pytest.mark.promise(2)
 async def test_two_sealers_make_one_chain(database: Database) -> None:
     for number in range(5):
         await make_customer(database, "1", name=f"c{number}")

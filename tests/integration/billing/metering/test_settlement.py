@@ -67,6 +67,7 @@ USAGE = TokenUsage(input=10, cached_input=4, output=50, reasoning=20)
 COST = 6 * 1_000_000 + 4 * 100_000 + 30 * 10_000_000 + 20 * 20_000_000
 
 
+@pytest.mark.promise(1, 4)
 async def test_a_settled_request_is_charged_once(
     database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
@@ -107,6 +108,7 @@ async def test_a_settled_request_is_charged_once(
     await all_sound(database)
 
 
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("outcome", [Outcome.ENGINE_FAILED, Outcome.ZERO_OUTPUT])
 async def test_failures_record_tokens_and_charge_nothing(
     database: Database, book: HoldManager, hot: asyncpg.Connection, outcome: Outcome
@@ -122,6 +124,7 @@ async def test_failures_record_tokens_and_charge_nothing(
     await all_sound(database)
 
 
+@pytest.mark.promise(16)
 async def test_a_contract_price_keeps_the_list_cost(
     database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
@@ -138,6 +141,7 @@ async def test_a_contract_price_keeps_the_list_cost(
     assert (row.cost, row.list_cost) == (5_000_000 + 50_000_000, 10_000_000 + 100_000_000)
 
 
+@pytest.mark.promise(3)
 async def test_a_hold_too_small_charges_what_is_available(
     database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
@@ -155,6 +159,7 @@ async def test_a_hold_too_small_charges_what_is_available(
     await all_sound(database)
 
 
+@pytest.mark.promise(4, 5)
 async def test_a_settlement_after_the_reaper_still_settles(
     database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
@@ -172,6 +177,7 @@ async def test_a_settlement_after_the_reaper_still_settles(
     await all_sound(database)
 
 
+@pytest.mark.promise(5)
 async def test_the_reaper_waits_one_ttl_after_postgresql_came_back(
     database: Database, book: HoldManager, hot: asyncpg.Connection
 ) -> None:
@@ -290,6 +296,7 @@ async def test_postpaid_usage_is_owed_and_the_credit_limit_holds(
     await all_sound(database)
 
 
+@pytest.mark.promise(1)
 async def test_concurrent_and_repeated_batches_settle_each_request_once(
     database: Database, book: HoldManager, pg_url: str
 ) -> None:
@@ -317,6 +324,7 @@ async def test_concurrent_and_repeated_batches_settle_each_request_once(
     await all_sound(database)
 
 
+@pytest.mark.promise(1)
 async def test_settlement_survives_cut_connections(
     database: Database, book: HoldManager, pg_url: str
 ) -> None:
@@ -340,6 +348,7 @@ async def test_settlement_survives_cut_connections(
     await all_sound(database)
 
 
+@pytest.mark.promise(2)
 async def test_neither_role_can_change_the_ledger(database: Database, book: HoldManager) -> None:
     customer = await make_customer(database, "1")
     for statement in (
@@ -358,6 +367,7 @@ async def test_neither_role_can_change_the_ledger(database: Database, book: Hold
                     await connection.execute(text(statement))
 
 
+@pytest.mark.promise(23)
 async def test_a_tenant_sees_only_its_own_money(database: Database, book: HoldManager) -> None:
     mine = await make_customer(database, "1", name="Mine")
     await make_customer(database, "2", name="Other")

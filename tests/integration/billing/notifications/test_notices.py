@@ -191,6 +191,7 @@ async def test_a_removed_endpoint_gets_nothing_more(database: Database, receiver
     assert {"alert_endpoint.add", "alert_endpoint.remove"} <= set(await audit_actions(database))
 
 
+@pytest.mark.promise(20)
 async def test_a_name_that_resolves_to_the_inside_is_refused(
     database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

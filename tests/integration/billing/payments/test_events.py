@@ -41,6 +41,7 @@ async def test_an_object_that_nobody_can_read_does_not_stop_the_others(
         assert left.error.startswith("KeyError")
 
 
+@pytest.mark.promise(12)
 @pytest.mark.parametrize("ahead", [0, 20 * 86_400], ids=["past", "clock ahead of ours"])
 async def test_a_long_backlog_is_recorded_slice_by_slice(
     database: Database, fake_stripe: FakeStripe, monkeypatch: pytest.MonkeyPatch, ahead: int

@@ -142,6 +142,7 @@ async def credit_note(
     return note_id
 
 
+@pytest.mark.promise(14)
 async def test_an_invoice_is_sent_paid_and_equal(database: Database, fake_stripe: FakeStripe) -> None:
     tenant_id = await postpaid(database)
     async with gateway_to(fake_stripe) as gateway:
@@ -184,6 +185,7 @@ async def test_more_lines_than_stripe_takes_share_the_last_item(
         assert (await stripe_reconciliation.compare_month(database, gateway, MONTH)).problems == []
 
 
+@pytest.mark.promise(14)
 @pytest.mark.parametrize("kind", ["reset_after", "500_after", "429"])
 @pytest.mark.parametrize("path", ["/v1/invoices$", "/v1/invoices/.*/add_lines", "/v1/invoices/.*/finalize"])
 async def test_a_lost_answer_makes_no_second_invoice(

@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from sqlalchemy import text
@@ -167,6 +168,7 @@ class SyncMachine(BooksMachine):
             self.wait(self.gateway.close())
 
 
+@pytest.mark.promise(12, 14)
 def test_the_books_follow_stripe(pg_url: str) -> None:
     with running() as fake:
         SyncMachine.fake = fake

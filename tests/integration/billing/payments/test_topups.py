@@ -126,6 +126,7 @@ async def test_a_customer_asked_for_long_ago_is_looked_for(
         assert await ensure_customer(database, gateway, tenant_id) == first
 
 
+@pytest.mark.promise(12)
 async def test_nobody_pays_twice_when_events_come_twice_and_out_of_order(
     database: Database, fake_stripe: FakeStripe
 ) -> None:

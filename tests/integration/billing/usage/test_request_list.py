@@ -74,6 +74,7 @@ async def test_filters_narrow_and_nonsense_is_refused(platform: Platform) -> Non
     assert "costs nothing" in detail.receipt["why"]
 
 
+@pytest.mark.promise(23)
 async def test_another_organisations_request_is_like_none(platform: Platform) -> None:
     acme, globex = await two(platform)
     theirs = await platform.use(globex, input=10, output=3)

@@ -182,6 +182,7 @@ async def _folds_agree(hot: Hot) -> None:
     assert rows["n"] > 60
 
 
+@pytest.mark.promise(17)
 async def test_usage_of_a_closed_month_is_dated_to_its_arrival(
     database: Database, hot: Hot, pg_url: str
 ) -> None:
@@ -217,6 +218,7 @@ async def test_usage_of_a_closed_month_is_dated_to_its_arrival(
     assert dict(effective) == {one: end for one, (end, _) in ends.items()}
 
 
+@pytest.mark.promise(23)
 async def test_a_tenant_sees_only_its_own_usage(database: Database, hot: Hot) -> None:
     version = await price(database)
     mine = await make_customer(database, mode="postpaid", name="Mine")
@@ -266,6 +268,7 @@ async def test_settlers_that_meet_the_same_news_wait_for_each_other(database: Da
         assert (await verify(connection)).problems == []
 
 
+@pytest.mark.promise(2)
 @pytest.mark.parametrize(
     ("harm", "sign"),
     [

@@ -34,6 +34,7 @@ def line(exact: int) -> Line:
     return Line(kind="usage", exact=exact, cents=round_to_cents(exact), description="")
 
 
+@pytest.mark.promise(15)
 @given(tokens=counts, prices=rates)
 def test_lines_add_up_to_the_cost_exactly_and_are_rounded_once(
     tokens: dict[str, int], prices: dict[str, int]
@@ -52,6 +53,7 @@ def test_a_cost_that_is_not_tokens_times_price_is_refused() -> None:
         usage_lines(group(dict.fromkeys(CLASSES, 1), dict.fromkeys(CLASSES, 1), cost=5))
 
 
+@pytest.mark.promise(15)
 def test_half_a_cent_is_rounded_away_from_zero_both_ways() -> None:
     half = PICO_PER_CENT // 2
     up, down = movement_lines(
@@ -73,6 +75,7 @@ def test_the_commitment_bills_what_is_missing(committed: int | None, used: int, 
     assert (found.exact if found else None) == missing
 
 
+@pytest.mark.promise(15)
 @given(first=st.lists(st.integers(-(10**14), 10**14)), second=st.lists(st.integers(-(10**14), 10**14)))
 def test_what_is_carried_arrives_to_the_picodollar_and_the_cent(first: list[int], second: list[int]) -> None:
     opening = [line(exact) for exact in first]

@@ -95,6 +95,7 @@ def test_a_clean_close_removes_the_file_and_an_owing_one_keeps_it(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["owing.spool"]
 
 
+@pytest.mark.promise(13)
 def test_full_means_not_ready_and_ends_still_fit(make_owner: Callable[..., Owner]) -> None:
     spool = make_owner(capacity=32 * 1024).spool
     records = []
@@ -137,6 +138,7 @@ def test_live_records_move_to_a_fresh_file(make_owner: Callable[..., Owner], tmp
     assert spool.load(late[0].request_id) == ended(late[0], output=9)
 
 
+@pytest.mark.promise(13)
 def test_a_move_that_found_no_room_is_tried_again_without_further_settlements(
     make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ NONE: frozenset[str] = frozenset()
 ENDPOINT = UUID(int=7)
 
 
+@pytest.mark.promise(20)
 @pytest.mark.parametrize(
     "url",
     [
@@ -106,6 +107,7 @@ PRIVATE = [
 ]
 
 
+@pytest.mark.promise(20)
 @given(st.sampled_from(PRIVATE), st.integers(0, 2**32))
 def test_no_private_address_passes_bare_or_wrapped(network: object, offset: int) -> None:
     v4 = IPv4Address(int(network.network_address) + offset % network.num_addresses)  # type: ignore[attr-defined]
@@ -115,6 +117,7 @@ def test_no_private_address_passes_bare_or_wrapped(network: object, offset: int)
     assert not is_public(str(IPv6Address((0x2002 << 112) | (int(v4) << 80))))
 
 
+@pytest.mark.promise(20)
 def test_the_socket_refuses_a_private_address_in_the_last_moment() -> None:
     with pytest.raises(AddressRefused):
         _guarded_socket((2, 1, 6, "", ("10.1.2.3", 443)))
