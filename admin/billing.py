@@ -142,7 +142,7 @@ async def unpriced(
     require(actor, *PLATFORM_ROLES)
     first, last = start or datetime.min.replace(tzinfo=UTC), end or datetime.max.replace(tzinfo=UTC)
     async with read(database, actor) as connection:
-        return await prices.unpriced(connection, first, last)
+        return await prices.list_unpriced(connection, first, last)
 
 
 async def ensure_list_prices(database: Database, actor: Actor, rates: Mapping[str, Rates]) -> list[PriceView]:

@@ -11,7 +11,7 @@ from admin.adjustments import parse_month
 from admin.session import read
 from billing.ledger import journal, verification
 from billing.ledger.journal import DeferredLine, JournalLine, TransferLine, TrialBalance
-from billing.ledger.verification import Books
+from billing.ledger.verification import VerificationResult
 from billing.usage.period import parse_period
 from core.db import Database
 from core.errors import InvalidRequest
@@ -86,7 +86,7 @@ async def deferred_revenue(
         return await journal.deferred_revenue(connection, instant, tenant_id)
 
 
-async def verify_ledger(database: Database, actor: Actor) -> Books:
+async def verify_ledger(database: Database, actor: Actor) -> VerificationResult:
     """Check every invariant of billing/README.md in one snapshot of the database."""
     require(actor, *PLATFORM_ROLES)
     async with database.system() as connection:

@@ -202,7 +202,7 @@ def _drift_detail(row: Row[Any]) -> str:
 
 async def unpriced(connection: AsyncConnection, month: date) -> CheckResult:
     """Every model that is offered, or was requested in the month, has a price."""
-    found = await prices.unpriced(connection, *bounds(month))
+    found = await prices.list_unpriced(connection, *bounds(month))
     if not found:
         return CheckResult("unpriced", True, "every model that is offered or asked for has a price")
     names = ", ".join(f"{one.model} ({one.tier})" for one in found[:MAX_EXAMPLES])

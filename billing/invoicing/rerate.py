@@ -39,7 +39,7 @@ class NewRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Picodollars per token by class. Raises InvalidRequest."""
         cached = self.input if self.cached_input is None else self.cached_input
         reasoning = self.output if self.reasoning is None else self.reasoning
-        return Rates(input=self.input, cached_input=cached, output=self.output, reasoning=reasoning).pico()
+        return Rates(input=self.input, cached_input=cached, output=self.output, reasoning=reasoning).to_pico()
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

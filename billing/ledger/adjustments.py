@@ -75,17 +75,17 @@ async def adjust(
     ).one_or_none()
     if account is None:
         raise NotFound(f"there is no billing account of an organisation {tenant_id}")
-    if await _known(connection, adjustment_id, tenant_id, amount):
+    if await _is_booked(connection, adjustment_id, tenant_id, amount):
         return
-    lost = never_paid
+    uncollectible = never_paid
     if account.mode == "prepaid" and amount < 0:
-        lost = max(-amount - max(int(account.free), 0), 0)
+        uncollectible = max(-amount - max(int(account.free), 0), 0)
     await connection.execute(
         insert(adjustments).values(
             id=adjustment_id,
             tenant_id=tenant_id,
             amount=amount,
-            uncollectible=lost,
+            uncollectible=uncollectible,
             reason=reason,
             corrects=corrects,
             facts=facts,
@@ -93,26 +93,29 @@ async def adjust(
             approved_by=approved_by,
         )
     )
-    paid = abs(amount) - lost
-    if paid and account.mode == "prepaid" and amount > 0:
+    collected = abs(amount) - uncollectible
+    if collected and account.mode == "prepaid" and amount > 0:
         await credits.add_lot(
             connection,
             lot_id=adjustment_id,
             tenant_id=tenant_id,
-            amount=paid,
+            amount=collected,
             kind="adjustment",
             reason=reason,
             created_by=created_by,
         )
-        paid = 0
-    theirs = "credit" if account.mode == "prepaid" else "receivable"
-    for kind, other, part in (("adjustment", theirs, paid), ("uncollectible", "uncollectible", lost)):
+        collected = 0
+    customer_account = "credit" if account.mode == "prepaid" else "receivable"
+    for kind, counter_account, part in (
+        ("adjustment", customer_account, collected),
+        ("uncollectible", "uncollectible", uncollectible),
+    ):
         if part:
-            debit, credit = ("revenue", other) if amount > 0 else (other, "revenue")
+            debit, credit = ("revenue", counter_account) if amount > 0 else (counter_account, "revenue")
             await transfers.book(connection, kind, tenant_id, debit, credit, part, adjustment_id)
 
 
-async def _known(connection: AsyncConnection, adjustment_id: UUID, tenant_id: UUID, amount: int) -> bool:
+async def _is_booked(connection: AsyncConnection, adjustment_id: UUID, tenant_id: UUID, amount: int) -> bool:
     """Whether this very adjustment is booked. Raises Conflict when another one has the id."""
     row = (
         await connection.execute(

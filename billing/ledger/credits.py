@@ -28,14 +28,14 @@ PRIORITIES: dict[LotKind, int] = {"promotional": 10, "sla": 20, "adjustment": 30
 """Which lots are used first unless somebody says otherwise: what was a gift before what was paid for."""
 MAX_PRIORITY = 1000
 
-_BREAKAGE = {
+_EXPIRY_ACCOUNTS = {
     "purchased": "breakage",
     "adjustment": "breakage",
     "promotional": "promotions",
     "sla": "sla_credits",
 }
 """Where credit goes that nobody used in time."""
-_TAKEN = {"refund": "cash", "clawback": "disputed"}
+_COUNTER_ACCOUNTS = {"refund": "cash", "clawback": "disputed"}
 
 
 class Lot(msgspec.Struct, frozen=True):
@@ -128,11 +128,13 @@ async def _check_expiry(
 
 async def allocate(connection: AsyncConnection, tenant_id: UUID) -> int:
     """Say which lots the credit used so far came from; locks the account. Returns the picodollars allocated now."""
-    taken = await connection.execute(text("SELECT penstock_allocate(:tenant_id)"), {"tenant_id": tenant_id})
-    return int(taken.scalar_one())
+    allocated = await connection.execute(
+        text("SELECT penstock_allocate(:tenant_id)"), {"tenant_id": tenant_id}
+    )
+    return int(allocated.scalar_one())
 
 
-async def take_back(
+async def debit_lot(
     connection: AsyncConnection,
     *,
     lot_id: UUID,
@@ -149,30 +151,32 @@ async def take_back(
         raise InvalidRequest("the amount to take back must not be negative", param="amount_usd")
     tenant_id = await _tenant_of(connection, lot_id)
     await allocate(connection, tenant_id)
-    done = await _drawn(connection, tenant_id, kind, source_id)
-    if done is not None:
-        if done.grant_id != lot_id:
+    existing = await _find_draw(connection, tenant_id, kind, source_id)
+    if existing is not None:
+        if existing.grant_id != lot_id:
             raise Conflict(f"the {kind} {source_id} was taken from another credit already")
-        return int(done.amount)
-    remaining, free = await _left(connection, tenant_id, lot_id)
-    taken = min(remaining, free) if amount is None else min(remaining, free, amount)
-    await _draw(connection, tenant_id, lot_id, kind, taken, source_id)
-    if taken:
-        await transfers.book(connection, kind, tenant_id, "credit", _TAKEN[kind], taken, source_id)
-    return taken
+        return int(existing.amount)
+    remaining, free = await _remaining_and_free(connection, tenant_id, lot_id)
+    debited = min(remaining, free) if amount is None else min(remaining, free, amount)
+    await _draw(connection, tenant_id, lot_id, kind, debited, source_id)
+    if debited:
+        await transfers.book(
+            connection, kind, tenant_id, "credit", _COUNTER_ACCOUNTS[kind], debited, source_id
+        )
+    return debited
 
 
-async def give_back(connection: AsyncConnection, *, lot_id: UUID, source_id: UUID) -> int:
+async def reverse_clawback(connection: AsyncConnection, *, lot_id: UUID, source_id: UUID) -> int:
     """Put back what a clawback with this `source_id` took, after a dispute that was won: books `clawback_return`
     (disputed -> credit). Idempotent by `source_id`; returns the picodollars given back. Raises NotFound, Conflict.
     """
     tenant_id = await _tenant_of(connection, lot_id)
     await allocate(connection, tenant_id)
-    taken = await _drawn(connection, tenant_id, "clawback", source_id)
-    if taken is None or taken.grant_id != lot_id:
+    clawback = await _find_draw(connection, tenant_id, "clawback", source_id)
+    if clawback is None or clawback.grant_id != lot_id:
         raise Conflict(f"no clawback {source_id} was taken from the credit {lot_id}")
-    amount = int(taken.amount)
-    if await _drawn(connection, tenant_id, "clawback_return", source_id) is not None:
+    amount = int(clawback.amount)
+    if await _find_draw(connection, tenant_id, "clawback_return", source_id) is not None:
         return amount
     await _draw(connection, tenant_id, lot_id, "clawback_return", -amount, source_id)
     if amount:
@@ -230,14 +234,14 @@ async def expire(connection: AsyncConnection, tenant_id: UUID) -> int:
     )
     expired = 0
     for lot in rows.all():
-        remaining, free = await _left(connection, tenant_id, lot.id)
+        remaining, free = await _remaining_and_free(connection, tenant_id, lot.id)
         amount = min(remaining, free)
         if not amount:
             continue
         source_id = derived_uuid(lot.id, "expiry", lot.times)
         await _draw(connection, tenant_id, lot.id, "expiry", amount, source_id)
         await transfers.book(
-            connection, "expiry", tenant_id, "credit", _BREAKAGE[lot.kind], amount, source_id
+            connection, "expiry", tenant_id, "credit", _EXPIRY_ACCOUNTS[lot.kind], amount, source_id
         )
         expired += amount
     return expired
@@ -245,7 +249,7 @@ async def expire(connection: AsyncConnection, tenant_id: UUID) -> int:
 
 async def expire_all(database: Database) -> int:
     """The job: end every customer's lots that are due, one transaction each. Returns how many customers it touched."""
-    return await _each(
+    return await _for_each_tenant(
         database,
         "SELECT DISTINCT tenant_id FROM credit_grants WHERE remaining > 0 AND expires_at <= clock_timestamp()",
         expire,
@@ -254,7 +258,7 @@ async def expire_all(database: Database) -> int:
 
 async def allocate_all(database: Database) -> int:
     """The job: allocate every customer's use, one transaction each. Returns how many customers had any."""
-    return await _each(
+    return await _for_each_tenant(
         database,
         "SELECT g.tenant_id FROM credit_grants g JOIN billing_accounts b ON b.tenant_id = g.tenant_id "
         "WHERE g.remaining > 0 GROUP BY g.tenant_id, b.balance HAVING sum(g.remaining) > b.balance",
@@ -262,7 +266,7 @@ async def allocate_all(database: Database) -> int:
     )
 
 
-async def _each(database: Database, due: str, act: Any) -> int:
+async def _for_each_tenant(database: Database, due: str, act: Any) -> int:
     """Run `act(connection, tenant_id)` for the tenants that the query `due` names."""
     async with database.read() as connection:
         tenants = list(await connection.scalars(text(due)))
@@ -287,10 +291,10 @@ async def list_lots(connection: AsyncConnection, tenant_id: UUID, *, spent: bool
         ),
         {"tenant_id": tenant_id, "spent": spent},
     )
-    return [_lot(row) for row in rows]
+    return [_view(row) for row in rows]
 
 
-async def _left(connection: AsyncConnection, tenant_id: UUID, lot_id: UUID) -> tuple[int, int]:
+async def _remaining_and_free(connection: AsyncConnection, tenant_id: UUID, lot_id: UUID) -> tuple[int, int]:
     """What remains in a lot, and what of the balance no open hold needs; the account is locked."""
     row = (
         await connection.execute(
@@ -315,7 +319,9 @@ async def _draw(
     )
 
 
-async def _drawn(connection: AsyncConnection, tenant_id: UUID, kind: str, source_id: UUID) -> Row[Any] | None:
+async def _find_draw(
+    connection: AsyncConnection, tenant_id: UUID, kind: str, source_id: UUID
+) -> Row[Any] | None:
     """The draw that this source made already."""
     rows = await connection.execute(
         text(
@@ -349,7 +355,7 @@ async def _mode_of(connection: AsyncConnection, tenant_id: UUID) -> str:
     return str(mode)
 
 
-def _lot(row: Row[Any]) -> Lot:
+def _view(row: Row[Any]) -> Lot:
     return Lot(
         id=row.id,
         tenant_id=row.tenant_id,

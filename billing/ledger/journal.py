@@ -146,10 +146,10 @@ async def trial_balance(
     lines, debit, credit, on_debit, on_credit = [], 0, 0, 0, 0
     for code, account in CHART.items():
         row = rows.get(code)
-        moved = (0, 0, 0, 0) if row is None else tuple(int(value) for value in row[1:])
-        opening = moved[0] - moved[1]
-        closing = opening + moved[2] - moved[3]
-        debit, credit = debit + moved[2], credit + moved[3]
+        sums = (0, 0, 0, 0) if row is None else tuple(int(value) for value in row[1:])
+        opening = sums[0] - sums[1]
+        closing = opening + sums[2] - sums[3]
+        debit, credit = debit + sums[2], credit + sums[3]
         on_debit, on_credit = on_debit + max(closing, 0), on_credit + max(-closing, 0)
         sign = 1 if account.grows_by == "debit" else -1
         lines.append(
@@ -159,8 +159,8 @@ async def trial_balance(
                 type=account.type,
                 grows_by=account.grows_by,
                 opening_usd=pico_to_usd(sign * opening),
-                debit_usd=pico_to_usd(moved[2]),
-                credit_usd=pico_to_usd(moved[3]),
+                debit_usd=pico_to_usd(sums[2]),
+                credit_usd=pico_to_usd(sums[3]),
                 closing_usd=pico_to_usd(sign * closing),
             )
         )
@@ -176,7 +176,7 @@ async def trial_balance(
     )
 
 
-_SUMMARY = """
+_JOURNAL = """
     SELECT day, kind, a.code, sum(debit) AS debit, sum(credit) AS credit, sum(transfers) AS transfers
     FROM (
         SELECT (t.effective_at AT TIME ZONE 'UTC')::date AS day, t.kind, t.debit_account AS account,
@@ -198,7 +198,7 @@ async def journal(
 ) -> list[JournalLine]:
     """The general-ledger journal of [start, end): one line per UTC day, kind and account. Raises InvalidRequest."""
     _check_period(start, end)
-    rows = await connection.execute(text(_SUMMARY), {"start": start, "end": end, "tenant": tenant_id})
+    rows = await connection.execute(text(_JOURNAL), {"start": start, "end": end, "tenant": tenant_id})
     return [
         JournalLine(
             date=row.day.isoformat(),
@@ -214,7 +214,7 @@ async def journal(
     ]
 
 
-_DETAIL = """
+_TRANSFERS = """
     SELECT t.id, t.effective_at, t.at, t.tenant_id, n.name AS tenant, t.kind, d.code AS debit, c.code AS credit,
         t.amount, t.source_id
     FROM ledger_transfers t
@@ -232,10 +232,10 @@ async def transfers(
 ) -> AsyncIterator[TransferLine]:
     """Every transfer of [start, end) in its order, streamed: memory stays flat. Raises InvalidRequest."""
     _check_period(start, end)
-    rows = await connection.stream(text(_DETAIL), {"start": start, "end": end, "tenant": tenant_id})
+    rows = await connection.stream(text(_TRANSFERS), {"start": start, "end": end, "tenant": tenant_id})
     try:
         async for row in rows:
-            yield _transfer(row)
+            yield _transfer_line(row)
     finally:
         await rows.close()
 
@@ -267,15 +267,17 @@ async def deferred_revenue(
     """
     lots = (await connection.execute(text(_DEFERRED), {"at": at, "tenant": tenant_id})).all()
     balances = (await connection.execute(text(_LIABILITY), {"at": at, "tenant": tenant_id})).all()
-    lines = [_deferred(row.tenant_id, row.name, int(row.unused), row) for row in lots if int(row.unused) != 0]
+    lines = [
+        _deferred_line(row.tenant_id, row.name, int(row.unused), row) for row in lots if int(row.unused) != 0
+    ]
     for row in balances:
         pending = int(row.balance) - sum(int(lot.unused) for lot in lots if lot.tenant_id == row.tenant_id)
         if pending:
-            lines.append(_deferred(row.tenant_id, row.name, pending, None))
+            lines.append(_deferred_line(row.tenant_id, row.name, pending, None))
     return sorted(lines, key=lambda line: str(line.tenant_id))
 
 
-def _deferred(tenant_id: UUID, tenant: str, unused: int, lot: Row[Any] | None) -> DeferredLine:
+def _deferred_line(tenant_id: UUID, tenant: str, unused: int, lot: Row[Any] | None) -> DeferredLine:
     return DeferredLine(
         tenant_id=tenant_id,
         tenant=tenant,
@@ -289,7 +291,7 @@ def _deferred(tenant_id: UUID, tenant: str, unused: int, lot: Row[Any] | None) -
     )
 
 
-def _transfer(row: Row[Any]) -> TransferLine:
+def _transfer_line(row: Row[Any]) -> TransferLine:
     return TransferLine(
         id=row.id,
         effective_at=row.effective_at.isoformat(),

@@ -42,7 +42,7 @@ def csv_lines(rows: Iterable[msgspec.Struct], columns: Sequence[str]) -> Iterabl
 
 def csv_row(row: msgspec.Struct, columns: Sequence[str]) -> str:
     """One line of CSV."""
-    return _csv_line([_text(name, getattr(row, name)) for name in columns])
+    return _csv_line([_cell(name, getattr(row, name)) for name in columns])
 
 
 async def stream_csv(rows: AsyncIterator[Any], columns: Sequence[str]) -> AsyncIterator[str]:
@@ -58,7 +58,7 @@ def _csv_line(cells: Sequence[str]) -> str:
     return line.getvalue()
 
 
-def _text(name: str, value: object) -> str:
+def _cell(name: str, value: object) -> str:
     if value is None:
         return ""
     words = str(value)
@@ -86,7 +86,7 @@ def _xlsx(rows: Sequence[msgspec.Struct], columns: Sequence[str]) -> bytes:
             value = getattr(row, name)
             if isinstance(value, int) and not isinstance(value, bool):
                 sheet.write_number(line, at, value)
-            elif value is not None and name.endswith("_usd") and _keeps(value):
+            elif value is not None and name.endswith("_usd") and _is_exact_number(value):
                 sheet.write_number(line, at, Decimal(value), money)
             elif value is not None:
                 sheet.write_string(line, at, str(value))
@@ -95,6 +95,6 @@ def _xlsx(rows: Sequence[msgspec.Struct], columns: Sequence[str]) -> bytes:
     return out.getvalue()
 
 
-def _keeps(amount: str) -> bool:
+def _is_exact_number(amount: str) -> bool:
     """Whether a spreadsheet's number holds the amount exactly enough to show and add up every digit."""
     return len(amount.replace("-", "").replace(".", "").strip("0")) <= _EXACT_DIGITS

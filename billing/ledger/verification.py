@@ -12,7 +12,7 @@ from billing.ledger.invariants import BOOK_CHECKS, LEDGER_CHECKS
 from tenants.scoping import platform_wide
 
 
-class Books(msgspec.Struct):
+class VerificationResult(msgspec.Struct):
     """What a verification found; sound when `problems` is empty. Amounts are picodollars."""
 
     transfers: int
@@ -24,7 +24,7 @@ class Books(msgspec.Struct):
 
 
 @platform_wide("the books are verified as a whole")
-async def verify(connection: AsyncConnection) -> Books:
+async def verify(connection: AsyncConnection) -> VerificationResult:
     """Check every invariant in the caller's transaction (best REPEATABLE READ on a busy system)."""
     problems: list[str] = []
     for check, statement in (LEDGER_CHECKS | BOOK_CHECKS).items():
@@ -32,7 +32,7 @@ async def verify(connection: AsyncConnection) -> Books:
             problems.append(f"{check}: {', '.join(f'{k}={v}' for k, v in row._mapping.items())}")
     sealed = await _verify_chain(connection, problems)
     totals = (await connection.execute(text(_TOTALS))).one()
-    return Books(
+    return VerificationResult(
         transfers=totals.transfers,
         sealed=sealed,
         unsealed=totals.unsealed,
@@ -53,14 +53,14 @@ _TOTALS = """
 async def _verify_chain(connection: AsyncConnection, problems: list[str]) -> int:
     """Recompute the hash chain from the transfers; returns how many transfers its sound links cover."""
     rows = await connection.stream(text(_CHAIN))
-    chain = _Chain(problems)
+    verifier = _ChainVerifier(problems)
     async for row in rows:
-        if not chain.take(row):
+        if not verifier.add_row(row):
             break
     else:
-        chain.end_link()
+        verifier.finish_link()
     await rows.close()
-    return chain.sealed
+    return verifier.sealed
 
 
 _CHAIN = """
@@ -76,7 +76,7 @@ _CHAIN = """
 """
 
 
-class _Chain:
+class _ChainVerifier:
     """The hash chain while its transfers pass by in order; memory does not grow with them."""
 
     def __init__(self, problems: list[str]) -> None:
@@ -88,9 +88,9 @@ class _Chain:
         self._digest = hashlib.sha256()
         self._count = 0
 
-    def take(self, row: "Row[Any]") -> bool:
+    def add_row(self, row: "Row[Any]") -> bool:
         """The next transfer; False when the chain is broken."""
-        if self._link is not None and row.seq != self._link.seq and not self.end_link():
+        if self._link is not None and row.seq != self._link.seq and not self.finish_link():
             return False
         if self._link is None:
             if row.seq != self._seq + 1:
@@ -98,14 +98,14 @@ class _Chain:
                 return False
             self._link, self._digest, self._count = row, hashlib.sha256(), 0
         if row.id is not None:
-            line = _old_text(row) if row.single else _text(row)
+            line = _single_seal_text(row) if row.single else _sealed_text(row)
             self._digest.update(line if self._count == 0 else b"\n" + line)
             self._count += 1
             if row.single:
                 self._digest = hashlib.sha256(self._previous + line)
         return True
 
-    def end_link(self) -> bool:
+    def finish_link(self) -> bool:
         """All transfers of the open link have passed; False when its hash is not what they give."""
         link, self._link = self._link, None
         if link is None:
@@ -125,7 +125,7 @@ class _Chain:
         return True
 
 
-def _text(row: "Row[Any]") -> bytes:
+def _sealed_text(row: "Row[Any]") -> bytes:
     """What a seal covers of one transfer; `penstock_sealed_text` builds the same."""
     return (
         f"{row.id}|{_microseconds(row.at)}|{_microseconds(row.effective_at)}|{row.tenant_id}|{row.kind}|"
@@ -133,7 +133,7 @@ def _text(row: "Row[Any]") -> bytes:
     ).encode()
 
 
-def _old_text(row: "Row[Any]") -> bytes:
+def _single_seal_text(row: "Row[Any]") -> bytes:
     """The same in links that cover one transfer, written before links covered many."""
     fields = [
         row.seq,

@@ -50,7 +50,7 @@ async def take(
     """Take up to `amount` picodollars out of the lots in their order; returns what was taken. Idempotent."""
     taken = 0
     for number, lot_id in enumerate(lot_ids):
-        taken += await credits.take_back(
+        taken += await credits.debit_lot(
             connection,
             lot_id=lot_id,
             amount=amount - taken,
@@ -66,7 +66,7 @@ async def give_back(connection: AsyncConnection, *, lot_ids: list[UUID], source:
     for number, lot_id in enumerate(lot_ids):
         drawn = _source(source, lot_id, number)
         if await _drawn(connection, drawn) is not None:
-            given += await credits.give_back(connection, lot_id=lot_id, source_id=drawn)
+            given += await credits.reverse_clawback(connection, lot_id=lot_id, source_id=drawn)
     return given
 
 

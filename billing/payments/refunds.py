@@ -100,7 +100,7 @@ async def request_refund(
         return _requested(done)
     lot_id = await _lot(connection, tenant_id, payment_intent)
     cents = _wanted(cents, await _left_cents(connection, tenant_id, lot_id))
-    taken = await credits.take_back(
+    taken = await credits.debit_lot(
         connection, lot_id=lot_id, amount=cents * PICO_PER_CENT, kind="refund", source_id=refund_id
     )
     if taken != cents * PICO_PER_CENT:

@@ -97,8 +97,8 @@ async def add_contract(
 
     Raises InvalidRequest for values out of range or a start in the past, Conflict when it overlaps another contract.
     """
-    rule = _checked(discount_bps, commit_monthly, payment_days, sla)
-    now = await lock_books(connection)
+    sla_rule = _validate(discount_bps, commit_monthly, payment_days, sla)
+    now = await lock_price_books(connection)
     start = effective_from or now
     if start.tzinfo is None or (effective_to is not None and effective_to.tzinfo is None):
         raise InvalidRequest("effective_from and effective_to need a time zone, such as Z")
@@ -125,7 +125,7 @@ async def add_contract(
                 "bps": discount_bps,
                 "commit": commit_monthly,
                 "days": payment_days,
-                "sla": None if rule is None else msgspec.json.encode(rule).decode(),
+                "sla": None if sla_rule is None else msgspec.json.encode(sla_rule).decode(),
                 "reason": reason,
                 "by": created_by,
             },
@@ -145,7 +145,7 @@ async def end_contract(
     """Let a contract end at `at` (None = now), and its derived prices with it. One that has not begun by then is
     withdrawn as if it had never been. Raises NotFound, InvalidRequest, Conflict when it is over already.
     """
-    now = await lock_books(connection)
+    now = await lock_price_books(connection)
     end = at or now
     if end.tzinfo is None:
         raise InvalidRequest("the end needs a time zone, such as Z", param="at")
@@ -181,7 +181,7 @@ async def get_contract(connection: AsyncConnection, contract_id: UUID) -> Contra
     return _view(row)
 
 
-async def lock_books(connection: AsyncConnection) -> datetime:
+async def lock_price_books(connection: AsyncConnection) -> datetime:
     """Hold the price books until the end of the transaction; returns the database's time after that."""
     await connection.execute(text(_LOCK))
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
@@ -209,7 +209,7 @@ async def derive_prices(
     return int(made.scalar_one())
 
 
-def _checked(
+def _validate(
     discount_bps: int, commit_monthly: int | None, payment_days: int, sla: dict[str, Any] | None
 ) -> Sla | None:
     if not 0 <= discount_bps <= 10_000:

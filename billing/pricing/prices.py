@@ -14,7 +14,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.pricing.contracts import derive_prices, lock_books
+from billing.pricing.contracts import derive_prices, lock_price_books
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.money import per_mtok_to_pico_per_token, pico_per_token_to_per_mtok
 from tenants.scoping import platform_wide
@@ -33,9 +33,9 @@ class Rates(msgspec.Struct, frozen=True):
     output: str
     reasoning: str
 
-    def pico(self) -> dict[str, int]:
+    def to_pico(self) -> dict[str, int]:
         """Picodollars per token of each class. Raises InvalidRequest naming the class that is wrong."""
-        return {name: _rate(value, name) for name, value in msgspec.structs.asdict(self).items()}
+        return {name: _parse_rate(value, name) for name, value in msgspec.structs.asdict(self).items()}
 
 
 class PriceView(msgspec.Struct, frozen=True):
@@ -99,10 +99,10 @@ async def set_price(
     Prices that follow from contracts are made anew with it. Raises InvalidRequest for a negative or inexact price, an
     unknown tier, a start in the past; Conflict when a version of the same book starts at that very instant.
     """
-    book = _book(model, tier, tenant_id)
-    amounts = rates.pico()
-    now = await lock_books(connection)
-    start = _not_past(effective_from, now, "effective_from")
+    book = _book_key(model, tier, tenant_id)
+    amounts = rates.to_pico()
+    now = await lock_price_books(connection)
+    start = _effective_instant(effective_from, now, "effective_from")
     try:
         row = await _insert_version(connection, book, start, amounts, created_by)
     except IntegrityError as error:
@@ -110,7 +110,7 @@ async def set_price(
             f"a price of {model} ({tier}) already starts at {start.isoformat()}", param="effective_from"
         ) from error
     await derive_prices(connection, now, tenant_id=tenant_id, model=model, tier=tier, by=created_by)
-    return await _version(connection, row.id)
+    return await _get_version(connection, row.id)
 
 
 async def end_price(
@@ -127,9 +127,9 @@ async def end_price(
     From then on the customer pays the list or discounted price; without a list price requests are refused. Returns the
     versions that changed. Raises InvalidRequest, NotFound when nothing would end.
     """
-    book = _book(model, tier, tenant_id)
-    now = await lock_books(connection)
-    end = _not_past(at, now, "at")
+    book = _book_key(model, tier, tenant_id)
+    now = await lock_price_books(connection)
+    end = _effective_instant(at, now, "at")
     changed = await connection.execute(
         text(
             "UPDATE price_versions SET ended_by = :by, "
@@ -146,7 +146,7 @@ async def end_price(
     if not ids:
         raise NotFound(f"no price of {model} ({tier}) holds at {end.isoformat()} or later", param="model")
     await derive_prices(connection, now, tenant_id=tenant_id, model=model, tier=tier, by=ended_by)
-    return [await _version(connection, version) for version in ids]
+    return [await _get_version(connection, version) for version in ids]
 
 
 async def withdraw_price(connection: AsyncConnection, version: int, *, withdrawn_by: str) -> PriceView:
@@ -154,18 +154,18 @@ async def withdraw_price(connection: AsyncConnection, version: int, *, withdrawn
 
     Raises NotFound, Conflict when it has begun, follows from a contract or is withdrawn already.
     """
-    now = await lock_books(connection)
-    price = await _version(connection, version)
+    now = await lock_price_books(connection)
+    price = await _get_version(connection, version)
     if price.contract_id is not None:
         raise Conflict("this price follows from a contract: change the contract, or the list price")
     if price.status != "scheduled":
         raise Conflict(f"only a scheduled price can be withdrawn, and this one is {price.status}")
-    facts = {"id": version, "now": now, "by": withdrawn_by}
+    parameters = {"id": version, "now": now, "by": withdrawn_by}
     await connection.execute(
         text(
             "UPDATE price_versions SET withdrawn_at = CAST(:now AS timestamptz), ended_by = :by WHERE id = :id"
         ),
-        facts,
+        parameters,
     )
     await connection.execute(
         text(
@@ -174,15 +174,15 @@ async def withdraw_price(connection: AsyncConnection, version: int, *, withdrawn
             "FROM price_versions w WHERE w.id = :id AND p.book = w.book AND p.contract_id IS NULL "
             "AND p.withdrawn_at IS NULL AND upper(p.effective) = lower(w.effective) AND p.ended_by IS NULL"
         ),
-        facts,
+        parameters,
     )
     await derive_prices(
         connection, now, tenant_id=price.tenant_id, model=price.model, tier=price.tier, by=withdrawn_by
     )
-    return await _version(connection, version)
+    return await _get_version(connection, version)
 
 
-def _book(model: str, tier: str, tenant_id: UUID | None) -> dict[str, object]:
+def _book_key(model: str, tier: str, tenant_id: UUID | None) -> dict[str, object]:
     """A price book's key. Raises InvalidRequest."""
     if not model or len(model) > 200:
         raise InvalidRequest("model must be a name of 1 to 200 characters", param="model")
@@ -196,7 +196,7 @@ def _book(model: str, tier: str, tenant_id: UUID | None) -> dict[str, object]:
     }
 
 
-def _not_past(at: datetime | None, now: datetime, param: str) -> datetime:
+def _effective_instant(at: datetime | None, now: datetime, param: str) -> datetime:
     """`at`, or now. Raises InvalidRequest for an instant without a zone or in the past."""
     instant = at or now
     if instant.tzinfo is None:
@@ -216,7 +216,7 @@ async def _insert_version(
     created_by: str,
 ) -> Row[tuple[object, ...]]:
     """Close the version that covers `start` and insert the new one up to the next start; discounted ones give way."""
-    facts = {"book": book["book"], "start": start}
+    parameters = {"book": book["book"], "start": start}
     await connection.execute(
         text(
             "UPDATE price_versions SET ended_by = NULL, "
@@ -224,14 +224,14 @@ async def _insert_version(
             "WHERE book = :book AND withdrawn_at IS NULL AND effective @> CAST(:start AS timestamptz) "
             "AND lower(effective) < CAST(:start AS timestamptz)"
         ),
-        facts,
+        parameters,
     )
     await connection.execute(
         text(
             "UPDATE price_versions SET withdrawn_at = clock_timestamp() WHERE book = :book "
             "AND contract_id IS NOT NULL AND withdrawn_at IS NULL AND lower(effective) >= CAST(:start AS timestamptz)"
         ),
-        facts,
+        parameters,
     )
     result = await connection.execute(
         text(
@@ -247,7 +247,7 @@ async def _insert_version(
 
 
 @platform_wide("only finance's acts look a version up by its number")
-async def _version(connection: AsyncConnection, version: int) -> PriceView:
+async def _get_version(connection: AsyncConnection, version: int) -> PriceView:
     row = (
         await connection.execute(
             text("SELECT *, clock_timestamp() AS now FROM price_versions WHERE id = :id"), {"id": version}
@@ -284,7 +284,7 @@ async def list_prices(
 
 
 @platform_wide("what has no price is the platform's to mend, whoever asked for it")
-async def unpriced(connection: AsyncConnection, start: datetime, end: datetime) -> list[Unpriced]:
+async def list_unpriced(connection: AsyncConnection, start: datetime, end: datetime) -> list[Unpriced]:
     """What has no price now: requests refused in [start, end) by model, tier and customer, and models that are offered.
 
     Empty when all is well; a refusal leaves the list when its price is set or its model is retired.
@@ -316,7 +316,7 @@ async def unpriced(connection: AsyncConnection, start: datetime, end: datetime) 
     ]
 
 
-def _rate(value: str, name: str) -> int:
+def _parse_rate(value: str, name: str) -> int:
     try:
         rate = per_mtok_to_pico_per_token(value)
     except ValueError as error:

@@ -35,28 +35,28 @@ def parse_sla(rule: dict[str, Any]) -> Sla:
     """The rule that somebody wrote. Raises InvalidRequest naming the field that is wrong."""
     unknown = set(rule) - set(Sla.__struct_fields__)
     if unknown:
-        raise _wrong(f"has an unknown field {sorted(unknown)[0][:40]!r}")
+        raise _invalid(f"has an unknown field {sorted(unknown)[0][:40]!r}")
     metric = rule.get("metric")
     if metric not in METRICS:
-        raise _wrong("needs metric: ttft or availability")
-    credit = _whole(rule.get("credit_percent"))
+        raise _invalid("needs metric: ttft or availability")
+    credit = _as_int(rule.get("credit_percent"))
     if credit is None or not 1 <= credit <= 100:
-        raise _wrong("needs credit_percent: a whole number from 1 to 100")
+        raise _invalid("needs credit_percent: a whole number from 1 to 100")
     threshold = rule.get("threshold")
     if metric == "availability":
         if rule.get("percentile") is not None:
-            raise _wrong("has a percentile, which an availability does not have")
-        return Sla(metric="availability", threshold=_percent(threshold), credit_percent=credit)
-    limit_ms = _whole(threshold)
+            raise _invalid("has a percentile, which an availability does not have")
+        return Sla(metric="availability", threshold=_parse_percent(threshold), credit_percent=credit)
+    limit_ms = _as_int(threshold)
     if limit_ms is None or not 1 <= limit_ms <= MAX_TTFT_MS:
-        raise _wrong(f"needs threshold: whole milliseconds from 1 to {MAX_TTFT_MS}")
-    percentile = _whole(rule.get("percentile"))
+        raise _invalid(f"needs threshold: whole milliseconds from 1 to {MAX_TTFT_MS}")
+    percentile = _as_int(rule.get("percentile"))
     if percentile not in PERCENTILES:
-        raise _wrong(f"needs percentile: one of {', '.join(map(str, PERCENTILES))}")
+        raise _invalid(f"needs percentile: one of {', '.join(map(str, PERCENTILES))}")
     return Sla(metric="ttft", threshold=limit_ms, credit_percent=credit, percentile=percentile)
 
 
-def _percent(value: object) -> str:
+def _parse_percent(value: object) -> str:
     """A percentage above 0 and at most 100, with at most three decimals, as written."""
     try:
         percent = (
@@ -65,14 +65,14 @@ def _percent(value: object) -> str:
     except InvalidOperation:
         percent = Decimal(-1)
     if not percent.is_finite() or not 0 < percent <= 100 or percent != percent.quantize(Decimal("0.001")):
-        raise _wrong('needs threshold: a percentage such as "99.9", at most three decimals')
+        raise _invalid('needs threshold: a percentage such as "99.9", at most three decimals')
     return str(value)
 
 
-def _whole(value: object) -> int | None:
+def _as_int(value: object) -> int | None:
     """The value when it is a whole number."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _wrong(what: str) -> InvalidRequest:
+def _invalid(what: str) -> InvalidRequest:
     return InvalidRequest(f"the sla {what}", param="sla")

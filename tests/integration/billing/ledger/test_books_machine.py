@@ -180,7 +180,7 @@ class LedgerMachine(BooksMachine):
         if kind == "clawback":
             self.post(books, "dispute", "disputed", "cash", amount, source)
         taken = self.act(
-            lambda connection: credits.take_back(
+            lambda connection: credits.debit_lot(
                 connection, lot_id=lot_id, amount=amount, kind=kind, source_id=source
             )
         )

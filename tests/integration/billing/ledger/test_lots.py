@@ -130,17 +130,17 @@ async def test_a_refund_takes_what_remains_and_says_so_once(database: Database) 
     async with database.system() as connection:
         await book(connection, "commit", customer.tenant_id, "credit", "revenue", 20, uuid7())
         for _ in range(2):
-            taken = await credits.take_back(
+            taken = await credits.debit_lot(
                 connection, lot_id=lot_id, amount=None, kind="refund", source_id=source_id
             )
             assert taken == 30
     other = await give(database, customer, "purchased", 50)
     async with database.system() as connection:
         with pytest.raises(Conflict, match="another credit"):
-            await credits.take_back(connection, lot_id=other, amount=1, kind="refund", source_id=source_id)
+            await credits.debit_lot(connection, lot_id=other, amount=1, kind="refund", source_id=source_id)
     async with database.system() as connection:
         with pytest.raises(NotFound):
-            await credits.take_back(connection, lot_id=uuid7(), amount=1, kind="refund", source_id=uuid7())
+            await credits.debit_lot(connection, lot_id=uuid7(), amount=1, kind="refund", source_id=uuid7())
     assert (await codes(database, customer))[2] == ("refund", "credit", "cash", 30)
 
 
@@ -229,7 +229,7 @@ async def test_what_was_drawn_is_never_changed(database: Database) -> None:
     customer = await make_customer(database)
     lot_id = await give(database, customer, "purchased", 5)
     async with database.system() as connection:
-        await credits.take_back(connection, lot_id=lot_id, amount=1, kind="refund", source_id=uuid7())
+        await credits.debit_lot(connection, lot_id=lot_id, amount=1, kind="refund", source_id=uuid7())
     for statement in ("UPDATE grant_draws SET amount = 0", "DELETE FROM grant_draws"):
         with pytest.raises(Exception, match="append-only"):
             async with database.engine.begin() as owner:

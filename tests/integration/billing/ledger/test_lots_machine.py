@@ -197,7 +197,7 @@ class LotsMachine(BooksMachine):
         expected = min(lot.remaining, self.model.free, 10**9 if amount is None else amount)
         for _ in range(2):
             taken = self.act(
-                lambda connection: credits.take_back(
+                lambda connection: credits.debit_lot(
                     connection, lot_id=lot.id, amount=amount, kind=kind, source_id=source_id
                 )
             )
@@ -227,7 +227,7 @@ class LotsMachine(BooksMachine):
         self.model.allocate()
         for _ in range(2):
             given = self.act(
-                lambda connection: credits.give_back(connection, lot_id=lot_id, source_id=source_id)
+                lambda connection: credits.reverse_clawback(connection, lot_id=lot_id, source_id=source_id)
             )
             assert given == amount
         self.model.lots[lot_id].remaining += amount

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from billing.ledger.accounts import set_credit_limit
-from billing.ledger.verification import Books, verify
+from billing.ledger.verification import VerificationResult, verify
 from billing.metering.holds import HoldManager
 from billing.metering.reaper import reap
 from billing.metering.records import HoldGranted, Outcome, PriceVersion, UsageRecord
@@ -56,7 +56,7 @@ async def settle(
     return {row["request_id"]: row["result"] for row in found}
 
 
-async def all_sound(database: Database) -> Books:
+async def all_sound(database: Database) -> VerificationResult:
     async with database.system() as connection:
         books = await verify(connection)
     assert books.problems == []

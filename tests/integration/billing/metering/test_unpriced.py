@@ -8,7 +8,7 @@ from sqlalchemy import text
 from admin import billing as admin_billing
 from admin.actor import Actor, system_actor
 from billing.metering.holds import HoldManager
-from billing.pricing.prices import unpriced
+from billing.pricing.prices import list_unpriced
 from core.clock import SystemClock
 from core.db import Database
 from core.errors import PermissionDenied, Unavailable
@@ -48,7 +48,7 @@ async def test_refused_traffic_is_listed_until_it_has_a_price(database: Database
     ]
     now = datetime.now(UTC)
     async with database.read() as connection:
-        earlier = await unpriced(connection, now - timedelta(days=2), now - timedelta(days=1))
+        earlier = await list_unpriced(connection, now - timedelta(days=2), now - timedelta(days=1))
     assert [row.tenant_id for row in earlier] == [None, None]
     await price(database, tenant_id=customer.tenant_id)
     await price(database, model="second")
