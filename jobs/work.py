@@ -65,12 +65,12 @@ async def roll_up(database: Database, settings: Settings) -> int:
 
 async def share_gpu(database: Database, settings: Settings) -> int:
     """Share what the hosts cost anew for days of open months whose seconds or prices have changed."""
-    return await gpu_shares.share_again(database, datetime.now(UTC))
+    return await gpu_shares.reshare_changed_days(database, datetime.now(UTC))
 
 
 async def share_gpu_again(database: Database, settings: Settings) -> int:
     """The same for every day that a report may reach, for when the catalog's figures have changed."""
-    return await gpu_shares.share_again(database, datetime.now(UTC), MAX_DAYS)
+    return await gpu_shares.reshare_changed_days(database, datetime.now(UTC), MAX_DAYS)
 
 
 async def expire_credits(database: Database, settings: Settings) -> int:
@@ -96,7 +96,7 @@ async def reconcile(database: Database, settings: Settings) -> int:
 
 async def archive_usage(database: Database, settings: Settings) -> int:
     """Write closed months of usage to Parquet."""
-    return await archive.archive_closed(database, archive.archive_dir(settings))
+    return await archive.archive_closed_months(database, archive.archive_dir(settings))
 
 
 async def export(database: Database, settings: Settings) -> int:

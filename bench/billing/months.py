@@ -12,7 +12,7 @@ import duckdb
 
 from billing.ledger.months import bounds
 from billing.usage.archive import ROW_GROUP, parquet_path
-from billing.usage.gpu_shares import share_due
+from billing.usage.gpu_shares import share_new_days
 from core.db import Database
 
 Connection = "asyncpg.Connection[asyncpg.Record]"
@@ -190,7 +190,7 @@ async def roll_up(url: str, start: datetime, end: datetime) -> float:
         start, hours,
     )  # fmt: skip
     database = Database(url)
-    await share_due(database)
+    await share_new_days(database)
     await database.close()
     await connection.execute("VACUUM (ANALYZE) usage_days")
     await connection.close()

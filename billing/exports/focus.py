@@ -30,7 +30,7 @@ from billing.exports.focus_columns import (
 )
 from billing.reports.books import invoice_names
 from billing.usage.query import bucket_end, bucket_start, check_period, months_of, time_dimension
-from billing.usage.sums import COUNTED, COUNTED_DAYS
+from billing.usage.sums import DAILY_SUMS, HOURLY_SUMS
 from core.errors import Conflict
 from core.money import TOKENS_PER_MTOK
 
@@ -47,14 +47,14 @@ _RATES = ", ".join(
     for name in _CLASSES
 )
 _USAGE = """
-    WITH {counted},
+    WITH {usage_sums},
     grouped AS (
         SELECT date_trunc(:unit, hour, 'UTC') AS at, tenant_id, project_id, key_id, model, tier, region,
             price_version, list_price_version, simulated,
             sum(input_tokens - cached_input_tokens) AS input, sum(cached_input_tokens) AS cached_input,
             sum(output_tokens - reasoning_tokens) AS output, sum(reasoning_tokens) AS reasoning,
             sum(cost) AS cost, sum(list_cost) AS list_cost
-        FROM counted WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
+        FROM usage_sums WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
         GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
     SELECT g.*, t.name AS tenant, j.name AS project, k.name AS key_name, {rates}
     FROM grouped g
@@ -98,7 +98,7 @@ async def _blocks(connection: AsyncConnection, query: DatasetQuery) -> AsyncIter
     invoices = await invoice_names(connection, months_of(query.start, query.end))
     bound = {"start": query.start, "end": query.end, "tenant": query.tenant_id, "unit": unit}
     block: list[Record] = []
-    usage = _USAGE.format(counted=COUNTED if unit == "hour" else COUNTED_DAYS, rates=_RATES)
+    usage = _USAGE.format(usage_sums=HOURLY_SUMS if unit == "hour" else DAILY_SUMS, rates=_RATES)
     for statement, make in ((usage, _usage), (_BOOKED, _booked)):
         async for row in await connection.stream(text(statement), bound):
             block += make(row, _charge(query, row, unit, invoices))

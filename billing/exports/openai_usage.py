@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.reports.books import booked
 from billing.usage.query import ReportQuery
-from billing.usage.sums import COUNTED
+from billing.usage.sums import HOURLY_SUMS
 from core.errors import InvalidRequest
 from core.money import pico_to_usd
 
@@ -41,7 +41,7 @@ _USAGE_GROUPS = {
 }
 _COST_GROUPS = ("project_id", "line_item", "api_key_id")
 _RAW = """
-    counted AS (
+    usage_sums AS (
         SELECT u.ended_at AS hour, u.project_id, u.key_id, u.model, u.tier, u.tenant_id, 1 AS requests,
             CASE WHEN f.free THEN 0 ELSE u.input_tokens END AS input_tokens,
             CASE WHEN f.free THEN 0 ELSE u.cached_input_tokens END AS cached_input_tokens,
@@ -85,13 +85,13 @@ async def completions_usage(
     buckets = _buckets(query, *_LIMITS[query.width])
     groups = [f"{_USAGE_GROUPS[name]} AS by_{name}" for name in query.group_by]
     unit = {"1m": "minute", "1h": "hour", "1d": "day"}[query.width]
-    source = _RAW if query.width == "1m" else COUNTED
+    source = _RAW if query.width == "1m" else HOURLY_SUMS
     statement = f"""
         WITH {source}
         SELECT {", ".join([f"date_trunc('{unit}', hour, 'UTC') AS at", *groups])},
             sum(requests) AS requests, sum(input_tokens) AS input_tokens,
             sum(cached_input_tokens) AS cached_input_tokens, sum(output_tokens) AS output_tokens
-        FROM counted WHERE {_FILTER}
+        FROM usage_sums WHERE {_FILTER}
         GROUP BY {_places(1 + len(groups))} ORDER BY {_places(1 + len(groups))}
     """  # noqa: S608 - names from the tables above; values are bound
     results: dict[datetime, list[dict[str, Any]]] = defaultdict(list)
@@ -108,10 +108,10 @@ async def costs(connection: AsyncConnection, tenant_id: UUID, query: UsageQuery)
     _check(query, dict.fromkeys(_COST_GROUPS, ""))
     buckets = _buckets(query, *_COST_LIMITS)
     statement = f"""
-        WITH {COUNTED}
+        WITH {HOURLY_SUMS}
         SELECT date_trunc('day', u.hour, 'UTC') AS at, u.project_id::text AS project_id, u.key_id::text AS api_key_id,
             u.model || ', ' || c.class || ' tokens' AS line_item, sum(c.tokens) AS tokens, sum(c.cost) AS cost
-        FROM (SELECT * FROM counted WHERE {_FILTER}) u JOIN price_versions p ON p.id = u.price_version,
+        FROM (SELECT * FROM usage_sums WHERE {_FILTER}) u JOIN price_versions p ON p.id = u.price_version,
             LATERAL (VALUES
                 ('input', u.input_tokens - u.cached_input_tokens, (u.input_tokens - u.cached_input_tokens) * p.input),
                 ('cached input', u.cached_input_tokens, u.cached_input_tokens * p.cached_input),

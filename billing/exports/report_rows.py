@@ -11,7 +11,7 @@ from billing.exports.columns import Column, Kind, Record, Value
 from billing.exports.datasets import BLOCK, Dataset, DatasetQuery
 from billing.reports.files import columns as report_names
 from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
-from billing.usage.query import bucket_end, bucket_start, check, time_dimension
+from billing.usage.query import bucket_end, bucket_start, check_query, time_dimension
 
 VERSION = "report/1"
 _INTEGERS = ("price_version", "requests", "requests_unbilled")
@@ -21,7 +21,7 @@ _DECIMALS = ("price_per_mtok_usd", "gpu_seconds", "gpu_cost_per_mtok_usd", "marg
 def report_dataset(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
     """The report of `query`. Raises InvalidRequest for a period or grouping that cannot be."""
     asked = ReportQuery(query.start, query.end, query.group_by, query.tenant_id, with_gpu=query.with_gpu)
-    check(asked)
+    check_query(asked)
     columns = report_columns(query.with_gpu)
     return Dataset("report", VERSION, columns, _blocks(connection, asked, columns))
 

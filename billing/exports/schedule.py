@@ -27,7 +27,7 @@ from billing.exports.stores import Store, check_destination, open_store, parts_o
 from billing.exports.tables import export_definitions, export_runs
 from billing.exports.writers import FORMATS
 from billing.reports.books import closed_months
-from billing.usage.query import DIMENSIONS, ReportQuery, bucket_end, check, months_of
+from billing.usage.query import DIMENSIONS, ReportQuery, bucket_end, check_query, months_of
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
@@ -142,7 +142,7 @@ def _check(
     check_destination(destination)
     start = starts_at
     if dataset == "report":
-        check(ReportQuery(start, bucket_end(start, unit_of(cadence)), groups(group_by)))
+        check_query(ReportQuery(start, bucket_end(start, unit_of(cadence)), groups(group_by)))
     elif group_by and group_by not in DIMENSIONS[-3:]:
         raise InvalidRequest(f"{dataset} is grouped by hour, day or month or not at all", param="group_by")
     unit_of(cadence)

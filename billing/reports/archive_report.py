@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.months import bounds, month_name, next_month
 from billing.usage.archive import parquet_path, read_manifest
-from billing.usage.sums import COUNTED_DAYS
+from billing.usage.sums import DAILY_SUMS
 from core.errors import Conflict, InvalidRequest
 from core.money import pico_to_usd
 
@@ -166,10 +166,10 @@ async def _live_sums(
         for name in group_by
     ]
     statement = f"""
-        WITH {COUNTED_DAYS}
+        WITH {DAILY_SUMS}
         SELECT {", ".join(f"{column} AS {name}" for column, name in zip(columns, group_by, strict=True))},
             {", ".join(f"sum({name}) AS {name}" for name in SUMS)}
-        FROM counted WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
+        FROM usage_sums WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
         GROUP BY {", ".join(str(place + 1) for place in range(len(group_by)))}
     """  # noqa: S608
     rows: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.usage.query import TIME_DIMENSIONS, Key, ReportQuery, bucket_start
+from billing.usage.query import TIME_DIMENSIONS, GroupKey, ReportQuery, bucket_start
 from core.money import pico_to_usd
 
 # Rows of archived months may be gone: then only organisation and hour are known.
@@ -81,7 +81,9 @@ async def prepaid_tenants(connection: AsyncConnection) -> set[UUID]:
     return set(found.scalars())
 
 
-async def uncollected(connection: AsyncConnection, query: ReportQuery) -> list[tuple[Key | None, Booked]]:
+async def uncollected(
+    connection: AsyncConnection, query: ReportQuery
+) -> list[tuple[GroupKey | None, Booked]]:
     """What requests of the period cost and nobody could pay, by the report's dimensions.
 
     The key is None where the grouping asks for what an archived row said.
@@ -134,7 +136,7 @@ def _bound(query: ReportQuery) -> dict[str, Any]:
     return {"start": query.start, "end": query.end, "tenant": query.tenant_id}
 
 
-def _key(query: ReportQuery, row: Row[Any]) -> Key:
+def _key(query: ReportQuery, row: Row[Any]) -> GroupKey:
     named = {"tenant": row.tenant_id, "project": row.project_id, "key": row.key_id}
     return tuple(
         bucket_start(row.hour, name)

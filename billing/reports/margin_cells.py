@@ -7,7 +7,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.weights import GpuWeights
-from billing.usage.gpu_shares import COUNTED_GPU, HostCosts
+from billing.usage.gpu_shares import DAILY_SUMS_WITH_GPU, HostCosts
 from core.errors import InvalidRequest
 from tenants.scoping import platform_wide
 
@@ -19,7 +19,7 @@ UNITS = {
     "hour": "c.hour",
 }
 _CELLS = f"""
-    WITH {COUNTED_GPU}
+    WITH {DAILY_SUMS_WITH_GPU}
     SELECT {{at}} AS at, c.tenant_id, c.model, sum(c.requests) AS requests,
         sum(c.input_tokens - c.cached_input_tokens) AS uncached, sum(c.cached_input_tokens) AS cached,
         sum(c.output_tokens) AS output, sum(c.unbilled_input_tokens) AS unbilled_input,
@@ -27,7 +27,7 @@ _CELLS = f"""
         sum((c.input_tokens - c.cached_input_tokens) * p.input) AS revenue_uncached,
         sum(c.cached_input_tokens * p.cached_input) AS revenue_cached,
         sum(c.gpu_input_cost) AS input_cost, sum(c.gpu_output_cost) AS output_cost, sum(c.machine_us) AS machine_us
-    FROM counted c JOIN price_versions p ON p.id = c.price_version
+    FROM usage_sums c JOIN price_versions p ON p.id = c.price_version
     GROUP BY 1, 2, 3 ORDER BY 1, 3, 2
     """  # noqa: S608 - names from the constants above; values are bound
 
@@ -72,7 +72,7 @@ async def usage_cells(
     connection: AsyncConnection, costs: HostCosts, start: datetime, end: datetime, unit: str | None = None
 ) -> list[UsageCell]:
     """Cells of [start, end) by hour or day (None = neither), model and organisation; `costs`: the period's."""
-    bound = costs.bound(start, end, by_hour=unit == "hour")
+    bound = costs.parameters(start, end, by_hour=unit == "hour")
     found = await connection.execute(text(_CELLS.format(at=UNITS[unit])), bound)
     return [
         UsageCell(

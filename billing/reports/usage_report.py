@@ -21,22 +21,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.economics.gpu_cost import GpuUse, HourCost
 from billing.metering.records import Outcome
 from billing.reports import books
-from billing.usage.gpu_shares import COUNTED_GPU, GPU_SUMS, HostCosts, host_costs
+from billing.usage.gpu_shares import DAILY_SUMS_WITH_GPU, GPU_SUMS, HostCosts, host_costs
 from billing.usage.query import (
     DIMENSIONS,
     MAX_DAYS,
-    Key,
+    GroupKey,
     ReportQuery,
     ReportRow,
     bucket_end,
     bucket_start,
-    check,
+    check_query,
     iso,
     months_of,
     this_month,
     time_dimension,
 )
-from billing.usage.sums import COUNTED, COUNTED_DAYS, FACETS, OUTCOMES, SUMS, key_of, usage_rows
+from billing.usage.sums import DAILY_SUMS, FACETS, HOURLY_SUMS, OUTCOMES, SUMS, group_key, grouped_usage
 from core.money import pico_to_usd, ratio_per_mtok, usd_to_pico
 
 __all__ = [
@@ -99,20 +99,20 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
 
     With a tenant filter there are no idle lines. Raises InvalidRequest for a period or dimension that cannot be.
     """
-    check(query)
-    groups: dict[Key, _Group] = {}
+    check_query(query)
+    groups: dict[GroupKey, _Group] = {}
     by_hour = "hour" in query.group_by
-    costs = HostCosts.none()
+    costs = HostCosts.empty()
     if query.with_gpu:
         costs = await host_costs(connection, query.start, query.end)
-        bound = costs.bound(query.start, query.end, by_hour=by_hour)
-        found = usage_rows(connection, query, COUNTED_GPU, bound, GPU_SUMS)
+        bound = costs.parameters(query.start, query.end, by_hour=by_hour)
+        found = grouped_usage(connection, query, DAILY_SUMS_WITH_GPU, bound, GPU_SUMS)
     else:
-        found = usage_rows(connection, query, COUNTED if by_hour else COUNTED_DAYS, {})
+        found = grouped_usage(connection, query, HOURLY_SUMS if by_hour else DAILY_SUMS, {})
     prepaid = await books.prepaid_tenants(connection)
-    shared: dict[Key, GpuUse] = defaultdict(GpuUse)
+    shared: dict[GroupKey, GpuUse] = defaultdict(GpuUse)
     async for row in found:
-        group = groups.setdefault(key_of(query, row), _Group())
+        group = groups.setdefault(group_key(query, row), _Group())
         group.add(row, prepaid=row.tenant_id in prepaid)
         if query.with_gpu:
             part = (int(row.gpu_input_cost + row.gpu_output_cost), int(row.gpu_us))
@@ -149,18 +149,21 @@ async def totals(connection: AsyncConnection, query: ReportQuery, rows: Sequence
     return Totals(total, ledger, equal)
 
 
-def _served_key(query: ReportQuery, row: Row[Any]) -> Key:
+def _served_key(query: ReportQuery, row: Row[Any]) -> GroupKey:
     """Of which model's serving time in which of the report's periods a row has its part."""
     unit = time_dimension(query.group_by)
     return (getattr(row, f"by_{unit}") if unit else None, row.model)
 
 
 def _add_idle(
-    query: ReportQuery, hours: dict[datetime, HourCost], shared: dict[Key, GpuUse], groups: dict[Key, _Group]
+    query: ReportQuery,
+    hours: dict[datetime, HourCost],
+    shared: dict[GroupKey, GpuUse],
+    groups: dict[GroupKey, _Group],
 ) -> None:
     """Host time that no request used, and serving time that was not shared: lines without tenant, project and key."""
     unit = time_dimension(query.group_by)
-    idle: dict[Key, GpuUse] = defaultdict(GpuUse)
+    idle: dict[GroupKey, GpuUse] = defaultdict(GpuUse)
     for hour, use in hours.items():
         at = bucket_start(hour, unit) if unit else None
         unused = [(model, part) for (model, _), part in use.unused.items()]
@@ -175,7 +178,7 @@ def _add_idle(
             groups.setdefault(("idle", *values), _Group()).gpu.add(part.cost, part.gpu_us)
 
 
-async def _add_books(connection: AsyncConnection, query: ReportQuery, groups: dict[Key, _Group]) -> None:
+async def _add_books(connection: AsyncConnection, query: ReportQuery, groups: dict[GroupKey, _Group]) -> None:
     """What was not collected lessens what credit paid; adjustments go to their organisation and hour."""
     apart = any(name != "tenant" and name != time_dimension(query.group_by) for name in query.group_by)
 
@@ -190,13 +193,13 @@ async def _add_books(connection: AsyncConnection, query: ReportQuery, groups: di
         own(one).adjustment += one.amount
 
 
-def _values(query: ReportQuery, hour: datetime, known: dict[str, object]) -> Key:
+def _values(query: ReportQuery, hour: datetime, known: dict[str, object]) -> GroupKey:
     """A key of what is known of something that is no usage: the rest is empty."""
     unit = time_dimension(query.group_by)
     return tuple(bucket_start(hour, name) if name == unit else known.get(name) for name in query.group_by)
 
 
-def _line(query: ReportQuery, key: Key, group: _Group) -> ReportRow:
+def _line(query: ReportQuery, key: GroupKey, group: _Group) -> ReportRow:
     values: dict[str, Any] = dict(zip(query.group_by, key[-len(query.group_by) :], strict=True))
     sums = group.sums
     start, end = query.start, query.end

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.months import bounds, month_name
 from billing.statements.signing import instant
-from billing.usage.sums import COUNTED
+from billing.usage.sums import HOURLY_SUMS
 from core.errors import Conflict, NotFound
 from core.money import PICO_PER_CENT, pico_per_token_to_per_mtok, pico_to_usd, usd_to_pico
 
@@ -85,14 +85,14 @@ async def _head(connection: AsyncConnection, tenant_id: UUID, month: date) -> Ro
 
 
 _USAGE = f"""
-    WITH {COUNTED}
+    WITH {HOURLY_SUMS}
     SELECT c.project_id, p.name AS project, c.model, c.tier, c.price_version, c.list_price_version,
         sum(c.requests) AS requests, sum(c.input_tokens - c.cached_input_tokens) AS input,
         sum(c.cached_input_tokens) AS cached_input, sum(c.output_tokens - c.reasoning_tokens) AS output,
         sum(c.reasoning_tokens) AS reasoning, sum(c.cost) AS cost, sum(c.list_cost) AS list_cost,
         v.input AS input_price, v.cached_input AS cached_input_price, v.output AS output_price,
         v.reasoning AS reasoning_price
-    FROM counted c JOIN price_versions v ON v.id = c.price_version LEFT JOIN projects p ON p.id = c.project_id
+    FROM usage_sums c JOIN price_versions v ON v.id = c.price_version LEFT JOIN projects p ON p.id = c.project_id
     WHERE c.tenant_id = :tenant
     GROUP BY c.project_id, p.name, c.model, c.tier, c.price_version, c.list_price_version, v.id
     ORDER BY p.name, c.project_id, c.model, c.tier, c.price_version, c.list_price_version

@@ -31,7 +31,7 @@ from core.settings import Settings
 
 SCHEMA_VERSION = 1
 ROW_GROUP = 262_144
-BUSY_HOUR = 500_000
+BUSY_HOUR_ROWS = 500_000
 """Rows; busier hours are read minute by minute, so that memory stays flat."""
 _BLOCK = 1 << 20
 
@@ -58,7 +58,7 @@ _SCHEMA = pa.schema(
         for name, kind in _TYPES.items()
     ]
 )
-_SUMMED = (
+_SUM_COLUMNS = (
     "input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "unbilled_input_tokens",
     "unbilled_output_tokens", "cost", "list_cost",
 )  # fmt: skip
@@ -122,14 +122,14 @@ async def archive_month(database: Database, folder: Path, month: date) -> Manife
     Raises Conflict: the month is open, or its rows have been dropped and the file differs from what was recorded.
     """
     async with database.read() as connection:
-        known = await _recorded(connection, month)
+        recorded = await _archive_record(connection, month)
         closed = await connection.scalar(
             text("SELECT EXISTS (SELECT 1 FROM billing_periods WHERE month = :month AND status = 'closed')"),
             {"month": month},
         )
-    if known is not None and known.dropped_at is not None:
+    if recorded is not None and recorded.dropped_at is not None:
         manifest = await asyncio.to_thread(verify_archive, folder, month)
-        if bytes.fromhex(manifest.sha256) != known.sha256:
+        if bytes.fromhex(manifest.sha256) != recorded.sha256:
             raise Conflict(f"the archive of {month_name(month)} is not the one that was recorded")
         return manifest
     if not closed:
@@ -156,7 +156,7 @@ async def archive_month(database: Database, folder: Path, month: date) -> Manife
     return manifest
 
 
-async def archive_closed(database: Database, folder: Path) -> int:
+async def archive_closed_months(database: Database, folder: Path) -> int:
     """Archive every closed month that is not yet; returns how many."""
     async with database.read() as connection:
         months = await connection.scalars(
@@ -177,8 +177,8 @@ async def drop_rows(connection: AsyncConnection, folder: Path, month: date) -> M
     Raises Conflict when anything does not agree: the file, the record of it, the rollups, or the ledger.
     """
     manifest = await asyncio.to_thread(verify_archive, folder, month)
-    known = await _recorded(connection, month)
-    if known is None or known.sha256 != bytes.fromhex(manifest.sha256):
+    recorded = await _archive_record(connection, month)
+    if recorded is None or recorded.sha256 != bytes.fromhex(manifest.sha256):
         raise Conflict(
             f"the archive of {month_name(month)} is not the one that was recorded; archive it again"
         )
@@ -195,15 +195,15 @@ async def write_month(connection: AsyncConnection, folder: Path, month: date) ->
     """
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     path = parquet_path(folder, month)
-    rows, sums = 0, dict.fromkeys(_SUMMED, 0)
-    with _new_file(path) as file, _writer(file) as writer:
-        async for table in _groups(connection, month):
+    rows, sums = 0, dict.fromkeys(_SUM_COLUMNS, 0)
+    with _atomic_file(path) as file, _writer(file) as writer:
+        async for table in _row_groups(connection, month):
             await asyncio.to_thread(writer.write_table, table, row_group_size=ROW_GROUP)
             rows += table.num_rows
-            for name in _SUMMED:
+            for name in _SUM_COLUMNS:
                 sums[name] += int(pa.compute.sum(table[name]).as_py() or 0)
         writer.close()
-        await _compare(connection, month, rows, sums["cost"])
+        await _check_sums(connection, month, rows, sums["cost"])
     digest, size = await asyncio.to_thread(_sha256, path)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -216,16 +216,16 @@ async def write_month(connection: AsyncConnection, folder: Path, month: date) ->
         sums={name: str(value) for name, value in sums.items()},
         cost_usd=pico_to_usd(sums["cost"]),
     )
-    with _new_file(path.with_suffix(".json")) as file:
+    with _atomic_file(path.with_suffix(".json")) as file:
         file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     return manifest
 
 
-async def _groups(connection: AsyncConnection, month: date) -> AsyncIterator[pa.Table]:
+async def _row_groups(connection: AsyncConnection, month: date) -> AsyncIterator[pa.Table]:
     """The month's rows as tables of a row group or a little more."""
     waiting: list[pa.Table] = []
-    for start, end in await _slices(connection, month):
-        table = await _read(connection, start, end)
+    for start, end in await _time_slices(connection, month):
+        table = await _copy_rows(connection, start, end)
         waiting.append(table)
         if sum(one.num_rows for one in waiting) >= ROW_GROUP:
             yield pa.concat_tables(waiting).unify_dictionaries()
@@ -234,7 +234,7 @@ async def _groups(connection: AsyncConnection, month: date) -> AsyncIterator[pa.
         yield pa.concat_tables(waiting).unify_dictionaries()
 
 
-async def _slices(connection: AsyncConnection, month: date) -> list[tuple[datetime, datetime]]:
+async def _time_slices(connection: AsyncConnection, month: date) -> list[tuple[datetime, datetime]]:
     """Hours with usage, and minutes where an hour has much of it."""
     start, end = bounds(month)
     counted = await connection.execute(
@@ -246,7 +246,7 @@ async def _slices(connection: AsyncConnection, month: date) -> list[tuple[dateti
     )
     slices = []
     for row in counted:
-        step = timedelta(minutes=1) if row.rows > BUSY_HOUR else timedelta(hours=1)
+        step = timedelta(minutes=1) if row.rows > BUSY_HOUR_ROWS else timedelta(hours=1)
         at = row.hour
         while at < row.hour + timedelta(hours=1):
             slices.append((at, at + step))
@@ -254,20 +254,20 @@ async def _slices(connection: AsyncConnection, month: date) -> list[tuple[dateti
     return slices
 
 
-async def _read(connection: AsyncConnection, start: datetime, end: datetime) -> pa.Table:
+async def _copy_rows(connection: AsyncConnection, start: datetime, end: datetime) -> pa.Table:
     """The rows that ended in [start, end), through PostgreSQL's COPY."""
     buffer = io.BytesIO()
 
-    async def take(data: bytes) -> None:
+    async def write(data: bytes) -> None:
         buffer.write(data)
 
     raw = await connection.get_raw_connection()
     driver: Any = raw.driver_connection
-    await driver.copy_from_query(_COPY, start, end, output=take, format="csv")
-    return await asyncio.to_thread(_parse, buffer.getbuffer())
+    await driver.copy_from_query(_COPY, start, end, output=write, format="csv")
+    return await asyncio.to_thread(_parse_csv, buffer.getbuffer())
 
 
-def _parse(data: memoryview) -> pa.Table:
+def _parse_csv(data: memoryview) -> pa.Table:
     if not data:
         return _SCHEMA.empty_table()
     table = pa.csv.read_csv(
@@ -285,7 +285,7 @@ def _parse(data: memoryview) -> pa.Table:
     return pa.table(columns, schema=_SCHEMA)
 
 
-async def _compare(connection: AsyncConnection, month: date, rows: int, cost: int) -> None:
+async def _check_sums(connection: AsyncConnection, month: date, rows: int, cost: int) -> None:
     start, end = bounds(month)
     found = (
         await connection.execute(
@@ -303,7 +303,7 @@ async def _compare(connection: AsyncConnection, month: date, rows: int, cost: in
         )
 
 
-async def _recorded(connection: AsyncConnection, month: date) -> Any:
+async def _archive_record(connection: AsyncConnection, month: date) -> Any:
     found = await connection.execute(
         text("SELECT sha256, dropped_at FROM usage_archives WHERE month = :month"), {"month": month}
     )
@@ -311,7 +311,7 @@ async def _recorded(connection: AsyncConnection, month: date) -> Any:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
+def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name only when it is whole and on the disk."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -23,7 +23,14 @@ from billing.economics.gpu_cost import HourCost, host_hours
 from billing.economics.split_sql import floors, share
 from billing.economics.weights import GpuWeights, catalog_weights
 from billing.usage.query import MAX_DAYS, bucket_start
-from billing.usage.sums import DIMS, OTHER, OTHER_HOURS, SUMMED, TOUCHED, WHOLE_DAYS
+from billing.usage.sums import (
+    COMPLETE_DAYS,
+    DIRTY_HOURS,
+    KEY_COLUMNS,
+    REMAINING_HOURS,
+    REMAINING_SPANS,
+    SUM_COLUMNS,
+)
 from core.db import Database
 from tenants.scoping import platform_wide
 
@@ -33,23 +40,23 @@ GPU_SUMS = ("gpu_input_cost", "gpu_output_cost", "gpu_us", "machine_us")
 RECENT_DAYS = 62
 """How far back late host seconds and new prices are looked for every five minutes: the open months."""
 
-_TIES = """tenant_id, project_id, key_id, tier COLLATE "C", region COLLATE "C", price_version, list_price_version,
+_TIE_ORDER = """tenant_id, project_id, key_id, tier COLLATE "C", region COLLATE "C", price_version, list_price_version,
                 simulated"""
 
 
 _AMOUNTS = ("cost", "us", "machine_us")
-SHARED = f"""
+COST_SHARES = f"""
     served AS MATERIALIZED (
         SELECT * FROM unnest(CAST(:served_hour AS timestamptz[]), CAST(:served_model AS text[]),
             CAST(:served_cost AS numeric[]), CAST(:served_us AS numeric[]), CAST(:served_machine_us AS numeric[]),
             CAST(:uncached AS numeric[]), CAST(:cached AS numeric[]), CAST(:output AS numeric[]))
             AS s (hour, model, served_cost, served_us, served_machine_us, uncached, cached, output)),
     worked AS MATERIALIZED (
-        SELECT f.hour, {DIMS}, served_cost, served_us, served_machine_us,
+        SELECT f.hour, {KEY_COLUMNS}, served_cost, served_us, served_machine_us,
             (input_tokens - cached_input_tokens + unbilled_input_tokens) * uncached + cached_input_tokens * cached
                 AS input_work,
             (output_tokens + unbilled_output_tokens) * output AS output_work
-        FROM fresh f JOIN served s USING (hour, model)),
+        FROM hour_sums f JOIN served s USING (hour, model)),
     weighed AS (
         SELECT *, input_work + output_work AS work,
             sum(input_work + output_work) OVER (PARTITION BY hour, model) AS whole
@@ -57,9 +64,9 @@ SHARED = f"""
     floors AS (
         SELECT *, {", ".join(map(floors, _AMOUNTS))} FROM weighed WHERE whole > 0),
     shares AS (
-        SELECT *, {", ".join(share(name, "hour, model", _TIES) for name in _AMOUNTS)} FROM floors),
+        SELECT *, {", ".join(share(name, "hour, model", _TIE_ORDER) for name in _AMOUNTS)} FROM floors),
     shared AS (
-        SELECT hour, {DIMS}, cost_share, us_share, machine_us_share,
+        SELECT hour, {KEY_COLUMNS}, cost_share, us_share, machine_us_share,
             coalesce(div(2 * cost_share * input_work + work, nullif(2 * work, 0)), 0) AS gpu_input_cost
         FROM shares)
 """  # noqa: S608 - the names above
@@ -69,42 +76,44 @@ _SHARES = """coalesce(gpu_input_cost, 0) AS gpu_input_cost,
             coalesce(cost_share - gpu_input_cost, 0) AS gpu_output_cost,
             coalesce(us_share, 0) AS gpu_us, coalesce(machine_us_share, 0) AS machine_us"""
 
-COUNTED_GPU = f"""
-    {TOUCHED},
-    known AS MATERIALIZED (
-        SELECT * FROM unnest(CAST(:known_day AS timestamptz[]), CAST(:known_digest AS bytea[])) AS k (day, digest)),
-    days AS MATERIALIZED ({WHOLE_DAYS}
-            AND EXISTS (SELECT 1 FROM known k WHERE k.day = s.day AND k.digest = s.shared_by)),
-    {OTHER},
-    fresh AS MATERIALIZED ({OTHER_HOURS}),
-    {SHARED},
-    counted AS (
-        SELECT d.day AS hour, {SUMMED}, {", ".join(GPU_SUMS)} FROM usage_days d WHERE d.day IN (SELECT day FROM days)
+DAILY_SUMS_WITH_GPU = f"""
+    {DIRTY_HOURS},
+    shared_days AS MATERIALIZED (
+        SELECT * FROM unnest(CAST(:shared_day AS timestamptz[]), CAST(:shared_digest AS bytea[])) AS k (day, digest)),
+    days AS MATERIALIZED ({COMPLETE_DAYS}
+            AND EXISTS (SELECT 1 FROM shared_days k WHERE k.day = s.day AND k.digest = s.shared_by)),
+    {REMAINING_SPANS},
+    hour_sums AS MATERIALIZED ({REMAINING_HOURS}),
+    {COST_SHARES},
+    usage_sums AS (
+        SELECT d.day AS hour, {SUM_COLUMNS}, {", ".join(GPU_SUMS)} FROM usage_days d
+            WHERE d.day IN (SELECT day FROM days)
         UNION ALL
-        SELECT hour, {SUMMED}, {_SHARES} FROM fresh LEFT JOIN shared USING (hour, {DIMS}))
+        SELECT hour, {SUM_COLUMNS}, {_SHARES} FROM hour_sums LEFT JOIN shared USING (hour, {KEY_COLUMNS}))
 """  # noqa: S608 - the names above
 """The body of a WITH: `counted` is as in COUNTED_DAYS, with GPU_SUMS. Bound by `HostCosts.bound`."""
 
-_DUE = "SELECT day FROM usage_day_state WHERE whole AND shared_by IS NULL ORDER BY day"
-_SHARED_BY = "SELECT day, shared_by FROM usage_day_state WHERE whole AND day >= :since ORDER BY day"
+_UNSHARED_DAYS = "SELECT day FROM usage_day_state WHERE whole AND shared_by IS NULL ORDER BY day"
+_SHARED_DAYS = "SELECT day, shared_by FROM usage_day_state WHERE whole AND day >= :since ORDER BY day"
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('penstock_rollup'))"
-_STORE = text(
+_STORE_SHARES = text(
     f"""
-    WITH fresh AS MATERIALIZED (
+    WITH hour_sums AS MATERIALIZED (
         SELECT * FROM usage_hours WHERE hour >= :start AND hour < :end),
-    {SHARED},
+    {COST_SHARES},
     parts AS (
-        SELECT {DIMS}, sum(gpu_input_cost) AS gpu_input_cost, sum(cost_share - gpu_input_cost) AS gpu_output_cost,
-            sum(us_share) AS gpu_us, sum(machine_us_share) AS machine_us FROM shared GROUP BY {DIMS}),
+        SELECT {KEY_COLUMNS}, sum(gpu_input_cost) AS gpu_input_cost,
+            sum(cost_share - gpu_input_cost) AS gpu_output_cost, sum(us_share) AS gpu_us,
+            sum(machine_us_share) AS machine_us FROM shared GROUP BY {KEY_COLUMNS}),
     whole AS (
-        SELECT d.day, {DIMS}, {", ".join(f"coalesce(p.{name}, 0) AS {name}" for name in GPU_SUMS)}
-        FROM usage_days d LEFT JOIN parts p USING ({DIMS}) WHERE d.day = :start)
+        SELECT d.day, {KEY_COLUMNS}, {", ".join(f"coalesce(p.{name}, 0) AS {name}" for name in GPU_SUMS)}
+        FROM usage_days d LEFT JOIN parts p USING ({KEY_COLUMNS}) WHERE d.day = :start)
     UPDATE usage_days d SET {", ".join(f"{name} = w.{name}" for name in GPU_SUMS)}
-    FROM whole w WHERE d.day = w.day AND {" AND ".join(f"d.{name} = w.{name}" for name in DIMS.split(", "))}
+    FROM whole w WHERE d.day = w.day AND {" AND ".join(f"d.{name} = w.{name}" for name in KEY_COLUMNS.split(", "))}
         AND ({", ".join(f"d.{name}" for name in GPU_SUMS)}) <> ({", ".join(f"w.{name}" for name in GPU_SUMS)})
     """  # noqa: S608 - the names above
 )
-_SAY = text("UPDATE usage_day_state SET shared_by = :digest WHERE day = :day AND whole")
+_SET_DIGEST = text("UPDATE usage_day_state SET shared_by = :digest WHERE day = :day AND whole")
 
 
 class HostCosts(msgspec.Struct, frozen=True):
@@ -114,46 +123,46 @@ class HostCosts(msgspec.Struct, frozen=True):
     weights: GpuWeights
 
     @classmethod
-    def none(cls) -> "HostCosts":
+    def empty(cls) -> "HostCosts":
         """Of a report without GPU cost."""
         return cls({}, GpuWeights({}))
 
-    def bound(self, start: datetime, end: datetime, *, by_hour: bool = False) -> dict[str, Any]:
+    def parameters(self, start: datetime, end: datetime, *, by_hour: bool = False) -> dict[str, Any]:
         """What COUNTED_GPU binds besides `tenant`. `by_hour`: no day may stand for its hours."""
         days = [] if by_hour else list(_days(start, end))
         return {
             "start": start,
             "end": end,
-            "known_day": days,
-            "known_digest": [self.digest(day) for day in days],
-            **self.served(),
+            "shared_day": days,
+            "shared_digest": [self.digest(day) for day in days],
+            **self.cost_parameters(),
         }
 
-    def served(self) -> dict[str, list[Any]]:
+    def cost_parameters(self) -> dict[str, list[Any]]:
         """What SHARED binds: each hour and model that served, its cost and the weights of its tokens."""
         names = ("hour", "model", "cost", "us", "machine_us")
-        found: dict[str, list[Any]] = {f"served_{name}": [] for name in names}
-        found |= {name: [] for name in ("uncached", "cached", "output")}
+        columns: dict[str, list[Any]] = {f"served_{name}": [] for name in names}
+        columns |= {name: [] for name in ("uncached", "cached", "output")}
         for hour, use in self.hours.items():
             for model, part in use.serving.items():
                 weight = self.weights.of(model)
                 values = (hour, model, part.cost, part.gpu_us, part.machine_us)
                 for column, value in zip(
-                    found.values(), (*values, weight.uncached, weight.cached, weight.output), strict=True
+                    columns.values(), (*values, weight.uncached, weight.cached, weight.output), strict=True
                 ):
                     column.append(value)
-        return found
+        return columns
 
     def digest(self, day: datetime) -> bytes:
         """SHA-256 of what the day's usage is shared by: every hour's and model's cost, time and weights."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for number in range(24):
             hour = day + timedelta(hours=number)
             for model, part in sorted(self.hours[hour].serving.items()) if hour in self.hours else ():
                 weight = self.weights.of(model)
                 figures = (part.cost, part.gpu_us, part.machine_us, *msgspec.structs.astuple(weight))
-                found.update(msgspec.json.encode((number, model, [str(figure) for figure in figures])))
-        return found.digest()
+                digest.update(msgspec.json.encode((number, model, [str(figure) for figure in figures])))
+        return digest.digest()
 
 
 @platform_wide("what hosts cost is shared over everybody's use")
@@ -162,22 +171,22 @@ async def host_costs(connection: AsyncConnection, start: datetime, end: datetime
     return HostCosts(await host_hours(connection, start, end), catalog_weights())
 
 
-async def share_due(database: Database) -> int:
+async def share_new_days(database: Database) -> int:
     """Share the days that were rolled since; returns how many. May run twice."""
     async with database.system() as connection:
-        days = (await connection.execute(text(_DUE))).scalars().all()
+        days = (await connection.execute(text(_UNSHARED_DAYS))).scalars().all()
     for day in days:
         await share_day(database, day)
     return len(days)
 
 
-async def share_again(database: Database, now: datetime, back: int = RECENT_DAYS) -> int:
+async def reshare_changed_days(database: Database, now: datetime, days_back: int = RECENT_DAYS) -> int:
     """Share those of the last `back` days anew whose hosts' seconds, prices or weights have changed; how many."""
-    since = bucket_start(now, "day") - timedelta(days=min(back, MAX_DAYS))
+    since = bucket_start(now, "day") - timedelta(days=min(days_back, MAX_DAYS))
     async with database.system() as connection:
-        known = (await connection.execute(text(_SHARED_BY), {"since": since})).all()
+        shared_days = (await connection.execute(text(_SHARED_DAYS), {"since": since})).all()
     changed = 0
-    for day, shared_by in known:
+    for day, shared_by in shared_days:
         async with database.system() as connection:
             costs = await host_costs(connection, day, day + timedelta(days=1))
         if costs.digest(day) != shared_by:
@@ -193,8 +202,8 @@ async def share_day(database: Database, day: datetime) -> None:
     async with database.system() as connection:
         await connection.execute(text(_LOCK))
         costs = await host_costs(connection, day, end)
-        await connection.execute(_STORE, {"start": day, "end": end, **costs.served()})
-        await connection.execute(_SAY, {"day": day, "digest": costs.digest(day)})
+        await connection.execute(_STORE_SHARES, {"start": day, "end": end, **costs.cost_parameters()})
+        await connection.execute(_SET_DIGEST, {"day": day, "digest": costs.digest(day)})
 
 
 def _days(start: datetime, end: datetime) -> Iterator[datetime]:

@@ -21,7 +21,7 @@ DIMENSIONS = (
 )
 MAX_DAYS = 400
 
-Key = tuple[object, ...]
+GroupKey = tuple[object, ...]
 
 
 class ReportQuery(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ def this_month(now: datetime) -> tuple[datetime, datetime]:
     return start, (start + timedelta(days=32)).replace(day=1)
 
 
-def check(query: ReportQuery) -> None:
+def check_query(query: ReportQuery) -> None:
     """Raise InvalidRequest for a period or a grouping that cannot be."""
     unknown = [name for name in query.group_by if name not in DIMENSIONS]
     if unknown or not query.group_by or len(set(query.group_by)) != len(query.group_by):

@@ -30,7 +30,7 @@ _LIST = text(
     "AND (CAST(:outcome AS text) IS NULL OR u.outcome::text = :outcome) "
     "ORDER BY u.request_id DESC LIMIT :limit"
 )
-_LAST = UUID(int=2**128 - 1)
+_MAX_ID = UUID(int=2**128 - 1)
 
 
 class RequestFilter(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ def id_floor(at: datetime) -> UUID:
 async def list_requests(
     connection: AsyncConnection,
     tenant_id: UUID | None,
-    chosen: RequestFilter,
+    filters: RequestFilter,
     *,
     since: datetime,
     before: UUID | None,
@@ -88,20 +88,20 @@ async def list_requests(
 
     Raises InvalidRequest for an outcome that does not exist.
     """
-    if chosen.outcome is not None and chosen.outcome not in {one.value for one in Outcome}:
+    if filters.outcome is not None and filters.outcome not in {one.value for one in Outcome}:
         raise InvalidRequest(
-            f"outcome must be one of {', '.join(Outcome)}, not {chosen.outcome[:40]!r}", param="outcome"
+            f"outcome must be one of {', '.join(Outcome)}, not {filters.outcome[:40]!r}", param="outcome"
         )
-    bound: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "tenant": tenant_id,
         "floor": id_floor(since),
-        "ceiling": before or _LAST,
-        "key": chosen.key_id,
-        "model": chosen.model,
-        "outcome": chosen.outcome,
+        "ceiling": before or _MAX_ID,
+        "key": filters.key_id,
+        "model": filters.model,
+        "outcome": filters.outcome,
         "limit": limit,
     }
-    return [_view(row._mapping) for row in await connection.execute(_LIST, bound)]
+    return [_view(row._mapping) for row in await connection.execute(_LIST, parameters)]
 
 
 @platform_wide("with a tenant: that organisation's; without: by the request's own id")
@@ -109,16 +109,16 @@ async def find_request(
     connection: AsyncConnection, tenant_id: UUID | None, request_id: UUID
 ) -> RequestView | None:
     """One request by its id."""
-    bound = {
+    parameters = {
         "tenant": tenant_id,
         "floor": request_id,
-        "ceiling": UUID(int=min(request_id.int + 1, _LAST.int)),
+        "ceiling": UUID(int=min(request_id.int + 1, _MAX_ID.int)),
         "key": None,
         "model": None,
         "outcome": None,
         "limit": 1,
     }
-    row = (await connection.execute(_LIST, bound)).one_or_none()
+    row = (await connection.execute(_LIST, parameters)).one_or_none()
     return None if row is None else _view(row._mapping)
 
 

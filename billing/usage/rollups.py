@@ -10,15 +10,18 @@ A day that was rolled is given its part of what the hosts cost (billing/usage/gp
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.usage.gpu_shares import share_due
+from billing.usage.gpu_shares import share_new_days
 from core.db import Database
 
-_CLOSED = "SELECT DISTINCT hour FROM usage_touched WHERE hour < date_trunc('hour', clock_timestamp(), 'UTC') ORDER BY 1"
-_THIN_OUT = (
+_DIRTY_CLOSED_HOURS = (
+    "SELECT DISTINCT hour FROM usage_touched "
+    "WHERE hour < date_trunc('hour', clock_timestamp(), 'UTC') ORDER BY hour"
+)
+_DELETE_DUPLICATE_MARKS = (
     "DELETE FROM usage_touched WHERE hour >= date_trunc('hour', clock_timestamp(), 'UTC') "
     "AND id NOT IN (SELECT max(id) FROM usage_touched GROUP BY hour)"
 )
-_DUE_DAYS = (
+_INCOMPLETE_PAST_DAYS = (
     "SELECT day FROM usage_day_state WHERE NOT whole "
     "AND day < date_trunc('day', clock_timestamp(), 'UTC') ORDER BY day"
 )
@@ -29,18 +32,18 @@ async def roll_up(database: Database) -> int:
     hours. May run twice.
     """
     async with database.system() as connection:
-        hours = (await connection.execute(text(_CLOSED))).scalars().all()
+        hours = (await connection.execute(text(_DIRTY_CLOSED_HOURS))).scalars().all()
     for hour in hours:
         async with database.system() as connection:
             await connection.execute(text("SELECT penstock_roll_hour(:hour)"), {"hour": hour})
     async with database.system() as connection:
-        days = (await connection.execute(text(_DUE_DAYS))).scalars().all()
+        days = (await connection.execute(text(_INCOMPLETE_PAST_DAYS))).scalars().all()
     for day in days:
         async with database.system() as connection:
             await connection.execute(text("SELECT penstock_roll_day(:day)"), {"day": day})
-    await share_due(database)
+    await share_new_days(database)
     async with database.system() as connection:
-        await connection.execute(text(_THIN_OUT))
+        await connection.execute(text(_DELETE_DUPLICATE_MARKS))
     return len(hours)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.metering.records import Outcome
-from billing.usage.query import Key, ReportQuery
+from billing.usage.query import GroupKey, ReportQuery
 
 OUTCOMES = [outcome.value for outcome in Outcome]
 SUMS = (
@@ -35,58 +35,60 @@ _COLUMNS = {
     "month": "date_trunc('month', hour, 'UTC')",
 }
 
-DIMS = "tenant_id, project_id, key_id, model, tier, region, price_version, list_price_version, simulated"
-SUMMED = f"""{DIMS}, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, reasoning_tokens,
+KEY_COLUMNS = (
+    "tenant_id, project_id, key_id, model, tier, region, price_version, list_price_version, simulated"
+)
+SUM_COLUMNS = f"""{KEY_COLUMNS}, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, reasoning_tokens,
         unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us"""
-TOUCHED = """
-    touched AS MATERIALIZED (
+DIRTY_HOURS = """
+    dirty AS MATERIALIZED (
         SELECT DISTINCT hour FROM usage_touched WHERE hour >= :start AND hour < :end)"""
-_FRESH = """SELECT t.hour, f.* FROM touched t,
+_SUMS_FROM_ROWS = """SELECT t.hour, f.* FROM dirty t,
             LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f"""
 
-COUNTED = f"""
-    {TOUCHED},
-    counted AS (
-        SELECT h.hour, {SUMMED} FROM usage_hours h WHERE h.hour >= :start AND h.hour < :end
-            AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
+HOURLY_SUMS = f"""
+    {DIRTY_HOURS},
+    usage_sums AS (
+        SELECT h.hour, {SUM_COLUMNS} FROM usage_hours h WHERE h.hour >= :start AND h.hour < :end
+            AND NOT EXISTS (SELECT 1 FROM dirty t WHERE t.hour = h.hour)
         UNION ALL
-        {_FRESH})
+        {_SUMS_FROM_ROWS})
 """  # noqa: S608 - the names above
 """The body of a WITH: `counted` has the columns of usage_hours for every hour of [:start, :end)."""
 
-WHOLE_DAYS = """
+COMPLETE_DAYS = """
         SELECT s.day FROM usage_day_state s WHERE s.whole AND s.day >= :start AND s.day + interval '1 day' <= :end
-            AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour >= s.day AND t.hour < s.day + interval '1 day')"""
-OTHER = """
-    other AS MATERIALIZED (
+            AND NOT EXISTS (SELECT 1 FROM dirty t WHERE t.hour >= s.day AND t.hour < s.day + interval '1 day')"""
+REMAINING_SPANS = """
+    remaining_spans AS MATERIALIZED (
         SELECT greatest(g, :start) AS low, least(g + interval '1 day', :end) AS high
         FROM generate_series(date_trunc('day', CAST(:start AS timestamptz), 'UTC'),
             CAST(:end AS timestamptz) - interval '1 microsecond', interval '1 day') g
         WHERE NOT EXISTS (SELECT 1 FROM days WHERE days.day = g))"""
-OTHER_HOURS = f"""
-        SELECT h.hour, {SUMMED} FROM other o JOIN usage_hours h ON h.hour >= o.low AND h.hour < o.high
-            WHERE NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
+REMAINING_HOURS = f"""
+        SELECT h.hour, {SUM_COLUMNS} FROM remaining_spans o JOIN usage_hours h ON h.hour >= o.low AND h.hour < o.high
+            WHERE NOT EXISTS (SELECT 1 FROM dirty t WHERE t.hour = h.hour)
         UNION ALL
-        {_FRESH}"""  # noqa: S608 - the names above
+        {_SUMS_FROM_ROWS}"""  # noqa: S608 - the names above
 
-COUNTED_DAYS = f"""
-    {TOUCHED},
-    days AS MATERIALIZED ({WHOLE_DAYS}),
-    {OTHER},
-    counted AS (
-        SELECT d.day AS hour, {SUMMED} FROM usage_days d WHERE d.day IN (SELECT day FROM days)
+DAILY_SUMS = f"""
+    {DIRTY_HOURS},
+    days AS MATERIALIZED ({COMPLETE_DAYS}),
+    {REMAINING_SPANS},
+    usage_sums AS (
+        SELECT d.day AS hour, {SUM_COLUMNS} FROM usage_days d WHERE d.day IN (SELECT day FROM days)
         UNION ALL
-        {OTHER_HOURS})
+        {REMAINING_HOURS})
 """  # noqa: S608 - the names above
 """The same sums with past days already added up (`hour` is then the day's first): for whoever needs no hours."""
 
 
-async def usage_rows(
+async def grouped_usage(
     connection: AsyncConnection,
     query: ReportQuery,
-    counted: str,
-    bound: Mapping[str, Any],
-    more: Sequence[str] = (),
+    source: str,
+    parameters: Mapping[str, Any],
+    extra_sums: Sequence[str] = (),
 ) -> AsyncIterator[Row[Any]]:
     """Usage by the dimensions of `query`, organisation and facets; with `more` sums, by model too.
 
@@ -94,24 +96,24 @@ async def usage_rows(
     """
     named = [(f"{_COLUMNS.get(name, name)}", f"by_{name}") for name in query.group_by]
     columns = ["tenant_id", *FACETS]
-    if more or "model" in query.group_by:
+    if extra_sums or "model" in query.group_by:
         columns.append("model")
     selected = [*columns, *(f"{column} AS {label}" for column, label in named)]
     grouped = [*dict.fromkeys([*columns, *(column for column, _ in named)])]
-    sums = [f"sum({name}) AS {name}" for name in (*SUMS, *more)]
+    sums = [f"sum({name}) AS {name}" for name in (*SUMS, *extra_sums)]
     outcomes = [f"sum(outcomes[{i + 1}]) AS outcome_{i}" for i in range(len(OUTCOMES))]
     # Only names from the tuples above are put into the text; values are bound.
     statement = f"""
-        WITH {counted}
-        SELECT {", ".join([*selected, *sums, *outcomes])} FROM counted
+        WITH {source}
+        SELECT {", ".join([*selected, *sums, *outcomes])} FROM usage_sums
         WHERE CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant
         GROUP BY {", ".join(grouped)} ORDER BY {", ".join(grouped)}
     """  # noqa: S608
-    values = {"start": query.start, "end": query.end, "tenant": query.tenant_id, **bound}
+    values = {"start": query.start, "end": query.end, "tenant": query.tenant_id, **parameters}
     async for row in await connection.stream(text(statement), values):
         yield row
 
 
-def key_of(query: ReportQuery, row: Row[Any]) -> Key:
+def group_key(query: ReportQuery, row: Row[Any]) -> GroupKey:
     """The values of a row's dimensions, in their order."""
     return tuple(getattr(row, f"by_{name}") for name in query.group_by)

@@ -22,7 +22,7 @@ from billing.ledger.verification import verify
 from billing.reports.archive_report import month_report
 from billing.reports.usage_report import ReportQuery, totals, usage_report
 from billing.usage.archive import (
-    archive_closed,
+    archive_closed_months,
     archive_dir,
     archive_month,
     drop_rows,
@@ -143,8 +143,8 @@ async def test_a_closed_month_lies_in_parquet_exactly(
 async def test_archiving_again_writes_the_same_bytes(
     database: Database, months: list[Customer], tmp_path: Path
 ) -> None:
-    assert await archive_closed(database, tmp_path / "a") == 1
-    assert await archive_closed(database, tmp_path / "a") == 0
+    assert await archive_closed_months(database, tmp_path / "a") == 1
+    assert await archive_closed_months(database, tmp_path / "a") == 0
     await archive_month(database, tmp_path / "b", LAST)
     for name in (f"usage-{LAST:%Y-%m}.parquet", f"usage-{LAST:%Y-%m}.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
@@ -171,7 +171,7 @@ async def test_busy_hours_are_cut_and_tell_the_same(
 ) -> None:
     async with database.read() as connection:
         whole = await write_month(connection, tmp_path / "a", LAST)
-        monkeypatch.setattr("billing.usage.archive.BUSY_HOUR", 0)
+        monkeypatch.setattr("billing.usage.archive.BUSY_HOUR_ROWS", 0)
         monkeypatch.setattr("billing.usage.archive.ROW_GROUP", 7)
         cut = await write_month(connection, tmp_path / "b", LAST)
     assert cut.sums == whole.sums

@@ -16,7 +16,13 @@ from billing.economics.weights import Coefficients, catalog_weights
 from billing.reports.margin import economics_report
 from billing.reports.usage_report import ReportQuery, usage_report
 from billing.usage import gpu_shares
-from billing.usage.gpu_shares import COUNTED_GPU, GPU_SUMS, host_costs, share_again, share_due
+from billing.usage.gpu_shares import (
+    DAILY_SUMS_WITH_GPU,
+    GPU_SUMS,
+    host_costs,
+    reshare_changed_days,
+    share_new_days,
+)
 from billing.usage.query import bucket_start
 from billing.usage.rollups import roll_up
 from core.db import Database
@@ -80,7 +86,8 @@ async def counted(
     async with database.system() as connection:
         costs = await host_costs(connection, start, end)
         rows = await connection.execute(
-            text(f"WITH {COUNTED_GPU} SELECT * FROM counted"), costs.bound(start, end, by_hour=by_hour)
+            text(f"WITH {DAILY_SUMS_WITH_GPU} SELECT * FROM usage_sums"),
+            costs.parameters(start, end, by_hour=by_hour),
         )
         return {
             (row.hour, *(getattr(row, name) for name in DIMS)): tuple(
@@ -226,9 +233,9 @@ async def test_a_day_whose_books_changed_is_shared_anew(
     if change == "usage":
         await roll_up(database)
     else:
-        assert await share_again(database, FIRST + timedelta(days=6), 10) > 0
-    assert await share_again(database, FIRST + timedelta(days=6), 10) == 0
-    assert await share_due(database) == 0
+        assert await reshare_changed_days(database, FIRST + timedelta(days=6), 10) > 0
+    assert await reshare_changed_days(database, FIRST + timedelta(days=6), 10) == 0
+    assert await share_new_days(database) == 0
     await compare(database, rng, tenants)
 
 
@@ -245,7 +252,7 @@ async def test_other_weights_share_the_days_anew(
     for _ in range(2):
         found = await counted(database, FIRST, end, by_hour=False)
         assert added(found, DIMS) == added(parts, DIMS)
-        await share_again(database, end, 10)
+        await reshare_changed_days(database, end, 10)
 
 
 async def test_a_shared_day_is_read_as_such(

@@ -18,7 +18,7 @@ from billing.ledger.transfers import seal
 from billing.ledger.verification import verify
 from billing.metering.records import Outcome
 from billing.usage.rollups import roll_up
-from billing.usage.sums import COUNTED, COUNTED_DAYS
+from billing.usage.sums import DAILY_SUMS, HOURLY_SUMS
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.services import alembic_config, migrate
@@ -410,7 +410,7 @@ async def test_days_hours_and_rows_always_tell_the_same(database: Database, hot:
             found = await connection.execute(
                 text(
                     f"WITH {source} SELECT sum(requests), sum(cost), sum(output_tokens), sum(outcomes[1]), sum(busy_us)"
-                    " FROM counted"
+                    " FROM usage_sums"
                 ),
                 {"start": start, "end": end},
             )
@@ -418,9 +418,9 @@ async def test_days_hours_and_rows_always_tell_the_same(database: Database, hot:
 
     async def all_agree() -> None:
         for start, end in spans:
-            rows = await sums("counted AS (SELECT * FROM penstock_fold_usage(:start, :end))", start, end)
-            assert await sums(COUNTED, start, end) == rows
-            assert await sums(COUNTED_DAYS, start, end) == rows
+            rows = await sums("usage_sums AS (SELECT * FROM penstock_fold_usage(:start, :end))", start, end)
+            assert await sums(HOURLY_SUMS, start, end) == rows
+            assert await sums(DAILY_SUMS, start, end) == rows
 
     for turn in range(3):
         rows = [
@@ -440,10 +440,10 @@ async def test_days_hours_and_rows_always_tell_the_same(database: Database, hot:
     assert await hot.fetchval("SELECT count(*) FROM usage_day_state WHERE day < $1 AND NOT whole", today) == 0
     # A day that is summed is read as such: spoil it, and the sum shows it.
     yesterday = spans[1]
-    before = await sums(COUNTED_DAYS, *yesterday)
+    before = await sums(DAILY_SUMS, *yesterday)
     await hot.execute(
         "INSERT INTO usage_days SELECT day, gen_random_uuid(), project_id, key_id, model, tier, region, price_version, "
         "list_price_version, simulated, requests, outcomes, input_tokens, cached_input_tokens, output_tokens, "
         "reasoning_tokens, unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us FROM usage_days"
     )
-    assert await sums(COUNTED_DAYS, *yesterday) != before
+    assert await sums(DAILY_SUMS, *yesterday) != before
