@@ -6,7 +6,7 @@ scheduler/wire.py holds what other packages see; these frames stay between clien
 import msgspec
 
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
-from workers.wire import AgentHello, CommandResult, Heartbeat, KvDelta, ReplicaCommand
+from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand
 
 
 class ClientHello(msgspec.Struct, tag="client_hello"):
@@ -122,20 +122,6 @@ class Announce(msgspec.Struct, tag="announce"):
     """It goes on from the announcement before it; nothing is replaced."""
 
 
-ToScheduler = (
-    ClientHello
-    | AgentHello
-    | Heartbeat
-    | CommandResult
-    | KvDelta
-    | PlaceRequest
-    | CancelPlace
-    | Released
-    | PrefillDone
-    | Progress
-    | Announce
-    | ReplicaCommand
-)
 FromClient = PlaceRequest | CancelPlace | Released | PrefillDone | Progress | Announce | ReplicaCommand
 FromAgent = Heartbeat | CommandResult | KvDelta
 ToClient = Welcome | Placement | PlaceRefused | PoolSnapshot | Counters | CommandResult

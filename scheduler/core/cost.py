@@ -60,7 +60,7 @@ def ttft_s(uncached: T, backlog_s: T, of: Figures[T]) -> T:
 def cost_s(prompt: float, output: float, uncached: T, backlog_s: T, pushed_out: T, of: Figures[T]) -> T:
     """J for n prompt tokens of which u are not cached there, and o output tokens:
 
-    `J = TTFT + o*ITL + eta*D*(u/R + o*beta/accept) + eps*hot/R`, with ITL from `predict.itl_s` for D+1 sequences over
+    `J = TTFT + o*ITL + eta*D*(u/R + o*beta/accept) + eps*hot/R`, with ITL from Pool.refresh for D+1 sequences over
     K+n tokens. `pushed_out` are the cached tokens that u + o new ones push out of a full cache.
     """
     return (

@@ -122,11 +122,6 @@ class Fleet:
         pool = self._pools.get(request.model)
         return place(request, pool, now, rng) if pool is not None else Blocked(Reason.UNKNOWN_MODEL)
 
-    def ttft_bound_s(self, model: str, predicted_s: float) -> float:
-        """Seconds within which nine in ten first tokens come that were predicted for `predicted_s`."""
-        report = self.reports.get(model)
-        return report.ttft.bound(predicted_s) if report is not None else predicted_s
-
     # What happens to placements
 
     def opened(self, entry: Open, now: float | None = None) -> None:
@@ -243,7 +238,6 @@ class Fleet:
         that is not, it does not keep: the blocks are equal and the tokens are not, or it caches nothing.
         """
         believed, found = entry.hit_tokens, released.cached_input_tokens
-        self._report(entry.model).hits.learn(released.input_tokens, believed, found)
         # By the estimated length of the prompt: an error in it is none of the cache's.
         found_here = found * entry.prompt_tokens / released.input_tokens
         self._pools[entry.model].habits.prefilled(entry.uncached, entry.prompt_tokens - found_here)

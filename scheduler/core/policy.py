@@ -4,8 +4,7 @@ Deterministic given its arguments: no clock, no random source, no I/O of its own
 model's pool; where few replicas can take anything, `few` does the same in plain numbers. The formulas are in `cost`.
 """
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -72,8 +71,6 @@ class Blocked:
     """Nowhere now."""
 
     reason: Reason
-    best_ttft_s: float = field(default=math.inf, compare=False)
-    """Least predicted TTFT among warm replicas of the model, were one to take it now; infinite where none is warm."""
 
 
 class Scores(NamedTuple):
@@ -97,7 +94,7 @@ def place(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | B
         return place_among_many(request, pool, now, rng)
     able = few.options(request, pool, rows, now) if rows else []
     if not able:
-        return blocked(request, pool, score(request, pool, now), now)
+        return blocked(request, pool, now)
     near = few.near_best(request, pool, able)
     row, hits, ttft, cost = near[rng.randrange(len(near))]
     return chosen(request, pool, row, hits, ttft, cost)
@@ -110,7 +107,7 @@ def place_among_many(request: PlaceRequest, pool: Pool, now: float, rng: Rng) ->
     cost_s = np.where(able, scores.cost_s, np.inf)
     best_s = float(cost_s[cost_s.argmin()])
     if best_s == np.inf:
-        return blocked(request, pool, scores, now)
+        return blocked(request, pool, now)
     row = pick(request, pool, scores, cost_s, best_s, rng)
     hits = float(scores.hits[row]) if scores.hits is not None else 0.0
     return chosen(request, pool, row, hits, float(scores.ttft_s[row]), float(cost_s[row]))
@@ -200,7 +197,7 @@ def sticky(
     return kept
 
 
-def blocked(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Blocked:
+def blocked(request: PlaceRequest, pool: Pool, now: float) -> Blocked:
     """Why no row can take the request: the most hopeful of the replicas' reasons."""
     excluded = set(request.exclude)
     awake = pool.columns.awake_until >= now
@@ -209,13 +206,10 @@ def blocked(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Bl
             awake[row] = False
     if awake.any():
         fits = awake & (pool.columns.room >= request.prompt_tokens + request.output_tokens)
-        ttft_s = max(MIN_TTFT_S, float(scores.ttft_s[awake].min()))
-        return Blocked(Reason.BUSY if fits.any() else Reason.KV_FULL, ttft_s)
+        return Blocked(Reason.BUSY if fits.any() else Reason.KV_FULL)
     reasons = {replica.status.replica_id: obstacle(replica, pool, now) for replica in pool}
     reasons |= {replica_id: Reason.EXCLUDED for replica_id in excluded & reasons.keys()}
-    warm = [pool.row_of(replica_id) for replica_id, reason in reasons.items() if reason is Reason.BUSY]
-    ttft_s = max(MIN_TTFT_S, min((float(scores.ttft_s[row]) for row in warm), default=math.inf))
-    return Blocked(min(reasons.values(), key=_HOPE.__getitem__), ttft_s)
+    return Blocked(min(reasons.values(), key=_HOPE.__getitem__))
 
 
 def obstacle(replica: Replica, pool: Pool, now: float) -> Reason:

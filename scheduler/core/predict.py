@@ -29,12 +29,6 @@ def step_s(capacity: Capacity, sequences: float, kv_tokens: float) -> float:
     )
 
 
-def itl_s(capacity: Capacity, sequences: float, kv_tokens: float, prefill_share: float = 0.0) -> float:
-    """Predicted seconds per output token with `sequences` running over `kv_tokens` of KV cache."""
-    free = 1.0 - min(max(prefill_share, 0.0), MAX_PREFILL_SHARE)
-    return step_s(capacity, sequences, kv_tokens) / (max(1.0, capacity.accept_per_step) * free)
-
-
 @dataclass(slots=True)
 class Notes:
     """What the fleet writes down when a placement begins, to learn from how it goes."""
@@ -125,29 +119,8 @@ class Accuracy:
 
 
 @dataclass(slots=True)
-class HitAccuracy:
-    """Cached prompt tokens: believed against found by the engine, summed over answers."""
-
-    answers: int = 0
-    prompt_tokens: int = 0
-    believed_tokens: int = 0
-    found_tokens: int = 0
-    wrong_tokens: int = 0
-    """Sum of the absolute differences."""
-
-    def learn(self, prompt: int, believed: int, found: int) -> None:
-        """One answer."""
-        self.answers += 1
-        self.prompt_tokens += prompt
-        self.believed_tokens += believed
-        self.found_tokens += found
-        self.wrong_tokens += abs(believed - found)
-
-
-@dataclass(slots=True)
 class Report:
     """How well placement predicts for one model."""
 
     ttft: Accuracy = field(default_factory=Accuracy)
     itl: Accuracy = field(default_factory=Accuracy)
-    hits: HitAccuracy = field(default_factory=HitAccuracy)

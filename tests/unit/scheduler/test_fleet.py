@@ -167,7 +167,6 @@ def test_a_full_engine_that_forgets_sooner_is_believed() -> None:
     assert (known(fleet, old), known(fleet), known(fleet, other)) == (1000, 1000, 1000)
     run(fleet, opened(PROMPT, hit=1000, now=30.0), found=0, now=30.0, answer=0)
     assert (known(fleet, old), known(fleet, other)) == (0, 1000), "what is older than what was lost is lost"
-    assert fleet.reports[MODEL].hits.wrong_tokens == 1000
 
 
 def test_a_chain_that_an_engine_with_room_does_not_keep_is_forgotten() -> None:
@@ -260,7 +259,6 @@ def test_a_replica_that_is_late_is_expected_to_be_late() -> None:
     report = fleet.reports[MODEL]
     assert report.ttft.count == 40
     assert report.ttft.bound(verdict.ttft_s) >= 0.4
-    assert fleet.ttft_bound_s(MODEL, 1.0) == report.ttft.bound(1.0)
 
 
 def test_all_replicas_share_what_may_be_remembered() -> None:

@@ -124,14 +124,6 @@ def test_the_most_hopeful_reason_is_given() -> None:
     assert Fleet().place(request(), 0.0, rng) == Blocked(Reason.UNKNOWN_MODEL)
 
 
-def test_a_blocked_request_learns_what_it_could_have_had() -> None:
-    fleet = fleet_of(replica())
-    load(fleet, FIRST, 1, waiting=50_000)
-    verdict = fleet.place(request(), 0.0, random.Random(0))
-    assert isinstance(verdict, Blocked)
-    assert verdict.best_ttft_s == pytest.approx(5.01)
-
-
 def test_the_prediction_is_the_documented_formula() -> None:
     fleet = fleet_of(replica())
     load(fleet, FIRST, 1, waiting=900)
@@ -142,6 +134,12 @@ def test_the_prediction_is_the_documented_formula() -> None:
     assert got.itl_s == pytest.approx(itl_s)
     others = 2 * PolicyConfig().eta * (100 / 10_000 + 50 * 0.001)
     assert got.cost_s == pytest.approx(0.1 + 50 * itl_s + others)
+
+
+def test_accepted_drafts_shorten_the_time_per_token() -> None:
+    drafting = Capacity(10_000.0, 0.01, 0.001, max_num_seqs=4, kv_cache_tokens=100_000, accept_per_step=2.0)
+    fleet = fleet_of(replica(capacity=drafting))
+    assert chosen(fleet).itl_s == pytest.approx((0.01 + 0.001) / 2)
 
 
 def test_prefill_progresses_as_time_passes() -> None:

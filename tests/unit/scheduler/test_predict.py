@@ -7,17 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.predict import BAND, MAX_PREFILL_SHARE, Accuracy, PrefillShare, Residual, itl_s
-from tests.support.scheduling import capacity
+from scheduler.core.predict import BAND, MAX_PREFILL_SHARE, Accuracy, PrefillShare, Residual, step_s
 from workers.wire import Capacity
 
 
-def test_time_per_token_is_the_documented_formula() -> None:
+def test_a_step_is_the_documented_formula() -> None:
     node = Capacity(13_500.0, 0.008, 0.0004, 1e-8, accept_per_step=2.0)
-    assert itl_s(node, 10, 100_000) == pytest.approx((0.008 + 0.004 + 0.001) / 2)
-    assert itl_s(node, 10, 100_000, 0.5) == pytest.approx(0.013)
-    assert itl_s(node, 1, 0, 7.0) == pytest.approx(0.0042 / (1 - MAX_PREFILL_SHARE))
-    assert itl_s(capacity(), 3, 0) == pytest.approx(0.013)
+    assert step_s(node, 10, 100_000) == pytest.approx(0.008 + 0.004 + 0.001)
 
 
 @given(st.floats(-3, 3), st.integers(0, 1000))
