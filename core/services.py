@@ -1,16 +1,19 @@
 """What must be done to a database before roles may use it."""
 
 import asyncio
+import threading
 from pathlib import Path
 
-import asyncpg
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 
 from core.db import sqlalchemy_url
+from core.errors import Unavailable
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
-_LOCK = 0x70656E73746F636B  # "penstock": one migrator at a time
+_ALEMBIC = threading.Lock()
+"""Alembic keeps the running migration in a module, so a process can run one at a time."""
 
 
 def alembic_config(database_url: str) -> Config:
@@ -22,13 +25,18 @@ def alembic_config(database_url: str) -> Config:
 
 
 async def migrate(database_url: str) -> None:
-    """Bring the schema of `database_url` to the newest revision. Does nothing when it is there already.
+    """Bring the schema of `database_url` to the newest revision and its functions to the present text of their files.
 
-    Any number of processes may call it at once: an advisory lock lets one work and the others wait.
+    Does nothing when they are there already. Any number of processes may call it at once: an advisory lock lets one
+    work and the others wait (migrations/env.py). Raises Unavailable when this version does not know the database's
+    revision.
     """
-    lock = await asyncpg.connect(database_url)
     try:
-        await lock.execute("SELECT pg_advisory_lock($1)", _LOCK)
-        await asyncio.to_thread(command.upgrade, alembic_config(database_url), "head")
-    finally:
-        await lock.close()
+        await asyncio.to_thread(_upgrade, alembic_config(database_url))
+    except CommandError as error:
+        raise Unavailable(str(error)) from None
+
+
+def _upgrade(config: Config) -> None:
+    with _ALEMBIC:
+        command.upgrade(config, "head")

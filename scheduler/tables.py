@@ -1,4 +1,4 @@
-"""Tables that the scheduler writes; the DDL is in migrations/versions/0016_request_shapes.py."""
+"""Tables that the scheduler writes, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, Uuid
 

@@ -1,4 +1,4 @@
-"""Tables of tenancy, mirrored from migration 0002 for SQLAlchemy Core. The migration owns the DDL."""
+"""Tables of tenancy, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
     BigInteger,

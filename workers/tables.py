@@ -1,4 +1,4 @@
-"""Tables of models, hosts and host-hours; the DDL is in migrations/versions/0004_hosts.py."""
+"""Tables of models, hosts and host-hours, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
     BigInteger,

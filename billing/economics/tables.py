@@ -1,4 +1,4 @@
-"""Tables of GPU economics and reconciliation; the DDL is in migrations/versions/0010_economics_sql/.
+"""Tables of GPU economics and reconciliation, for SQLAlchemy Core. migrations/ owns the DDL.
 
 Counters and cuts of engines are in workers/tables.py: the scheduler writes them.
 """

@@ -1,4 +1,4 @@
-"""Tables of exports, mirrored from migrations 0011 and 0015 for SQLAlchemy Core. The migration owns the DDL."""
+"""Tables of exports, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
     BigInteger,

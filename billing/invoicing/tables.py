@@ -1,4 +1,4 @@
-"""Tables of invoicing, mirrored from migration 0008 for SQLAlchemy Core. The migration owns the DDL."""
+"""Tables of invoicing, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
     BigInteger,

@@ -1,4 +1,4 @@
-"""Tables of payments, mirrored from migration 0009 for SQLAlchemy Core. The migration owns the DDL."""
+"""Tables of payments, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
     BigInteger,

@@ -1,4 +1,4 @@
-"""Tables of statements, signing keys and SLA credits, for SQLAlchemy Core. The migrations own the DDL."""
+"""Tables of statements, signing keys and SLA credits, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
     Column,

@@ -1,5 +1,8 @@
-"""The tables that the packages declare are those that the migrations make."""
+"""The tables that the packages declare are those that the migrations make, and revisions that landed never change."""
 
+import ast
+from datetime import UTC, datetime, time
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -9,8 +12,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from core.db import Database
-from core.services import alembic_config, migrate
+from core.money import usd_to_pico
+from core.services import MIGRATIONS, alembic_config, migrate
 from migrations.support import load_tables, split_statements
+from workers.catalog import load_catalog
+
+BASELINE_SHA256 = "0438d254f997798ec43f3108ce28923b1cdf406ab9cf28ee74eb0a103097e11e"
+REVISIONS_MAY_IMPORT = {"alembic", "pathlib", "sqlalchemy", "migrations.support"}
 
 
 def _partitions(connection: Connection) -> set[str]:
@@ -41,6 +49,36 @@ async def test_the_revisions_are_one_line_and_all_applied(database: Database) ->
     async with database.engine.connect() as connection:
         applied = await connection.scalar(text("SELECT version_num FROM alembic_version"))
     assert applied == script.get_current_head()
+
+
+def test_the_baseline_is_frozen() -> None:
+    """Databases that exist have run this text. A change of the schema is a new revision."""
+    text_of_it = b"".join(path.read_bytes() for path in sorted((MIGRATIONS / "baseline").glob("*.sql")))
+    assert sha256(text_of_it).hexdigest() == BASELINE_SHA256
+
+
+def test_revisions_use_nothing_that_may_change() -> None:
+    """A revision gives the same result in every later version: it knows no table, setting or file of the packages."""
+    for path in (MIGRATIONS / "versions").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names = {node.module or ""}
+            else:
+                continue
+            assert names <= REVISIONS_MAY_IMPORT, f"{path.name} imports {names - REVISIONS_MAY_IMPORT}"
+
+
+async def test_host_prices_of_the_catalog_are_in_a_new_database(database: Database) -> None:
+    """A new price in the catalog needs a revision that inserts it, for new and old databases alike."""
+    prices = load_catalog().host_prices
+    async with database.read() as connection:
+        rows = await connection.execute(text("SELECT * FROM host_prices"))
+        assert {row.host_kind: (row.usd_pico_per_hour, row.effective_from, row.source) for row in rows} == {
+            kind: (usd_to_pico(price.usd_per_hour), datetime.combine(price.date, time(), UTC), price.source)
+            for kind, price in prices.items()
+        }
 
 
 async def test_migrating_again_does_nothing(database: Database) -> None:

@@ -9,7 +9,6 @@ from uuid import UUID
 import asyncpg
 import msgspec
 import pytest
-from alembic import command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
@@ -21,9 +20,7 @@ from billing.usage.rollups import roll_up
 from billing.usage.sums import DAILY_SUMS, HOURLY_SUMS
 from core.db import Database, connect_system
 from core.ids import uuid7
-from core.services import alembic_config, migrate
 from tests.integration.billing.support import MODEL, Customer, make_customer, price
-from tests.support.services import Services
 
 Hot = "asyncpg.Connection[asyncpg.Record]"
 LATE = timedelta(hours=48)
@@ -320,77 +317,6 @@ async def test_no_change_of_sealed_transfers_goes_unseen(
     async with database.system() as connection:
         problems = (await verify(connection)).problems
     assert any(sign in problem for problem in problems), problems
-
-
-async def test_old_rows_and_seals_survive_the_migration(services: Services) -> None:
-    """Wide rows become narrow ones without a difference that the view shows; old links of the chain stay valid."""
-    url = services.url(f"{services.database}_old")
-    name = url.rsplit("/", 1)[1]
-    server = await asyncpg.connect(services.postgres_url)
-    try:
-        await server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        await server.execute(f"CREATE DATABASE {name}")
-        await asyncio.to_thread(command.upgrade, alembic_config(url), "0005_books")
-        connection = await asyncpg.connect(url)
-        before = await _old_usage(connection)
-        await asyncio.to_thread(command.upgrade, alembic_config(url), "0006_usage_store")
-        await connection.reload_schema_state()
-        assert await connection.fetch("SELECT * FROM usage ORDER BY request_id") == before
-        assert await connection.fetchval("SELECT count(*) FROM usage_late") == 1
-        left_over = await connection.fetchval(
-            "SELECT count(*) FROM pg_class WHERE relname ~ '^usage_(wide|20|default)'"
-        )
-        assert left_over == 0
-        await migrate(url)
-        database = Database(url)
-        async with database.system() as session:
-            while await seal(session):
-                pass
-            books = await verify(session)
-        await database.close()
-        assert (books.problems, books.unsealed) == ([], 0)
-        assert books.sealed > len(before)
-        await connection.close()
-    finally:
-        await server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        await server.close()
-
-
-async def _old_usage(connection: "asyncpg.Connection[asyncpg.Record]") -> "list[asyncpg.Record]":
-    """Rows written by the functions of before: plain, from the future, late, of two tenants; half of them sealed."""
-    await connection.execute("SET TIME ZONE 'UTC'")
-    version = await connection.fetchval(
-        "INSERT INTO price_versions (model, tier, input, cached_input, output, reasoning, effective, created_by) "
-        "VALUES ($1, 'standard', 10, 1, 30, 40, tstzrange(now() - interval '1 day', NULL), 't') RETURNING id",
-        MODEL,
-    )
-    now = datetime.now(UTC)
-    for mode in ("prepaid", "postpaid"):
-        customer = Customer()
-        await connection.execute(
-            "INSERT INTO tenants (id, name, slug) VALUES ($1, 'a', $2)", customer.tenant_id, f"t-{mode}"
-        )
-        await connection.execute("SELECT penstock_open_account($1, $2)", customer.tenant_id, mode)
-        if mode == "prepaid":
-            await connection.execute(
-                "SELECT penstock_grant($1, $2, 900, 'r', 't')", uuid7(), customer.tenant_id
-            )
-        ends = [timedelta(seconds=5), timedelta(seconds=-5), timedelta(hours=20)]
-        ends += [timedelta(hours=60)] if mode == "prepaid" else []
-        rows = [
-            row(
-                customer,
-                version,
-                admitted_at=now - ago,
-                duration_us=1_234_567,
-                boot_id=f"b{place}",
-                output_tokens=place,
-            )
-            for place, ago in enumerate(ends)
-        ]
-        await connection.fetch("SELECT * FROM penstock_settle($1)", msgspec.json.encode(rows).decode())
-        await connection.execute("SELECT penstock_seal(3)")
-    return await connection.fetch("SELECT * FROM usage ORDER BY request_id")
 
 
 async def test_days_hours_and_rows_always_tell_the_same(database: Database, hot: Hot) -> None:

@@ -1,0 +1,35 @@
+-- Make open holds cover p_tokens[i] more output tokens; false when the hold is closed or the money is not available.
+-- Lock order, here and in every other function: holds in id order, then accounts in id order.
+CREATE OR REPLACE FUNCTION penstock_extend(p_requests uuid[], p_tokens bigint[])
+RETURNS TABLE (request_id uuid, extended boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    r record;
+    a billing_accounts;
+    v_more numeric;
+BEGIN
+    PERFORM 1 FROM holds h WHERE h.request_id = ANY (p_requests) AND h.state = 'open'
+        ORDER BY h.request_id FOR UPDATE;
+    PERFORM 1 FROM billing_accounts b WHERE b.tenant_id IN (
+            SELECT h.tenant_id FROM holds h WHERE h.request_id = ANY (p_requests) AND h.state = 'open')
+        ORDER BY b.tenant_id FOR UPDATE;
+    FOR r IN SELECT t.request, t.tokens, h.tenant_id, greatest(p.output, p.reasoning) AS price
+        FROM unnest(p_requests, p_tokens) AS t (request, tokens)
+        LEFT JOIN holds h ON h.request_id = t.request AND h.state = 'open'
+        LEFT JOIN price_versions p ON p.id = h.price_version
+    LOOP
+        request_id := r.request;
+        extended := false;
+        IF r.tenant_id IS NOT NULL THEN
+            SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = r.tenant_id;
+            v_more := r.tokens::numeric * r.price;
+            extended := coalesce(v_more <= least(penstock_funds(a), a.budget - penstock_spent(a)) - a.held, true);
+            IF extended THEN
+                UPDATE holds h SET amount = h.amount + v_more, output_tokens = h.output_tokens + r.tokens,
+                    renewed_at = clock_timestamp() WHERE h.request_id = r.request;
+                UPDATE billing_accounts b SET held = b.held + v_more WHERE b.tenant_id = r.tenant_id;
+            END IF;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END $$;
