@@ -7,7 +7,8 @@ and those of which an object is missing, and drops what no file defines any more
 What a file may hold:
 
 * CREATE OR REPLACE FUNCTION, VIEW or TRIGGER. A name belongs to one file, and functions are not overloaded.
-* GRANT and REVOKE on the functions and views of the same file. Before them, privileges go back to PostgreSQL's default.
+* GRANT and REVOKE on the functions and views of the same file. Before them, the privileges of PUBLIC and of our two roles
+  go back to PostgreSQL's default.
 
 Functions are created first, in any order and unchecked, then views, then triggers. At the end PostgreSQL's validators
 check the bodies of all functions. Hence no function may take or return the row type of a view.
@@ -30,7 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("core", "tenants", "workers", "scheduler", "billing")
 
 _COMMENTS = re.compile(r"\A(?:\s*--[^\n]*(?:\n|\Z))*\s*")
-_OBJECT = re.compile(r"CREATE OR REPLACE (?:(FUNCTION|VIEW) (\w+)|(TRIGGER) (\w+)\s.*?\sON (\w+))", re.DOTALL)
+_OBJECT = re.compile(
+    r"CREATE OR REPLACE (?:(FUNCTION|VIEW) (\w+)(?=[\s(])|(TRIGGER) (\w+)\s.*?\sON (\w+)\s)", re.DOTALL
+)
 _PRIVILEGE = re.compile(r"(?:GRANT|REVOKE)\s[\w\s,]+\sON (?:FUNCTION )?(\w+) (?:TO|FROM)\s")
 _KINDS = ("FUNCTION", "VIEW", "TRIGGER")
 _OTHER_SIGNATURE = {"42P13", "42P16"}

@@ -41,6 +41,7 @@ def test_a_file_is_its_objects_and_its_grants() -> None:
     [
         "CREATE TABLE t (a integer)",
         "CREATE FUNCTION two() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+        "CREATE OR REPLACE FUNCTION public.two() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
         "UPDATE tenants SET name = 'x'",
         "DROP FUNCTION one",
         "GRANT EXECUTE ON FUNCTION elsewhere TO penstock_system",
