@@ -7,8 +7,8 @@ and those of which an object is missing, and drops what no file defines any more
 What a file may hold:
 
 * CREATE OR REPLACE FUNCTION, VIEW or TRIGGER. A name belongs to one file, and functions are not overloaded.
-* GRANT and REVOKE on the functions and views of the same file. Before them, the privileges of PUBLIC and of our two roles
-  go back to PostgreSQL's default.
+* GRANT and REVOKE on the functions and views of the same file. Before them, the privileges of PUBLIC and of our two
+  roles go back to PostgreSQL's default.
 
 Functions are created first, in any order and unchecked, then views, then triggers. At the end PostgreSQL's validators
 check the bodies of all functions. Hence no function may take or return the row type of a view.
