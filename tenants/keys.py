@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -86,26 +87,29 @@ class KeyRing:
         self._expiry_checked = clock.now()
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._polling: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Take up the change feed. A database that is away at this moment is waited for in the background."""
         await self._follow()
-        self._tasks.append(asyncio.create_task(self._poll(), name="keyring-poll"))
+        self._polling = asyncio.create_task(self._poll(), name="keyring-poll")
         if self._redis is not None:
-            self._tasks.append(asyncio.create_task(self._listen(self._redis), name="keyring-push"))
+            self._listening = asyncio.create_task(self._listen(self._redis), name="keyring-push")
 
     async def close(self) -> None:
         """Stop following and write the last batch of last_used_at; gives up on a frozen database after 5 s."""
         self._closing.set()
         self._wake.set()
-        pending: list[asyncio.Task[object]] = [*self._tasks, *self._flights.values()]
+        if self._listening is not None:
+            self._listening.cancel()  # it has nothing to finish, and would wait for Redis for up to a second
+        parts = (self._polling, self._listening, *self._flights.values())
+        pending: list[asyncio.Task[Any]] = [task for task in parts if task is not None]
         if pending:
             _, late = await asyncio.wait(pending, timeout=CLOSE_TIMEOUT_S)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        self._tasks.clear()
 
     def on_revoked(self, callback: Callable[[frozenset[UUID]], None]) -> None:
         """Call `callback` with the ids of keys that died: revoked, expired, project archived or tenant suspended.
@@ -238,25 +242,17 @@ class KeyRing:
 
     async def _listen(self, redis: "Redis") -> None:
         """Wake the poll at each hint from Redis; reconnect for ever while it is away."""
-        while not self._closing.is_set():
+        while True:
             try:
                 async with redis.pubsub(ignore_subscribe_messages=True) as pubsub:
                     await pubsub.subscribe(changes.CHANNEL)
                     self._wake.set()
-                    while not self._closing.is_set():
+                    while True:
                         if await pubsub.get_message(timeout=PUSH_RETRY_S) is not None:
                             self._wake.set()
             except (RedisError, OSError) as error:
                 logger.warning("no tenancy hints from Redis, polling only: %s", type(error).__name__)
-                await self._pause(PUSH_RETRY_S)
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait, but not beyond the start of `close`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
-        except TimeoutError:
-            return
+                await asyncio.sleep(PUSH_RETRY_S)
 
     async def _flush_used(self) -> None:
         """Write last_used_at of every key used since the last batch; keep the batch when the database is away."""

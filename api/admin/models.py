@@ -47,25 +47,24 @@ class ModelStatusUpdate(RequestBody):
 def router(deps: AdminDeps) -> APIRouter:
     """Names travel in bodies, since they may contain slashes."""
     routes = deps.router("models")
-    database = deps.database
 
     @routes.get("/models")
     async def list_models(actor: Annotated[Actor, Depends(deps.actor)]) -> list[ModelOut]:
         """Every model and alias, retired ones included."""
-        return [ModelOut.model_validate(view) for view in await models.list_models(database, actor)]
+        return [ModelOut.model_validate(view) for view in await models.list_models(deps.database, actor)]
 
     @routes.post("/models", status_code=201)
     async def add_model(body: ModelCreate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Offer a model of the catalog; a retired one is offered again."""
         return ModelOut.model_validate(
-            await models.add_model(database, actor, name=body.name, note=body.note)
+            await models.add_model(deps.database, actor, name=body.name, note=body.note)
         )
 
     @routes.put("/models/alias")
     async def set_alias(body: AliasUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Make or move an alias."""
         return ModelOut.model_validate(
-            await models.set_alias(database, actor, name=body.name, target=body.target)
+            await models.set_alias(deps.database, actor, name=body.name, target=body.target)
         )
 
     @routes.post("/models/deprecate")
@@ -74,14 +73,14 @@ def router(deps: AdminDeps) -> APIRouter:
     ) -> ModelOut:
         """Mark a model as going away; it still answers."""
         return ModelOut.model_validate(
-            await models.deprecate_model(database, actor, name=body.name, note=body.note)
+            await models.deprecate_model(deps.database, actor, name=body.name, note=body.note)
         )
 
     @routes.post("/models/retire")
     async def retire_model(body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
         """Take a model or an alias out of service."""
         return ModelOut.model_validate(
-            await models.retire_model(database, actor, name=body.name, note=body.note)
+            await models.retire_model(deps.database, actor, name=body.name, note=body.note)
         )
 
     return routes

@@ -12,7 +12,6 @@ The server runs in its own thread and loop, so a synchronous client in the test'
 """
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import uvicorn
 from core.clock import Clock, SystemClock
 from sim.stripe.serve import Poster, build, config, ensure_endpoint
 from sim.stripe.sim import Options
+from tests.support.ports import listening
 
 API_KEY = "sk_test_simulated"
 SECRET = "whsec_simulated"
@@ -37,7 +37,7 @@ class FakeStripe:
     """A running stand-in and what a test does to it. `sim` is its state, for looking."""
 
     def __init__(self, clock: Clock, path: Path | None = None, **options: Any) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = listening()
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.api_key = API_KEY
         self.webhook_secret = SECRET

@@ -1,7 +1,6 @@
 """The platform's webhook endpoint, served in the play's loop for the local Stripe to post to."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +13,7 @@ from api.stripe_webhooks import router
 from core.clock import Clock
 from core.db import Database
 from core.settings import Settings
+from tests.support.ports import listening
 from tests.support.stripe_sim import SECRET
 from tests.support.waiting import until
 
@@ -26,12 +26,12 @@ async def endpoint(database: Database, clock: Clock) -> AsyncIterator[str]:
         router(database, Settings.model_construct(stripe_webhook_secret=SecretStr(SECRET)), clock)
     )
     _install_error_handlers(app)
-    listening = socket.create_server(("127.0.0.1", 0))
+    listener = listening()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await until(lambda: server.started or serving.done())
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/webhooks/stripe"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/webhooks/stripe"
     finally:
         server.should_exit = True
         await serving
