@@ -6,8 +6,11 @@ COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes 
 # The requirements of one extra of pyproject.toml, without the platform's own.
 EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(1)"])'
 
+# Processes may keep their bytecode, whatever the environment says: a role compiles its imports for seconds without.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help env up check docs engine browser test bench-gateway bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock lock-engine clean
+.PHONY: help env up check unit docs engine browser test bench-gateway bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock lock-engine clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'

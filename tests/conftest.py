@@ -12,9 +12,23 @@ from redis.asyncio import Redis
 
 from core.db import Database
 from tests.support.services import Services, obtain
+from tests.support.timing import Times
 
 _TESTS = Path(__file__).parent
 _LOOPBACK = ["127.0.0.1", "::1", "localhost", "0.0.0.0"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--times`: where the times of this call are added to those of earlier ones (tests/support/timing.py)."""
+    parser.addoption(
+        "--times", type=Path, metavar="FILE", help="keep how long tests took in FILE, and print it"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that reports keeps the times; workers of pytest-xdist do not."""
+    if config.option.times is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Times(config.option.times))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
