@@ -92,7 +92,7 @@ def test_every_path_in_backticks_exists(path: Path) -> None:
 
 
 def _exists(word: str, page: Path) -> bool:
-    """Whether a page may say `word`. Only the README of a package may leave out the folder, for files of the package."""
+    """Whether a page may say `word`. Only a package's README may leave out the folder, for files of the package."""
     if "/" in word:
         return bool(places(word))
     if page.is_relative_to(DOCS) or page.parent == ROOT:
