@@ -1,4 +1,4 @@
-"""Spools of dead processes: any living process of the host may take one over and settle what it owes (DESIGN §4)."""
+"""Spools of dead processes, which another process of the same host adopts and settles (DESIGN §4)."""
 
 import fcntl
 import logging
@@ -16,12 +16,13 @@ from core.tokens import NO_TOKENS
 log = logging.getLogger(__name__)
 
 _UNFINISHED_AGE_S = 60.0
+"""A fresh file is removed when it is older and no process holds its lock."""
 TAIL_S = 6
-"""After its last checkpoint a request may have gone on for a second or two, and its engine for two more."""
+"""Upper bound of the seconds for which an engine went on generating after a dead process's last checkpoint."""
 
 
 class _RequestFrames:
-    """What a spool tells of one request: offsets of its newest frames and the time it spans."""
+    """Offsets of one request's newest frames (-1 = none), and the times of its first and last frame."""
 
     __slots__ = ("checkpoint", "first_ms", "last_ms", "open", "usage")
 
@@ -31,7 +32,7 @@ class _RequestFrames:
 
 
 class AdoptedSpool:
-    """A dead process's file: locked by us, read once, removed when everything in it is settled."""
+    """A dead process's spool file: locked by this process, read once, iterated by request id."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -48,9 +49,9 @@ class AdoptedSpool:
         return iter(list(self._requests))
 
     def load(self, request_id: UUID) -> UsageRecord | None:
-        """The end of a request: the one it wrote itself, or `interrupted` with the counts of its last checkpoint.
+        """A request's usage record: the written one, or an `interrupted` one with the counts of its last checkpoint.
 
-        None when only a checkpoint of it can be read: the hold then lapses and nothing is charged.
+        None when the records needed for it cannot be read: the hold then expires and nothing is charged.
         """
         frames = self._requests[request_id]
         if frames.usage >= 0:
@@ -80,11 +81,11 @@ class AdoptedSpool:
         )
 
     def quarantine(self) -> None:
-        """Keep the file for people to look at, under a name that nobody adopts."""
+        """Rename the file to `*.unreadable`, which no process adopts, and keep it for an operator."""
         self.path = self.path.rename(self.path.with_suffix(".unreadable"))
 
     def release(self, *, remove: bool) -> None:
-        """Let go of the file; `remove` it when nothing in it is owed any more."""
+        """Unlock the file; `remove` also deletes it."""
         if remove:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
@@ -107,7 +108,7 @@ class AdoptedSpool:
 
 
 def adopt(directory: Path, own: Path | None) -> AdoptedSpool | None:
-    """Take over one spool of `directory` whose process is dead, if there is any."""
+    """Lock and read one spool of `directory` whose process is dead, or None. `own` is never adopted."""
     for path in directory.glob(f"*{FRESH_SUFFIX}"):
         _remove_unfinished(path)
     for path in sorted(directory.glob(f"*{SUFFIX}")):
@@ -116,10 +117,10 @@ def adopt(directory: Path, own: Path | None) -> AdoptedSpool | None:
         try:
             descriptor = os.open(path, os.O_RDWR)
         except OSError:
-            continue  # removed by who settled it, or not ours to read
+            continue  # removed by the process that settled it, or not readable by this user
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The name may have moved to another file between opening and locking.
+            # Compaction may have renamed another file to this path between opening and locking.
             if os.stat(path).st_ino != os.fstat(descriptor).st_ino:
                 raise BlockingIOError
             return AdoptedSpool(path, descriptor)
@@ -129,14 +130,14 @@ def adopt(directory: Path, own: Path | None) -> AdoptedSpool | None:
 
 
 def _remove_unfinished(path: Path) -> None:
-    """Remove what a process that died while making or moving its spool left behind: nothing in it counts yet."""
+    """Remove the fresh file of a process that died while it created or compacted its spool: it is not needed."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A young one may belong to a process that has made it and not locked it yet.
+        # A younger file may have been created by a process that has not locked it yet.
         if time.time() - os.fstat(descriptor).st_mtime > _UNFINISHED_AGE_S:
             path.unlink(missing_ok=True)
     except BlockingIOError:

@@ -1,11 +1,11 @@
-"""The format of a spool file: a header, then frames that stand for themselves.
+"""The format of a spool file: a header, then self-contained frames.
 
     file   = "PENSPOOL" u32 version, u32 zero, then frames, then zeros up to the preallocated size
     frame  = u32 magic, u32 length of payload, u32 CRC-32 of what follows, u64 Unix milliseconds, payload
     payload = msgpack of OpenRecord, Checkpoint or UsageRecord (tagged)
 
-All integers little-endian. A frame that is torn or damaged is skipped: reading goes on at the next magic number, and
-the checksum decides. So a torn tail costs the last record, a flipped bit one record, and nothing raises.
+All integers are little-endian. A torn or damaged frame fails its checksum and is skipped: reading continues at the next
+magic number. So a torn tail loses the last record, a flipped bit loses one record, and reading never raises.
 """
 
 import struct
@@ -32,18 +32,18 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One readable record and where it lies."""
+    """One sound record and its position in the file, in bytes."""
 
     offset: int
     size: int
-    """Bytes of the whole frame."""
+    """Length of the frame with its header."""
     at_ms: int
-    """When it was written, by the clock of the host that wrote it."""
+    """Unix milliseconds of the write, by the clock of the writing host."""
     record: Record
 
 
 def encode(record: Record, at_ms: int) -> bytes:
-    """The frame of a record. Raises ValueError when it is larger than any record may be."""
+    """The frame of a record written at `at_ms`. Raises ValueError when the payload is above MAX_PAYLOAD bytes."""
     payload = _encoder.encode(record)
     if len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a spool record of {len(payload)} bytes is above {MAX_PAYLOAD}")
@@ -52,7 +52,7 @@ def encode(record: Record, at_ms: int) -> bytes:
 
 
 def decode_at(data: Buffer, offset: int) -> Frame | None:
-    """The frame that begins at `offset`, or None when there is no whole and sound one."""
+    """The frame at `offset`, or None when there is no complete and sound one."""
     if offset + FRAME_OVERHEAD > len(data):
         return None
     magic, length, checksum, at_ms = _HEAD.unpack_from(data, offset)
@@ -70,7 +70,7 @@ def decode_at(data: Buffer, offset: int) -> Frame | None:
 
 
 def parse(data: Buffer) -> Iterator[Frame]:
-    """Every sound frame of a file's bytes in order, whatever has happened to the rest."""
+    """Every sound frame of a file's bytes, in order; damaged bytes between frames are skipped."""
     blob = data if isinstance(data, bytes) else bytes(data)
     at = len(FILE_HEADER)
     while (at := blob.find(MAGIC, at)) >= 0:

@@ -1,8 +1,8 @@
-"""The hold book of one API process: reserves money before work and gives it back when there is none (DESIGN §4, §5).
+"""Holds of one API process: money reserved before a request runs, and released when it does not run (DESIGN §4, §5).
 
-Callers of one loop tick share one call of a PostgreSQL function. They wait on futures, never on the connection: a
-caller that gives up (500 ms, a cancelled request) leaves the command alone, and a hold granted to nobody is voided.
-Holds that are not renewed expire (billing/metering/reaper.py), so nothing that goes wrong here can keep money for ever.
+Requests of one event loop tick share one call of a PostgreSQL function. Each waits on a future and never on the
+connection: when a request is cancelled or times out, the command runs on, and a hold that it grants is voided. A hold
+that is not renewed expires (billing/metering/reaper.py), so a fault in this process cannot reserve money for ever.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ from core.errors import PenstockError
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 64
-"""Rows of one call; more callers wait for the next one."""
+"""Requests in one call of the database function."""
 MAX_PENDING = 4096
-"""Callers that may wait; beyond it we refuse at once instead of growing."""
+"""Requests that may wait to be sent; further ones are refused at once."""
 WAIT_FOR_HOLDS_S = 2.0
-"""How long a refusal that only open holds cause is asked again (DESIGN §5)."""
+"""How long a request is retried when only other open holds cause its refusal (DESIGN §5)."""
 _RETRY_EVERY_S = 0.1
 
 _HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 
 
 class _Waiter:
-    """Somebody waiting for a verdict until `deadline`, in the loop's time."""
+    """A request that waits for its row of `penstock_hold` until `deadline`, in the event loop's time."""
 
     __slots__ = ("deadline", "future", "request")
 
@@ -54,7 +54,7 @@ class _Waiter:
 
 
 class _PendingExtension(msgspec.Struct):
-    """Somebody waiting for more output tokens."""
+    """A request that waits for `tokens` more output tokens."""
 
     request_id: UUID
     tokens: int
@@ -64,7 +64,8 @@ class _PendingExtension(msgspec.Struct):
 class HoldManager:
     """Places, extends, renews and voids the holds of one process incarnation.
 
-    `ttl_s` is the reaper's; holds are renewed every third of it. `timeout_s` bounds one answer of PostgreSQL.
+    `ttl_s` must equal the reaper's; holds are renewed every third of it. `timeout_s` bounds the wait for one answer of
+    PostgreSQL. `connections` serve `place`; one more serves everything else. `top_up_url` goes into refusals.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class HoldManager:
         self._control_connection = DedicatedConnection(database_url)
         self._unsent: deque[_Waiter] = deque()
         self._waiters: deque[_Waiter] = deque()
-        """All callers of the last `timeout_s`, the oldest first: one timer for all, not one each."""
+        """Waiters of the last `timeout_s`, the oldest first, so that one timer serves them all."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._pending_extensions: deque[_PendingExtension] = deque()
         self._pending_voids: set[UUID] = set()
@@ -102,7 +103,7 @@ class HoldManager:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin to serve; connects in the background when PostgreSQL is away."""
+        """Start the tasks; they connect in the background, so PostgreSQL may be away."""
         self._renew_at = self._clock.monotonic() + self._ttl_s / 3
         self._tasks = [
             asyncio.create_task(self._serve_holds(connection)) for connection in self._hold_connections
@@ -110,7 +111,7 @@ class HoldManager:
         self._tasks.append(asyncio.create_task(self._serve_control()))
 
     async def close(self) -> None:
-        """Finish what is under way (voids included, for at most 2 s), then disconnect."""
+        """Send what is pending, voids included, for at most 2 s, then disconnect."""
         self._closing = True
         self._work.set()
         self._control_work.set()
@@ -126,7 +127,7 @@ class HoldManager:
 
     @property
     def connected(self) -> bool:
-        """Whether PostgreSQL answers us, as far as we know."""
+        """Whether one of the connections for holds was open when last used."""
         return any(connection.connected for connection in self._hold_connections)
 
     @property
@@ -137,9 +138,9 @@ class HoldManager:
     async def place(self, request: HoldRequest) -> HoldGranted:
         """Reserve money for `request`.
 
-        Raises InsufficientCredit, BudgetExceeded; Unavailable when PostgreSQL does not answer in time, or with the
-        code `model_unpriced` when the model has no price. A refusal caused by open holds only is asked again for up
-        to 2 s. A cancelled caller leaves no hold behind.
+        Retries for up to WAIT_FOR_HOLDS_S when only other open holds cause the refusal. Cancelling leaves no hold.
+        Raises InsufficientCredit or BudgetExceeded; Unavailable when PostgreSQL does not answer within `timeout_s`, or
+        with the code `model_unpriced` when the model has no price.
         """
         deadline = self._clock.monotonic() + WAIT_FOR_HOLDS_S
         while True:
@@ -152,9 +153,10 @@ class HoldManager:
             await asyncio.sleep(_RETRY_EVERY_S)
 
     async def extend(self, request_id: UUID, output_tokens: int) -> bool:
-        """Make the hold cover `output_tokens` MORE output tokens; False = end the answer now (`budget_stopped`).
+        """Make the hold cover `output_tokens` more output tokens; False means: end the answer as `budget_stopped`.
 
-        While PostgreSQL is away the answer is True: what runs may finish, and settlement charges what is available.
+        Returns True when PostgreSQL does not answer within `timeout_s`: running requests may finish, and settlement
+        charges what is available.
         """
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._pending_extensions.append(_PendingExtension(request_id, output_tokens, future))
@@ -163,13 +165,13 @@ class HoldManager:
         return future.result() if done else True
 
     def void(self, request_id: UUID) -> None:
-        """Give the money of a refused request back; coalesced, sent again until PostgreSQL has done it."""
+        """Release a request's money in the background; retried until PostgreSQL has done it."""
         self._open.discard(request_id)
         self._pending_voids.add(request_id)
         self._control_work.set()
 
     def stop_renewing(self, request_ids: Iterable[UUID]) -> None:
-        """These are settled: stop renewing them. Optional; a renewal finds out by itself."""
+        """Stop renewing the holds of settled requests. Optional: the next renewal would find them closed."""
         self._open.difference_update(request_ids)
 
     async def _request_hold(self, request: HoldRequest) -> asyncpg.Record:
@@ -189,7 +191,7 @@ class HoldManager:
             raise
 
     def _expire_waiters(self) -> None:
-        """Tell callers whose time is up; a grant that still comes for one of them is voided by `_deliver`."""
+        """Fail the waiters whose deadline has passed; `_deliver` voids a hold that is granted to one of them later."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         while self._waiters and (self._waiters[0].future.done() or self._waiters[0].deadline <= now):
@@ -201,7 +203,7 @@ class HoldManager:
         )
 
     def _abandon(self, waiter: _Waiter) -> None:
-        """Nobody waits for `caller` any more: a grant that is here or still comes is voided."""
+        """Void the hold of a cancelled waiter, now if it is granted already, else in `_deliver`."""
         future = waiter.future
         if not future.done():
             future.cancel()
@@ -238,7 +240,7 @@ class HoldManager:
                 continue
             backoff.reset()
             await self._work.wait()
-            # One turn of the loop: everybody who asks in this tick travels together.
+            # Yield once, so that all requests of this tick go into one batch.
             await asyncio.sleep(0)
             batch = self._next_batch()
             if batch:
@@ -274,7 +276,7 @@ class HoldManager:
             if not isinstance(error, ConnectionUnavailable):
                 log.warning("holds refused by the database: %s", error)
             for waiter in batch:
-                # It may have been committed all the same: nobody gets it, so give it back.
+                # The hold may have been committed although the answer was lost.
                 self.void(waiter.request.request_id)
                 if not waiter.future.done():
                     waiter.future.set_exception(billing_unavailable())
@@ -315,7 +317,7 @@ class HoldManager:
                 if due or self._closing:
                     await self._unpriced.write(self._control_connection)
             except (ConnectionUnavailable, *RETRYABLE_ERRORS):
-                self._resolve_extensions(True)  # PostgreSQL is away: what runs may go on
+                self._resolve_extensions(True)  # PostgreSQL is away: running requests may finish
                 if self._closing:
                     return
                 self._control_work.set()

@@ -1,11 +1,11 @@
-"""The meter of one API process: what an admitted request owes goes to the spool, then to PostgreSQL, exactly once.
+"""The meter of one API process: records each admitted request in the spool, then in PostgreSQL, exactly once.
 
-    open        before dispatch: from here on the request gets one usage row, whatever dies
-    checkpoint  once a second while it runs
-    settle      when it ended
+    open        before dispatch; from here on the request gets one usage row even if this process dies
+    checkpoint  once a second while the request runs
+    settle      when the request has ended
 
-The meter also adopts the spools of dead processes on this host: their ended requests are settled (again, at worst,
-which changes nothing) and their open ones become `interrupted` with the counts of the last checkpoint.
+The meter also adopts the spools of dead processes of this host. It settles their ended requests (settlement is
+idempotent) and settles their open ones as `interrupted` with the counts of the last checkpoint.
 """
 
 import asyncio
@@ -24,15 +24,17 @@ from billing.metering.spool import Spool
 log = logging.getLogger(__name__)
 
 SPOOL_BYTES = 128 << 20
-"""Room for about 100,000 requests that PostgreSQL does not have yet."""
+"""Size of the spool file: room for about 100,000 unsettled requests."""
 ADOPT_EVERY_S = 5.0
+"""Seconds between two searches for spools of dead processes."""
 DRAIN_S = 10.0
+"""Seconds that `close` waits for settlement."""
 _MAX_ADOPTED_QUEUED = 500
-"""Adopted requests in the settlement queue at a time: a dead process's backlog must not delay the living's."""
+"""Adopted requests in the settlement queue at a time, so that they do not delay this process's own."""
 
 
 class Meter:
-    """Spool and settlement of one process. `on_settled` hears of every request that PostgreSQL has."""
+    """Spool and settlement of one process; `on_settled` is called with the ids of settled requests."""
 
     def __init__(
         self,
@@ -56,11 +58,11 @@ class Meter:
         self._adoption_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Make this process's spool, begin to settle and to adopt. Raises OSError when there is no room on the disk."""
+        """Create the spool, start settlement and adoption. Raises OSError when the spool cannot be created."""
         loop = asyncio.get_running_loop()
 
         def call_soon(callback: Callable[[], None]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop ended first: the file waits to be adopted
+            with contextlib.suppress(RuntimeError):  # the loop has ended; another process adopts the file
                 loop.call_soon_threadsafe(callback)
 
         self._spool = await asyncio.to_thread(
@@ -70,7 +72,7 @@ class Meter:
         self._adoption_task = asyncio.create_task(self._run_adoption())
 
     async def close(self) -> None:
-        """Settle what is there, for at most `drain_s`; what is left waits in the spool for another process."""
+        """Settle for at most `drain_s` and stop; the rest stays in the spool for another process."""
         if self._adoption_task is not None:
             self._adoption_task.cancel()
             await asyncio.gather(self._adoption_task, return_exceptions=True)
@@ -82,26 +84,26 @@ class Meter:
 
     @property
     def ready(self) -> bool:
-        """False when the spool is full or cannot be written: admit nothing new."""
+        """False when the spool is full or cannot be written: no request may be admitted."""
         return self._spool is not None and self._spool.ready
 
     @property
     def backlog(self) -> int:
-        """Ended requests that PostgreSQL does not have yet."""
+        """Ended requests that are not settled yet."""
         return self._settlement.backlog
 
     def open(self, record: OpenRecord) -> None:
-        """Note an admitted request before it is dispatched. Raises Unavailable when the spool cannot take it."""
+        """Record an admitted request before its dispatch. Raises Unavailable when the spool cannot be written."""
         if not self._open_spool.append(record):
             log.error("the usage spool %s is full or cannot be written", self._open_spool.path)
             raise billing_unavailable()
 
     def checkpoint(self, record: Checkpoint) -> None:
-        """Note the running counts of a live request."""
+        """Record a running request's counts; dropped when the spool has little room."""
         self._open_spool.append(record)
 
     def settle(self, record: UsageRecord) -> None:
-        """The request ended: settle it once. Never raises because PostgreSQL is away or the disk is full."""
+        """Settle an ended request. Never raises for an outage: without room on the disk the record stays in memory."""
         spool = self._open_spool
         if not spool.append(record):
             log.error(
@@ -123,7 +125,7 @@ class Meter:
             self._on_settled((request_id,))
 
     def _leave_in_spool(self, request_id: UUID) -> None:
-        """The record, and so the file, stays when we end: who adopts it sets it aside for a person to look at."""
+        """Do nothing: the unreadable record keeps the file, and the process that adopts the file quarantines it."""
 
     # -- adoption --------------------------------------------------------------------------------------------------
 
@@ -133,12 +135,12 @@ class Meter:
                 while await self._adopt_one():
                     pass
             except Exception:
-                # A disk that does not answer, or a bug: this process must go on adopting either way.
+                # A failing disk or a bug must not end adoption for the life of this process.
                 log.exception("adopting spools failed")
             await asyncio.sleep(self._adopt_every_s)
 
     async def _adopt_one(self) -> bool:
-        """Settle everything in one dead process's spool; False when there is none."""
+        """Adopt one spool and settle all of its requests; False when there is none to adopt."""
         adopted = await asyncio.to_thread(adopt, self._spool_dir, self._open_spool.path)
         if adopted is None:
             return False
@@ -151,7 +153,7 @@ class Meter:
         return True
 
     async def _settle_adopted(self, adopted: AdoptedSpool) -> bool:
-        """Settle every story; True when PostgreSQL has them all. An unreadable spool is set aside, not removed."""
+        """Settle the requests of a spool; True when all are settled. Quarantines a spool with unreadable records."""
         waiting: set[UUID] = set()
         progress = asyncio.Event()
         unreadable = False

@@ -1,8 +1,8 @@
-"""The reaper: holds of processes that died give their money back (DESIGN §5).
+"""The reaper: releases the holds of dead processes (DESIGN §5).
 
-A hold that nobody renewed for one TTL and that has no usage row is closed as `expired`. When PostgreSQL was away, live
-processes could not renew either, so the reaper then waits one TTL. A settlement that comes after all still settles,
-from what the account has left.
+A hold that was not renewed for one TTL and has no usage row is closed as `expired`. After an outage of PostgreSQL, in
+which live processes could not renew, the reaper waits one TTL first. A settlement that arrives for an expired hold is
+still booked, from the money that the account has left.
 """
 
 from datetime import timedelta
@@ -11,12 +11,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 BATCH = 500
+"""Holds that one call expires at most."""
 
 
 async def reap(connection: AsyncConnection, ttl_s: float, *, gap_s: float | None = None) -> int:
-    """Expire at most 500 lapsed holds; returns how many.
+    """Expire at most BATCH holds that were not renewed for `ttl_s` seconds; returns how many.
 
-    `gap_s`: nobody having called for so long means that PostgreSQL (or the jobs) was away; default half a TTL.
+    A gap of more than `gap_s` seconds (default: half a TTL) since the last call counts as an outage.
     """
     expired = await connection.execute(
         text("SELECT penstock_reap(CAST(:ttl AS interval), CAST(:gap AS interval), :limit)"),

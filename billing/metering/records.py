@@ -1,4 +1,4 @@
-"""What the gateway and billing say to each other about one request: hold, open line, checkpoint, usage record."""
+"""Messages between gateway and billing about one request: hold, open record, checkpoint, usage record."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -9,7 +9,7 @@ import msgspec
 from core.tokens import NO_TOKENS, TokenUsage
 
 TAIL_TOKENS_PER_S = 512
-"""More than engines generate for one sequence: bounds what they may have counted after the last token we saw."""
+"""Above any engine's speed for one sequence: bounds the tokens an engine counted after the last one received."""
 
 
 class Outcome(StrEnum):
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
     @property
     def free(self) -> bool:
-        """Whether tokens are recorded and nothing is charged."""
+        """Whether the request is recorded but not charged."""
         return self in (Outcome.ENGINE_FAILED, Outcome.ZERO_OUTPUT)
 
 
@@ -39,7 +39,9 @@ class PriceVersion(msgspec.Struct, frozen=True):
     reasoning: int
 
     def cost(self, usage: TokenUsage) -> int:
-        """Picodollars of `usage`: cached is a part of input and reasoning a part of output, each priced once."""
+        """Picodollars of `usage`. Cached tokens are a part of input and reasoning a part of output; each token is
+        priced once, by its class.
+        """
         return (
             usage.uncached_input * self.input
             + usage.cached_input * self.cached_input
@@ -49,7 +51,7 @@ class PriceVersion(msgspec.Struct, frozen=True):
 
 
 class HoldRequest(msgspec.Struct, frozen=True):
-    """Reserve money for one request. The amounts are upper bounds in tokens, taken from bytes."""
+    """Asks to reserve money for one request; the token counts are upper bounds computed from bytes."""
 
     request_id: UUID
     tenant_id: UUID
@@ -59,13 +61,13 @@ class HoldRequest(msgspec.Struct, frozen=True):
     tier: str
     max_input_tokens: int
     max_output_tokens: int
-    """What the request asked for; 0 = it named none, billing chooses (DESIGN §5)."""
+    """The request's limit; 0 = it named none, and the database function chooses (DESIGN §5)."""
     default_output_tokens: int = 4096
-    """The model's default, used when the request names none."""
+    """The model's default, an upper bound when the request names no limit."""
 
 
 class HoldGranted(msgspec.Struct, frozen=True):
-    """Money is reserved; resolve it exactly once by settling or voiding."""
+    """A placed hold, to be resolved exactly once by settling or voiding."""
 
     request_id: UUID
     admitted_at: datetime
@@ -75,11 +77,11 @@ class HoldGranted(msgspec.Struct, frozen=True):
     amount: int
     """Picodollars held."""
     output_tokens: int
-    """Output tokens the hold covers; the gateway must extend it before relaying more."""
+    """Output tokens that the hold covers; the gateway must extend it before it relays more."""
 
 
 class OpenRecord(msgspec.Struct, tag="open"):
-    """Written to the spool before dispatch: from here on the request is admitted and gets one usage row."""
+    """Written to the spool before dispatch; it admits the request, which then gets exactly one usage row."""
 
     request_id: UUID
     tenant_id: UUID
@@ -97,26 +99,26 @@ class OpenRecord(msgspec.Struct, tag="open"):
     simulated: bool
     stream: bool
     max_input_tokens: int = 0
-    """An upper bound of what engines may count of its prompt, over all choices; 0 = not known (an older record)."""
+    """Upper bound of the prompt tokens that an engine counts, over all choices; 0 = not known (older records)."""
 
 
 class Checkpoint(msgspec.Struct, tag="checkpoint"):
-    """Running counts of a live request, once a second."""
+    """Counts of a running request, written once a second."""
 
     request_id: UUID
     usage: TokenUsage
 
 
 class Unbilled(msgspec.Struct, frozen=True):
-    """Tokens of one attempt that an engine counted and nobody pays for, where the usage row does not tell.
+    """Tokens of one attempt that an engine counted, are not charged, and do not follow from the usage row.
 
-    For reconciliation with the engines' counters (billing/economics/). Where an attempt was cut off, the engine may
-    have counted more than was seen: `tail_input` and `tail_output` bound that.
+    Used to reconcile usage with the engines' counters (billing/economics/). `tail_input` and `tail_output` bound the
+    tokens that the engine may have counted after the last one received.
     """
 
     cause: str
-    """retried: an attempt that failed before the last; choices: a prompt that the engine counts once per choice;
-    cancelled_tail: cut by us or the client; engine_failed: what came after the last token seen."""
+    """retried: an earlier attempt that failed; choices: the prompt, counted once more per further choice;
+    cancelled_tail: after a cancellation; engine_failed: after the last token of a failed engine."""
     replica_id: str
     boot_id: str
     input: int = 0
@@ -124,11 +126,11 @@ class Unbilled(msgspec.Struct, frozen=True):
     tail_input: int = 0
     tail_output: int = 0
     again_us: int = 0
-    """For an attempt that was followed by another: microseconds from receipt to the placement of the next."""
+    """Microseconds from the request's receipt to the placement of the next attempt; 0 = there was none."""
 
 
 class UsageRecord(msgspec.Struct, tag="usage"):
-    """The end of an admitted request. Settled once, idempotent by `open.request_id`."""
+    """The end of an admitted request; settlement is idempotent by `open.request_id`."""
 
     open: OpenRecord
     outcome: Outcome
@@ -136,12 +138,12 @@ class UsageRecord(msgspec.Struct, tag="usage"):
     attempts: int = 1
     queue_us: int = 0
     ttft_us: int = 0
-    """Microseconds from receipt to the first content byte; 0 = there was none."""
+    """Microseconds from receipt to the first byte of content; 0 = there was none."""
     duration_us: int = 0
     extra_unbilled: TokenUsage = NO_TOKENS
-    """Tokens of failed earlier attempts: recorded for reconciliation, never charged."""
+    """Tokens of failed attempts: recorded for reconciliation, never charged."""
     unbilled: tuple[Unbilled, ...] = ()
-    """By attempt and cause; most requests have none."""
+    """One entry per attempt and cause; empty for most requests."""
 
     @property
     def cost(self) -> int:

@@ -1,4 +1,4 @@
-"""What a person is told when money refuses a request."""
+"""Errors of requests for which no money could be reserved."""
 
 from core.errors import BudgetExceeded, InsufficientCredit, PenstockError, Unavailable
 from core.money import pico_to_usd
@@ -15,9 +15,9 @@ def hold_refusal(
     open_requests: int,
     top_up_url: str,
 ) -> PenstockError:
-    """The error of a hold that was not granted; amounts are picodollars.
+    """The error for a `verdict` of `penstock_hold` other than `granted`; amounts are picodollars.
 
-    `funds` is the balance, or for a budget what is left of it; open holds are not yet taken off.
+    `funds` is the balance, or the rest of the monthly budget, before open holds (`held`) are subtracted.
     """
     if verdict == "unpriced":
         return Unavailable(
@@ -54,7 +54,7 @@ def hold_refusal(
 
 
 def billing_unavailable() -> Unavailable:
-    """Billing cannot reserve money now, so no work is admitted."""
+    """The error when money cannot be reserved or recorded now; it asks the client to retry after 2 s."""
     return Unavailable(
         "billing does not answer, so no work is admitted; nothing was charged, try again shortly",
         code="billing_unavailable",

@@ -1,8 +1,8 @@
-"""Settlement: ended requests go to PostgreSQL in small batches, idempotently, for as long as it takes (DESIGN §4, §5).
+"""Settlement: writes ended requests to PostgreSQL in small batches, idempotently (DESIGN §4, §5).
 
-At most 50 rows or 100 ms a batch, so that holds never wait long for an account; a backlog goes in batches of up to 500.
-PostgreSQL away: the batch is tried again for ever; the backlog is a list of request ids, their records stay in the
-spool. A record that PostgreSQL refuses for what it says is parked in `settle_errors` and the others go on.
+A batch is BATCH_ROWS rows or BATCH_WINDOW_S seconds, so that it locks accounts for a short time. While PostgreSQL is
+away, the batch is retried without end; the backlog holds request ids, and the records stay in the spool. A record whose
+data PostgreSQL refuses is parked in `settle_errors`, and the others are settled.
 """
 
 import asyncio
@@ -28,25 +28,26 @@ from billing.metering.records import UsageRecord
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 50
+"""Rows of a batch without a backlog."""
 BACKLOG_ROWS = 500
-"""Rows of a batch while more than this many wait: fewer commits, and nobody's answer is fresh by then anyway."""
+"""Rows of a batch while more than this many requests wait, to save commits."""
 BATCH_WINDOW_S = 0.1
+"""Seconds after which a batch is sent that is not full."""
 MAX_RECORDS_IN_MEMORY = 1000
-"""Records held in memory; beyond it they are read back from the spool when their turn comes."""
+"""Further records are dropped from memory and read back from the spool when they are settled."""
 _RECORD_ERROR_CLASSES = ("22", "23", "P0")
-"""SQLSTATE classes that blame the data: data exception, integrity constraint, raised by our own function."""
-
+"""SQLSTATE classes caused by the data: data exception, integrity constraint violation, error raised by a function."""
 _ENCODING_ERRORS = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
-"""A record that cannot even be encoded."""
+"""Errors of a record that cannot be encoded."""
 
 SETTLED = Counter("penstock_settled_total", "Requests settled, by result.", ["result"])
 BACKLOG = Gauge("penstock_settlement_backlog", "Ended requests that PostgreSQL does not have yet.")
 
 
 class PendingSettlement:
-    """One ended request on its way to PostgreSQL: in memory, or to be read from a spool.
+    """An ended request in the settlement queue, with its record, or None to `load` it from a spool.
 
-    `done` hears that PostgreSQL has it (or has parked it), `lost` that it cannot be read back; one of the two, once.
+    Calls either `on_done` (settled or parked) or `on_unreadable` (the record cannot be read back), exactly once.
     """
 
     __slots__ = ("load", "on_done", "on_unreadable", "record", "request_id")
@@ -67,7 +68,7 @@ class PendingSettlement:
 
 
 def settle_row(record: UsageRecord) -> dict[str, Any]:
-    """The row that `penstock_settle` reads."""
+    """The JSON object that `penstock_settle` reads."""
     opened = record.open
     return {
         "request_id": opened.request_id,
@@ -100,7 +101,7 @@ def settle_row(record: UsageRecord) -> dict[str, Any]:
 
 
 def unbilled_rows(record: UsageRecord) -> list[dict[str, Any]]:
-    """The rows that `penstock_note_unbilled` reads."""
+    """The JSON objects that `penstock_note_unbilled` reads, one per attempt and cause."""
     return [
         {
             "request_id": record.open.request_id,
@@ -119,7 +120,7 @@ def unbilled_rows(record: UsageRecord) -> list[dict[str, Any]]:
 
 
 class Settlement:
-    """The queue of one process and the task that empties it."""
+    """The settlement queue of one process, and the task that empties it."""
 
     def __init__(
         self, database_url: str, *, batch_rows: int = BATCH_ROWS, window_s: float = BATCH_WINDOW_S
@@ -138,17 +139,17 @@ class Settlement:
 
     @property
     def backlog(self) -> int:
-        """Ended requests that PostgreSQL does not have yet."""
+        """Requests in the queue."""
         return len(self._queue)
 
     async def start(self) -> None:
-        """Begin to settle."""
+        """Start the task."""
         self._task = asyncio.create_task(self._run())
 
     def submit(self, item: PendingSettlement) -> None:
-        """Settle this one; it is forgotten only when PostgreSQL has it."""
+        """Queue a request; it leaves the queue only when it is settled, parked or unreadable."""
         if item.record is not None:
-            # A record that no spool holds must stay in memory, whatever their number.
+            # A record that is in no spool must stay in memory.
             if self._in_memory >= MAX_RECORDS_IN_MEMORY and item.load(item.request_id) is not None:
                 item.record = None
             else:
@@ -160,7 +161,7 @@ class Settlement:
             self._full.set()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Settle what there is without waiting for full batches; False when it did not all go in time."""
+        """Settle without waiting for full batches; False when the queue is not empty after `timeout_s` seconds."""
         self._draining = True
         self._full.set()
         with contextlib.suppress(TimeoutError):
@@ -168,7 +169,7 @@ class Settlement:
         return self._idle.is_set()
 
     async def close(self) -> None:
-        """Stop; what is left stays in the spool."""
+        """Stop the task and disconnect; queued records stay in the spool."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -184,7 +185,7 @@ class Settlement:
             try:
                 await self._settle_batch()
             except Exception:
-                # A bug here must not end settlement: say so and go on, the records are in the spool.
+                # A bug must not end settlement for the life of this process; the records are in the spool.
                 log.exception("settlement failed")
                 await asyncio.sleep(1.0)
             BACKLOG.set(len(self._queue))
@@ -193,7 +194,7 @@ class Settlement:
                 self._idle.set()
 
     async def _settle_batch(self) -> None:
-        """Settle the oldest items; returns when PostgreSQL has them or has parked them."""
+        """Settle or park the oldest requests of the queue."""
         rows = BACKLOG_ROWS if len(self._queue) > BACKLOG_ROWS else self._batch_rows
         batch = [self._queue[i] for i in range(min(len(self._queue), rows))]
         loaded = [(item, item.record or item.load(item.request_id)) for item in batch]
@@ -231,7 +232,7 @@ class Settlement:
 
     async def _send(self, records: list[UsageRecord]) -> None:
         if unbilled := [note for record in records for note in unbilled_rows(record)]:
-            # Before the rows, so that a row is never there without its notes; noted twice is noted once.
+            # Before the usage rows, so that no row exists without its unbilled counts; the function is idempotent.
             await self._connection.fetch(
                 "SELECT penstock_note_unbilled($1)", msgspec.json.encode(unbilled).decode()
             )
@@ -245,7 +246,7 @@ class Settlement:
                 log.error("request %s could not be billed; see settle_errors", row["request_id"])
 
     async def _park(self, record: UsageRecord, reason: str) -> bool:
-        """Set one record aside; False when that did not work either and must be tried again."""
+        """Store one record in `settle_errors`; False when that failed too and must be retried."""
         log.error("request %s could not be billed (%s); see settle_errors", record.open.request_id, reason)
         try:
             await self._connection.fetch(

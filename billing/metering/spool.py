@@ -1,11 +1,11 @@
-"""The spool: what an API process owes to billing, kept on disk until PostgreSQL has it (DESIGN §4).
+"""The spool: usage records of an API process on disk until they are settled (DESIGN §4).
 
-One file per process incarnation, locked while the process lives. Appending is a write to the page cache (it survives
-the death of the process); ends of requests are also synced to the disk by a thread, many at a time. The file is
-preallocated: running out of it makes the process not ready, never loses a record in the middle.
+One file per process incarnation, locked while the process lives. `append` writes to the page cache, which survives the
+death of the process; a thread also syncs the ends of requests to the disk, many at a time. The file is preallocated:
+when it is nearly full the process is not ready, and no record is lost or cut.
 
-Space comes back by moving the live records to a fresh file. While a thread copies and syncs them, new frames go to
-both files; the fresh one then takes the old one's name in one rename, so at every instant one file holds everything.
+Compaction frees space by copying the live frames to a fresh file. While the thread copies and syncs them, new frames
+are written to both files. One rename then replaces the old file, so one complete file exists at every instant.
 """
 
 import fcntl
@@ -25,17 +25,18 @@ log = logging.getLogger(__name__)
 SUFFIX = ".spool"
 FRESH_SUFFIX = ".spool.new"
 _RESERVE_DIVISOR = 10
-"""A tenth of the file is kept for the ends of what runs: below it the process is not ready."""
+"""1/10 of the file is reserved for the ends of running requests; with less room the process is not ready."""
 _BYTES_PER_END = 1024
+"""Room reserved for the end of each running request."""
 RETRY_S = 5.0
-"""After a move that found no room on the disk, or could not be finished."""
+"""Seconds until a failed compaction is tried again."""
 
 Span = tuple[int, int]
 """Offset and size of a frame."""
 
 
 class _Entry:
-    """Where the newest frames of one request lie."""
+    """Where the newest frames of one request are in the file."""
 
     __slots__ = ("checkpoint", "open", "usage")
 
@@ -45,7 +46,7 @@ class _Entry:
         self.usage: Span | None = None
 
     def spans(self) -> list[tuple[str, Span]]:
-        """The frames that must be kept for this request."""
+        """The frames that compaction must keep."""
         if self.usage is not None:
             return [("usage", self.usage)]
         found = [("open", self.open), ("checkpoint", self.checkpoint)]
@@ -53,22 +54,22 @@ class _Entry:
 
 
 class _Compaction:
-    """A move to a fresh file that is under way."""
+    """A running copy of the live frames to a fresh file."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor = descriptor
         self.path = path
         self.tail = len(FILE_HEADER)
         self.frames: list[tuple[_Entry, str, Span, int]] = []
-        """Entry, which frame, where it lies in the old file, offset in the fresh one."""
+        """Entry, name of the frame, its span in the old file, its offset in the fresh file."""
         self.to_copy: list[tuple[Span, int]] = []
-        """What the thread copies: the frames that were live when the move began."""
+        """Spans that the thread copies, with their new offsets: the frames that were live at the start."""
         self.copy_started = False
         self.copied = False
 
 
 def create_file(path: Path, capacity: int) -> int:
-    """A locked, preallocated, empty spool file at `path`; returns its descriptor. Raises OSError."""
+    """Create a locked, empty spool file of `capacity` preallocated bytes; returns its descriptor. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -92,7 +93,11 @@ def sync_directory(directory: Path) -> None:
 
 
 class Spool:
-    """The spool of the living process. Used from one thread; its own thread only syncs and copies."""
+    """The spool of the running process, of `capacity` bytes. Raises OSError when the file cannot be created.
+
+    Its methods must be called from one thread, to which `call_soon` schedules a callback. The spool's own thread only
+    syncs, copies and creates files.
+    """
 
     def __init__(
         self,
@@ -113,13 +118,13 @@ class Spool:
         self._wake = threading.Event()
         self._sync_wanted = False
         self._compaction_wanted = False
-        """Until a move has ended well."""
+        """True from the decision to compact until a compaction has succeeded."""
         self._retry_at = 0.0
         self._creating_file = False
         self._directory_changed = False
         self._to_close: list[int] = []
         directory.mkdir(parents=True, exist_ok=True)
-        # Made under another name, so that nobody adopts it before it is locked.
+        # Created under another name, so that no process adopts it before it is locked.
         fresh = self._fresh_path()
         fresh.unlink(missing_ok=True)
         self._descriptor = create_file(fresh, capacity)
@@ -134,19 +139,19 @@ class Spool:
 
     @property
     def ready(self) -> bool:
-        """Whether a new request may be admitted: the file can be written and has room for every end."""
+        """Whether a new request may be admitted: the file can be written and has room for the end of each request."""
         reserve = self._capacity // _RESERVE_DIVISOR + _BYTES_PER_END * len(self._entries)
         return not self._failed and not self._closed and self._capacity - self._tail > reserve
 
     @property
     def unsettled(self) -> int:
-        """Requests with anything in the spool that is not settled yet."""
+        """Requests in the spool that are not settled yet."""
         return len(self._entries)
 
     def append(self, record: Record) -> bool:
-        """Write a record; False when the file has no room or cannot be written (the record is then not in it).
+        """Write a record; False when it was not written: no room, a failing disk, or a record that is too large.
 
-        A checkpoint yields to ends: it is dropped when room is scarce.
+        Checkpoints are dropped first, when less than half of the reserve is left.
         """
         if isinstance(record, Checkpoint):
             if record.request_id not in self._entries or not self._has_room(
@@ -173,7 +178,7 @@ class Spool:
         return True
 
     def load(self, request_id: UUID) -> UsageRecord | None:
-        """The end of a request as it lies in the file; None when there is none that can be read."""
+        """The usage record of a request, read from the file; None when there is none or it cannot be read."""
         entry = self._entries.get(request_id)
         if entry is None or entry.usage is None:
             return None
@@ -186,7 +191,7 @@ class Spool:
         return frame.record if frame is not None and isinstance(frame.record, UsageRecord) else None
 
     def mark_settled(self, request_ids: Iterable[UUID]) -> None:
-        """PostgreSQL has these: their space may be used again."""
+        """Forget settled requests, and request compaction when most of the file is free."""
         for request_id in request_ids:
             entry = self._entries.pop(request_id, None)
             if entry is not None:
@@ -200,7 +205,7 @@ class Spool:
             self._wake.set()
 
     def close(self) -> None:
-        """Sync and unlock; the file goes when nothing in it is owed, else it waits to be adopted."""
+        """Sync and unlock the file; remove it when every request is settled, else leave it to be adopted."""
         if self._closed:
             return
         self._closed = True
@@ -231,7 +236,7 @@ class Spool:
         return True
 
     def _index_frame(self, entry: _Entry, field: str, size: int) -> None:
-        """Remember where the frame just written lies, and move the tails."""
+        """Record the position of the frame just written, and advance the tails."""
         self._live_bytes -= sum(span[1] for _, span in entry.spans())
         span = (self._tail, size)
         setattr(entry, field, span)
@@ -241,10 +246,10 @@ class Spool:
             self._compaction.frames.append((entry, field, span, self._compaction.tail))
             self._compaction.tail += size
 
-    # -- moving to a fresh file ------------------------------------------------------------------------------------
+    # -- compaction ------------------------------------------------------------------------------------------------
 
     def _start_compaction(self, descriptor: int) -> None:
-        """In the owner's thread, when a fresh file exists: from here on every frame goes to both."""
+        """In the owner's thread, once the fresh file exists: from here on every frame is written to both files."""
         if self._closed:
             os.close(descriptor)
             self._fresh_path().unlink(missing_ok=True)
@@ -259,7 +264,7 @@ class Spool:
         self._wake.set()
 
     def _finish_compaction(self) -> None:
-        """In the owner's thread, when the copies are on the disk: the fresh file takes the old one's name."""
+        """In the owner's thread, once the copies are on the disk: rename the fresh file over the old one."""
         compaction = self._compaction
         if compaction is None or self._closed:
             return
@@ -281,10 +286,10 @@ class Spool:
             self._descriptor, self._tail = compaction.descriptor, compaction.tail
             self._directory_changed = True
             self._sync_wanted = True
-        self._compaction = None  # only now may the thread make another fresh file under the same name
+        self._compaction = None  # from here on the thread may create another fresh file of the same name
         self._wake.set()
 
-    # -- the thread: everything that waits for the disk ------------------------------------------------------------
+    # -- the thread: everything that blocks on the disk ------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -320,8 +325,8 @@ class Spool:
                 self._fresh_path().unlink(missing_ok=True)
                 descriptor = create_file(self._fresh_path(), self._capacity)
             except OSError as error:
-                # No room for a second file: the first one serves on. Tried again by the clock, since a full spool
-                # admits nothing whose settlement could ask for it.
+                # No room for a second file: continue with the first. A timer retries, because a full spool admits no
+                # request whose settlement would ask for compaction again.
                 log.warning("no fresh spool file: %s", error)
                 self._retry_at = time.monotonic() + RETRY_S
                 self._creating_file = False

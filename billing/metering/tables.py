@@ -1,6 +1,7 @@
-"""Tables of holds and usage rows, for SQLAlchemy Core.
+"""Tables of holds and usage rows, for SQLAlchemy Core; the migrations own the DDL.
 
-`holds` and `usage_rows` are partitioned by month on the UUIDv7 request id. The migrations own the DDL."""
+`holds` and `usage_rows` are partitioned by month on the UUIDv7 request id.
+"""
 
 from sqlalchemy import (
     BigInteger,
@@ -53,7 +54,7 @@ holds = Table(
     Index("ix_holds_open", "tenant_id", postgresql_where=text("state = 'open'")),
     postgresql_partition_by="RANGE (request_id)",
 )
-"""Money reserved for a request; mutable, outside the ledger, resolved once."""
+"""Money reserved for a request. Mutable and not part of the ledger; each hold is resolved once."""
 
 usage_dims = Table(
     "usage_dims",
@@ -70,7 +71,7 @@ usage_dims = Table(
     Column("simulated", Boolean, nullable=False),
     UniqueConstraint(*_DIMENSIONS, name="uq_usage_dims_facts"),
 )
-"""What usage rows share, said once: who used what at which prices."""
+"""Dimensions that usage rows share: customer, model, tier, region, price versions."""
 
 usage_engines = Table(
     "usage_engines",
@@ -114,7 +115,7 @@ usage_rows = Table(
     Index("ix_usage_rows_dim_id", "dim_id"),
     postgresql_partition_by="RANGE (request_id)",
 )
-"""One row per admitted request, written once, under 200 bytes with its indexes. Read it through the view `usage`."""
+"""One row per admitted request, immutable, under 200 bytes with its indexes; read it through the view `usage`."""
 
 usage = table(
     "usage",
@@ -128,7 +129,7 @@ usage = table(
         )
     ),
 )  # fmt: skip
-"""The view over usage_rows with every column of a usage row."""
+"""The view that joins usage_rows with its dimensions and engines."""
 
 usage_late = Table(
     "usage_late",
@@ -136,7 +137,7 @@ usage_late = Table(
     Column("request_id", Uuid, primary_key=True),
     instant("ended_at"),
 )
-"""The true end of usage that came after its month was closed, or after 48 h, and is dated to its arrival."""
+"""The true end of usage that arrived after its month was closed, or after 48 h, and is dated to its arrival."""
 
 usage_far = Table(
     "usage_far",
@@ -145,7 +146,7 @@ usage_far = Table(
     instant("claimed_at"),
     instant("settled_at"),
 )
-"""Instants of rows that were settled more than 35 minutes from their end."""
+"""Instants of rows whose settlement is more than 35 minutes from their end, which `lag_us` cannot express."""
 
 settle_errors = Table(
     "settle_errors",
@@ -155,7 +156,7 @@ settle_errors = Table(
     Column("record", LargeBinary, nullable=False),
     instant("created_at", now=True),
 )
-"""Records that could not be billed, set aside with the reason."""
+"""Records that could not be settled, with the reason."""
 
 reaper_state = Table(
     "reaper_state",
@@ -165,7 +166,7 @@ reaper_state = Table(
     instant("postmaster_start"),
     instant("paused_until"),
 )
-"""When the reaper last looked, and until when it waits for live processes to renew their holds."""
+"""When the reaper last ran, and until when it waits for live processes to renew their holds."""
 
 unpriced_refusals = Table(
     "unpriced_refusals",
@@ -177,4 +178,4 @@ unpriced_refusals = Table(
     Column("first_at", DateTime(timezone=True), nullable=False),
     Column("last_at", DateTime(timezone=True), nullable=False),
 )
-"""Requests refused because a model had no price."""
+"""Counts of requests refused because their model had no price."""

@@ -1,4 +1,4 @@
-"""Tokens of today, for the rate limiter: Redis may be emptied at any time, PostgreSQL knows (DESIGN §4)."""
+"""Tokens used today, from which the rate limiter restores its daily counts when Redis has lost them (DESIGN §4)."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -9,7 +9,7 @@ from core.db import Database
 
 
 async def tokens_today(database: Database, tenant_id: UUID, day: datetime) -> dict[UUID, int]:
-    """Tokens used on the UTC day of `day` by scope id: the tenant, its projects and its keys."""
+    """Input and output tokens used on the UTC day of `day`, by the id of the tenant, its projects and its keys."""
     start = day.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     async with database.read() as connection:
         rows = await connection.execute(

@@ -1,4 +1,4 @@
-"""Requests refused for want of a price, counted in memory and written now and then, never on the hot path."""
+"""Counts of requests refused because their model has no price; kept in memory and written off the hot path."""
 
 import logging
 from uuid import UUID
@@ -10,13 +10,13 @@ from billing.metering.dedicated_connection import DedicatedConnection
 log = logging.getLogger(__name__)
 
 MAX_KEYS = 256
-"""Distinct (model, tier, tenant) between two writes; further ones are not counted until then."""
+"""Distinct (model, tier, tenant) counted between two writes; further ones are ignored."""
 
 _COUNT = "SELECT penstock_count_unpriced($1, $2, $3, $4)"
 
 
 class UnpricedCounts:
-    """Counts of one process since the last write."""
+    """Counts of one process since its last write."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, UUID], int] = {}
@@ -25,7 +25,7 @@ class UnpricedCounts:
         return bool(self._counts)
 
     def add(self, model: str, tier: str, tenant_id: UUID) -> None:
-        """One request was refused."""
+        """Count one refused request."""
         key = (model, tier, tenant_id)
         if key in self._counts or len(self._counts) < MAX_KEYS:
             self._counts[key] = self._counts.get(key, 0) + 1
