@@ -73,7 +73,7 @@ async def seed(url: str, tenants: int, month: date) -> None:
         "JOIN usage_dims d ON d.id = u.dim_id GROUP BY 1) s WHERE s.tenant_id = b.tenant_id"
     )
     await connection.execute(
-        "INSERT INTO usage_touched (hour) SELECT DISTINCT date_trunc('hour', ended_at, 'UTC') FROM usage_rows"
+        "INSERT INTO dirty_hours (hour) SELECT DISTINCT date_trunc('hour', ended_at, 'UTC') FROM usage_rows"
     )
     await connection.execute("VACUUM (ANALYZE)")
     await connection.close()

@@ -139,7 +139,7 @@ async def rollups_current(connection: AsyncConnection, month: date) -> CheckResu
     start, end = bounds(month)
     hours = (
         await connection.execute(
-            text("SELECT count(DISTINCT hour) FROM usage_touched WHERE hour >= :start AND hour < :end"),
+            text("SELECT count(DISTINCT hour) FROM dirty_hours WHERE hour >= :start AND hour < :end"),
             {"start": start, "end": end},
         )
     ).scalar_one()

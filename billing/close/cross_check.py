@@ -32,13 +32,13 @@ class CrossCheckRow(msgspec.Struct, frozen=True, kw_only=True):
 
 _GATEWAY = text(
     """
-    WITH touched AS MATERIALIZED (
-        SELECT DISTINCT hour FROM usage_touched WHERE hour >= :start AND hour < :end),
+    WITH dirty AS MATERIALIZED (
+        SELECT DISTINCT hour FROM dirty_hours WHERE hour >= :start AND hour < :end),
     counted AS (
         SELECT h.requests, h.input_tokens + h.output_tokens AS tokens, h.cost FROM usage_hours h
-        WHERE h.hour >= :start AND h.hour < :end AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
+        WHERE h.hour >= :start AND h.hour < :end AND NOT EXISTS (SELECT 1 FROM dirty t WHERE t.hour = h.hour)
         UNION ALL
-        SELECT f.requests, f.input_tokens + f.output_tokens, f.cost FROM touched t,
+        SELECT f.requests, f.input_tokens + f.output_tokens, f.cost FROM dirty t,
             LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f)
     SELECT coalesce(sum(requests), 0) AS requests, coalesce(sum(tokens), 0) AS tokens, coalesce(sum(cost), 0) AS cost
     FROM counted

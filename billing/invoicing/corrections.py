@@ -214,7 +214,7 @@ async def _until(connection: AsyncConnection, month: date) -> datetime:
         await connection.execute(
             text(
                 "SELECT least(CAST(:end AS timestamptz), date_trunc('hour', clock_timestamp(), 'UTC')) AS until, "
-                "(SELECT count(*) FROM usage_touched WHERE hour >= :start AND hour < least(CAST(:end AS timestamptz), "
+                "(SELECT count(*) FROM dirty_hours WHERE hour >= :start AND hour < least(CAST(:end AS timestamptz), "
                 "date_trunc('hour', clock_timestamp(), 'UTC'))) AS marks"
             ),
             {"start": start, "end": end},

@@ -91,7 +91,7 @@ async def _ready(connection: AsyncConnection, month: date) -> bool:
         await connection.execute(
             text(
                 "SELECT clock_timestamp() AS now, penstock_is_closed(:start) AS closed, "
-                "(SELECT count(*) FROM usage_touched WHERE hour >= :start AND hour < :end) AS marks"
+                "(SELECT count(*) FROM dirty_hours WHERE hour >= :start AND hour < :end) AS marks"
             ),
             {"start": start, "end": end},
         )

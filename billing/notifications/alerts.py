@@ -161,15 +161,15 @@ _STATES = text("""
             AND NOT EXISTS (SELECT 1 FROM alert_rules r WHERE r.tenant_id = b.tenant_id AND r.kind = 'budget'
                 AND r.scope = 'tenant')),
     watched AS (SELECT DISTINCT tenant_id FROM rules WHERE kind = 'budget' AND scope <> 'tenant'),
-    touched AS MATERIALIZED (
-        SELECT DISTINCT hour FROM usage_touched, now WHERE hour >= now.month AND EXISTS (SELECT 1 FROM watched)),
+    dirty AS MATERIALIZED (
+        SELECT DISTINCT hour FROM dirty_hours, now WHERE hour >= now.month AND EXISTS (SELECT 1 FROM watched)),
     counted AS (
         SELECT h.tenant_id, h.project_id, h.key_id, h.cost FROM usage_hours h, now
         WHERE h.hour >= now.month AND h.tenant_id IN (SELECT tenant_id FROM watched)
-            AND NOT EXISTS (SELECT 1 FROM touched t WHERE t.hour = h.hour)
+            AND NOT EXISTS (SELECT 1 FROM dirty t WHERE t.hour = h.hour)
         UNION ALL
         SELECT f.tenant_id, f.project_id, f.key_id, f.cost
-        FROM touched t, LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f
+        FROM dirty t, LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f
         WHERE f.tenant_id IN (SELECT tenant_id FROM watched)),
     spent AS (
         SELECT tenant_id, project_id AS scope_id, sum(cost) AS cost FROM counted GROUP BY 1, 2

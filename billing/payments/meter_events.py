@@ -30,7 +30,7 @@ _CHANGED = """
     FROM (
         SELECT tenant_id, hour, sum(input_tokens + output_tokens) AS tokens FROM usage_hours u
         WHERE hour < date_trunc('hour', now())
-            AND NOT EXISTS (SELECT 1 FROM usage_touched t WHERE t.hour = u.hour)
+            AND NOT EXISTS (SELECT 1 FROM dirty_hours t WHERE t.hour = u.hour)
         GROUP BY tenant_id, hour) h
     LEFT JOIN (
         SELECT tenant_id, hour, sum(tokens) AS tokens, count(*) AS parts FROM stripe_meter_events

@@ -1,6 +1,6 @@
 """Hourly sums of usage. A closed hour is recomputed whole whenever a settled batch touched it; no watermarks.
 
-Every settled batch leaves a mark for the hours it touched (`usage_touched`), in its own transaction. A report takes an
+Every settled batch leaves a mark for the hours it touched (`dirty_hours`), in its own transaction. A report takes an
 hour from the rollup only when it carries no mark, else from the rows; so it always equals the rows
 (billing/reports/usage_report.py).
 Past days are summed from their hours in the same way: rolling an hour unmakes its day until the day is rolled again.
@@ -14,12 +14,12 @@ from billing.usage.gpu_shares import share_new_days
 from core.db import Database
 
 _DIRTY_CLOSED_HOURS = (
-    "SELECT DISTINCT hour FROM usage_touched "
+    "SELECT DISTINCT hour FROM dirty_hours "
     "WHERE hour < date_trunc('hour', clock_timestamp(), 'UTC') ORDER BY hour"
 )
 _DELETE_DUPLICATE_MARKS = (
-    "DELETE FROM usage_touched WHERE hour >= date_trunc('hour', clock_timestamp(), 'UTC') "
-    "AND id NOT IN (SELECT max(id) FROM usage_touched GROUP BY hour)"
+    "DELETE FROM dirty_hours WHERE hour >= date_trunc('hour', clock_timestamp(), 'UTC') "
+    "AND id NOT IN (SELECT max(id) FROM dirty_hours GROUP BY hour)"
 )
 _INCOMPLETE_PAST_DAYS = (
     "SELECT day FROM usage_day_state WHERE NOT whole "

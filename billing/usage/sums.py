@@ -42,7 +42,7 @@ SUM_COLUMNS = f"""{KEY_COLUMNS}, requests, outcomes, input_tokens, cached_input_
         unbilled_input_tokens, unbilled_output_tokens, cost, list_cost, busy_us"""
 DIRTY_HOURS = """
     dirty AS MATERIALIZED (
-        SELECT DISTINCT hour FROM usage_touched WHERE hour >= :start AND hour < :end)"""
+        SELECT DISTINCT hour FROM dirty_hours WHERE hour >= :start AND hour < :end)"""
 _SUMS_FROM_ROWS = """SELECT t.hour, f.* FROM dirty t,
             LATERAL penstock_fold_usage(t.hour, t.hour + interval '1 hour') f"""
 

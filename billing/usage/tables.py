@@ -20,12 +20,12 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from core.columns import count, instant, pico, words
 from core.db import metadata
 
-usage_touched = Table(
-    "usage_touched",
+dirty_hours = Table(
+    "dirty_hours",
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     instant("hour"),
-    Index("ix_usage_touched_hour", "hour"),
+    Index("ix_dirty_hours_hour", "hour"),
 )
 """Hours whose rollup is missing or stale: one mark per settled batch, taken away by the rollup that covers it."""
 

@@ -22,7 +22,7 @@ DECLARE
     a billing_accounts;
     p price_versions;
     l price_versions;
-    v_touched boolean := false;
+    v_changed boolean := false;
     v_funds numeric;
     v_left numeric;
     v_in_price numeric;
@@ -34,10 +34,10 @@ BEGIN
         ORDER BY tenant, position
     LOOP
         IF a.tenant_id IS DISTINCT FROM r.tenant THEN
-            IF v_touched THEN
+            IF v_changed THEN
                 UPDATE billing_accounts b SET held = a.held, open_holds = a.open_holds
                     WHERE b.tenant_id = a.tenant_id;
-                v_touched := false;
+                v_changed := false;
             END IF;
             SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = r.tenant FOR UPDATE;
         END IF;
@@ -98,14 +98,14 @@ BEGIN
                 amount := needed;
                 a.held := a.held + needed;
                 a.open_holds := a.open_holds + 1;
-                v_touched := true;
+                v_changed := true;
             ELSE
                 verdict := 'duplicate';
             END IF;
         END IF;
         RETURN NEXT;
     END LOOP;
-    IF v_touched THEN
+    IF v_changed THEN
         UPDATE billing_accounts b SET held = a.held, open_holds = a.open_holds WHERE b.tenant_id = a.tenant_id;
     END IF;
 END $$;

@@ -112,7 +112,7 @@ BEGIN
     END LOOP;
 
     IF v_new IS NOT NULL THEN
-        INSERT INTO usage_touched (hour) SELECT DISTINCT date_trunc('hour', e, 'UTC') FROM unnest(v_ends) e;
+        INSERT INTO dirty_hours (hour) SELECT DISTINCT date_trunc('hour', e, 'UTC') FROM unnest(v_ends) e;
         WITH locked AS MATERIALIZED (
             SELECT h.request_id, h.amount FROM holds h WHERE h.request_id = ANY (v_new) AND h.state = 'open'
             ORDER BY h.request_id FOR UPDATE)

@@ -20,7 +20,7 @@ BEGIN
         RETURN 'the month is open';
     ELSIF to_regclass(v_name) IS NULL THEN
         RETURN 'there is no partition ' || v_name;
-    ELSIF EXISTS (SELECT 1 FROM usage_touched WHERE hour >= v_start AND hour < v_end) THEN
+    ELSIF EXISTS (SELECT 1 FROM dirty_hours WHERE hour >= v_start AND hour < v_end) THEN
         RETURN 'hours of it are not rolled up yet';
     END IF;
     SELECT count(*), coalesce(sum(cost), 0) INTO v_rows, v_cost FROM usage_rows

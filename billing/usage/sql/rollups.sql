@@ -36,12 +36,12 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
     JOIN usage_dims d ON d.id = f.dim_id
 $$;
 
--- Recompute the hour p_hour from its usage rows. Its marks in usage_touched are deleted before the rows are read, so
+-- Recompute the hour p_hour from its usage rows. Its marks in dirty_hours are deleted before the rows are read, so
 -- a batch that commits in between leaves its mark and the hour is read from the rows until the next run.
 CREATE OR REPLACE FUNCTION penstock_roll_hour(p_hour timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock_rollup'));
-    DELETE FROM usage_touched WHERE hour = p_hour;
+    DELETE FROM dirty_hours WHERE hour = p_hour;
     DELETE FROM usage_hours WHERE hour = p_hour;
     INSERT INTO usage_hours (hour, tenant_id, project_id, key_id, model, tier, region, price_version,
         list_price_version, simulated, requests, outcomes, input_tokens, cached_input_tokens, output_tokens,
@@ -51,8 +51,8 @@ BEGIN
         ON CONFLICT (day) DO UPDATE SET whole = false WHERE usage_day_state.whole;
 END $$;
 
--- Recompute a day from its hours. Reports read hours touched since then from the rows. The day's part of the host
--- costs is to be computed again (shared_by is null).
+-- Recompute a day from its hours. Reports read hours that became dirty since then from the rows. Clearing shared_by
+-- causes the day's share of the host costs to be computed again.
 CREATE OR REPLACE FUNCTION penstock_roll_day(p_day timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock_rollup'));

@@ -287,7 +287,7 @@ async def test_an_adjustment_that_found_no_money_is_no_usage_of_an_archived_mont
     ("harm", "sign"),
     [
         ("UPDATE usage_hours SET cost = cost + 1", "rollups count"),
-        ("INSERT INTO usage_touched (hour) SELECT min(hour) FROM usage_hours", "not rolled up"),
+        ("INSERT INTO dirty_hours (hour) SELECT min(hour) FROM usage_hours", "not rolled up"),
         ("UPDATE usage_archives SET sha256 = '\\x00'", "not the one that was recorded"),
         ("UPDATE usage_archives SET rows = rows + 1", "the archive"),
     ],
