@@ -1,1 +1,1 @@
-"""The life of one request: admit, place, relay, settle."""
+"""Serves one inference request: admission, placement, relay and settlement. The life of a request is in director.py."""

@@ -1,4 +1,4 @@
-"""Acquire money and a seat at once, both or neither."""
+"""Acquires a hold and a placement side by side, both or neither."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,10 +15,11 @@ async def acquire_both(
     void: Callable[[HoldT], None],
     unplace: Callable[[PlacementT], None],
 ) -> tuple[HoldT, PlacementT]:
-    """Run the two side by side and return both results.
+    """Run both coroutines side by side and return both results.
 
-    When one fails or the caller is cancelled, what the other acquired, or still acquires, is given back once; money's
-    error goes first. Each of the two gives back by itself what a cancellation meets in the middle of it.
+    When one fails, or the caller is cancelled, the result of the other is released exactly once, even if it arrives
+    later: a hold by `void`, a placement by `unplace`. When both fail, the error of `place_hold` is raised. A coroutine
+    that is cancelled before it returns must release by itself what it has acquired.
     """
     placing = asyncio.ensure_future(place_request)
     try:
@@ -35,14 +36,14 @@ async def acquire_both(
 
 
 def _cancel_placing(placing: "asyncio.Task[PlacementT]", unplace: Callable[[PlacementT], None]) -> None:
-    """Stop placing; a seat that was found all the same is given back."""
+    """Cancel the placement; one that was made nevertheless is released."""
 
-    def give_back(task: "asyncio.Task[PlacementT]") -> None:
+    def release(task: "asyncio.Task[PlacementT]") -> None:
         if not task.cancelled() and task.exception() is None:
             unplace(task.result())
 
     placing.cancel()
     if placing.done():
-        give_back(placing)
+        release(placing)
     else:
-        placing.add_done_callback(give_back)
+        placing.add_done_callback(release)

@@ -1,4 +1,4 @@
-"""Admission: what a request must get before it is dispatched, and another replica when an attempt has failed."""
+"""Admission: the steps before a request is dispatched, and the change to another replica after a failed attempt."""
 
 from collections.abc import Callable
 from typing import Generic
@@ -17,7 +17,7 @@ from tenants.principal import Principal
 
 
 class Admission(Generic[GrantT]):
-    """The steps before dispatch. One per process; keeps no request's state."""
+    """Runs the steps before dispatch. One per process; keeps no state of a request."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Admission(Generic[GrantT]):
         region: str,
         queue_deadline_s: float,
     ) -> None:
-        """`now` gives monotonic seconds; `queue_deadline_s` bounds how long a request may wait for a replica."""
+        """`now` returns monotonic seconds. `queue_deadline_s` bounds the wait for a replica, from receipt."""
         self._models = models
         self._rates = rates
         self._holds = holds
@@ -46,10 +46,10 @@ class Admission(Generic[GrantT]):
         self._queue_deadline_s = queue_deadline_s
 
     def resolve_model(self, principal: Principal, prepared: PreparedRequest) -> Model:
-        """The model of a request.
+        """Return the model that the request names.
 
-        Raises ModelNotFound, PermissionDenied when the key may not use the model, and InvalidRequest when the model's
-        context cannot hold the tokens that are asked for.
+        Raises ModelNotFound, PermissionDenied when the key may not use the model, and InvalidRequest when max_tokens
+        does not fit into the model's context.
         """
         model = self._models.resolve(prepared.model)
         if principal.allowed_models is not None and model.name not in principal.allowed_models:
@@ -66,7 +66,7 @@ class Admission(Generic[GrantT]):
         return model
 
     async def acquire_rates(self, context: RequestContext[GrantT]) -> None:
-        """Reserve rates of key, project and tenant, by estimates.
+        """Reserve one request and its estimated tokens within the limits of key, project and tenant.
 
         Raises RateLimited, or Unavailable when usage cannot be recorded.
         """
@@ -84,9 +84,9 @@ class Admission(Generic[GrantT]):
         reserved.granted_at = self._now()
 
     async def acquire_hold_and_replica(self, context: RequestContext[GrantT]) -> None:
-        """Place a hold and find a replica, side by side, both or neither.
+        """Place a hold and acquire a replica, side by side, both or neither.
 
-        Raises PaymentRequired and its kinds, Refused or Unavailable.
+        Raises PaymentRequired or one of its subclasses, Refused, or Unavailable.
         """
         hold, placement = await acquire_both(
             self._holds.place(hold_request(context)),
@@ -98,13 +98,13 @@ class Admission(Generic[GrantT]):
         context.routing.placed_at = self._now()
 
     def open(self, context: RequestContext[GrantT]) -> None:
-        """Write the open line of the usage spool: from here on the request is admitted and gets a usage row.
+        """Write the open record into the usage spool. From then on the request is admitted and gets a usage row.
 
         Raises RuntimeError when the request has no hold or no placement.
         """
         hold = context.reserved.hold
         if hold is None:
-            raise RuntimeError("a request is opened only once money is held")
+            raise RuntimeError("a request is opened only after its hold is placed")
         record = open_record(context, self._region)
         self._meter.open(record)
         context.open_record = record
@@ -113,9 +113,9 @@ class Admission(Generic[GrantT]):
         context.reserved.output_limit = min(hold.output_tokens, longest)
 
     async def acquire_other_replica(self, context: RequestContext[GrantT]) -> None:
-        """Release the replica of a failed attempt and find another one; hold and rates stay as they are.
+        """Release the replica of the failed attempt and acquire another one. Hold and rates stay as they are.
 
-        Raises Refused.
+        Raises Refused when no other replica takes the request before its deadline.
         """
         usage = context.usage
         self._scheduler.release(released(context.record_failed_attempt(self._now()), usage, failed=True))
@@ -123,7 +123,7 @@ class Admission(Generic[GrantT]):
         context.open_record = open_record(context, self._region)
 
     async def _place(self, context: RequestContext[GrantT]) -> Placement:
-        """Ask the scheduler for a replica, until the deadline counted from receipt. Raises Refused."""
+        """Acquire a replica from the scheduler before the request's deadline. Raises Refused."""
         request, routing = context.request, context.routing
         if routing.blocks is None:
             routing.blocks = await self._prompts.blocks(

@@ -1,4 +1,4 @@
-"""What the gateway itself adds to an engine's answer: usage with cost and outcome, the end of a cut stream, errors."""
+"""The parts of an answer that the gateway writes itself: usage with cost and outcome, final events, and errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _OBJECTS = {"chat": "chat.completion.chunk", "text": "text_completion"}
 
 
 def usage_object(usage: TokenUsage, cost_usd: str) -> dict[str, Any]:
-    """OpenAI's usage object, with the request's cost in dollars beside the counts."""
+    """Return OpenAI's usage object with the member `cost`: `cost_usd`, exact decimal dollars."""
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,
@@ -29,7 +29,7 @@ def usage_object(usage: TokenUsage, cost_usd: str) -> dict[str, Any]:
 
 
 def _billing_object(record: UsageRecord, cost_usd: str) -> dict[str, Any]:
-    """How the request was billed."""
+    """Return the `penstock` member of an answer: how the request was billed."""
     return {
         "request_id": str(record.open.request_id),
         "outcome": record.outcome.value,
@@ -49,8 +49,12 @@ def final_events(
     include_usage: bool,
     unfinished: Sequence[int],
 ) -> bytes:
-    """The last events of a stream: a `length` finish of the `unfinished` choices when we cut it, usage when asked for,
-    and [DONE]."""
+    """Return the last events of a stream.
+
+    These are a `length` finish of the `unfinished` choices (by index) when the gateway `truncated` the stream, the
+    usage when the client asked for it, and [DONE]. `endpoint` is chat or text; `first_chunk` gives the id, object and
+    time of the events, and is None when the engine sent no chunk.
+    """
     events: list[bytes] = []
     shell = {
         "id": first_chunk.id if first_chunk is not None else "",
@@ -75,7 +79,11 @@ def final_events(
 def whole_answer(
     endpoint: str, events: bytes, record: UsageRecord, *, truncated: bool
 ) -> tuple[bytes, Headers]:
-    """The body and headers of an answer that is not streamed. Raises EngineFailed when there is none."""
+    """Return body and headers of an answer that is not streamed, merged from the engine's `events`.
+
+    Unfinished choices of a `truncated` answer finish with `length`. Raises EngineFailed when `events` hold no chunk,
+    and ValueError, TypeError or AttributeError when a chunk does not have OpenAI's shape.
+    """
     cost_usd = pico_to_usd(record.cost)
     answer = merge_chunks(events, endpoint)
     for choice in answer["choices"]:
@@ -94,7 +102,7 @@ def whole_answer(
 
 
 def error_body(error: PenstockError, kind: str) -> dict[str, Any]:
-    """OpenAI's error object; `kind` is its `type`. Details are added beside the four official members."""
+    """Return OpenAI's error object with `kind` as its `type`. `details` stand beside OpenAI's four members."""
     body: dict[str, Any] = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     if error.details:
         body["details"] = error.details

@@ -1,7 +1,8 @@
-"""The state of one request, from receipt to settlement, in four parts and the way it ended.
+"""The state of one request from receipt to settlement, in four parts and the way it ended.
 
-`Request` says who asks for what, `Reservations` what is reserved for it, `Routing` where it runs, and `Answer` what
-came back. Each step of the request's life writes to the part that it is about.
+`Request` holds who asks for what, `Reservations` the rates and the money reserved for it, `Routing` the replica and
+the attempts, and `Answer` the engine's output. Instants are monotonic seconds; 0 means that the event has not
+happened.
 """
 
 import asyncio
@@ -24,14 +25,14 @@ from tenants.principal import Principal
 
 
 class AbortReason(Enum):
-    """Why a request was ended from outside."""
+    """Why a request was aborted from outside its own task."""
 
     CLIENT_DISCONNECTED = "client_gone"
     SLOW_CLIENT = "slow_client"
     REVOKED = "revoked"
 
     def error(self) -> PenstockError:
-        """What to tell a client that is still there."""
+        """The error for a client that is still connected."""
         if self is AbortReason.REVOKED:
             return AuthenticationFailed(
                 "This API key lost its access while the request ran: it was revoked, or its project or organisation "
@@ -45,7 +46,7 @@ class AbortReason(Enum):
 
 
 class Request:
-    """Who asks for what. Set on receipt and never changed."""
+    """Who asks for what. Set on receipt and not changed afterwards."""
 
     __slots__ = ("id", "model", "prepared", "principal", "received_at", "reply")
 
@@ -64,11 +65,10 @@ class Request:
         self.model = model
         self.reply = reply
         self.received_at = now
-        """Monotonic seconds, as all instants of a request."""
 
 
 class Reservations(Generic[GrantT]):
-    """What is reserved for the request: rates by learned estimates, money by an upper bound."""
+    """What is reserved for the request: rates by estimates, money by an upper bound in tokens."""
 
     __slots__ = ("grant", "granted_at", "hold", "input_estimate", "output_estimate", "output_limit")
 
@@ -79,11 +79,11 @@ class Reservations(Generic[GrantT]):
         self.granted_at = 0.0
         self.hold: HoldGranted | None = None
         self.output_limit = 0
-        """Output tokens that the hold covers, over all choices: no more are relayed before it is extended."""
+        """Output tokens, over all choices, that may be relayed before the hold is extended."""
 
 
 class Routing:
-    """Where the request runs, and which attempts have failed."""
+    """The replica of the current attempt and the records of failed attempts."""
 
     __slots__ = (
         "attempts",
@@ -97,22 +97,22 @@ class Routing:
 
     def __init__(self) -> None:
         self.blocks: PromptBlocks | None = None
-        """Hashes of the prompt's first blocks, once they are computed."""
+        """Hashes of the prompt's first blocks; None until they are computed."""
         self.placement: Placement | None = None
         self.placed_at = 0.0
-        """When the first placement was made."""
+        """When the first placement arrived."""
         self.attempts = 0
-        """Attempts that were started."""
+        """Number of attempts started."""
         self.excluded: list[str] = []
-        """Replicas on which an attempt has failed."""
+        """Ids of replicas on which an attempt has failed."""
         self.failed_unbilled: list[Unbilled] = []
-        """Unbilled tokens of failed attempts, by attempt and cause."""
+        """Unbilled tokens of failed attempts, one entry per attempt and cause."""
         self.failed_usage = NO_TOKENS
-        """Tokens of all failed attempts together."""
+        """Sum of the tokens of all failed attempts."""
 
 
 class Answer:
-    """What the engine has sent, and what the client has got of it."""
+    """The engine's output in the current attempt, and what of it was sent to the client."""
 
     __slots__ = (
         "checkpointed_tokens", "codec", "collected", "collected_bytes", "committed", "first_content_at", "last_read_at",
@@ -123,23 +123,23 @@ class Answer:
         self.codec: StreamCodec | None = None
         self.stream: EngineStream | None = None
         self.committed = False
-        """The client has got content, or is about to: no other attempt is possible."""
+        """Whether content was sent to the client, or is about to be. No further attempt is made then."""
         self.collected: list[bytes] = []
-        """Events of an answer that is not streamed."""
+        """Events of an answer that is not streamed, kept until the answer is complete."""
         self.collected_bytes = 0
         self.first_content_at = 0.0
         self.reading_since = 0.0
-        """When the engine last sent something, while more is awaited; 0 = nothing is awaited."""
+        """When the engine last sent data, while more data is awaited; 0 = no read is pending."""
         self.last_read_at = 0.0
-        """When the engine last sent something in the attempt that ended last."""
+        """When the engine last sent data in the attempt that ended last."""
         self.writing_since = 0.0
-        """Since when a write to the client has not completed; 0 = no write is pending."""
+        """When the pending write to the client began; 0 = no write is pending."""
         self.checkpointed_tokens = 0
-        """Tokens in the last checkpoint."""
+        """Total tokens in the last checkpoint."""
 
 
 class RequestContext(Generic[GrantT]):
-    """One request: its parts, its task, and how it ended. `Settlement.settle` releases what it holds, once."""
+    """The parts of one request, its task, and how it ended. `Settlement.settle` releases everything in it once."""
 
     __slots__ = (
         "abort_reason", "answer", "error", "open_record", "outcome", "request", "reserved", "routing", "settled_at",
@@ -152,27 +152,27 @@ class RequestContext(Generic[GrantT]):
         self.routing = Routing()
         self.answer = Answer()
         self.task = asyncio.current_task()
-        """The task to cancel when the request is cut; None once it is too late for that."""
+        """The task that `abort` cancels; None once the request is being settled."""
         self.open_record: OpenRecord | None = None
-        """Set once the request is admitted: from then on it gets a usage row."""
+        """Set when the request is admitted; an admitted request gets a usage row."""
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
-        """The error that the request ended with, for metrics and traces."""
+        """The error that the request ended with, for metrics and traces; None if it succeeded."""
         self.abort_reason: AbortReason | None = None
         self.settled_at = 0.0
 
     def abort(self, reason: AbortReason) -> None:
-        """End the request from outside by cancelling its task; the first reason stays."""
+        """End the request by cancelling its task. Only the first reason counts; a settled request is left alone."""
         if self.abort_reason is None and self.task is not None:
             self.abort_reason = reason
             self.task.cancel()
 
     @property
     def usage(self) -> TokenUsage:
-        """The counts of the current attempt so far.
+        """Tokens of the current attempt so far.
 
-        Engines report the cached part of the prompt with their last chunk. A request that is cut never gets that
-        chunk; the scheduler's prediction takes its place, so that the customer keeps the discount.
+        Engines report the cached part of the prompt in their last chunk. An aborted request does not receive that
+        chunk; the scheduler's prediction is used instead, so that the customer keeps the discount.
         """
         codec, placement = self.answer.codec, self.routing.placement
         if codec is None:
@@ -189,7 +189,7 @@ class RequestContext(Generic[GrantT]):
         return self.reserved.grant.headers if self.reserved.grant is not None else []
 
     def record_failed_attempt(self, now: float) -> Placement:
-        """Keep the counts of the failed attempt, exclude its replica, and return the placement to release."""
+        """Record the tokens of the failed attempt, exclude its replica, and return the placement to release."""
         routing, placement, usage = self.routing, self.routing.placement, self.usage
         if placement is None:
             raise RuntimeError("an attempt needs a placement")
@@ -203,7 +203,7 @@ class RequestContext(Generic[GrantT]):
         return placement
 
     def begin_next_attempt(self, placement: Placement, now: float) -> None:
-        """The next attempt has a replica: the failed attempts' records get the time that this took."""
+        """Set the replica of the next attempt. The records of failed attempts get the time since receipt."""
         self.routing.placement = placement
         again_us = int((now - self.request.received_at) * 1e6)
         self.routing.failed_unbilled = [
@@ -214,7 +214,10 @@ class RequestContext(Generic[GrantT]):
     def unbilled_of_attempt(
         self, placement: Placement, usage: TokenUsage, now: float, *, cause: str, charged: bool
     ) -> list[Unbilled]:
-        """What the engine may have counted in the current attempt beyond `usage` (gateway/unbilled_tokens.py)."""
+        """Tokens that the engine may have counted in the current attempt and that are not billed.
+
+        See `gateway.unbilled_tokens.unbilled_tokens` for `cause` and `charged`.
+        """
         answer, request = self.answer, self.request
         return unbilled_tokens(
             cause=cause,

@@ -1,4 +1,4 @@
-"""The life of a request, top to bottom (DESIGN §4, docs/request-life.md)."""
+"""The life of a request, from admission to settlement, in the order in which it happens (docs/request-life.md)."""
 
 import asyncio
 import logging
@@ -19,13 +19,13 @@ from gateway.telemetry import Telemetry
 from tenants.principal import Principal
 
 MAX_ATTEMPTS = 2
-"""Replicas that a request is tried on."""
+"""Attempts per request, each on another replica."""
 
 log = logging.getLogger(__name__)
 
 
 class Director(Generic[GrantT]):
-    """Takes one validated request of one principal to its usage row. One per process; keeps no request's state."""
+    """Takes validated requests to their usage rows. One per process; keeps no state of a request."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Director(Generic[GrantT]):
         telemetry: Telemetry,
         now: Callable[[], float],
     ) -> None:
-        """`now` gives monotonic seconds."""
+        """`now` returns monotonic seconds."""
         self._admission = admission
         self._relay = relay
         self._settlement = settlement
@@ -47,10 +47,10 @@ class Director(Generic[GrantT]):
     async def handle(
         self, request_id: UUID, principal: Principal, prepared: PreparedRequest, reply: Reply
     ) -> None:
-        """Run the request and answer through `reply`.
+        """Run one request and write its answer to `reply`.
 
-        Raises the PenstockError that the request ends with, or CancelledError when the server goes down. Whatever
-        happens, each thing that was acquired is released exactly once, in `Settlement.settle`.
+        Raises the PenstockError that the request ends with, or CancelledError when the server shuts down. Everything
+        that was acquired is released exactly once, in `Settlement.settle`, whichever step fails.
         """
         try:
             model = self._admission.resolve_model(principal, prepared)
@@ -71,19 +71,22 @@ class Director(Generic[GrantT]):
         except asyncio.CancelledError as cancelled:
             context.error = cancelled
             if context.abort_reason is None or context.task is None:
-                raise  # the server itself is going down
+                raise  # the server is shutting down
             context.task.uncancel()
             raise context.abort_reason.error() from None
         except BaseException as error:
             context.error = error
             raise
         finally:
-            context.task = None  # too late to be cut
+            context.task = None  # it can no longer be aborted
             self._settlement.settle(context)
             self._open_requests.discard(context)
 
     async def _attempt(self, context: RequestContext[GrantT]) -> EngineFailed | None:
-        """Relay one attempt and return the failure of its engine. Raises InvalidRequest when the engine refuses it."""
+        """Relay one attempt. Returns the failure of the engine, or None after success.
+
+        Raises InvalidRequest when the engine refuses the request itself.
+        """
         try:
             await self._relay.attempt(context)
         except InvalidRequest:
@@ -94,7 +97,10 @@ class Director(Generic[GrantT]):
         return None
 
     async def _move_to_other_replica(self, context: RequestContext[GrantT], failure: EngineFailed) -> None:
-        """Prepare another attempt. Raises EngineFailed when the client has content, or attempts or replicas run out."""
+        """Prepare another attempt after `failure`.
+
+        Raises EngineFailed when content was already sent, and when no attempts or no other replicas are left.
+        """
         routing = context.routing
         replica_id = routing.placement.replica_id if routing.placement is not None else ""
         log.warning("attempt %d on %s failed: %s", routing.attempts, replica_id, failure.message)

@@ -1,8 +1,8 @@
-"""The one seam to engines: open a stream, read what has arrived, abort.
+"""The HTTP client of engines: open a stream, read, abort.
 
-aiohttp with one pooled session per process; connections are kept per replica address and TCP_NODELAY is set by
-aiohttp on each. Phases have their own time limits: connecting and headers here, first token and silence in
-gateway/open_requests.py, which watches all streams with one timer.
+One aiohttp session per process keeps connections per replica address and sets TCP_NODELAY on each. This module limits
+the time to connect and to receive headers; gateway/open_requests.py limits the time to the first event and between
+events, with one timer for all streams.
 """
 
 import asyncio
@@ -15,17 +15,21 @@ import msgspec
 from core.errors import EngineFailed, InvalidRequest
 
 CONNECT_TIMEOUT_S = 2.0
+"""Seconds to connect to an engine, and to read the body of an error."""
 HEADERS_TIMEOUT_S = 30.0
-"""An engine answers a stream's headers before it prefills; a busy tokenizer may take a while."""
+"""Seconds to a stream's headers, which engines send before they prefill but after they tokenize."""
 KEEP_ALIVE_TIMEOUT_S = 4.0
-"""Below the 5 s after which vLLM's server closes idle connections, so that none is reused while it closes."""
+"""Seconds that an idle connection is kept: below vLLM's 5 s, so that no connection is reused while vLLM closes it."""
 MAX_ERROR_BYTES = 64 * 1024
+"""Bytes read of the body of an engine's error."""
 DRAIN_TIMEOUT_S = 1.0
+"""Seconds to read the end of a body so that its connection can be reused."""
 _CLIENT_ERRORS = frozenset({400, 413, 422})
+"""Statuses by which an engine says that the request itself is wrong."""
 
 
 class AiohttpStream:
-    """An engine's answer while it arrives."""
+    """An engine's answer while it arrives (gateway.ports.EngineStream)."""
 
     def __init__(self, response: aiohttp.ClientResponse, drains: set[asyncio.Task[None]]) -> None:
         self._response = response
@@ -33,14 +37,14 @@ class AiohttpStream:
         self._drains = drains
 
     async def read(self) -> bytes:
-        """What has arrived, all of it; empty at the end. Raises EngineFailed when the connection breaks."""
+        """Return all bytes that have arrived, or b"" at the end. Raises EngineFailed when the connection breaks."""
         try:
             return await self._content.readany()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineFailed(f"The engine's connection broke: {error or type(error).__name__}") from error
 
     def close(self) -> None:
-        """Give the connection back. The body's end may still be on its way: wait for it off the request's path."""
+        """Return the connection to the pool. A body that has not ended yet is read to its end in another task."""
         if self._content.at_eof():
             self._response.release()
             return
@@ -49,7 +53,7 @@ class AiohttpStream:
         task.add_done_callback(self._drains.discard)
 
     async def _drain(self) -> None:
-        """Read up to the end for a moment; a connection that does not end is closed instead of reused."""
+        """Read to the end of the body; close the connection when the end does not arrive in time."""
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while await self._content.readany():
@@ -60,12 +64,12 @@ class AiohttpStream:
             self._response.release()
 
     def abort(self) -> None:
-        """Close the connection now."""
+        """Close the connection at once."""
         self._response.close()
 
 
 class AiohttpEngines:
-    """Engines over HTTP; one per process."""
+    """Opens streams to engines over HTTP (gateway.ports.Engines). One per process."""
 
     def __init__(self, engine_key: str) -> None:
         self._authorization = f"Bearer {engine_key}" if engine_key else ""
@@ -73,7 +77,7 @@ class AiohttpEngines:
         self._drains: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Make the session; needs the running loop."""
+        """Create the session. Must run inside the event loop."""
         connector = aiohttp.TCPConnector(
             limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_TIMEOUT_S, ttl_dns_cache=30
         )
@@ -87,7 +91,7 @@ class AiohttpEngines:
         )
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         for task in list(self._drains):
             task.cancel()
         await asyncio.gather(*self._drains, return_exceptions=True)
@@ -97,10 +101,10 @@ class AiohttpEngines:
     async def open(
         self, base_url: str, path: str, body: bytes, headers: Iterable[tuple[str, str]]
     ) -> AiohttpStream:
-        """POST and wait for the headers.
+        """POST `body` to `base_url` + `path` and wait for the headers.
 
-        Raises EngineFailed when the engine is away, broken or full, and InvalidRequest when it says that the request
-        itself is at fault (a prompt longer than the context, an impossible schema).
+        Raises EngineFailed when the engine is unreachable, fails or is full, and InvalidRequest when the engine
+        refuses the request itself, such as a prompt longer than its context or an invalid schema.
         """
         if self._session is None:
             raise RuntimeError("AiohttpEngines.start() has not run")
@@ -120,7 +124,7 @@ class AiohttpEngines:
 
 
 async def _error_of(response: aiohttp.ClientResponse) -> EngineFailed | InvalidRequest:
-    """The error behind a status other than 200."""
+    """The error for a response whose status is not 200."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             text = await response.content.read(MAX_ERROR_BYTES)
@@ -138,7 +142,7 @@ async def _error_of(response: aiohttp.ClientResponse) -> EngineFailed | InvalidR
 
 
 def error_message(document: bytes) -> str:
-    """The message of an engine's error object, at most 500 characters; empty when it is none."""
+    """The message of an engine's error object, at most 500 characters; empty when `document` is no error object."""
     try:
         found: Any = msgspec.json.decode(document)
     except (msgspec.MsgspecError, UnicodeDecodeError):

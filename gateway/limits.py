@@ -1,33 +1,51 @@
-"""Every size the gateway accepts, in one place. Above a cap the answer is a 4xx that names it."""
+"""Bounds on what the gateway accepts. A request above a bound gets a 4xx answer that names the bound."""
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
-"""Counted while the body streams in, so a lying Content-Length gains nothing."""
+"""Bytes of a request's body, counted as the body arrives; Content-Length is not trusted."""
 MAX_JSON_DEPTH = 64
+"""Levels of nested arrays and objects in a request's body."""
 MAX_MESSAGES = 4096
+"""Messages of a chat completion."""
 MAX_PARTS_PER_MESSAGE = 256
+"""Content parts of one message."""
 MAX_CHOICES = 16
-"""`n`, and `n` times the number of prompts of a text completion."""
+"""Choices of one request: `n`, times the number of prompts for a text completion."""
 MAX_PROMPTS = 16
+"""Prompts of one text completion."""
 MAX_TOKENS_FIELD = 1_048_576
-"""Sanity bound of max_tokens; the model's own context bounds it further."""
+"""Value of max_tokens; the model's context length bounds it further."""
 MAX_STOPS = 16
+"""Stop sequences of a request."""
 MAX_STOP_CHARS = 256
+"""Characters of one stop sequence."""
 MAX_TOP_LOGPROBS = 20
+"""Value of top_logprobs in a chat completion."""
 MAX_TEXT_LOGPROBS = 5
+"""Value of logprobs in a text completion."""
 MAX_LOGIT_BIAS = 300
+"""Entries of logit_bias."""
 MAX_TOOLS = 128
+"""Tools of a request."""
 MAX_TOOL_CALLS = 128
+"""Tool calls of one assistant message."""
 MAX_SCHEMA_BYTES = 64 * 1024
-"""One JSON schema of a tool or of `response_format`, encoded."""
+"""Bytes of one encoded JSON schema, of a tool or of response_format."""
 MAX_SCHEMA_DEPTH = 32
+"""Levels of nested arrays and objects in one JSON schema."""
 MAX_NAME_CHARS = 64
+"""Characters of the name of a participant or a schema."""
 MAX_ID_CHARS = 128
+"""Characters of the id of a tool call."""
 MAX_DESCRIPTION_CHARS = 8192
+"""Characters of the description of a tool or a schema."""
 MAX_MODEL_CHARS = 200
+"""Characters of the model's name."""
 MAX_SEED = 2**63 - 1
+"""Absolute value of seed."""
 MAX_TOKEN_ID = 2**31 - 1
+"""Value of a token id in a prompt that is given as tokens."""
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
-"""One event of an engine's stream; more means the engine has gone mad."""
+"""Bytes of one event of an engine's stream; a longer event fails the attempt."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""A whole non-streamed answer while it is being collected."""
+"""Bytes of events collected for an answer that is not streamed."""

@@ -1,7 +1,7 @@
-"""A collected stream folded into the one answer of a non-streaming request.
+"""Merges the chunks of a stream into the answer of a request that is not streamed.
 
-The engine is always asked for a stream (gateway/relay.py says why), so the answer is put together here. All events
-are decoded in one pass at the end: about a microsecond each.
+Engines are always asked for a stream (gateway/relay.py explains why). All chunks are decoded in one pass at the end,
+which takes about a microsecond per chunk.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ _chunk_list_decoder = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 def merge_chunks(events: bytes, endpoint: str) -> dict[str, Any]:
-    """The answer of `dialect` (chat | text), without usage, out of whole events with `data: ` lines.
+    """Return the answer of `endpoint` (chat or text), without its usage, from whole events with `data: ` lines.
 
-    Raises EngineFailed when they hold no chunk.
+    Raises EngineFailed when `events` hold no chunk.
     """
     payloads = [event[6:] for event in events.split(b"\n\n") if event]
     chunks = _chunk_list_decoder.decode(b"[" + b",".join(payloads) + b"]")
@@ -45,7 +45,7 @@ def merge_chunks(events: bytes, endpoint: str) -> dict[str, Any]:
 
 
 class _Choice:
-    """One choice while its deltas are put together."""
+    """One choice while its deltas are merged."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -56,7 +56,7 @@ class _Choice:
         self.ends: dict[str, Any] = {"finish_reason": None}
 
     def add(self, part: dict[str, Any]) -> None:
-        """Take one chunk's share of this choice."""
+        """Merge this choice's part of one chunk."""
         delta = part.get("delta")
         if delta is None:
             delta = {"content": part.get("text")}
@@ -76,7 +76,7 @@ class _Choice:
                 self.ends[name] = part[name]
 
     def _add_call(self, delta: dict[str, Any]) -> None:
-        """Id, type and name come once, arguments in pieces."""
+        """Merge a delta of a tool call: its id, type and name arrive once, its arguments in pieces."""
         call = self.calls.setdefault(
             delta.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         )
@@ -86,7 +86,7 @@ class _Choice:
         call["function"]["arguments"] += function.get("arguments") or ""
 
     def chat(self) -> dict[str, Any]:
-        """The choice of a chat completion."""
+        """Return the choice of a chat completion."""
         message: dict[str, Any] = {"role": self.role}
         for name, pieces in self.texts.items():
             message[name] = "".join(pieces)
@@ -99,6 +99,6 @@ class _Choice:
         return {"index": self.index, "message": message, "logprobs": self.logprobs or None, **self.ends}
 
     def text_choice(self) -> dict[str, Any]:
-        """The choice of a text completion."""
+        """Return the choice of a text completion."""
         text = "".join(self.texts.get("content", ()))
         return {"index": self.index, "text": text, "logprobs": self.logprobs or None, **self.ends}

@@ -1,7 +1,7 @@
-"""All open requests of a process and the one timer that looks after them.
+"""The open requests of a process and the timer that serves all of them.
 
-Once a second: checkpoints of running counts, progress for the scheduler, time limits of silent engines and slow
-readers, keep-alive comments for streams that still wait. A task per stream would cost more than the stream.
+Once a second the timer writes checkpoints of running counts, reports progress to the scheduler, enforces the timeouts
+of engines and clients, and sends keep-alive comments to waiting streams. One timer costs less than a task per stream.
 """
 
 import asyncio
@@ -16,26 +16,28 @@ from gateway.context import AbortReason, AnyContext
 from gateway.ports import Metering, Scheduler
 
 TICK_S = 1.0
+"""Seconds between two ticks of the timer."""
 KEEP_ALIVE_AFTER_S = 5.0
-"""A stream that waits longer gets its headers and a comment; until then a real 429 or 503 is possible (DESIGN §4)."""
+"""Seconds from receipt to a stream's headers and first comment; before that a 429 or 503 status is still possible."""
 KEEP_ALIVE_EVERY_S = 5.0
+"""Seconds between two comments to a waiting stream."""
 
 log = logging.getLogger(__name__)
 
 
 class StreamTimeouts(msgspec.Struct, frozen=True):
-    """How long each phase of a stream may take, in seconds."""
+    """Longest durations of the phases of a stream, in seconds."""
 
     first_event_s: float = 300.0
-    """From dispatch to the first event: a long prompt behind others."""
+    """From dispatch to the engine's first event; a long prompt behind others takes minutes."""
     idle_s: float = 60.0
-    """Between events."""
+    """Between two events of the engine."""
     write_s: float = 30.0
-    """For a lagging client to take what the socket's buffer cannot."""
+    """For one write to a client whose socket buffer is full."""
 
 
 class OpenRequests:
-    """The registry of open requests."""
+    """The registry of open requests. One per process."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class OpenRequests:
         self._timer = asyncio.create_task(self._run_timer())
 
     async def close(self) -> None:
-        """Stop the timer; open requests are the server's to drain."""
+        """Stop the timer. Open requests are drained by the server."""
         tasks = [*self._comments, *([self._timer] if self._timer is not None else [])]
         for task in tasks:
             task.cancel()
@@ -71,22 +73,22 @@ class OpenRequests:
         return iter(list(self._open.values()))
 
     def add(self, context: AnyContext) -> None:
-        """A request begins."""
+        """Register a request that begins."""
         self._open[context.request.id] = context
 
     def discard(self, context: AnyContext) -> None:
-        """A request is over."""
+        """Remove a request that has ended."""
         self._open.pop(context.request.id, None)
         self._commented_at.pop(context.request.id, None)
 
     def abort_keys(self, key_ids: frozenset[UUID]) -> None:
-        """End every open request of keys that are no longer good."""
+        """Abort every open request of these keys, which were revoked."""
         for context in list(self._open.values()):
             if context.request.principal.key_id in key_ids:
                 context.abort(AbortReason.REVOKED)
 
     def abort_request(self, request_id: UUID, reason: AbortReason) -> None:
-        """End one open request; one that is over is left alone."""
+        """Abort one request; does nothing when the request is not open."""
         context = self._open.get(request_id)
         if context is not None:
             context.abort(reason)
@@ -97,11 +99,11 @@ class OpenRequests:
             try:
                 self.tick()
             except Exception:
-                # Without the timer nothing would be checkpointed, cut or kept alive any more.
-                log.exception("open requests could not be looked after")
+                # The timer must go on: without it there are no checkpoints, timeouts or keep-alive comments.
+                log.exception("a tick over the open requests failed")
 
     def tick(self) -> None:
-        """Look after every open request once."""
+        """Serve every open request once: checkpoint, timeouts, keep-alive comment."""
         now = self._now()
         for context in list(self._open.values()):
             self._checkpoint(context)
@@ -113,7 +115,7 @@ class OpenRequests:
         if context.open_record is None or context.outcome is not None:
             return
         usage = context.usage
-        if usage.total != context.answer.checkpointed_tokens:  # also down: a second attempt begins at nothing
+        if usage.total != context.answer.checkpointed_tokens:  # may be lower: a second attempt begins at 0
             context.answer.checkpointed_tokens = usage.total
             self._meter.checkpoint(Checkpoint(context.request.id, usage))
             if context.routing.placement is not None:
@@ -122,11 +124,11 @@ class OpenRequests:
     def _enforce_timeouts(self, context: AnyContext, now: float) -> None:
         answer = context.answer
         if answer.reading_since and not answer.writing_since and answer.stream is not None:
-            heard = answer.codec is not None and answer.codec.first_chunk is not None
-            allowed_s = self._timeouts.idle_s if heard else self._timeouts.first_event_s
+            has_chunk = answer.codec is not None and answer.codec.first_chunk is not None
+            allowed_s = self._timeouts.idle_s if has_chunk else self._timeouts.first_event_s
             if now - answer.reading_since > allowed_s:
                 log.warning(
-                    "engine silent for %.0f s, giving it up: request %s", allowed_s, context.request.id
+                    "no data from the engine of %s for %.0f s: attempt aborted", context.request.id, allowed_s
                 )
                 answer.stream.abort()
         if answer.writing_since and now - answer.writing_since > self._timeouts.write_s:
@@ -146,7 +148,7 @@ class OpenRequests:
 
 
 async def _send_comment(context: AnyContext) -> None:
-    """Tell a waiting client (and the proxies on the way) that the request is alive."""
+    """Send a comment, which keeps the connections of the client and of proxies from timing out."""
     reply = context.request.reply
     if not reply.started:
         await reply.start(context.rate_headers)

@@ -1,8 +1,8 @@
-"""What the gateway needs of the packages below it, as small protocols.
+"""Protocols of the objects that the gateway uses.
 
 The real classes (tenants.rates.RateLimiter, billing.metering.holds.HoldManager, billing.metering.meter.Meter,
 scheduler.client.SchedulerClient, workers.models.ModelDirectory, api.customer.hotpath's replies) satisfy them
-structurally; unit tests pass fakes.
+structurally; unit tests use fakes.
 """
 
 from collections.abc import Awaitable, Collection, Iterable
@@ -17,105 +17,105 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Grant(Protocol):
-    """A rate reservation."""
+    """A reservation of rates."""
 
     @property
     def headers(self) -> Headers:
-        """The x-ratelimit-* headers of the answer."""
+        """The x-ratelimit-* headers for the answer."""
 
 
 GrantT = TypeVar("GrantT", bound=Grant)
 
 
 class Rates(Protocol[GrantT]):
-    """Limits of key, project and tenant."""
+    """Rate limits of key, project and tenant."""
 
     async def acquire(
         self, request_id: str, principal: Principal, input_estimate: int, output_estimate: int
     ) -> GrantT:
-        """Reserve a request and its estimated tokens. Raises RateLimited."""
+        """Reserve one request and its estimated tokens. Raises RateLimited."""
 
     def settle(self, grant: GrantT, input_tokens: int, output_tokens: int) -> None:
-        """Correct the estimate and give back the place among concurrent requests."""
+        """Replace the estimates by the actual tokens and release the concurrency slot."""
 
     def refund(self, grant: GrantT) -> None:
-        """The request was refused after all: it counts for nothing."""
+        """Undo the reservation: the request was refused by a later step."""
 
 
 class Holds(Protocol):
     """Money reserved for open requests."""
 
     async def place(self, request: HoldRequest) -> HoldGranted:
-        """Reserve. Raises PaymentRequired and its kinds, or Unavailable."""
+        """Reserve money. Raises PaymentRequired or one of its subclasses, or Unavailable."""
 
     async def extend(self, request_id: UUID, output_tokens: int) -> bool:
-        """Cover so many more output tokens; False when the money is used up.
+        """Cover `output_tokens` more output tokens; False when the money is used up.
 
         True while PostgreSQL is away: a running answer goes on, and its settlement charges what is available.
         """
 
     def void(self, request_id: UUID) -> None:
-        """Give the reservation back: nothing was admitted."""
+        """Release the hold of a request that was not admitted."""
 
 
 class Metering(Protocol):
-    """Durable record of admitted requests."""
+    """The durable record of admitted requests."""
 
     @property
     def ready(self) -> bool:
-        """False when nothing more can be recorded."""
+        """False when no more records can be written."""
 
     def open(self, record: OpenRecord) -> None:
-        """Before dispatch: from here on there will be a usage row."""
+        """Record an admitted request before it is dispatched; it gets a usage row from now on."""
 
     def checkpoint(self, record: Checkpoint) -> None:
-        """Running counts."""
+        """Record the running counts of an open request."""
 
     def settle(self, record: UsageRecord) -> None:
-        """The end of the request; never raises because PostgreSQL is away."""
+        """Record the end of the request. Does not depend on PostgreSQL."""
 
 
 class Scheduler(Protocol):
-    """The scheduler, as requests see it."""
+    """Placement of requests on replicas."""
 
     async def place(self, request: PlaceRequest) -> Placement:
-        """A replica. Raises Refused."""
+        """Acquire a replica. Raises Refused."""
 
     def prefill_done(self, placement: Placement) -> None:
-        """The first token was seen."""
+        """Report that the first token has arrived."""
 
     def progress(self, placement: Placement, output_tokens: int) -> None:
-        """Output tokens so far."""
+        """Report the output tokens so far."""
 
     def release(self, released: Released) -> None:
-        """The placement is over."""
+        """Release the placement and report its token counts."""
 
 
 class Model(Protocol):
-    """What the gateway needs to know of a model."""
+    """The properties of a model that the gateway uses."""
 
     @property
     def name(self) -> str:
-        """The canonical name, which engines serve it under."""
+        """The canonical name, under which engines serve the model."""
 
     @property
     def context_len(self) -> int:
-        """Tokens of prompt and answer together."""
+        """Context length: tokens of prompt and answer together."""
 
     @property
     def max_output_tokens(self) -> int:
-        """Where an answer ends that no max_tokens bounds."""
+        """Output tokens of an answer whose request has no max_tokens."""
 
     @property
     def capabilities(self) -> Collection[str]:
-        """Such as `chat`, `tools`, `json_schema`, `reasoning`."""
+        """Such as chat, tools, json_schema, reasoning."""
 
 
 class Models(Protocol):
-    """The catalogue of live models."""
+    """The catalog of models that are offered."""
 
     def resolve(self, name: str) -> Model:
-        """By name or alias. Raises ModelNotFound."""
+        """Return the model with this name or alias. Raises ModelNotFound."""
 
 
 class Reply(Protocol):
@@ -123,38 +123,41 @@ class Reply(Protocol):
 
     @property
     def started(self) -> bool:
-        """Headers have gone out: errors can only be events from now on."""
+        """Whether headers were sent. From then on errors can only be sent as events."""
 
     async def start(self, headers: Headers) -> None:
-        """Begin a stream of events."""
+        """Send status 200 and the headers of an event stream."""
 
     def write(self, events: bytes) -> Awaitable[None]:
         """Send whole events. The result must be awaited; it takes as long as the client needs to read."""
 
     async def end(self, events: bytes) -> None:
-        """Send the last events and finish."""
+        """Send the last events and end the response."""
 
     async def respond(self, body: bytes, headers: Headers) -> None:
-        """Answer a request that is not streamed."""
+        """Send the whole answer of a request that is not streamed, with status 200."""
 
 
 class EngineStream(Protocol):
-    """One open answer of an engine."""
+    """The answer of an engine while it arrives."""
 
     async def read(self) -> bytes:
-        """What has arrived; empty at the end. Raises EngineFailed."""
+        """Return all bytes that have arrived, or b"" at the end. Raises EngineFailed when the connection breaks."""
 
     def close(self) -> None:
-        """Finished: the connection may serve the next request. Before the end, the same as abort."""
+        """Return the connection to the pool for the next request."""
 
     def abort(self) -> None:
-        """Close the connection at once: the engine stops generating. Wakes a pending read."""
+        """Close the connection at once, so that the engine stops generating. A pending `read` returns or raises."""
 
 
 class Engines(Protocol):
-    """The engine client behind one seam."""
+    """The HTTP client of engines."""
 
     async def open(
         self, base_url: str, path: str, body: bytes, headers: Iterable[tuple[str, str]]
     ) -> EngineStream:
-        """Send a request. Raises EngineFailed, or InvalidRequest when the engine finds fault with the request."""
+        """POST `body` and wait for the headers.
+
+        Raises EngineFailed, or InvalidRequest when the engine refuses the request itself.
+        """

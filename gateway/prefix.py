@@ -1,4 +1,4 @@
-"""What a prompt begins with, as hashes: so that the scheduler can find warm caches without ever seeing text."""
+"""Hashes of a prompt's prefix, by which the scheduler finds replicas with a warm cache without seeing any text."""
 
 from hashlib import blake2b
 from typing import Protocol
@@ -8,45 +8,49 @@ import msgspec
 from gateway.schemas.common import PreparedRequest
 
 BLOCK_BYTES = 1024
+"""Bytes of one text block."""
 MAX_BLOCKS = 128
-"""Prompts longer than 128 KiB are told apart by their first 128 KiB: enough to choose a replica by."""
+"""Blocks hashed of one prompt: its first 128 KiB, which is enough to choose a replica."""
 
 
 class PromptBlocks(msgspec.Struct, frozen=True):
-    """The blocks of one prompt, hashed and salted per tenant."""
+    """Chained block hashes of one prompt, first to last, salted per tenant."""
 
     hashes: list[int]
     block_tokens: int = 0
-    """Tokens in each block; 0 = blocks of text."""
+    """Tokens of each block; 0 for blocks of text."""
     prompt_tokens: int = 0
-    """Exact tokens of the prompt; 0 = not known."""
+    """Exact tokens of the prompt; 0 when not known."""
 
 
 class PromptHasher(Protocol):
-    """How prompts become blocks."""
+    """Computes the block hashes of prompts."""
 
     async def blocks(
         self, model: str, prepared: PreparedRequest, salt: str, *, reasoning: bool
     ) -> PromptBlocks:
-        """The blocks of a prompt; never raises, never takes long."""
+        """Return the blocks of a prompt, in bounded time. Raises nothing.
+
+        `salt`: the tenant's cache salt. `reasoning`: whether the model's template has a switch for thinking.
+        """
 
 
 class TextBlockHasher:
-    """Blocks of the prompt's text: cheap, and matched against a mirror of what was routed where."""
+    """Hashes blocks of the prompt's text; the scheduler matches them with what it has routed to each replica."""
 
     async def blocks(
         self, model: str, prepared: PreparedRequest, salt: str, *, reasoning: bool
     ) -> PromptBlocks:
-        """The blocks of the text as the customer sent it."""
+        """Return the blocks of the text as the customer sent it."""
         del model, reasoning
         return PromptBlocks(block_hashes(prepared.prompt_text, salt.encode()))
 
 
 def block_hashes(text: bytes, salt: bytes) -> list[int]:
-    """Chained 64-bit hashes of the whole blocks of `text`, first to last.
+    """Return the chained 64-bit hashes of the whole blocks of `text`, first to last, at most MAX_BLOCKS.
 
-    Each digest covers the one before it, so equal hashes mean equal prefixes; the tenant's salt keys the first, so
-    two tenants with the same prompt share nothing (DESIGN §6).
+    Each digest is keyed by the one before it, so that equal hashes mean equal prefixes. The first is keyed by the
+    tenant's `salt`, so that equal prompts of two tenants have different hashes (DESIGN §6).
     """
     hashes: list[int] = []
     chain = blake2b(salt, digest_size=8).digest()

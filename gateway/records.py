@@ -1,4 +1,4 @@
-"""The records that a request leaves with billing and the scheduler, built from its state."""
+"""Builds the records that billing and the scheduler get of a request, from its state."""
 
 from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
 from core.tokens import NO_TOKENS, TokenUsage
@@ -6,12 +6,12 @@ from gateway.context import AnyContext
 from gateway.prefix import PromptBlocks
 from scheduler.wire import Placement, PlaceRequest, Released
 
-_CUT_SHORT = (Outcome.CLIENT_CANCELLED, Outcome.INTERRUPTED)
-"""Outcomes that charge nothing when nothing was generated; the others are free or have an answer."""
+_ABORTED = (Outcome.CLIENT_CANCELLED, Outcome.INTERRUPTED)
+"""Outcomes of aborted requests; they charge nothing when no output was generated."""
 
 
 def hold_request(context: AnyContext) -> HoldRequest:
-    """The money to reserve: upper bounds in tokens, taken from bytes without a tokenizer."""
+    """Return the hold to place: upper bounds in tokens, computed from bytes without a tokenizer."""
     request = context.request
     prepared, principal, model = request.prepared, request.principal, request.model
     return HoldRequest(
@@ -28,7 +28,10 @@ def hold_request(context: AnyContext) -> HoldRequest:
 
 
 def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) -> PlaceRequest:
-    """What the scheduler places by: estimates and block hashes, never text. `deadline_s`: seconds left to wait."""
+    """Return what the scheduler places by: estimates and block hashes, no text.
+
+    `deadline_s`: seconds that the request may wait from now on.
+    """
     request = context.request
     principal = request.principal
     return PlaceRequest(
@@ -47,7 +50,7 @@ def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) 
 
 
 def open_record(context: AnyContext, region: str) -> OpenRecord:
-    """What the usage row will say of the request, from what is known at dispatch.
+    """Return the open record: the facts of the usage row that are known at dispatch.
 
     Raises RuntimeError when the request has no hold or no placement.
     """
@@ -75,7 +78,7 @@ def open_record(context: AnyContext, region: str) -> OpenRecord:
 
 
 def usage_record(context: AnyContext, now: float) -> UsageRecord:
-    """The usage record as things stand at the monotonic instant `now`.
+    """Return the usage record of an admitted request, with its counts at the monotonic instant `now`.
 
     Raises RuntimeError when the request is not admitted or has no outcome.
     """
@@ -85,7 +88,7 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     received, first = context.request.received_at, answer.first_content_at
     queue_s = placement.queue_s if placement is not None else 0.0
     usage, not_charged, parts = context.usage, routing.failed_usage, routing.failed_unbilled
-    only_read = usage.output == 0 and context.outcome in _CUT_SHORT
+    prompt_only = usage.output == 0 and context.outcome in _ABORTED
     refused = (
         context.outcome is Outcome.ZERO_OUTPUT
         and answer.codec is not None
@@ -93,9 +96,11 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     )
     if placement is not None and routing.attempts and not refused:
         cause = "engine_failed" if context.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
-        parts = parts + context.unbilled_of_attempt(placement, usage, now, cause=cause, charged=not only_read)
-    if only_read:
-        # Only the prompt was read. billing/metering/adoption.py does the same for a process that died.
+        parts = parts + context.unbilled_of_attempt(
+            placement, usage, now, cause=cause, charged=not prompt_only
+        )
+    if prompt_only:
+        # Only the prompt was processed. billing/metering/adoption.py does the same after the death of a process.
         usage, not_charged = NO_TOKENS, not_charged + usage
     return UsageRecord(
         open=context.open_record,
@@ -111,7 +116,10 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
 
 
 def released(placement: Placement, usage: TokenUsage, *, failed: bool = False) -> Released:
-    """The end of a placement, with the counts that correct the scheduler's estimates."""
+    """Return the release of a placement, with the counts that correct the scheduler's estimates.
+
+    `failed`: the attempt failed because of the replica.
+    """
     return Released(
         placement.request_id,
         placement.replica_id,

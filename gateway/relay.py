@@ -1,13 +1,12 @@
-"""Relay: the engine's bytes to the client, counted on the way.
+"""The relay sends the engine's bytes to the client and counts their tokens.
 
-The engine is asked for a stream with running counts even when the client wants one whole answer. Only so are the
-tokens of a request known that is abandoned, or whose process dies, half-way: the promise "at most one second of
-tokens unbilled" holds without streaming too. The price is one merge at the end (gateway/merge_chunks.py), about a
-microsecond per event.
+The engine is asked for a stream with running counts even when the client wants one whole answer. Otherwise the tokens
+of a request would be unknown when the request is aborted or its process dies, and more than one second of tokens
+could stay unbilled. The cost is one merge at the end (gateway/merge_chunks.py): about a microsecond per event.
 
-One write per read and nothing in between: while the client lags, the socket's bounded buffers are the queue, reading
-from the engine pauses, and after `StreamTimeouts.write_s` the request is cut and billed. What is relayed was counted
-before, so delivered <= billed <= generated however the request ends.
+Each read is followed by at most one write. While the client reads slowly, only the bounded buffers of its socket fill,
+and reading from the engine pauses; after `StreamTimeouts.write_s` the request is aborted and billed. Tokens are counted
+before they are relayed, so that delivered <= billed <= generated however the request ends.
 """
 
 import logging
@@ -25,32 +24,36 @@ from gateway.sse import StreamCodec
 from scheduler.wire import Placement
 
 EXTEND_TOKENS = 1024
+"""Output tokens by which a hold is extended at a time."""
 ENGINE_PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
+"""Paths on engines by endpoint."""
 ENGINE_FAILED_MESSAGE = "The engine failed while answering; nothing is charged. Please try again."
+"""The message of an error for which the engine is responsible."""
 
 log = logging.getLogger(__name__)
 
 
 class Relay:
-    """Runs one attempt of a placed request on its engine, and answers the client. One per process."""
+    """Runs attempts of placed requests on engines and answers clients. One per process; keeps no state of a request."""
 
     def __init__(
         self, engines: Engines, scheduler: Scheduler, holds: Holds, now: Callable[[], float]
     ) -> None:
-        """`now` gives monotonic seconds."""
+        """`now` returns monotonic seconds."""
         self._engines = engines
         self._scheduler = scheduler
         self._holds = holds
         self._now = now
 
     async def attempt(self, context: AnyContext) -> None:
-        """One engine, one stream, to its end or to the request's limit.
+        """Relay one engine's stream to its end, or until the paid output tokens are used up.
 
-        Raises EngineFailed when the attempt failed, and InvalidRequest when the engine refuses the request.
+        Raises EngineFailed when the attempt fails, InvalidRequest when the engine refuses the request itself, and
+        RequestTooLarge when an answer that is not streamed exceeds MAX_ANSWER_BYTES.
         """
         placement, request, answer = context.routing.placement, context.request, context.answer
         if placement is None:
-            raise RuntimeError("a request is relayed only once it is placed")
+            raise RuntimeError("a request is relayed only after it is placed")
         prepared = request.prepared
         context.routing.attempts += 1
         codec = answer.codec = StreamCodec(prepared.choices, context.reserved.output_limit)
@@ -77,8 +80,8 @@ class Relay:
     async def _relay_stream(
         self, context: AnyContext, stream: EngineStream, codec: StreamCodec, placement: Placement
     ) -> None:
-        """Read, count, write, until the engine is done, breaks, or the paid tokens are used up."""
-        held: list[bytes] = []
+        """Read, count and write until the engine ends or fails, or the paid output tokens are used up."""
+        unsent: list[bytes] = []
         answer = context.answer
         streaming = context.request.prepared.stream
         write = context.request.reply.write
@@ -92,10 +95,10 @@ class Relay:
             if codec.limit_reached or codec.error is not None:
                 out += await self._extend_or_fail(context, codec)
             if not answer.committed:
-                held.append(out)
+                unsent.append(out)
                 if codec.content_started:
                     self._commit(context, placement)
-                    await self._deliver(context, b"".join(held))
+                    await self._deliver(context, b"".join(unsent))
             elif out and streaming:
                 answer.writing_since = now
                 await write(out)
@@ -106,18 +109,18 @@ class Relay:
                 return
         if not codec.done and not codec.complete:
             raise EngineFailed("The engine's answer broke off.")
-        if held and not answer.committed:
+        if unsent and not answer.committed:
             answer.committed = True
-            await self._deliver(context, b"".join(held))
+            await self._deliver(context, b"".join(unsent))
 
     def _commit(self, context: AnyContext, placement: Placement) -> None:
-        """The first content is here: there will be no other attempt."""
+        """Note that content has arrived: the request stays with this attempt."""
         context.answer.committed = True
         context.answer.first_content_at = self._now()
         self._scheduler.prefill_done(placement)
 
     async def _extend_or_fail(self, context: AnyContext, codec: StreamCodec) -> bytes:
-        """What a read left undone: pay for more and go on, or raise what the engine reported."""
+        """Extend the hold and return the events that it then covers. Raises EngineFailed for an error of the engine."""
         out = b""
         while codec.limit_reached and await self._extend(context):
             out += codec.raise_limit(context.reserved.output_limit)
@@ -126,7 +129,7 @@ class Relay:
         return out
 
     async def _deliver(self, context: AnyContext, events: bytes) -> None:
-        """To the client's socket, or to the side until the answer is whole."""
+        """Send events to the client, or collect them for an answer that is not streamed. Raises RequestTooLarge."""
         answer, request = context.answer, context.request
         if not request.prepared.stream:
             answer.collected.append(events)
@@ -144,7 +147,7 @@ class Relay:
         answer.writing_since = 0.0
 
     async def _extend(self, context: AnyContext) -> bool:
-        """Pay for more output of a request that named no max_tokens; False when it must end here."""
+        """Extend the hold of a request without max_tokens; False when its output must end here."""
         request, reserved = context.request, context.reserved
         more = min(EXTEND_TOKENS, _longest_answer(request) - reserved.output_limit)
         if request.prepared.max_tokens or more <= 0:
@@ -155,19 +158,19 @@ class Relay:
         return granted
 
     async def finish(self, context: AnyContext) -> None:
-        """Name the outcome of an attempt that ended well, then send the end of the answer, which says so.
+        """Set the outcome after a successful attempt and send the end of the answer, which contains the outcome.
 
-        Raises EngineFailed when no answer can be made of the engine's events.
+        Raises EngineFailed when the engine's events cannot be merged into an answer.
         """
         codec = context.answer.codec
         if codec is None:
-            raise RuntimeError("a finished request has a codec")
+            raise RuntimeError("only an attempted request can be finished")
         context.outcome = _outcome_of(context, codec)
         context.settled_at = self._now()
         if context.request.prepared.stream:
             await self._end_stream(context, codec)
         else:
-            await self._send_whole(context, codec)
+            await self._send_answer(context, codec)
 
     async def _end_stream(self, context: AnyContext, codec: StreamCodec) -> None:
         request, record = context.request, usage_record(context, context.settled_at)
@@ -185,7 +188,7 @@ class Relay:
             )
         )
 
-    async def _send_whole(self, context: AnyContext, codec: StreamCodec) -> None:
+    async def _send_answer(self, context: AnyContext, codec: StreamCodec) -> None:
         request, record = context.request, usage_record(context, context.settled_at)
         events = b"".join(context.answer.collected)
         try:
@@ -193,15 +196,15 @@ class Relay:
                 request.prepared.endpoint, events, record, truncated=codec.limit_reached
             )
         except (TypeError, AttributeError, ValueError) as error:
-            # The engine's events have a shape that no answer can be made of: the client gets nothing for them.
-            log.exception("the answer of %s cannot be put together", request.id)
+            # The events do not have OpenAI's shape: the client gets no answer and pays nothing.
+            log.exception("the events of %s cannot be merged into an answer", request.id)
             context.outcome = Outcome.ENGINE_FAILED
             raise EngineFailed(ENGINE_FAILED_MESSAGE) from error
         await request.reply.respond(body, context.rate_headers + headers)
 
 
 def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:
-    """How a request ended whose engine did not fail."""
+    """The outcome of a request whose engine did not fail."""
     if not codec.content_started:
         return Outcome.ZERO_OUTPUT
     if codec.limit_reached:
@@ -212,5 +215,5 @@ def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:
 
 
 def _longest_answer(request: Request) -> int:
-    """Output tokens, over all choices, at which an answer ends that no max_tokens bounds."""
+    """Output tokens, over all choices, of the longest answer to a request without max_tokens."""
     return request.model.max_output_tokens * request.prepared.choices

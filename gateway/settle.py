@@ -1,4 +1,4 @@
-"""Settlement: the end of a request, whichever step it got to."""
+"""Settlement: releases what a request holds, whichever step it has reached."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from gateway.telemetry import Telemetry
 
 
 class Settlement(Generic[GrantT]):
-    """Releases everything that a request holds. One per process; keeps no request's state."""
+    """Settles requests. One per process; keeps no state of a request."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Settlement(Generic[GrantT]):
         telemetry: Telemetry,
         now: Callable[[], float],
     ) -> None:
-        """`now` gives monotonic seconds."""
+        """`now` returns monotonic seconds."""
         self._rates = rates
         self._holds = holds
         self._scheduler = scheduler
@@ -36,9 +36,9 @@ class Settlement(Generic[GrantT]):
         self._now = now
 
     def settle(self, context: RequestContext[GrantT]) -> None:
-        """Write the usage record or void the hold, release placement and rates, and count the request.
+        """Write the usage record or void the hold, release placement and rates, and write metrics and traces.
 
-        To be called once per request. Awaits nothing, so that no cancellation can interrupt it.
+        Must be called once per request. It awaits nothing, so that no cancellation can interrupt it.
         """
         usage, reserved = context.usage, context.reserved
         if context.open_record is not None:
@@ -69,7 +69,7 @@ class Settlement(Generic[GrantT]):
 
 
 def _outcome_of(context: AnyContext) -> Outcome:
-    """The outcome of an admitted request that ended before the relay could name one."""
+    """The outcome of an admitted request that ended before the relay set one."""
     if context.abort_reason is not None:
         return Outcome.CLIENT_CANCELLED
     if isinstance(context.error, asyncio.CancelledError):

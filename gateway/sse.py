@@ -1,12 +1,12 @@
-"""Server-sent events between engine and client, as slices of bytes.
+"""Server-sent events from engine to client, handled as slices of bytes.
 
-Events are relayed, not rebuilt: the engine was given our model name and request id, so its bytes are right for the
-client except for the running usage, which is cut out of each event. The trick that makes this cheap and safe: inside
-a JSON string every quote is escaped, so the bytes `"usage":` can only be a key.
+Events are relayed, not rebuilt. The engine was given our model name and request id, so that its bytes suit the client
+except for the running usage, which is removed from each event. Inside a JSON string every quote is escaped; therefore
+the bytes `"usage":` can only be a key.
 
-`StreamCodec.feed` takes whatever a read returned and gives what the client should get. While a stream is in its
-steady state a whole read is handled by a few C-speed searches; its first and last events, several choices, and
-anything unusual take the slow path, event by event.
+`StreamCodec.feed` takes the bytes of a read and returns the bytes for the client. In the steady state of a stream a
+read costs a few searches in C. First and last events, several choices and unusual events take the slow path, which
+decodes each event.
 """
 
 import re
@@ -26,7 +26,7 @@ _usage_decoder = msgspec.json.Decoder(EngineUsage)
 
 
 class Delta(msgspec.Struct, gc=False):
-    """The parts of a delta that tell whether it carries content."""
+    """The members of a delta that can carry content."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -35,14 +35,14 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
     def has_content(self) -> bool:
-        """Whether the client gets anything beyond a role from it."""
+        """Whether it carries text, reasoning, a refusal or a tool call."""
         if self.content or self.reasoning or self.reasoning_content or self.refusal:
             return True
         return self.tool_calls is not msgspec.UNSET and bytes(self.tool_calls) not in (b"null", b"[]")
 
 
 class ChunkChoice(msgspec.Struct, gc=False):
-    """One choice of a chunk, of either dialect."""
+    """One choice of a chunk, of a chat or a text completion."""
 
     index: int = 0
     delta: Delta | None = None
@@ -50,7 +50,7 @@ class ChunkChoice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
     def has_content(self) -> bool:
-        """Whether it carries text, reasoning or a tool call."""
+        """Whether it carries content."""
         return bool(self.text) or (self.delta is not None and self.delta.has_content())
 
 
@@ -70,7 +70,7 @@ _chunk_decoder = msgspec.json.Decoder(Chunk)
 
 
 class EventSplitter:
-    """Cuts a byte stream at event borders, wherever the reads fell."""
+    """Splits a byte stream at the ends of events, which may fall anywhere in a read."""
 
     __slots__ = ("_partial",)
 
@@ -78,7 +78,10 @@ class EventSplitter:
         self._partial = b""
 
     def feed(self, data: bytes) -> bytes:
-        """All whole events so far, each ending in a blank line; the rest waits. Raises EngineFailed past the cap."""
+        """Return the whole events so far, each ending in a blank line, and keep the rest.
+
+        Raises EngineFailed when the rest exceeds MAX_EVENT_BYTES.
+        """
         if b"\r" in data:
             data = data.replace(b"\r", b"")
         if self._partial:
@@ -91,16 +94,12 @@ class EventSplitter:
             end = 0
         self._partial = data[end:]
         if len(self._partial) > MAX_EVENT_BYTES:
-            raise EngineFailed("The engine sent an event beyond every bound.")
+            raise EngineFailed("The engine sent an event that is too large.")
         return data[:end]
-
-    def rest(self) -> bytes:
-        """What came after the last whole event; an unfinished event is never relayed."""
-        return self._partial
 
 
 def strip_usage(payload: bytes) -> bytes:
-    """A chunk without its usage member: a slice where it comes last, else decoded and built again."""
+    """Return a chunk without its usage member: by slicing when the member comes last, else by decoding."""
     if b'"usage"' not in payload:
         return payload
     cut = _USAGE_MEMBER.sub(b"}", payload + b"\n\n")[:-2]
@@ -112,11 +111,11 @@ def strip_usage(payload: bytes) -> bytes:
 
 
 class ChunkTemplate:
-    """What successive content events of one stream have in common: all but the text and the counts.
+    """The bytes that successive content events of one stream share: everything but the text and the usage.
 
-    Inside a JSON string every quote is escaped, so an event that opens and closes like a known one differs from it
-    in the value of its text only (or in members beside it, which do not matter here): it is no error, no last chunk,
-    and its choice has not finished.
+    Inside a JSON string every quote is escaped. Therefore an event with the same `opening` and `closing` differs only
+    in its text, or in members beside the text that do not matter here: it is neither an error nor a last chunk, and
+    its choice has not finished.
     """
 
     __slots__ = ("closing", "opening", "usage_offset", "usage_prefix")
@@ -125,12 +124,12 @@ class ChunkTemplate:
         self.opening = opening
         self.closing = closing
         self.usage_prefix = usage_prefix
-        """From the comma before the usage member to its brace."""
+        """The bytes from the comma before the usage member to its opening brace."""
         self.usage_offset = len(usage_prefix) - 1
 
     @classmethod
     def of(cls, payload: bytes) -> "ChunkTemplate | None":
-        """The shape of an event with text and running usage; None when it is not that simple."""
+        """Return the template of an event with text and running usage; None when the event has another form."""
         text = _TEXT.search(payload)
         usage = [*_USAGE_START.finditer(payload)]
         if text is None or not usage or usage[-1].start() < text.end():
@@ -142,7 +141,7 @@ class ChunkTemplate:
 
 
 class StreamCodec:
-    """One attempt's stream: counts its tokens, notes how it ends, and yields what the client should see."""
+    """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
         "_finished", "_splitter", "_template", "_withheld", "choices", "content_started", "done", "error",
@@ -156,31 +155,35 @@ class StreamCodec:
         self._template: ChunkTemplate | None = None
         self.choices = choices
         self.limit = limit
-        """Output tokens that are paid for. The event that would pass it is held back and the stream is over."""
+        """Output tokens that are paid for, over all choices. The event that would exceed it is withheld."""
         self.tracker = UsageTracker(choices)
         self.first_chunk: Chunk | None = None
-        """The first chunk: its id, object, time and model go onto events of our own."""
+        """The first chunk, whose id, object and time the gateway's own events repeat."""
         self.content_started = False
-        """Content has been seen."""
+        """Whether content has arrived."""
         self.done = False
-        """The engine said [DONE]."""
+        """Whether the engine has sent [DONE]."""
         self.limit_reached = False
+        """Whether an event was withheld because it exceeds `limit`."""
         self.error: bytes | None = None
-        """The engine's error object, when it sent one."""
+        """The error object that the engine sent; None if it sent none."""
         self.finish_reasons: set[str] = set()
 
     @property
     def complete(self) -> bool:
-        """Every choice has come to an end by the engine's own word."""
+        """Whether the engine has sent a finish reason for every choice."""
         return len(self._finished) >= self.choices
 
     @property
     def unfinished(self) -> list[int]:
-        """The choices whose end the engine has not announced."""
+        """The indices of choices for which the engine has not sent a finish reason."""
         return [index for index in range(self.choices) if index not in self._finished]
 
     def feed(self, data: bytes) -> bytes:
-        """Whole events for the client out of what has just been read; may be empty."""
+        """Return the whole events for the client from the bytes of one read; may be empty.
+
+        Raises EngineFailed when the engine sends something that is not a chunk.
+        """
         block = self._splitter.feed(data)
         if self.limit_reached:
             self._withheld += block
@@ -188,42 +191,46 @@ class StreamCodec:
         if not block or self.error is not None:
             return b""
         if self._template is not None and block.find(b"\n") == len(block) - 2:
-            plain = self._match_template(block[:-2], self._template)
-            if plain is not None:
-                return plain
+            relayed = self._match_template(block[:-2], self._template)
+            if relayed is not None:
+                return relayed
         return self._decode_events(block)
 
     def raise_limit(self, limit: int) -> bytes:
-        """More has been paid for: go on with what was held back."""
-        held, self._withheld = self._withheld, b""
+        """Raise the limit and return the withheld events that it now covers. Raises EngineFailed, as `feed` does."""
+        withheld, self._withheld = self._withheld, b""
         self.limit = limit
         self.limit_reached = False
-        return self._decode_events(held)
+        return self._decode_events(withheld)
 
-    def _match_template(self, event: bytes, shape: ChunkTemplate) -> bytes | None:
-        """The fast path: an event of the known shape, counted and without its usage. None when it is no such event."""
-        place = event.rfind(shape.usage_prefix)
-        if place < 0 or not event.startswith(shape.opening) or not event.endswith(shape.closing, 0, place):
+    def _match_template(self, event: bytes, template: ChunkTemplate) -> bytes | None:
+        """The fast path: count an event that fits the template and return it without usage; None if it does not fit."""
+        start = event.rfind(template.usage_prefix)
+        if (
+            start < 0
+            or not event.startswith(template.opening)
+            or not event.endswith(template.closing, 0, start)
+        ):
             return None
         try:
-            usage = _usage_decoder.decode(event[place + shape.usage_offset : -1])
+            usage = _usage_decoder.decode(event[start + template.usage_offset : -1])
         except msgspec.MsgspecError:
             return None
         output = usage.completion_tokens
         if not output or output > self.limit:
             return None
         self.tracker.update_choice(usage, 0)
-        return event[:place] + b"}\n\n"
+        return event[:start] + b"}\n\n"
 
     def _decode_events(self, block: bytes) -> bytes:
-        """The slow path: every event that is not of the known shape is decoded."""
+        """The slow path: decode every event that does not fit the template."""
         out: list[bytes] = []
         events = block.split(b"\n\n")
         for position, event in enumerate(events):
             if self._template is not None and b"\n" not in event:
-                plain = self._match_template(event, self._template)
-                if plain is not None:
-                    out.append(plain)
+                relayed = self._match_template(event, self._template)
+                if relayed is not None:
+                    out.append(relayed)
                     continue
             payload = _payload(event)
             if not payload:
@@ -234,7 +241,7 @@ class StreamCodec:
             try:
                 chunk = _chunk_decoder.decode(payload)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise EngineFailed(f"The engine sent an event that is no chunk: {error}") from None
+                raise EngineFailed(f"The engine sent an event that is not a chunk: {error}") from None
             if chunk.error is not msgspec.UNSET and bytes(chunk.error) != b"null":
                 self.error = bytes(chunk.error)
                 break
@@ -248,7 +255,7 @@ class StreamCodec:
         return b"".join(out)
 
     def _count(self, chunk: Chunk) -> bool:
-        """Count one chunk; False when it is beyond the limit and must not be relayed."""
+        """Count one chunk; False when it exceeds the limit and must be withheld."""
         if self.first_chunk is None:
             self.first_chunk = chunk
         if not chunk.choices:
@@ -271,14 +278,14 @@ class StreamCodec:
         return True
 
     def _exceeds_limit(self, chunk: Chunk, content: bool) -> bool:
-        """Whether relaying it would deliver more output tokens than are paid for."""
+        """Whether relaying the chunk would deliver more output tokens than are paid for."""
         if chunk.usage is None:
             return content and not self.tracker.reported and self.tracker.content_events + 1 > self.limit
         return self.tracker.output_after(chunk.usage, chunk.choices[0].index) > self.limit
 
 
 def _payload(event: bytes) -> bytes:
-    """The data of one event; comments and other fields are dropped."""
+    """The data of one event, without comments and other fields."""
     if event[:6] == b"data: " and b"\n" not in event:
         return event[6:]
     lines = [line[5:].lstrip(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]

@@ -1,8 +1,8 @@
-"""Metrics and traces of requests, written once when a request is over.
+"""Metrics and traces of requests, written once at the end of a request.
 
-Metric names follow the GenAI semantic conventions in Prometheus spelling. Children are bound to their labels once per
-model. Spans are made after the fact from the timestamps the run already has: a request that is not sampled costs one
-span object when traces are exported and nothing when they are not.
+Metric names follow OpenTelemetry's GenAI semantic conventions in Prometheus spelling. Metrics are bound to their labels
+once per model and tier. Spans are created at the end from the request's timestamps: a request that is not sampled costs
+one span object when traces are exported, and nothing otherwise.
 """
 
 import time
@@ -25,7 +25,7 @@ _OVERHEAD_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.
 
 
 class _BoundMetrics:
-    """The metrics of one model and tier."""
+    """The metrics bound to one model and tier."""
 
     __slots__ = ("cached", "duration", "input", "output", "overhead", "queue", "tpot", "ttft")
 
@@ -41,7 +41,7 @@ class _BoundMetrics:
 
 
 class _Metrics:
-    """Everything this package exports to Prometheus."""
+    """The metric families of this package."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         names = ("gen_ai_request_model", "tier")
@@ -85,7 +85,7 @@ class _Metrics:
 
 
 class Telemetry:
-    """One per process."""
+    """Writes metrics and traces of requests. One per process."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._families = _Metrics(registry)
@@ -94,15 +94,15 @@ class Telemetry:
         self._tracer = tracer("penstock.gateway")
 
     def count_refusal(self, code: str) -> None:
-        """A request was turned away before it was admitted."""
+        """Count a request that was refused before it was admitted, by error code."""
         self._families.refusals.labels(code).inc()
 
     def track_open_requests(self, count: Callable[[], int]) -> None:
-        """Show how many requests are open, asked at each scrape."""
+        """Export the number of open requests; `count` is called at each scrape."""
         self._families.open.set_function(count)
 
     def record(self, context: AnyContext) -> None:
-        """A request is over: count it if it was admitted, and trace it."""
+        """Write the metrics of a finished request, and its trace if it is sampled or has failed."""
         if context.open_record is not None and context.outcome is not None:
             self._count(context, context.outcome)
         elif isinstance(context.error, PenstockError):
@@ -142,19 +142,19 @@ class Telemetry:
                 bound.tpot.observe((end - context.answer.first_content_at) / (usage.output - 1))
 
     def _trace(self, context: AnyContext, span: Span) -> None:
-        """The request's span with one child per phase."""
+        """Write the request's span with one child span per phase."""
         failed = context.error is not None and context.abort_reason is None
         if span.get_span_context().trace_flags.sampled or failed:
             span.set_attributes(_attributes(context))
             parent = trace.set_span_in_context(span)
             end = context.settled_at or time.monotonic()
-            borders = (
+            instants = (
                 context.request.received_at,
                 context.reserved.granted_at,
                 context.routing.placed_at,
                 end,
             )
-            for name, start, stop in zip(("admit", "place", "relay"), borders, borders[1:], strict=False):
+            for name, start, stop in zip(("admit", "place", "relay"), instants, instants[1:], strict=False):
                 if start and stop:
                     child = self._tracer.start_span(name, parent, start_time=_wall_ns(start))
                     child.end(_wall_ns(stop))
@@ -167,7 +167,7 @@ class Telemetry:
 
 
 def _attributes(context: AnyContext) -> dict[str, str | int | float | bool]:
-    """GenAI attributes of a request; never its text."""
+    """The GenAI attributes of a request, without its text."""
     usage = context.usage
     found: dict[str, str | int | float | bool] = {
         "gen_ai.operation.name": "chat" if context.request.prepared.endpoint == "chat" else "text_completion",
@@ -198,5 +198,5 @@ def _attributes(context: AnyContext) -> dict[str, str | int | float | bool]:
 
 
 def _wall_ns(monotonic_s: float) -> int:
-    """The wall clock's nanoseconds of a monotonic instant."""
+    """Nanoseconds since 1970 of an instant in monotonic seconds."""
     return time.time_ns() - int((time.monotonic() - monotonic_s) * 1e9)

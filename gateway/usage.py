@@ -1,7 +1,7 @@
-"""The one place that turns what an engine says about tokens into counts.
+"""Counts of an attempt's tokens, from the usage members of the engine's chunks.
 
-An engine with continuous usage puts running counts on every chunk: those of the chunk's own choice. The last chunk
-(no choices) carries the sums over all choices and, where known, cached and reasoning tokens.
+An engine with continuous usage puts running counts on every chunk: those of the chunk's own choice. The last chunk has
+no choices; it carries the sums over all choices and, where known, cached and reasoning tokens.
 """
 
 import msgspec
@@ -31,10 +31,11 @@ class EngineUsage(msgspec.Struct, gc=False):
 
 
 class UsageTracker:
-    """Running counts of one attempt; they never go back.
+    """Running counts of one attempt over all choices; they never decrease.
 
-    `events` counts content-bearing events: a lower bound of the output, used only while the engine has not said
-    anything, since an event carries at least one token. Input stays 0 then: never over-billed.
+    `content_events` counts the events with content. While the engine has reported no usage, it stands for the output
+    tokens, as a lower bound: an event carries at least one token. The input is 0 then. `reported`: whether the engine
+    has reported any usage.
     """
 
     __slots__ = (
@@ -61,7 +62,7 @@ class UsageTracker:
         self.content_events = 0
 
     def update_choice(self, usage: EngineUsage, choice: int) -> None:
-        """Take the counts of one choice's chunk."""
+        """Take the running counts of a chunk of the choice with this index."""
         self.reported = True
         self._update_details(usage)
         output = usage.completion_tokens or 0
@@ -75,7 +76,7 @@ class UsageTracker:
         self._input = max(self._input, usage.prompt_tokens)
 
     def output_after(self, usage: EngineUsage, choice: int) -> int:
-        """Output tokens after taking the chunk, without taking it."""
+        """Return the output tokens that `update_choice` with the same arguments would lead to."""
         output = usage.completion_tokens or 0
         if self._choices == 1:
             return max(self._output, output)
@@ -83,7 +84,7 @@ class UsageTracker:
         return sum(part[1] for part in self._by_choice.values()) - before + max(before, output)
 
     def set_totals(self, usage: EngineUsage) -> None:
-        """Take the sums of the last chunk. An explicit 0 is believed unless tokens were seen before."""
+        """Take the sums of the last chunk. Counts that are lower than before are ignored."""
         self.reported = True
         self._totals_known = True
         self._input = max(self._input, usage.prompt_tokens)
@@ -92,7 +93,7 @@ class UsageTracker:
 
     @property
     def cached_known(self) -> bool:
-        """Whether the engine has said how much of the prompt was cached: with its last chunk, or earlier."""
+        """Whether the engine has reported the cached part of the prompt."""
         return self._totals_known or self._cached > 0
 
     def _update_details(self, usage: EngineUsage) -> None:
@@ -108,14 +109,14 @@ class UsageTracker:
 
     @property
     def choices_started(self) -> int:
-        """Choices that have yielded a token."""
+        """Number of choices that have produced a token."""
         if self._choices == 1:
             return 1 if self._output else 0
         return sum(1 for _, output in self._by_choice.values() if output)
 
     @property
     def usage(self) -> TokenUsage:
-        """The counts so far, parts never above their whole."""
+        """The counts so far, with cached <= input and reasoning <= output."""
         if not self.reported and not self.content_events:
             return NO_TOKENS
         output = self.output

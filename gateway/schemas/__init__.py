@@ -1,1 +1,1 @@
-"""Dialects of the customer API: what may be asked, and the fresh engine body that is built from it."""
+"""Requests of the customer API: validation against an allow-list, and the engine body built from it."""

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: OpenAI's request shape as an allow-list.
 
-Fields of OpenAI's that change nothing here (store, metadata, user, service_tier, verbosity, safety_identifier,
-prompt_cache_key, prediction) are accepted and ignored like any unknown field.
+OpenAI's fields that have no effect here (store, metadata, user, service_tier, verbosity, safety_identifier,
+prompt_cache_key, prediction) are accepted and ignored like unknown fields.
 """
 
 from typing import Annotated, Any, Literal
@@ -47,9 +47,9 @@ FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
 
 TEMPLATE_TOKENS = 64
-"""Added to the upper bound of the prompt: what a chat template writes around the messages."""
+"""Tokens that a chat template may write around the messages, added to the upper bound of the prompt."""
 TOOL_TEMPLATE_TOKENS = 512
-"""The same when tools are given: templates explain how to call them."""
+"""Tokens that a chat template may write around messages and tools, whose use it explains."""
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
@@ -59,7 +59,7 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
-    """An earlier refusal of the assistant."""
+    """An earlier refusal by the assistant."""
 
     refusal: str
 
@@ -69,14 +69,14 @@ AnswerParts = Annotated[list[TextPart | RefusalPart], msgspec.Meta(max_length=MA
 
 
 class CalledFunction(msgspec.Struct):
-    """The name and JSON text of arguments of a call."""
+    """The function of a tool call and its arguments as JSON text."""
 
     name: FunctionName
     arguments: str
 
 
 class ToolCall(msgspec.Struct):
-    """A call the assistant has made."""
+    """A tool call that the assistant has made."""
 
     id: Identifier
     function: CalledFunction
@@ -84,28 +84,28 @@ class ToolCall(msgspec.Struct):
 
 
 class SystemMessage(msgspec.Struct, tag_field="role", tag="system", omit_defaults=True):
-    """Instructions."""
+    """A system message: instructions."""
 
     content: str | TextParts
     name: Name | None = None
 
 
 class DeveloperMessage(msgspec.Struct, tag_field="role", tag="developer", omit_defaults=True):
-    """OpenAI's newer name for instructions; chat templates know only `system`."""
+    """OpenAI's newer name for a system message; chat templates know only `system`."""
 
     content: str | TextParts
     name: Name | None = None
 
 
 class UserMessage(msgspec.Struct, tag_field="role", tag="user", omit_defaults=True):
-    """What the user says."""
+    """A message of the user."""
 
     content: str | TextParts
     name: Name | None = None
 
 
 class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", omit_defaults=True):
-    """What the model said before; reasoning is handed back by models that think between calls."""
+    """An earlier answer of the model. Clients send its reasoning back between tool calls."""
 
     content: str | AnswerParts | None = None
     refusal: str | None = None
@@ -116,7 +116,7 @@ class AssistantMessage(msgspec.Struct, tag_field="role", tag="assistant", omit_d
 
 
 class ToolMessage(msgspec.Struct, tag_field="role", tag="tool", omit_defaults=True):
-    """A tool's answer."""
+    """The result of a tool call."""
 
     content: str | TextParts
     tool_call_id: Identifier
@@ -126,7 +126,7 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 
 
 class FunctionSpec(msgspec.Struct, omit_defaults=True):
-    """A function the model may call."""
+    """A function that the model may call."""
 
     name: FunctionName
     description: Annotated[str, msgspec.Meta(max_length=MAX_DESCRIPTION_CHARS)] | None = None
@@ -135,27 +135,27 @@ class FunctionSpec(msgspec.Struct, omit_defaults=True):
 
 
 class Tool(msgspec.Struct):
-    """A tool; only functions exist here."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: FunctionSpec
 
 
 class ChosenFunction(msgspec.Struct):
-    """The function that must be called."""
+    """The name of a function that the model must call."""
 
     name: FunctionName
 
 
 class ToolChoice(msgspec.Struct):
-    """Forces one function."""
+    """A tool_choice that forces one function."""
 
     type: Literal["function"]
     function: ChosenFunction
 
 
 class JsonSchema(msgspec.Struct, omit_defaults=True):
-    """The schema of a structured answer."""
+    """The JSON schema of a structured answer."""
 
     name: Name
     description: Annotated[str, msgspec.Meta(max_length=MAX_DESCRIPTION_CHARS)] | None = None
@@ -172,13 +172,13 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """JSON that fits a schema."""
+    """JSON that conforms to a schema."""
 
     json_schema: JsonSchema
 
 
 class ChatRequest(msgspec.Struct):
-    """Everything a chat request may say. What is not here never reaches an engine."""
+    """All fields of a chat completion. Other fields never reach an engine."""
 
     model: ModelName
     messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -211,7 +211,7 @@ _decoder = RequestDecoder(ChatRequest)
 
 
 def parse_chat(body: bytes) -> PreparedRequest:
-    """Validate a chat body and prepare the engine's. Raises InvalidRequest and its kinds."""
+    """Validate the body of a chat completion. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
     request = _decoder.decode(body)
     _check_conversation(request.messages)
     _check_tools(request)
@@ -223,7 +223,7 @@ def parse_chat(body: bytes) -> PreparedRequest:
 
 
 def _prepare(request: ChatRequest) -> PreparedRequest:
-    """The engine body's fields and what the rest of the gateway needs to know."""
+    """The prepared request: the fields of the engine body, and what the gateway itself uses."""
     messages = msgspec.json.encode([_for_engine(message) for message in request.messages])
     tools = msgspec.json.encode(request.tools) if request.tools else b""
     max_tokens = request.max_completion_tokens or request.max_tokens or 0
@@ -269,14 +269,14 @@ def _prepare(request: ChatRequest) -> PreparedRequest:
 
 
 def _for_engine(message: Message) -> Message:
-    """The message as chat templates know it."""
+    """The message with a role that chat templates know."""
     if isinstance(message, DeveloperMessage):
         return SystemMessage(content=message.content, name=message.name)
     return message
 
 
 def _check_conversation(messages: list[Message]) -> None:
-    """OpenAI's rules on order: calls are answered right after they are made, answers follow calls."""
+    """Check OpenAI's order of messages: results of tool calls follow directly after the calls. Raises InvalidRequest."""
     open_calls: set[str] = set()
     for position, message in enumerate(messages):
         where = f"messages[{position}]"
@@ -304,7 +304,7 @@ def _check_conversation(messages: list[Message]) -> None:
 
 
 def _check_arguments(call: ToolCall, where: str) -> None:
-    """Templates parse arguments as JSON: bound what they will meet."""
+    """Bound the nesting of a tool call's arguments, which chat templates parse as JSON. Raises RequestTooLarge."""
     arguments = call.function.arguments
     if arguments.count("[") + arguments.count("{") > MAX_JSON_DEPTH and (
         nesting_depth(arguments.encode(), MAX_JSON_DEPTH) > MAX_JSON_DEPTH
@@ -315,7 +315,7 @@ def _check_arguments(call: ToolCall, where: str) -> None:
 
 
 def _check_tools(request: ChatRequest) -> None:
-    """Schemas in bounds, names unique, and a forced function that exists."""
+    """Check that schemas are within bounds, names are unique, and a forced function exists."""
     names = set()
     for position, tool in enumerate(request.tools or ()):
         where = f"tools[{position}].function"

@@ -1,4 +1,4 @@
-"""What both dialects share: decoding with good errors, forbidden fields, and the prepared request."""
+"""Shared parts of both endpoints: decoding with precise errors, refused fields, and the prepared request."""
 
 import re
 from typing import Annotated, Any, Generic, TypeVar
@@ -79,54 +79,54 @@ REFUSED_FIELDS = (
     "vllm_xargs",
     "web_search_options",
 )
-"""Fields that change what is generated or what is returned, and that customers may not set: asking for one is an
-error, because an answer that silently ignores it would be wrong. A value that means "off" (null, false, 0, empty) is
-let pass and dropped, since SDKs send such defaults."""
+"""Fields that change what is generated or returned and that customers may not set. Setting one is an error, because an
+answer that ignores it would be wrong. A value that means "off" (null, false, 0, empty) is accepted and dropped, since
+SDKs send such defaults."""
 
 STRIPPED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
-"""Engine hints that would break isolation between tenants; the answer is the same without them, so they are dropped."""
+"""Fields that would break the isolation between tenants in an engine. They do not change the answer and are dropped."""
 
 _OFF_VALUES = frozenset({b"null", b"false", b"0", b'""', b"[]", b"{}"})
 Forbidden = msgspec.defstruct(
     "Forbidden", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in REFUSED_FIELDS]
 )
-"""Finds refused fields in one skipping pass over the body; stripped and unknown ones are simply never read."""
+"""Finds refused fields in one pass over the body that skips all others."""
 _forbidden_decoder = msgspec.json.Decoder(Forbidden)
 _ERROR_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*)`$")
 
 
 class StreamOptions(msgspec.Struct, omit_defaults=True):
-    """The client's wishes for a stream."""
+    """The options of a streamed answer."""
 
     include_usage: bool | None = None
 
 
 class PreparedRequest(msgspec.Struct):
-    """A validated request and the allow-listed fields of the engine body that will be made of it."""
+    """A validated request with the allow-listed fields of its engine body."""
 
     endpoint: str
-    """chat | text: which engine path and which answer shape."""
+    """chat or text: selects the engine's path and the form of the answer."""
     model: str
-    """As the client wrote it."""
+    """The model's name as the client wrote it."""
     stream: bool
     include_usage: bool
     choices: int
-    """Independent generations: n, times the number of prompts."""
+    """Number of generations: n, times the number of prompts."""
     max_tokens: int
-    """Per choice; 0 = the client named none."""
+    """Output tokens per choice; 0 = no limit was given."""
     prompt_text: bytes
-    """What prefix hashes and byte counts are taken from: tools, then messages, in template order."""
+    """The text for prefix hashes and byte counts: tools, then messages, in the order of the template."""
     max_input_tokens: int
-    """An upper bound without a tokenizer: no token is shorter than a byte."""
+    """Upper bound of the prompt's tokens, without a tokenizer: no token is shorter than a byte."""
     fields: dict[str, Any]
-    """Allow-listed engine fields, without model, salt and stream switches."""
+    """Allow-listed engine fields, without model, salt and stream options."""
     reasoning_effort: str = ""
 
     def engine_body(self, model: str, cache_salt: str, *, reasoning: bool = False) -> bytes:
-        """The bytes sent to the engine. Always a stream with running counts, whatever the client asked for:
-        only then are the tokens of an abandoned request known (gateway/relay.py says more).
+        """Return the body for the engine: always a stream with running counts (gateway/relay.py explains why).
 
-        `reasoning`: the catalogue says that the model's chat template has a switch for thinking.
+        `model`: the name under which the engine serves the model. `cache_salt`: the tenant's; empty = none.
+        `reasoning`: whether the model's chat template has a switch for thinking.
         """
         body = dict(self.fields)
         body["model"] = model
@@ -139,7 +139,7 @@ class PreparedRequest(msgspec.Struct):
         return msgspec.json.encode(body)
 
     def template_kwargs(self, *, reasoning: bool) -> dict[str, bool]:
-        """What the chat template is told beside the messages; empty where there is nothing to say."""
+        """Return the variables of the chat template, which switch thinking; empty for the template's defaults."""
         if not (reasoning and self.reasoning_effort):
             return {}
         thinking = self.reasoning_effort not in _THINKING_OFF
@@ -147,17 +147,18 @@ class PreparedRequest(msgspec.Struct):
 
 
 _THINKING_OFF = ("none", "minimal")
+"""Values of reasoning_effort that switch thinking off."""
 _STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
 
 
 class RequestDecoder(Generic[T]):
-    """Decodes bodies of one request type with errors a person can act on."""
+    """Decodes bodies of one request type, with errors that name the field and the remedy."""
 
     def __init__(self, request_type: type[T]) -> None:
         self._decoder = msgspec.json.Decoder(request_type)
 
     def decode(self, body: bytes) -> T:
-        """The typed request. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
+        """Return the typed request. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
         check_document(body)
         try:
             forbidden = _forbidden_decoder.decode(body)
@@ -171,7 +172,7 @@ class RequestDecoder(Generic[T]):
 
 
 def _refuse_forbidden(forbidden: Any) -> None:
-    """Raise UnsupportedField for the first refused field that is switched on."""
+    """Raise UnsupportedField for the first refused field whose value is not "off"."""
     for name in REFUSED_FIELDS:
         value = getattr(forbidden, name)
         if value is not msgspec.UNSET and bytes(value).strip() not in _OFF_VALUES:
@@ -183,7 +184,7 @@ def _refuse_forbidden(forbidden: Any) -> None:
 
 
 def _to_error(message: str) -> InvalidRequest:
-    """A decoder's complaint with its place as `param`."""
+    """The error for a decoder's message, with the field as `param`."""
     match = _ERROR_PATH.search(message)
     param = match.group(1) if match else None
     text = message[: match.start()] if match else message
@@ -199,7 +200,7 @@ def _to_error(message: str) -> InvalidRequest:
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Bound a JSON schema that an engine compiles into a grammar. Raises RequestTooLarge."""
+    """Check the size of a JSON schema, which an engine compiles into a grammar. Raises RequestTooLarge."""
     if schema is None:
         return
     encoded = msgspec.json.encode(schema)
@@ -215,7 +216,7 @@ def check_schema(schema: Any, param: str) -> None:
 
 
 def set_fields(fields: dict[str, Any], **values: Any) -> None:
-    """Add the values that are not None: an absent field and a null one mean the same."""
+    """Add the values that are not None, since a null field means the same as an absent one."""
     for name, value in values.items():
         if value is not None:
             fields[name] = value

@@ -28,13 +28,13 @@ from gateway.schemas.common import (
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's default of this endpoint."""
+"""OpenAI's default of max_tokens on this endpoint."""
 SPECIAL_TOKENS = 8
-"""Added per prompt to the upper bound: tokens a tokenizer puts around a text."""
+"""Special tokens that a tokenizer may add to a text, added per prompt to the upper bound."""
 
 
 class CompletionRequest(msgspec.Struct):
-    """Everything a text completion may say. What is not here never reaches an engine."""
+    """All fields of a text completion. Other fields never reach an engine."""
 
     model: ModelName
     prompt: str | list[str | TokenId | list[TokenId]]
@@ -60,7 +60,7 @@ _decoder = RequestDecoder(CompletionRequest)
 
 
 def parse_completion(body: bytes) -> PreparedRequest:
-    """Validate a text completion body and prepare the engine's. Raises InvalidRequest and its kinds."""
+    """Validate the body of a text completion. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
     request = _decoder.decode(body)
     prompts, bound = _count_prompts(request.prompt)
     n = request.n or 1
@@ -106,7 +106,7 @@ def parse_completion(body: bytes) -> PreparedRequest:
 
 
 def _count_prompts(prompt: str | list[Any]) -> tuple[int, int]:
-    """How many prompts there are and an upper bound of their tokens. Raises InvalidRequest when they mix kinds."""
+    """The number of prompts and an upper bound of their tokens. Raises InvalidRequest or RequestTooLarge."""
     if isinstance(prompt, str):
         return 1, len(prompt.encode()) + SPECIAL_TOKENS
     if not prompt:

@@ -1,4 +1,4 @@
-"""Checks that run on the raw bytes of a body before it is decoded, each a handful of C-speed passes."""
+"""Checks of a body's raw bytes before it is decoded, each a few passes in C."""
 
 from core.errors import InvalidRequest, RequestTooLarge
 from gateway.limits import MAX_JSON_DEPTH
@@ -9,10 +9,11 @@ _TO_PARENTHESES = bytes.maketrans(b"[]{}", b"()()")
 
 
 def nesting_depth(document: bytes, limit: int) -> int:
-    """How deeply arrays and objects nest in a JSON document; `limit + 1` stands for anything deeper.
+    """Return how deeply arrays and objects nest in a JSON document; `limit + 1` for anything deeper than `limit`.
 
-    Strings are cut out first (brackets inside them do not nest), then one level is folded away per pass. What does
-    not fold is unbalanced: the decoder will say so, and until then counts as too deep only if it opens too often.
+    Strings are removed first, since brackets inside them do not nest; then each pass removes the innermost level. What
+    remains when nothing can be removed is unbalanced, which the decoder reports; its depth is the number of unclosed
+    brackets.
     """
     plain = document
     if b"\\" in plain:
@@ -23,18 +24,17 @@ def nesting_depth(document: bytes, limit: int) -> int:
     for depth in range(limit + 1):
         if not rest:
             return depth
-        folded = rest.replace(b"()", b"")
-        if len(folded) == len(rest):
+        reduced = rest.replace(b"()", b"")
+        if len(reduced) == len(rest):
             return depth + rest.count(b"(") if rest.count(b"(") <= limit else limit + 1
-        rest = folded
+        rest = reduced
     return limit + 1
 
 
 def check_document(body: bytes) -> None:
-    """Refuse what no honest client sends: extreme nesting and NUL characters.
+    """Raise RequestTooLarge for deep nesting, and InvalidRequest for NUL characters.
 
-    Lone surrogates, raw control characters and broken UTF-8 are refused by the decoder itself.
-    Raises RequestTooLarge or InvalidRequest.
+    The decoder itself refuses lone surrogates, raw control characters and invalid UTF-8.
     """
     if (
         body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH

@@ -1,1 +1,1 @@
-"""Prompts as token blocks: tokenizers, chat templates, and the hasher that runs them in threads."""
+"""Token blocks of prompts: chat templates, tokenizers, and the hasher that runs them in threads."""

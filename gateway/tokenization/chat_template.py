@@ -1,7 +1,7 @@
-"""A model's chat template, rendered as vLLM renders it: the text that the engine will tokenise.
+"""Renders a model's chat template as vLLM does, to the text that the engine tokenizes.
 
 The rules are those of vllm/renderers (content parts, tool calls) and of transformers' apply_chat_template
-(environment, filters, variables). A difference would cost nothing but a wrong guess of what is cached.
+(environment, filters, variables). A difference only leads to a wrong prediction of what is cached.
 """
 
 import json
@@ -18,21 +18,21 @@ Message = dict[str, Any]
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks answers for training; here it is only its content."""
+    """The tag `{% generation %}`, which marks answers for training; here it renders only its content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own protocol
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The statements inside, as they stand."""
+        """Parse to the statements inside the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
-    """One compiled template; safe to use from several threads."""
+    """One compiled template. Safe for several threads."""
 
     def __init__(self, source: str, variables: Mapping[str, str], now: Callable[[], datetime]) -> None:
-        """`variables`: the special tokens by name (`bos_token` ...). Raises jinja2.TemplateError."""
+        """`variables`: the special tokens by name, such as bos_token. Raises jinja2.TemplateError."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
@@ -44,7 +44,10 @@ class ChatTemplate:
         self._template = environment.from_string(source)
 
     def render(self, messages: list[Message], tools: list[Any] | None, kwargs: Mapping[str, Any]) -> str:
-        """The prompt's text up to where the answer begins. Raises jinja2.TemplateError, ValueError or TypeError."""
+        """Return the prompt's text up to the beginning of the answer. `kwargs`: chat_template_kwargs of the request.
+
+        Raises jinja2.TemplateError, ValueError or TypeError.
+        """
         return self._template.render(
             messages=[self._message(message) for message in messages],
             tools=tools,
@@ -55,7 +58,7 @@ class ChatTemplate:
         )
 
     def _message(self, message: Message) -> Message:
-        """As templates expect it: content as parts or as text, arguments of calls parsed."""
+        """The message as templates expect it: content as parts or as text, arguments of tool calls parsed."""
         content = message.get("content")
         if content is None:
             content = []
@@ -86,7 +89,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _iterates_content(tree: nodes.Template) -> bool:
-    """Whether the template loops over a message's content: then it gets parts, otherwise one text."""
+    """Whether the template iterates over a message's content. Then it gets content parts, otherwise one text."""
     return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
 
 
@@ -110,7 +113,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without jinja2's escaping of HTML."""
+    """JSON without the HTML escaping of jinja2's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,7 +1,7 @@
-"""Prompts as token blocks, for models whose engines say exactly what they have cached.
+"""Token blocks of prompts, for models whose engines publish exactly what they have cached (ADR 14).
 
-Tokenising runs in a few threads (the tokenizer releases the interpreter's lock) under a budget of time. Whatever goes
-wrong, the request is placed by blocks of its text instead: what is lost is a better guess, never the request.
+Tokenization runs in a few threads, since the tokenizer releases the interpreter's lock, and within a time budget. When
+it fails or takes too long, the request is placed by blocks of its text: the prediction of cached tokens is less exact.
 """
 
 import asyncio
@@ -24,23 +24,25 @@ from workers.token_blocks import TOKEN_BYTES, token_block_hashes
 from workers.wire import ReplicaState
 
 TOKENIZER_THREADS = 2
+"""Threads that tokenize prompts."""
 MAX_WAITING = 64
-"""Prompts in the threads or before them; more are placed by text."""
+"""Prompts that are tokenized or wait for a thread; further prompts are hashed as text."""
 MAX_PROMPT_BYTES = 2**20
+"""Bytes of the longest prompt that is tokenized; longer prompts are hashed as text."""
 TIME_BUDGET_S = 0.02
-"""Seconds that any prompt may take."""
+"""Seconds that the tokenization of any prompt may take, wait for a thread included."""
 TIME_BUDGET_PER_BYTE_S = 1e-6
-"""Seconds more per byte of it: below a tenth of the prefill that a good choice saves, and beside the hold anyway."""
+"""Further seconds per byte of the prompt: less than a tenth of the prefill that a cache hit saves."""
 RETRY_S = 60.0
-"""How long a model whose tokenizer cannot be had is placed by text before it is looked for again."""
+"""Seconds after which a tokenizer that could not be loaded is loaded again."""
 
 log = logging.getLogger(__name__)
 FindTokenizer = Callable[[str], Path]
-"""A directory with a model's tokenizer. Blocks; raises PenstockError, OSError or ValueError when there is none."""
+"""Returns the directory of a model's tokenizer. Blocks; raises PenstockError, OSError or ValueError without one."""
 
 
 class BlockMetrics:
-    """What exact matching costs and how often it falls back."""
+    """Metrics of hashing: how many prompts as tokens, how many as text and why, and the time it takes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -59,16 +61,17 @@ class BlockMetrics:
 
 
 class _ExactMatching(msgspec.Struct, frozen=True):
-    """How a model's prompts are matched exactly."""
+    """The parameters of exact matching for one model."""
 
     block_tokens: int
     simulated: bool
 
 
 class TokenBlockHasher:
-    """Token blocks where a model's replicas want them, text blocks otherwise.
+    """Hashes prompts as tokens for models whose replicas publish their caches, and as text for the others.
 
-    `simulated` tokenizes prompts of simulated replicas; without it their prompts are matched as text.
+    `snapshot` returns the live state of the replicas. `now` returns monotonic seconds, `today` the time that chat
+    templates print. `simulated` tokenizes the prompts of simulated replicas; without it they are hashed as text.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class TokenBlockHasher:
         self._text = TextBlockHasher()
         self._threads: ThreadPoolExecutor | None = None
         self._loader: ThreadPoolExecutor | None = None
-        """For downloads, which may take minutes, beside the threads that prompts wait for."""
+        """One thread of its own for loading tokenizers, since a download may take minutes."""
         self._waiting = 0
         self._tokenizers: dict[str, PromptTokenizer] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -101,12 +104,12 @@ class TokenBlockHasher:
         self._simulated = simulated
 
     async def start(self) -> None:
-        """Have the threads."""
+        """Create the threads."""
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="tokenizers")
 
     async def close(self) -> None:
-        """Let them go."""
+        """Cancel what is loading and stop the threads."""
         for task in self._loading.values():
             task.cancel()
         for executor in (self._threads, self._loader):
@@ -116,7 +119,7 @@ class TokenBlockHasher:
     async def blocks(
         self, model: str, prepared: PreparedRequest, salt: str, *, reasoning: bool
     ) -> PromptBlocks:
-        """The blocks of a prompt, of the kind that the model's replicas can match."""
+        """Return the blocks of a prompt, as tokens where possible, else as text. Raises nothing."""
         exact = self._exact_for(model)
         reason = "mirrored"
         if exact is not None:
@@ -135,12 +138,12 @@ class TokenBlockHasher:
     async def _token_blocks(
         self, model: str, exact: _ExactMatching, prepared: PreparedRequest, salt: str, reasoning: bool
     ) -> PromptBlocks:
-        """Raises TokenizationError, with the reason, when it cannot be done in time."""
+        """Return the token blocks of a prompt. Raises TokenizationError when that is not possible in time."""
         size = len(prepared.prompt_text)
         if size > MAX_PROMPT_BYTES:
             raise TokenizationError("too_long")
-        tokeniser = self._simulated if exact.simulated else self._tokenizer_of(model)
-        if tokeniser is None:
+        tokenizer = self._simulated if exact.simulated else self._tokenizer_of(model)
+        if tokenizer is None:
             raise TokenizationError("no_tokenizer")
         if self._waiting >= MAX_WAITING or self._threads is None:
             raise TokenizationError("busy")
@@ -150,9 +153,9 @@ class TokenBlockHasher:
 
         def work() -> PromptBlocks:
             began = self._now()
-            if began >= late_at:  # nobody waits any more: do not let those behind wait for it too
+            if began >= late_at:  # the request has gone on without it; do not delay the next prompts
                 raise TokenizationError("late")
-            tokens = tokeniser.tokenize(prepared, salt, reasoning=reasoning)
+            tokens = tokenizer.tokenize(prepared, salt, reasoning=reasoning)
             hashes = token_block_hashes(tokens, exact.block_tokens, salt)
             self._metrics.seconds.labels(model, "tokens").observe(self._now() - began)
             return PromptBlocks(hashes, exact.block_tokens, len(tokens) // TOKEN_BYTES)
@@ -168,16 +171,16 @@ class TokenBlockHasher:
         except TokenizationError:
             raise
         except Exception as error:
-            log.exception("a prompt for %s could not be tokenised; it is placed by its text", model)
+            log.exception("a prompt for %s could not be tokenized; it is hashed as text", model)
             raise TokenizationError("failed") from error
 
     def _on_done(self, future: "asyncio.Future[PromptBlocks]") -> None:
         self._waiting -= 1
         if not future.cancelled():
-            future.exception()  # one that came late and failed has nobody else to look at it
+            future.exception()  # retrieve the exception of a late task, so that asyncio does not log it
 
     def _tokenizer_of(self, model: str) -> PromptTokenizer:
-        """The model's, once it is loaded. Raises TokenizationError until then."""
+        """Return the model's tokenizer, or begin to load it. Raises TokenizationError until it is loaded."""
         known = self._tokenizers.get(model)
         if known is not None:
             return known
@@ -193,12 +196,12 @@ class TokenBlockHasher:
             self._tokenizers[model] = await asyncio.get_running_loop().run_in_executor(self._loader, load)
         except (PenstockError, OSError, ValueError) as error:
             self._retry_at[model] = self._now() + RETRY_S
-            log.warning("no tokenizer for %s, its prompts are placed by their text: %s", model, error)
+            log.warning("no tokenizer for %s, its prompts are hashed as text: %s", model, error)
         finally:
             del self._loading[model]
 
     def _exact_for(self, model: str) -> _ExactMatching | None:
-        """Block size of the model's replicas that publish their caches; they are all started alike."""
+        """The parameters of the model's replicas that publish their caches, the same for all; None without any."""
         snapshot = self._snapshot()
         if snapshot is not self._exact_snapshot:
             self._exact_snapshot = snapshot

@@ -1,4 +1,4 @@
-"""One model's way from a request to token ids: its files, its template, its tokenizer."""
+"""Tokenizes requests of one model as its engine does: files, chat template and tokenizer."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -17,21 +17,24 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class TokenizationError(Exception):
-    """This request's tokens cannot be told; the text is why, for a metric."""
+    """The tokens of a request cannot be computed. The text is the reason, a label of a metric."""
 
 
 class PromptTokenizer(Protocol):
     """Tokenises requests of one model."""
 
     def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
-        """The prompt's packed token ids, as the engine will have them. Raises TokenizationError."""
+        """Return the prompt's packed token ids, as the engine computes them. Raises TokenizationError.
+
+        `salt`: the tenant's cache salt. `reasoning`: whether the model's template has a switch for thinking.
+        """
 
 
 class ModelTokenizer:
-    """The model's own tokenizer and chat template, from a directory as the hub has it."""
+    """The model's tokenizer and chat template, from a directory laid out as on the Hugging Face hub."""
 
     def __init__(self, directory: Path, name: str, cache: TokenCache, now: Callable[[], datetime]) -> None:
-        """Raises ValueError or OSError when the files are missing or wrong."""
+        """Raises ValueError or OSError when files are missing or invalid. `now`: the time that templates print."""
         self._encoder = TextEncoder(directory / "tokenizer.json", name, cache)
         config = _config(directory)
         try:
@@ -41,12 +44,12 @@ class ModelTokenizer:
                 for key, source in _templates(directory, config).items()
             }
         except TemplateError as error:
-            raise ValueError(f"the chat template in {directory} is wrong: {error}") from None
+            raise ValueError(f"the chat template in {directory} is invalid: {error}") from None
         except (KeyError, TypeError) as error:
-            raise ValueError(f"tokenizer_config.json in {directory} is none: {error!r}") from None
+            raise ValueError(f"tokenizer_config.json in {directory} is invalid: {error!r}") from None
 
     def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
-        """The prompt's packed token ids. Raises TokenizationError."""
+        """Return the prompt's packed token ids. Raises TokenizationError."""
         if prepared.endpoint == "chat":
             return self._encoder.chat(self._chat_text(prepared, reasoning), salt)
         prompt = msgspec.json.decode(prepared.fields["prompt"])
@@ -83,7 +86,7 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 def _templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Chat templates by name; a file of its own goes before the configuration's."""
+    """Chat templates by name; the file chat_template.jinja takes precedence over the configuration."""
     path = directory / "chat_template.jinja"
     if path.exists():
         return {"default": path.read_text(encoding="utf-8")}

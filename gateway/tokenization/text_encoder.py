@@ -1,9 +1,8 @@
-"""Text to token ids with a model's own tokenizer, cached so that a growing conversation only encodes its tail.
+"""Encodes text with a model's tokenizer, with a cache, so that a growing conversation encodes only its new part.
 
-Special tokens such as `<|im_start|>` are cut out of a text before anything else happens to it, and what lies between
-two of them is encoded by itself. So the pieces between special tokens are the units that may be cached: the tokens of
-a text are those of its pieces, joined. Nothing smaller is safe with a byte-pair encoding, whose merges may reach
-across any other boundary.
+A tokenizer splits a text at special tokens such as `<|im_start|>` first and encodes each piece between two of them
+separately. The tokens of a text are therefore those of its pieces, joined, and a piece can be cached. Smaller units
+cannot: the merges of a byte-pair encoding may cross any other boundary.
 """
 
 import re
@@ -19,16 +18,17 @@ from tokenizers import Tokenizer
 from workers.token_blocks import packed
 
 MAX_CACHE_BYTES = 64 * 2**20
-"""Packed token ids kept per process: 16 million tokens."""
+"""Bytes of packed token ids cached per process: 16 million tokens."""
 _DIGEST_BYTES = 16
+"""Bytes of a cache key."""
 _ENTRY_BYTES = 200
-"""What an entry costs beside its tokens."""
+"""Approximate bytes of an entry beside its tokens."""
 
 
 class TokenCache:
-    """An LRU of encoded pieces, bounded in bytes, for several threads.
+    """A thread-safe LRU cache of encoded pieces, bounded by `max_bytes`.
 
-    Keys are keyed digests: a tenant whose prompt another has encoded before cannot tell by its speed.
+    Keys are digests keyed by the tenant's salt, so that no tenant can find out by timing what another has encoded.
     """
 
     def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
@@ -38,7 +38,7 @@ class TokenCache:
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> bytes | None:
-        """Packed tokens, or None."""
+        """Return the packed tokens of `key`, or None."""
         with self._lock:
             found = self._entries.get(key)
             if found is not None:
@@ -46,7 +46,7 @@ class TokenCache:
             return found
 
     def put(self, key: bytes, tokens: bytes) -> None:
-        """Keep packed tokens; the least recently used go first."""
+        """Add packed tokens and evict the least recently used. A piece above an eighth of the cache is not kept."""
         with self._lock:
             if key in self._entries or len(tokens) > self.max_bytes // 8:
                 return
@@ -57,32 +57,34 @@ class TokenCache:
 
 
 class TextEncoder:
-    """A tokenizer.json with its cache."""
+    """Encodes text with one tokenizer.json, through a cache. Safe for several threads."""
 
     def __init__(self, path: Path, name: str, cache: TokenCache) -> None:
-        """`name` tells tokenizers apart in a shared cache. Raises ValueError when the file is not a tokenizer's."""
+        """`name` identifies the tokenizer in a shared cache. Raises ValueError when the file is not a tokenizer."""
         raw = path.read_text(encoding="utf-8")
         try:
             self._tokenizer = Tokenizer.from_str(raw)
-            facts = msgspec.json.decode(raw)
+            document = msgspec.json.decode(raw)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing more precise
             raise ValueError(f"{path} is not a tokenizer: {error}") from None
         self._name = name.encode()
         self._cache = cache
-        borders = _split_tokens(facts)
-        self._splitter = re.compile("(" + "|".join(map(re.escape, borders)) + ")") if borders else None
+        split_tokens = _split_tokens(document)
+        self._splitter = (
+            re.compile("(" + "|".join(map(re.escape, split_tokens)) + ")") if split_tokens else None
+        )
         self._split_token_ids = {
             token["content"]: packed([token["id"]])
-            for token in facts.get("added_tokens") or ()
-            if token["content"] in borders
+            for token in document.get("added_tokens") or ()
+            if token["content"] in split_tokens
         }
 
     def chat(self, text: str, salt: str) -> bytes:
-        """Packed tokens of a rendered chat, which brings its own special tokens."""
+        """Return the packed tokens of a rendered chat, whose text contains its special tokens."""
         return self._pieces(self._splitter.split(text) if self._splitter else [text], salt)
 
     def plain(self, text: str, salt: str) -> bytes:
-        """Packed tokens of a bare prompt, with the special tokens that the tokenizer adds by itself."""
+        """Return the packed tokens of a plain prompt, with the special tokens that the tokenizer adds."""
         key = self._key(b"plain", text, salt)
         found = self._cache.get(key)
         if found is None:
@@ -92,7 +94,7 @@ class TextEncoder:
         return found
 
     def _pieces(self, pieces: list[str], salt: str) -> bytes:
-        """Encode what is not cached, in one call: unlike `encode`, it releases the interpreter's lock."""
+        """Return the packed tokens of all pieces. What is not cached is encoded in one call that releases the GIL."""
         parts: list[bytes | None] = []
         missing: list[tuple[int, bytes, str]] = []
         for position, piece in enumerate(pieces):
@@ -117,15 +119,15 @@ class TextEncoder:
         return digest.digest()
 
 
-def _split_tokens(facts: dict[str, Any]) -> list[str]:
-    """Special tokens at which a text may be cut, longest first; none when pieces depend on where they stand.
+def _split_tokens(document: dict[str, Any]) -> list[str]:
+    """Special tokens at which a text may be split, longest first; none when a piece's tokens depend on its position.
 
-    They must be matched in the raw text, alone and without the blanks around them, and overlap with no other added
-    token. Metaspace that marks only the first piece of a text makes pieces depend on their place.
+    A special token qualifies when the tokenizer matches it in the raw text, without the blanks around it, and when it
+    overlaps with no other added token. Tokens depend on the position with a Metaspace that marks only the first piece.
     """
-    if _prepends_to_first(facts.get("pre_tokenizer")):
+    if _prepends_to_first(document.get("pre_tokenizer")):
         return []
-    added = facts.get("added_tokens") or []
+    added = document.get("added_tokens") or []
     texts = [token["content"] for token in added]
     plain = [
         token["content"]

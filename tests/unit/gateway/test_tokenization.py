@@ -366,10 +366,10 @@ async def test_tokenizers_that_do_not_come_keep_no_other_model_waiting(model_dir
     [{"chat_template": [{"x": 1}]}, {"chat_template": 3}, {"bos_token": {"id": 1}}, {"chat_template": [1]}],
     ids=str,
 )
-def test_a_configuration_that_is_none_is_said_so(model_dir: Path, tmp_path: Path, config: Json) -> None:
+def test_an_invalid_configuration_is_named(model_dir: Path, tmp_path: Path, config: Json) -> None:
     (tmp_path / "tokenizer.json").write_bytes((model_dir / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="is none"):
+    with pytest.raises(ValueError, match="is invalid"):
         ModelTokenizer(tmp_path, "m", TokenCache(), day)
 
 
