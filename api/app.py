@@ -1,4 +1,4 @@
-"""The HTTP application: a FastAPI app for everything that is not hot, with the hot path in front of its routing."""
+"""The HTTP application: FastAPI for all routes except inference, which the hot path serves before FastAPI's routing."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,12 +20,12 @@ _ERROR_BY_STATUS: dict[int, type[PenstockError]] = {404: NotFound, 403: Permissi
 
 
 class PenstockApp(FastAPI):
-    """FastAPI whose two hottest routes never see its router."""
+    """A FastAPI application whose two inference routes bypass its router."""
 
     hot: hotpath.HotPath
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Dispatch: hot path, then FastAPI."""
+        """Dispatch inference requests to the hot path and all others to FastAPI."""
         if scope["type"] == "http" and scope["path"] in hotpath.ROUTES:
             await self.hot(scope, receive, send)
         else:
@@ -33,7 +33,7 @@ class PenstockApp(FastAPI):
 
 
 def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
-    """The application of one process; `deps` are started and closed with it. `extra` are the admin routers."""
+    """Create the application of one process, which starts and closes `deps`. `extra`: further routers."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -62,7 +62,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
 
 
 def _install_error_handlers(app: FastAPI) -> None:
-    """Every error leaves in OpenAI's shape, FastAPI's own included."""
+    """Answer every error in OpenAI's shape, FastAPI's own errors included."""
 
     @app.exception_handler(PenstockError)
     async def on_domain_error(_: Request, error: PenstockError) -> Response:
@@ -87,11 +87,11 @@ def _install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def on_unforeseen(_: Request, __: Exception) -> Response:
-        return _error_response(errors.INTERNAL)  # the server logs it
+        return _error_response(errors.INTERNAL)  # uvicorn logs the exception
 
 
 def _error_response(error: PenstockError, headers: Any = None) -> Response:
-    """A domain error as a response."""
+    """Return the response to a PenstockError, with `headers` added."""
     status, _, extra = errors.to_response(error)
     found = {name.decode(): value.decode() for name, value in extra}
     return JSONResponse(
@@ -102,7 +102,7 @@ def _error_response(error: PenstockError, headers: Any = None) -> Response:
 
 
 def _document_hot_routes(app: FastAPI) -> None:
-    """Put the hot routes into the OpenAPI document, which FastAPI cannot know of."""
+    """Add the inference routes, which bypass FastAPI, to the OpenAPI document."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

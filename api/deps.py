@@ -1,4 +1,4 @@
-"""Everything one API process is made of, built once from the settings and handed down."""
+"""The services of an API process, built once from the settings."""
 
 import random
 import time
@@ -35,9 +35,9 @@ from workers.tokenizer_files import tokenizer_directory
 
 
 class Deps:
-    """The parts of an API process; `start` in order of need, `close` in reverse.
+    """The services of an API process; `start` starts them in order of dependency, `close` closes them in reverse.
 
-    `simulated_tokenizer` counts prompts as simulated engines do; None where none is served.
+    `simulated_tokenizer` tokenizes prompts as simulated engines do; without it they are matched as text.
     """
 
     def __init__(
@@ -130,19 +130,19 @@ class Deps:
         self.open_requests.abort_keys(key_ids)
 
     async def start(self) -> None:
-        """Bring every part up."""
+        """Start all services."""
         for part in self._services:
             await part.start()
 
     async def close(self) -> None:
-        """Let every part finish: the meter drains what has been settled, the last holds are voided."""
+        """Close all services: the meter sends what was settled, and the remaining holds are voided."""
         for part in reversed(self._services):
             await part.close()
         await self.redis.aclose()
         await self.database.close()
 
     def checks(self) -> dict[str, bool]:
-        """What admission needs, by name."""
+        """Whether each service that admission needs is available, by name."""
         return {
             "billing": self.holds.connected,
             "usage_spool": self.meter.ready,

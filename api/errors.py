@@ -1,4 +1,4 @@
-"""The one table from domain errors to HTTP answers, in OpenAI's shape."""
+"""Maps domain errors to HTTP responses in OpenAI's shape."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ STATUS_BY_ERROR: dict[type[PenstockError], tuple[int, str]] = {
     errors.Unavailable: (503, "service_unavailable_error"),
     errors.EngineFailed: (502, "server_error"),
 }
-"""Status and OpenAI `type` of each error; `Refused` carries its own status, 429 or 503."""
+"""HTTP status and OpenAI `type` of each error class. `Refused` has a status of its own, 429 or 503."""
 
 _BODY_TOO_LARGE = "body_too_large"
 _STATUS_BY_CODE = {
@@ -41,17 +41,18 @@ _STATUS_BY_CODE = {
     "internal_error": 500,
     "api_key_revoked": 401,
 }
-"""Codes that HTTP has a finer status for than their class."""
+"""HTTP statuses of error codes that are more specific than the status of their class."""
 _MAX_RETRY_S = 86_400
+"""Largest value of the header retry-after, in seconds."""
 
 INTERNAL = errors.EngineFailed(
     "Something broke on our side; nothing is charged. Please try again.", code="internal_error"
 )
-"""What is said of an error that nobody foresaw."""
+"""The error that is sent for an unexpected exception."""
 
 
 def status_of(error: PenstockError) -> tuple[int, str]:
-    """HTTP status and OpenAI error type. Raises KeyError for an error missing from the table: a test forbids that."""
+    """Return HTTP status and OpenAI error type. Raises KeyError for an error class that is not in STATUS_BY_ERROR."""
     status, kind = STATUS_BY_ERROR[type(error)]
     if isinstance(error, errors.Refused) and error.status == 429:
         return 429, "rate_limit_error"
@@ -59,12 +60,12 @@ def status_of(error: PenstockError) -> tuple[int, str]:
 
 
 def to_document(error: PenstockError) -> dict[str, Any]:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     return error_body(error, status_of(error)[1])
 
 
 def to_response(error: PenstockError) -> tuple[int, bytes, Headers]:
-    """Status, body and headers of an error's answer, without those every answer carries."""
+    """Return status, body and headers of an error's response, without the headers that every response has."""
     status, kind = status_of(error)
     headers: Headers = []
     retry_after_s = error.retry_after_s
@@ -88,12 +89,12 @@ def to_response(error: PenstockError) -> tuple[int, bytes, Headers]:
 
 
 def body_too_large(limit: int) -> errors.RequestTooLarge:
-    """The error of a body above the cap, answered with 413."""
+    """Return the error for a body of more than `limit` bytes, which has status 413."""
     return errors.RequestTooLarge(
         f"The body is larger than {limit:,} bytes; send less.", code=_BODY_TOO_LARGE
     )
 
 
 def to_event(error: PenstockError) -> bytes:
-    """The error as the last event of a stream that has begun."""
+    """Return the error as the last events of a stream that has begun."""
     return b"data: " + msgspec.json.encode(to_document(error)) + b"\n\ndata: [DONE]\n\n"

@@ -1,4 +1,4 @@
-"""/healthz says that the process lives, /readyz that it can admit and record work."""
+"""/healthz answers while the process runs, /readyz while it can admit and record requests."""
 
 from collections.abc import Callable
 
@@ -7,17 +7,17 @@ from fastapi.responses import JSONResponse
 
 
 def router(checks: Callable[[], dict[str, bool]]) -> APIRouter:
-    """Health endpoints; `checks` names each thing that admission needs and whether it is there."""
+    """The health endpoints. `checks` returns for each service that admission needs whether it is available."""
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/healthz", summary="The process lives")
+    @routes.get("/healthz", summary="The process runs")
     async def healthz() -> dict[str, str]:
-        """Always 200 while the process can answer at all."""
+        """Status 200 while the process runs."""
         return {"status": "ok"}
 
-    @routes.get("/readyz", summary="The process can admit and record work")
+    @routes.get("/readyz", summary="The process can admit and record requests")
     async def readyz() -> JSONResponse:
-        """200 when every check passes, else 503; the body names each check."""
+        """Status 200 when every check passes, else 503. The body contains each check."""
         found = checks()
         ready = all(found.values())
         body = {"status": "ready" if ready else "not_ready", "checks": found}

@@ -1,4 +1,4 @@
-"""The api role: one process on a shared port, and how it goes down without losing a stream."""
+"""The api role: one process on a shared port, which drains open streams before it exits."""
 
 import logging
 import signal
@@ -23,18 +23,22 @@ from core.telemetry import MetricsServer, flush_tracing, setup_tracing
 from gateway.tokenization.model_tokenizer import PromptTokenizer
 
 DRAIN_TIMEOUT_S = 60
-"""On SIGTERM open streams may finish for this long; what is left then is settled as interrupted."""
+"""Seconds for open streams to finish after SIGTERM; the others are then settled as interrupted."""
 BACKLOG = 2048
+"""Connections that the kernel queues until they are accepted."""
 TCP_USER_TIMEOUT_MS = 60_000
-"""A connection whose peer takes nothing of what was sent for this long is dropped by the kernel."""
+"""Milliseconds after which the kernel drops a connection whose peer does not acknowledge data."""
 KEEP_ALIVE_TIMEOUT_S = 75
-"""Above the idle timeout of the usual proxies, so that they close first."""
+"""Seconds that an idle connection is kept: longer than usual proxies keep it, so that they close it first."""
 
 log = logging.getLogger(__name__)
 
 
 def main(settings: Settings, simulated_tokenizer: PromptTokenizer | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 0 after a clean drain. `simulated_tokenizer`: see `api.deps.Deps`."""
+    """Serve until SIGTERM or SIGINT. Returns 0, or 1 when the server did not start.
+
+    `simulated_tokenizer`: see `api.deps.Deps`.
+    """
     setup_tracing("api", settings)
     try:
         return uvloop.run(_serve(settings, simulated_tokenizer))
@@ -43,7 +47,7 @@ def main(settings: Settings, simulated_tokenizer: PromptTokenizer | None = None)
 
 
 async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None) -> int:
-    """Bind, serve, drain. uvicorn handles the signals: it stops accepting, then waits for open requests."""
+    """Bind the port, serve, and drain. uvicorn handles the signals: it stops accepting and waits for open requests."""
     deps = Deps(settings, simulated_tokenizer=simulated_tokenizer)
     listener = bind(settings.host, settings.port)
     config = uvicorn.Config(
@@ -75,11 +79,11 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn that drains on SIGTERM and SIGINT without dying of the signal afterwards: a clean drain exits with 0."""
+    """A uvicorn server that does not raise the signal again after it has drained, so that the process exits with 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle the signals while serving; the first drains, a second SIGINT hurries."""
+        """Handle signals while serving: the first one drains, a second SIGINT stops at once."""
         numbers = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
@@ -90,14 +94,17 @@ class DrainingServer(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket that N processes may share; accepted sockets inherit TCP_NODELAY and TCP_USER_TIMEOUT."""
+    """Return a listening socket on a port that several processes may share (SO_REUSEPORT).
+
+    Accepted connections inherit TCP_NODELAY and TCP_USER_TIMEOUT. Raises OSError when the port cannot be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; elsewhere the edge has to do it
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux only; elsewhere a proxy in front has to bound this
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -109,7 +116,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _admin_routers(deps: Deps) -> list[APIRouter]:
-    """The admin REST, and what an organisation's own people ask with their tokens."""
+    """All routers except inference: the admin API, the organisation's own endpoints, statements and webhooks."""
     admin = AdminDeps(
         database=deps.database,
         redis=deps.redis,

@@ -1,7 +1,7 @@
-"""POST /webhooks/stripe: verify, write down, answer. The effect is a job's (billing/payments/events.py).
+"""POST /webhooks/stripe: verify an event, store it, answer. A job applies the event (billing/payments/events.py).
 
-Nothing is trusted before the signature over the raw bytes; afterwards only the event's id, its type and the object it
-names are used. A job refetches the object within seconds: a slow Stripe never holds this process up.
+The signature over the raw bytes is verified before anything else. Afterwards only the event's id, its type and the id
+of its object are used. The job fetches the object from Stripe, so that no request waits for Stripe here.
 """
 
 import msgspec
@@ -17,11 +17,11 @@ from core.errors import InvalidRequest, NotFound, Unavailable
 from core.settings import Settings
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Events of large invoices are a few hundred kB."""
+"""Bytes of an event; those of large invoices have a few hundred kB."""
 
 
 def router(database: Database, settings: Settings, clock: Clock) -> APIRouter:
-    """The route. STRIPE_WEBHOOK_SECRET may hold several secrets, separated by commas, while one replaces another."""
+    """The route. STRIPE_WEBHOOK_SECRET may contain several secrets, separated by commas, during a rotation."""
     routes = APIRouter(tags=["webhooks"])
     given = settings.stripe_webhook_secret.get_secret_value().split(",")
     secrets = tuple(secret for part in given if (secret := part.strip()))
@@ -49,7 +49,7 @@ def router(database: Database, settings: Settings, clock: Clock) -> APIRouter:
 
 
 async def _read(request: Request) -> bytes:
-    """The raw body. Raises RequestTooLarge as soon as it exceeds the cap."""
+    """Return the raw body. Raises RequestTooLarge as soon as it exceeds MAX_BODY_BYTES."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

@@ -1,4 +1,4 @@
-"""Admin REST: budgets and alerts, the endpoints of notices, notices and the outbox of mail."""
+"""Admin API: budgets and alerts, notification endpoints, notices, and the mail outbox."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -13,11 +13,11 @@ from api.admin.billing import Usd
 from api.admin.deps import AdminDeps, After, Limit, Page, RequestBody, ResponseModel, to_page
 from billing.notifications.webhooks import parse_hosts
 
-_TENANT = Query(description="The organisation; left out = the platform's own.")
+_TENANT = Query(description="The organisation; default: the platform.")
 
 
 class AlertOut(ResponseModel):
-    """A budget or low-balance mark and where it stands."""
+    """A budget or low-balance alert and its current value."""
 
     id: UUID | None = Field(description="null = the organisation's budget with the usual thresholds.")
     tenant_id: UUID
@@ -31,13 +31,13 @@ class AlertOut(ResponseModel):
 
 
 class AlertList(BaseModel):
-    """Every rule of an organisation."""
+    """All alerts of an organisation."""
 
     data: list[AlertOut]
 
 
 class AlertUpdate(RequestBody):
-    """A rule to make or replace."""
+    """An alert to create or replace."""
 
     kind: Literal["budget", "low_balance"] = "budget"
     scope: Literal["tenant", "project", "key"] = "tenant"
@@ -49,7 +49,7 @@ class AlertUpdate(RequestBody):
 
 
 class EndpointOut(ResponseModel):
-    """A webhook address or a mailbox."""
+    """A notification endpoint: a webhook URL or a mail address."""
 
     id: UUID
     tenant_id: UUID | None
@@ -61,20 +61,20 @@ class EndpointOut(ResponseModel):
 
 
 class EndpointList(BaseModel):
-    """Every endpoint."""
+    """Notification endpoints."""
 
     data: list[EndpointOut]
 
 
 class EndpointCreated(BaseModel):
-    """A new endpoint; keep the secret, it is shown this once."""
+    """A new endpoint. Its secret is returned only in this response."""
 
     endpoint: EndpointOut
     secret: str | None
 
 
 class EndpointCreate(RequestBody):
-    """Where notices shall go."""
+    """A notification endpoint to add."""
 
     tenant_id: UUID | None = None
     channel: Literal["webhook", "email"]
@@ -85,7 +85,7 @@ class EndpointCreate(RequestBody):
 
 
 class NoticeOut(ResponseModel):
-    """A notice and how its deliveries stand."""
+    """A notice and the state of its deliveries."""
 
     id: UUID
     tenant_id: UUID | None
@@ -98,7 +98,7 @@ class NoticeOut(ResponseModel):
 
 
 class TestNoticeCreate(RequestBody):
-    """Whose endpoints shall get a test."""
+    """The organisation whose endpoints get a test notice; null = the platform."""
 
     tenant_id: UUID | None = None
 
@@ -120,7 +120,7 @@ def _rule_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_alerts.list_alerts(deps.database, actor, tenant_id=tenant_id)
         return AlertList(data=[AlertOut.model_validate(row) for row in rows])
 
-    @routes.put("/tenants/{tenant_id}/alerts", summary="Make or replace a budget or low-balance alert")
+    @routes.put("/tenants/{tenant_id}/alerts", summary="Create or replace a budget or low-balance alert")
     async def set_alert(actor: Annotated[Actor, auth], tenant_id: UUID, body: AlertUpdate) -> AlertList:
         rows = await admin_alerts.set_alert(deps.database, actor, tenant_id=tenant_id, **body.model_dump())
         return AlertList(data=[AlertOut.model_validate(row) for row in rows])
@@ -140,14 +140,14 @@ def _rule_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _endpoint_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/alert-endpoints", summary="Where notices go")
+    @routes.get("/alert-endpoints", summary="List notification endpoints")
     async def list_endpoints(
         actor: Annotated[Actor, auth], tenant_id: Annotated[UUID | None, _TENANT] = None
     ) -> EndpointList:
         rows = await admin_alerts.list_endpoints(deps.database, actor, tenant_id=tenant_id)
         return EndpointList(data=[EndpointOut.model_validate(row) for row in rows])
 
-    @routes.post("/alert-endpoints", status_code=201, summary="Add a webhook address or a mailbox")
+    @routes.post("/alert-endpoints", status_code=201, summary="Add a webhook URL or a mail address")
     async def add_endpoint(actor: Annotated[Actor, auth], body: EndpointCreate) -> EndpointCreated:
         created = await admin_alerts.add_endpoint(
             deps.database,
@@ -174,7 +174,7 @@ def _notice_routes(routes: APIRouter, deps: AdminDeps) -> None:
     async def send_test(actor: Annotated[Actor, auth], body: TestNoticeCreate) -> None:
         await admin_alerts.send_test(deps.database, actor, tenant_id=body.tenant_id)
 
-    @routes.get("/notices", summary="What an organisation, or the platform, was told")
+    @routes.get("/notices", summary="List notices of an organisation or the platform")
     async def list_notices(
         actor: Annotated[Actor, auth],
         tenant_id: Annotated[UUID | None, _TENANT] = None,
@@ -186,7 +186,7 @@ def _notice_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return to_page(rows, limit, NoticeOut)
 
-    @routes.get("/notices/outbox", summary="Mail that was kept for want of an SMTP server")
+    @routes.get("/notices/outbox", summary="List mail that was kept because no SMTP server is set")
     async def list_outbox(
         actor: Annotated[Actor, auth], limit: Limit = 100, after: After = None
     ) -> Page[NoticeOut]:

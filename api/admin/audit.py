@@ -1,4 +1,4 @@
-"""Admin REST: the audit log."""
+"""Admin API: the audit log."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from api.admin.deps import AdminDeps, After, Limit, Page, ResponseModel, to_page
 
 
 class AuditOut(ResponseModel):
-    """One act: who, what, when, why, and what it changed."""
+    """An administrative action: actor, time, object, reason, and the state before and after."""
 
     id: UUID
     at: datetime
@@ -33,7 +33,7 @@ def router(deps: AdminDeps) -> APIRouter:
     routes = deps.router("audit")
     auth = Depends(deps.actor)
 
-    @routes.get("/audit", summary="Administrative acts, newest first")
+    @routes.get("/audit", summary="List administrative actions, newest first")
     async def list_audit(
         actor: Annotated[Actor, auth],
         tenant_id: Annotated[UUID | None, Query()] = None,

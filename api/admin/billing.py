@@ -1,4 +1,4 @@
-"""Admin REST: prices, credit, budgets and accounts."""
+"""Admin API: prices, credit, budgets and accounts."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ class PriceOut(ResponseModel):
     id: int
     model: str
     tier: str
-    tenant_id: UUID | None = Field(description="Whose contract price it is; null = list price.")
+    tenant_id: UUID | None = Field(description="The organisation of a contract price; null = list price.")
     input: str
     cached_input: str
     output: str
@@ -30,8 +30,8 @@ class PriceOut(ResponseModel):
     effective_to: datetime | None
     created_by: str
     status: Literal["ended", "current", "scheduled", "withdrawn"]
-    contract_id: UUID | None = Field(description="The contract whose discount made it.")
-    ended_by: str | None = Field(description="Who ended the book there; null when the next price follows.")
+    contract_id: UUID | None = Field(description="The contract whose discount created it.")
+    ended_by: str | None = Field(description="Who ended the price book; null when the next price follows.")
     currency: str
 
 
@@ -42,7 +42,7 @@ class PriceList(BaseModel):
 
 
 class PriceCreate(RequestBody):
-    """A new price. It ends the one that holds at its start."""
+    """A new price. It ends the price that is in force at its start."""
 
     model: str = Field(min_length=1, max_length=200, examples=["llama-3.3-70b"])
     tier: Literal["priority", "standard", "batch"] = "standard"
@@ -57,7 +57,7 @@ class PriceCreate(RequestBody):
 
 
 class PriceEnd(RequestBody):
-    """A price book to end: afterwards the list or discounted price holds, or the model is refused."""
+    """A price book to end. Afterwards the list or discounted price applies, or requests for the model are refused."""
 
     model: str = Field(min_length=1, max_length=200)
     tier: Literal["priority", "standard", "batch"] = "standard"
@@ -78,7 +78,7 @@ class UnpricedOut(ResponseModel):
 
 
 class UnpricedList(BaseModel):
-    """Normally empty."""
+    """Models and tiers with traffic and without a price; normally empty."""
 
     data: list[UnpricedOut]
 
@@ -99,7 +99,7 @@ class AccountOut(ResponseModel):
 
 
 class GrantOut(ResponseModel):
-    """Credit that was given."""
+    """A credit that was granted."""
 
     id: UUID
     tenant_id: UUID
@@ -110,13 +110,13 @@ class GrantOut(ResponseModel):
 
 
 class GrantList(BaseModel):
-    """Credits, the newest first."""
+    """Credits, newest first."""
 
     data: list[GrantOut]
 
 
 class CreditGrant(RequestBody):
-    """Credit to give. The same `grant_id` sent again changes nothing."""
+    """A credit to grant. Idempotent by `grant_id`."""
 
     amount_usd: Usd
     reason: Reason
@@ -128,7 +128,7 @@ class CreditGrant(RequestBody):
 
 
 class LotOut(ResponseModel):
-    """One credit and what is left of it."""
+    """A credit lot and its remaining amount."""
 
     id: UUID
     kind: Literal["purchased", "promotional", "sla", "adjustment"]
@@ -145,26 +145,26 @@ class LotOut(ResponseModel):
 
 
 class LotList(BaseModel):
-    """Lots in the order in which they are used."""
+    """Credit lots in the order in which they are used."""
 
     data: list[LotOut]
 
 
 class BudgetUpdate(RequestBody):
-    """A monthly budget; null lifts it."""
+    """A monthly budget; null removes it."""
 
     budget_usd: Usd | None
 
 
 class CreditLimitUpdate(RequestBody):
-    """What a postpaid organisation may owe; null = no bound."""
+    """The largest amount that a postpaid organisation may owe; null = no limit."""
 
     credit_limit_usd: Usd | None
     reason: Reason
 
 
 def router(deps: AdminDeps) -> APIRouter:
-    """Routes of money."""
+    """Routes of prices and accounts."""
     routes = deps.router("billing")
     _price_routes(routes, deps)
     _account_routes(routes, deps)
@@ -179,7 +179,7 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
         actor: Annotated[Actor, auth],
         model: Annotated[str | None, Query(max_length=200)] = None,
         tenant_id: UUID | None = None,
-        history: Annotated[bool, Query(description="Ended versions too.")] = False,
+        history: Annotated[bool, Query(description="Include ended versions.")] = False,
     ) -> PriceList:
         rows = await admin_billing.list_prices(
             deps.database, actor, model=model, tenant_id=tenant_id, history=history
@@ -196,7 +196,7 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_billing.end_price(deps.database, actor, **body.model_dump())
         return PriceList(data=[PriceOut.model_validate(row) for row in rows])
 
-    @routes.post("/prices/{version}/withdraw", summary="Take back a scheduled price")
+    @routes.post("/prices/{version}/withdraw", summary="Withdraw a scheduled price")
     async def withdraw_price(
         actor: Annotated[Actor, auth],
         version: Annotated[int, Path(ge=1, lt=2**63)],
@@ -205,7 +205,7 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
         price = await admin_billing.withdraw_price(deps.database, actor, version=version, reason=body.reason)
         return PriceOut.model_validate(price)
 
-    @routes.get("/prices/unpriced", summary="Traffic without a price; normally none")
+    @routes.get("/prices/unpriced", summary="List traffic without a price")
     async def list_unpriced(actor: Annotated[Actor, auth]) -> UnpricedList:
         rows = await admin_billing.unpriced(deps.database, actor)
         return UnpricedList(data=[UnpricedOut.model_validate(row) for row in rows])
@@ -220,35 +220,35 @@ def _account_routes(routes: APIRouter, deps: AdminDeps) -> None:
             await admin_billing.get_account(deps.database, actor, tenant_id=tenant_id)
         )
 
-    @routes.get("/tenants/{tenant_id}/credits", summary="Credits given to an organisation")
+    @routes.get("/tenants/{tenant_id}/credits", summary="List credits of an organisation")
     async def list_grants(actor: Annotated[Actor, auth], tenant_id: UUID, limit: Limit = 100) -> GrantList:
         rows = await admin_billing.list_grants(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return GrantList(data=[GrantOut.model_validate(row) for row in rows])
 
-    @routes.post("/tenants/{tenant_id}/credits", status_code=201, summary="Give credit")
+    @routes.post("/tenants/{tenant_id}/credits", status_code=201, summary="Grant credit")
     async def grant_credit(actor: Annotated[Actor, auth], tenant_id: UUID, body: CreditGrant) -> AccountOut:
         account = await admin_billing.grant_credit(
             deps.database, actor, tenant_id=tenant_id, **body.model_dump()
         )
         return AccountOut.model_validate(account)
 
-    @routes.get("/tenants/{tenant_id}/credits/lots", summary="Credit by lot, expiry and priority")
+    @routes.get("/tenants/{tenant_id}/credits/lots", summary="List credit lots with expiry and priority")
     async def list_lots(
         actor: Annotated[Actor, auth],
         tenant_id: UUID,
-        spent: Annotated[bool, Query(description="Lots with nothing left too.")] = False,
+        spent: Annotated[bool, Query(description="Include lots with nothing left.")] = False,
     ) -> LotList:
         rows = await admin_billing.list_lots(deps.database, actor, tenant_id=tenant_id, spent=spent)
         return LotList(data=[LotOut.model_validate(row) for row in rows])
 
-    @routes.put("/tenants/{tenant_id}/budget", summary="Set or lift the monthly budget")
+    @routes.put("/tenants/{tenant_id}/budget", summary="Set or remove the monthly budget")
     async def set_budget(actor: Annotated[Actor, auth], tenant_id: UUID, body: BudgetUpdate) -> AccountOut:
         account = await admin_billing.set_budget(
             deps.database, actor, tenant_id=tenant_id, usd=body.budget_usd
         )
         return AccountOut.model_validate(account)
 
-    @routes.put("/tenants/{tenant_id}/credit-limit", summary="Bound what a postpaid organisation may owe")
+    @routes.put("/tenants/{tenant_id}/credit-limit", summary="Set what a postpaid organisation may owe")
     async def set_credit_limit(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: CreditLimitUpdate
     ) -> AccountOut:

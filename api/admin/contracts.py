@@ -1,4 +1,4 @@
-"""Admin REST: contracts of organisations, manual adjustments, and what waits for a second person."""
+"""Admin API: contracts, manual adjustments, and approvals by a second person."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -17,20 +17,20 @@ Month = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}$", examples=["2026-11"
 
 
 class SlaBody(RequestBody):
-    """A service level: what is measured, what was promised, what a miss gives back."""
+    """A service level: its metric, its threshold, and the credit for missing it."""
 
     metric: Literal["ttft", "availability"]
     percentile: int | None = Field(
-        default=None, description="Of the times to the first token: 50, 75, 90, 95, 99."
+        default=None, description="Percentile of the times to first token: 50, 75, 90, 95 or 99."
     )
     threshold: int | str = Field(
         description='ttft: whole milliseconds; availability: a percentage such as "99.9".'
     )
-    credit_percent: int = Field(description="Share of the month's charges that a miss gives back.")
+    credit_percent: int = Field(description="Percentage of the month's charges credited for a miss.")
 
 
 class ContractOut(ResponseModel):
-    """A contract; its discount is in the organisation's prices."""
+    """A contract. Its discount is applied in the organisation's prices."""
 
     id: UUID
     tenant_id: UUID
@@ -52,12 +52,12 @@ class ContractList(BaseModel):
 
 
 class ContractCreate(RequestBody):
-    """A contract to make."""
+    """A contract to create."""
 
     effective_from: datetime | None = Field(default=None, description="Default: now.")
     effective_to: datetime | None = None
     discount_bps: int = Field(default=0, description="Basis points off the list price: 1500 = 15 %.")
-    commit_monthly_usd: Usd | None = Field(default=None, description="What a month costs at least.")
+    commit_monthly_usd: Usd | None = Field(default=None, description="Minimum charge of a month.")
     payment_days: int = 30
     sla: SlaBody | None = None
     currency: str = Field(default="USD", max_length=20)
@@ -65,14 +65,14 @@ class ContractCreate(RequestBody):
 
 
 class ContractEnd(RequestBody):
-    """When and why a contract ends."""
+    """The end of a contract."""
 
     at: datetime | None = Field(default=None, description="Default: now.")
     reason: Reason
 
 
 class AdjustmentOut(ResponseModel):
-    """A booked correction; above 0 it is in the customer's favour."""
+    """A booked adjustment. A positive amount is in the customer's favour."""
 
     id: UUID
     tenant_id: UUID
@@ -87,22 +87,22 @@ class AdjustmentOut(ResponseModel):
 
 
 class AdjustmentList(BaseModel):
-    """Corrections, the newest first."""
+    """Adjustments, newest first."""
 
     data: list[AdjustmentOut]
 
 
 class AdjustmentCreate(RequestBody):
-    """A correction to ask for."""
+    """An adjustment to request."""
 
     amount_usd: Annotated[str, Field(pattern=r"^-?[0-9]{1,15}(\.[0-9]{1,12})?$", examples=["12.50", "-3"])]
     reason: Reason
-    corrects: Month | None = Field(default=None, description="The month that was wrong.")
-    adjustment_id: UUID | None = Field(default=None, description="Sent again, it changes nothing.")
+    corrects: Month | None = Field(default=None, description="The month that is corrected.")
+    adjustment_id: UUID | None = Field(default=None, description="Makes the request idempotent.")
 
 
 class AdjustmentRequestOut(ResponseModel):
-    """What became of a correction that somebody asked for."""
+    """A requested adjustment and its state."""
 
     id: UUID
     tenant_id: UUID
@@ -115,13 +115,13 @@ class AdjustmentRequestOut(ResponseModel):
 
 
 class AdjustmentRequestList(BaseModel):
-    """Corrections that wait for a second person, the oldest first."""
+    """Adjustments that wait for approval, oldest first."""
 
     data: list[AdjustmentRequestOut]
 
 
 class ApprovalOut(ResponseModel):
-    """Something that waits for a second person."""
+    """A pending approval."""
 
     id: UUID
     kind: str
@@ -132,13 +132,13 @@ class ApprovalOut(ResponseModel):
 
 
 class ApprovalList(BaseModel):
-    """What waits, the oldest first."""
+    """Pending approvals, oldest first."""
 
     data: list[ApprovalOut]
 
 
 def router(deps: AdminDeps) -> APIRouter:
-    """Routes of contracts and corrections."""
+    """Routes of contracts and adjustments."""
     routes = deps.router("billing")
     _contract_routes(routes, deps)
     _adjustment_routes(routes, deps)
@@ -153,7 +153,7 @@ def _contract_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_contracts.list_contracts(deps.database, actor, tenant_id=tenant_id)
         return ContractList(data=[ContractOut.model_validate(row) for row in rows])
 
-    @routes.post("/tenants/{tenant_id}/contracts", status_code=201, summary="Make a contract")
+    @routes.post("/tenants/{tenant_id}/contracts", status_code=201, summary="Create a contract")
     async def add_contract(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: ContractCreate
     ) -> ContractOut:
@@ -179,7 +179,9 @@ def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
     async def list_adjustments(
         actor: Annotated[Actor, auth],
         tenant_id: UUID | None = None,
-        month: Annotated[str | None, Query(max_length=7, description="When they were booked.")] = None,
+        month: Annotated[
+            str | None, Query(max_length=7, description="The month in which they were booked.")
+        ] = None,
         limit: Limit = 100,
     ) -> AdjustmentList:
         rows = await admin_adjustments.list_adjustments(
@@ -190,7 +192,7 @@ def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.post(
         "/tenants/{tenant_id}/adjustments",
         status_code=201,
-        summary="Adjust what an organisation owes; above the limit it waits for a second person",
+        summary="Request an adjustment; above the approval limit it waits for a second person",
     )
     async def request_adjustment(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: AdjustmentCreate
@@ -204,7 +206,7 @@ def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return AdjustmentRequestOut.model_validate(made)
 
-    @routes.get("/adjustments/waiting", summary="Adjustments that wait for a second person")
+    @routes.get("/adjustments/waiting", summary="List adjustments that wait for approval")
     async def list_requests(
         actor: Annotated[Actor, auth], tenant_id: UUID | None = None
     ) -> AdjustmentRequestList:
@@ -220,7 +222,7 @@ def _adjustment_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return AdjustmentRequestOut.model_validate(decided)
 
-    @routes.get("/approvals", summary="Everything that waits for a second person")
+    @routes.get("/approvals", summary="List pending approvals")
     async def list_approvals(
         actor: Annotated[Actor, auth], kind: Annotated[str | None, Query(max_length=100)] = None
     ) -> ApprovalList:

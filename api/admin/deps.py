@@ -1,4 +1,4 @@
-"""What every admin route needs: the backing services, the bearer token turned into an Actor, and lists in pages."""
+"""Shared parts of the admin routes: services, authentication, request and response models, and pages of lists."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from tenants.keys import DATABASE_AWAY
 
 PREFIX = "/admin/v1"
 MAX_BODY_BYTES = 64 * 1024
+"""Bytes of a request's body."""
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -36,7 +37,7 @@ _bearer = HTTPBearer(
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong, for people (`message`) and programs (`code`)."""
+    """An error: `message` is for people, `code` for programs."""
 
     message: str
     type: str
@@ -45,7 +46,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorOut(BaseModel):
-    """Every error's body, in OpenAI's shape."""
+    """The body of an error, in OpenAI's shape."""
 
     error: ErrorDetail
 
@@ -54,25 +55,25 @@ _ERROR_DESCRIPTIONS = {
     400: "The body or a parameter has the wrong shape or value.",
     401: "No admin token, or one that is malformed, unknown or revoked.",
     403: "The token's role may not do this.",
-    404: "No such object.",
-    409: "The state of things forbids it, such as a name that is taken.",
-    413: "The body is larger than any of ours needs to be.",
+    404: "The object does not exist.",
+    409: "The current state forbids it, such as a name that is taken.",
+    413: "The body is too large.",
 }
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorOut, "description": text} for status, text in _ERROR_DESCRIPTIONS.items()
 }
-"""For `responses=` of the routers."""
+"""The argument `responses` of routers."""
 
 
 class SizeLimitedRoute(APIRoute):
-    """A route that stops reading a body beyond MAX_BODY_BYTES, refuses NUL in the address, and says so our way.
+    """A route that refuses bodies of more than MAX_BODY_BYTES and NUL characters in the URL.
 
-    FastAPI reads any length by default, before it looks at the token; its own cap answers in plain text.
+    By default FastAPI reads bodies of any size before it checks the token.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The route's handler behind a counting `receive`."""
+        """Return the route's handler with a `receive` that counts bytes."""
         handle = super().get_route_handler()
 
         async def capped(request: Request) -> Response:
@@ -90,7 +91,7 @@ class SizeLimitedRoute(APIRoute):
 
             try:
                 return await handle(Request(request.scope, receive))
-            except HTTPException:  # FastAPI calls whatever happens while it reads a body a parsing error
+            except HTTPException:  # FastAPI turns every exception while it reads a body into a parsing error
                 if received > MAX_BODY_BYTES:
                     raise body_too_large(MAX_BODY_BYTES) from None
                 raise
@@ -99,14 +100,14 @@ class SizeLimitedRoute(APIRoute):
 
 
 class RequestBody(BaseModel):
-    """Base of all request bodies: a field we do not know is refused, never ignored."""
+    """Base of request bodies. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
     @field_validator("*", mode="after")
     @classmethod
     def _no_nul(cls, value: Any) -> Any:
-        """PostgreSQL stores no NUL; refused here for every text, bare or in a list."""
+        """Refuse NUL characters in texts and lists of texts, since PostgreSQL cannot store them."""
         texts = value if isinstance(value, list) else [value]
         if any(isinstance(text, str) and "\x00" in text for text in texts):
             raise ValueError("the text contains a NUL character")
@@ -140,7 +141,7 @@ class Decision(RequestBody):
 
 
 class ResponseModel(BaseModel):
-    """Base of all answers, read from the views that admin/ returns."""
+    """Base of response bodies, which are read from the views that admin/ returns."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -150,14 +151,14 @@ class Identified(Protocol):
 
     @property
     def id(self) -> UUID:
-        """Time-ordered, so lists continue after it."""
+        """The id, ordered by time, after which the next page begins."""
 
 
 ResponseT = TypeVar("ResponseT", bound=ResponseModel)
 
 
 class Page(BaseModel, Generic[ResponseT]):
-    """A part of a list. Ask again with `after` = `next` while `has_more`."""
+    """A page of a list. While `has_more`, the next page begins after the id `next`."""
 
     data: list[ResponseT]
     has_more: bool
@@ -171,7 +172,7 @@ After = Annotated[
 
 
 def to_page(rows: Sequence[Identified], limit: int, out: type[ResponseT]) -> Page[ResponseT]:
-    """A page of `limit` rows out of a list that was asked for one more."""
+    """Return a page of `limit` rows from a list that was read with `limit` + 1."""
     shown = rows[:limit]
     more = len(rows) > limit
     return Page[ResponseT](
@@ -181,7 +182,7 @@ def to_page(rows: Sequence[Identified], limit: int, out: type[ResponseT]) -> Pag
 
 @dataclass(frozen=True)
 class AdminDeps:
-    """The services behind the admin REST. Making one connects the database's changes with Redis hints."""
+    """The services of the admin API. Creating one makes the database announce changes through Redis."""
 
     database: Database
     redis: "Redis | None"
@@ -196,7 +197,11 @@ class AdminDeps:
     async def actor(
         self, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None
     ) -> Actor:
-        """The dependency of every admin route: 401 without a good token, 403 for a role of an organisation."""
+        """Return the owner of the admin token: the dependency of every admin route.
+
+        Raises AuthenticationFailed without a valid token, PermissionDenied for a role of an organisation, and
+        Unavailable.
+        """
         if credentials is None:
             raise AuthenticationFailed(
                 "This needs an admin token: send `Authorization: Bearer pen_admin_...`.",
@@ -216,7 +221,7 @@ class AdminDeps:
         return actor
 
     def router(self, tag: str) -> APIRouter:
-        """An empty router under /admin/v1: every route demands a platform token and reads bodies up to a cap."""
+        """Return an empty router under /admin/v1, whose routes need a platform token and bound bodies."""
         return APIRouter(
             prefix=PREFIX,
             tags=[f"admin: {tag}"],

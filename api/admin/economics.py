@@ -1,4 +1,4 @@
-"""Admin REST: GPU cost, margin, the margin bridge, host prices, providers' invoices and reconciliation."""
+"""Admin API: GPU cost, margin, the margin bridge, host prices, provider invoices and reconciliation."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -20,20 +20,20 @@ From = Annotated[str | None, Query(alias="from", max_length=40, description="Dat
 To = Annotated[str | None, Query(alias="to", max_length=40, description="Excluded.")]
 Month = Annotated[str, Query(max_length=7, examples=["2026-11"])]
 Since = Annotated[
-    str | None, Query(max_length=40, description="Compare again what came out from this instant on.")
+    str | None, Query(max_length=40, description="Compare intervals again from this instant on.")
 ]
 Usd = Annotated[str, Field(pattern=r"^-?[0-9]{1,15}(\.[0-9]{1,12})?$", max_length=30, examples=["1234.56"])]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Rows(BaseModel):
-    """Lines; amounts are exact decimal dollars."""
+    """Rows of a report. Amounts are exact decimal dollars."""
 
     data: list[dict[str, Any]]
 
 
 class HostPriceCreate(RequestBody):
-    """What a kind of host costs from a whole UTC hour on."""
+    """The hourly price of a kind of host from a whole UTC hour on."""
 
     host_kind: Text
     usd_per_hour: Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,12})?$", examples=["35.76"])]
@@ -51,7 +51,7 @@ class ProviderLine(RequestBody):
 
 
 class ProviderInvoice(RequestBody):
-    """A provider's invoice; its lines add up to its total."""
+    """A provider's invoice. Its lines must add up to its total."""
 
     provider: Text
     number: Text
@@ -89,7 +89,9 @@ def _margin_routes(routes: APIRouter, deps: AdminDeps) -> None:
         start: From = None,
         end: To = None,
         by: Annotated[str, Query(max_length=100)] = "tenant,model",
-        fully_loaded: Annotated[bool, Query(description="Spread idle, loading and asleep.")] = False,
+        fully_loaded: Annotated[
+            bool, Query(description="Include the cost of idle, loading and sleeping hosts.")
+        ] = False,
     ) -> Rows:
         period = parse_period(start, end)
         return _to_rows(
@@ -130,7 +132,7 @@ def _margin_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/economics/host-prices", summary="Dated prices of hosts")
+    @routes.get("/economics/host-prices", summary="List dated prices of hosts")
     async def list_prices(
         actor: Annotated[Actor, auth], host_kind: Annotated[str | None, Query(max_length=200)] = None
     ) -> Rows:
@@ -144,7 +146,7 @@ def _price_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/economics/provider-invoices", summary="Providers' invoices")
+    @routes.get("/economics/provider-invoices", summary="List provider invoices")
     async def list_invoices(
         actor: Annotated[Actor, auth], month: Annotated[str | None, Query(max_length=7)] = None
     ) -> Rows:
@@ -166,7 +168,7 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
             )
         )
 
-    @routes.get("/economics/variance", summary="A month's provider invoices against our account")
+    @routes.get("/economics/variance", summary="Compare a month's provider invoices with metered cost")
     async def variance(actor: Annotated[Actor, auth], month: Month) -> Rows:
         return _to_rows(
             await admin_economics.provider_variance(deps.database, actor, month=parse_month(month))
@@ -176,22 +178,24 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _reconcile_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/reconcile/engines", summary="Engines' counters against usage")
+    @routes.get("/reconcile/engines", summary="Compare engines' counters with usage")
     async def engines(actor: Annotated[Actor, auth], limit: Limit = 100) -> Rows:
         return _to_rows(await admin_reconcile.list_engines(deps.database, actor, limit=limit))
 
-    @routes.post("/reconcile/run", summary="Compare now")
+    @routes.post("/reconcile/run", summary="Run the reconciliation now")
     async def run(actor: Annotated[Actor, auth], since: Since = None) -> dict[str, Any]:
         instant = None if since is None else parse_instant(since, "since")
         return _to_object(await admin_reconcile.run_now(deps.database, actor, since=instant))
 
-    @routes.get("/reconcile/engines/{boot_id}", summary="One engine, interval by interval")
+    @routes.get("/reconcile/engines/{boot_id}", summary="List the intervals of one engine")
     async def list_intervals(actor: Annotated[Actor, auth], boot_id: str, limit: Limit = 100) -> Rows:
         return _to_rows(
             await admin_reconcile.list_intervals(deps.database, actor, boot_id=boot_id, limit=limit)
         )
 
-    @routes.get("/reconcile/engines/{boot_id}/trace", summary="The requests behind what does not come out")
+    @routes.get(
+        "/reconcile/engines/{boot_id}/trace", summary="List the requests of an interval that does not balance"
+    )
     async def trace(
         actor: Annotated[Actor, auth], boot_id: str, start: From = None, limit: Limit = 200
     ) -> Rows:
@@ -200,13 +204,15 @@ def _reconcile_routes(routes: APIRouter, deps: AdminDeps) -> None:
             await admin_reconcile.trace(deps.database, actor, boot_id=boot_id, from_at=from_at, limit=limit)
         )
 
-    @routes.post("/reconcile/engines/{boot_id}/accept", summary="Accept what cannot be mended")
+    @routes.post("/reconcile/engines/{boot_id}/accept", summary="Accept differences that cannot be resolved")
     async def accept(actor: Annotated[Actor, auth], boot_id: str, body: ReasonBody) -> Rows:
         return _to_rows(
             await admin_reconcile.accept(deps.database, actor, boot_id=boot_id, reason=body.reason)
         )
 
-    @routes.get("/reconcile/cross-check", summary="Gateway, ledger, invoices and Stripe for a month")
+    @routes.get(
+        "/reconcile/cross-check", summary="Cross-check gateway, ledger, invoices and Stripe for a month"
+    )
     async def cross_check(actor: Annotated[Actor, auth], month: Month) -> Rows:
         return _to_rows(
             await admin_reconcile.cross_check_month(deps.database, actor, month=parse_month(month))

@@ -1,4 +1,4 @@
-"""Admin REST: the usage report and the other data sets as files, two periods compared, scheduled exports."""
+"""Admin API: the usage report, comparisons of periods, data sets as files, and scheduled exports."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -42,13 +42,13 @@ class ExportOut(ResponseModel):
 
 
 class ExportList(BaseModel):
-    """Scheduled exports by name."""
+    """Scheduled exports, by name."""
 
     data: list[ExportOut]
 
 
 class ExportRunOut(ResponseModel):
-    """A revision of a period's files."""
+    """A revision of the files of a period."""
 
     id: UUID
     definition_id: UUID
@@ -66,13 +66,13 @@ class ExportRunOut(ResponseModel):
 
 
 class ExportRunList(BaseModel):
-    """What was written, the newest period first."""
+    """Revisions, newest period first."""
 
     data: list[ExportRunOut]
 
 
 class ExportCreate(RequestBody):
-    """A scheduled export. Credentials of a store are settings, never sent here."""
+    """An export to schedule. Credentials of its destination are settings of the platform."""
 
     name: Name
     dataset: DatasetName = "report"
@@ -86,7 +86,7 @@ class ExportCreate(RequestBody):
 
 
 class ExportUpdate(RequestBody):
-    """Stop or resume."""
+    """Stop or resume an export."""
 
     enabled: bool
     reason: str | None = Field(default=None, min_length=1, max_length=500)
@@ -112,7 +112,7 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.get(
         "/usage/report",
-        summary="Usage and cost, grouped at will, as JSON or a file; two periods side by side",
+        summary="Usage and cost by any grouping, as JSON or a file; optionally compared with another period",
         response_model=None,
         responses={200: {"content": {media: {} for media in MEDIA_TYPES.values()}}},
     )
@@ -147,7 +147,7 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_billing.usage_report(deps.database, actor, **asked)
         return {"data": to_objects(rows, with_gpu=with_gpu)}
 
-    @routes.get("/usage/totals", summary="The report's totals beside the ledger's own sums")
+    @routes.get("/usage/totals", summary="Compare the totals of the report with those of the ledger")
     async def usage_totals(
         actor: Annotated[Actor, auth],
         start: Annotated[str | None, FROM] = None,
@@ -223,7 +223,7 @@ def _schedule_routes(routes: APIRouter, deps: AdminDeps) -> None:
         changed = await admin_exports.enable_export(deps.database, actor, name=name, **body.model_dump())
         return ExportOut.model_validate(changed)
 
-    @routes.get("/exports/{name}/runs", summary="What an export has written")
+    @routes.get("/exports/{name}/runs", summary="List the runs of an export")
     async def list_runs(
         actor: Annotated[Actor, auth], name: str, limit: Annotated[int, Query(ge=1, le=500)] = 100
     ) -> ExportRunList:

@@ -1,4 +1,4 @@
-"""Admin REST: invoices, accounting months and corrections."""
+"""Admin API: invoices, accounting months and corrections."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -32,7 +32,7 @@ InvoiceRef = Annotated[str, Path(max_length=80, description="Id or number of the
 
 
 class InvoiceOut(ResponseModel):
-    """An invoice; amounts are decimal dollars."""
+    """An invoice. Amounts are decimal dollars."""
 
     id: UUID
     tenant_id: UUID
@@ -45,7 +45,7 @@ class InvoiceOut(ResponseModel):
     exact_usd: str = Field(description="The exact sum of the lines.")
     total_usd: str = Field(description="The sum of the lines' cents.")
     credited_usd: str
-    carried_usd: str = Field(description="What the next invoice takes over.")
+    carried_usd: str = Field(description="Amount carried over to the next invoice.")
     due_at: datetime | None
     finalized_at: datetime | None
     paid_at: datetime | None
@@ -53,7 +53,7 @@ class InvoiceOut(ResponseModel):
 
 
 class InvoiceLineOut(ResponseModel):
-    """One line: tenant x model x class x tier x price version, or another movement of the month."""
+    """A line: usage by model, token class, tier and price version, or another movement of the month."""
 
     id: UUID
     position: int
@@ -72,7 +72,7 @@ class InvoiceLineOut(ResponseModel):
 
 
 class CreditNoteOut(ResponseModel):
-    """Credit on a finalised invoice."""
+    """A credit note for a finalised invoice."""
 
     id: UUID
     invoice_id: UUID
@@ -95,7 +95,7 @@ class InvoiceDetailOut(ResponseModel):
 
 
 class TraceRowOut(ResponseModel):
-    """One request behind a line."""
+    """A request of an invoice line."""
 
     request_id: UUID
     ended_at: datetime
@@ -107,7 +107,7 @@ class TraceRowOut(ResponseModel):
 
 
 class TraceOut(ResponseModel):
-    """A part of a line's requests. Ask again with `after` = `next` until it is null."""
+    """A page of a line's requests. The next page begins after the id `next`; null at the end."""
 
     line: InvoiceLineOut
     rows: list[TraceRowOut]
@@ -115,7 +115,7 @@ class TraceOut(ResponseModel):
 
 
 class InvoiceRunOut(ResponseModel):
-    """What an invoice run did."""
+    """The result of an invoice run."""
 
     month: str
     tenants: int
@@ -125,7 +125,7 @@ class InvoiceRunOut(ResponseModel):
 
 
 class MonthBody(RequestBody):
-    """Which month."""
+    """A month."""
 
     month: str = Field(max_length=7, examples=["2026-11"])
 
@@ -143,13 +143,13 @@ class PeriodOut(ResponseModel):
 
 
 class PeriodList(BaseModel):
-    """Months since the first booking, the newest first."""
+    """Accounting months since the first booking, newest first."""
 
     data: list[PeriodOut]
 
 
 class CheckOut(ResponseModel):
-    """What one check found; when red, also what to do next."""
+    """The result of one check. `detail` says what to do when it fails."""
 
     name: str
     ok: bool
@@ -157,7 +157,7 @@ class CheckOut(ResponseModel):
 
 
 class ChecklistOut(ResponseModel):
-    """Whether a month can be closed, and why not."""
+    """The checks of a month, which must all pass before it can be closed."""
 
     month: str
     ok: bool
@@ -165,7 +165,7 @@ class ChecklistOut(ResponseModel):
 
 
 class CorrectionDryRun(RequestBody):
-    """A month to tell again, and with what."""
+    """A month to rate again, with other prices or with the prices as of another instant."""
 
     month: str = Field(max_length=7, examples=["2026-11"])
     spec: dict[str, Any] = Field(
@@ -176,13 +176,13 @@ class CorrectionDryRun(RequestBody):
 
 
 class CorrectionCreate(CorrectionDryRun):
-    """A correction to ask for."""
+    """A correction to request."""
 
     reason: Reason
 
 
 class TenantDeltaOut(ResponseModel):
-    """What changes for one organisation; below 0 is in its favour."""
+    """The change for one organisation. A negative amount is in its favour."""
 
     tenant_id: UUID
     lines: int
@@ -190,7 +190,7 @@ class TenantDeltaOut(ResponseModel):
 
 
 class CorrectionLineOut(ResponseModel):
-    """One line told again."""
+    """An invoice line before and after the correction."""
 
     tenant_id: UUID
     kind: str
@@ -207,7 +207,7 @@ class CorrectionLineOut(ResponseModel):
 
 
 class DryRunOut(ResponseModel):
-    """What a correction would change."""
+    """The changes that a correction would make."""
 
     month: str
     until: datetime
@@ -236,7 +236,7 @@ class CorrectionOut(ResponseModel):
 
 
 class CorrectionList(BaseModel):
-    """Corrections, the newest first."""
+    """Corrections, newest first."""
 
     data: list[CorrectionOut]
 
@@ -260,7 +260,7 @@ def router(deps: AdminDeps) -> APIRouter:
 def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/invoices", summary="Invoices, the newest month first")
+    @routes.get("/invoices", summary="List invoices, newest month first")
     async def list_invoices(
         actor: Annotated[Actor, auth],
         month: MonthFilter = None,
@@ -280,7 +280,7 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return to_page(rows, limit, InvoiceOut)
 
-    @routes.post("/invoices/make", summary="Make the missing invoices of a month")
+    @routes.post("/invoices/make", summary="Create the missing invoices of a month")
     async def make_invoices(actor: Annotated[Actor, auth], body: MonthBody) -> InvoiceRunOut:
         done = await admin_invoices.make_invoices(deps.database, actor, month=parse_month(body.month))
         return InvoiceRunOut.model_validate(done)
@@ -291,7 +291,7 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
             await admin_invoices.show_invoice(deps.database, actor, ref=ref)
         )
 
-    @routes.get("/invoice-lines/{line_id}/requests", summary="The requests behind a line")
+    @routes.get("/invoice-lines/{line_id}/requests", summary="List the requests of a line")
     async def trace_line(
         actor: Annotated[Actor, auth], line_id: UUID, limit: Limit = 100, after: After = None
     ) -> TraceOut:
@@ -300,12 +300,12 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return TraceOut.model_validate(found)
 
-    @routes.post("/invoices/{ref}/void", summary="Take an open invoice back")
+    @routes.post("/invoices/{ref}/void", summary="Void an open invoice")
     async def void_invoice(actor: Annotated[Actor, auth], ref: InvoiceRef, body: ReasonBody) -> InvoiceOut:
         done = await admin_invoices.void_invoice(deps.database, actor, ref=ref, reason=body.reason)
         return InvoiceOut.model_validate(done)
 
-    @routes.post("/invoices/{ref}/write-off", summary="Give up what is open of an invoice")
+    @routes.post("/invoices/{ref}/write-off", summary="Write off the open amount of an invoice")
     async def write_off_invoice(
         actor: Annotated[Actor, auth], ref: InvoiceRef, body: ReasonBody
     ) -> InvoiceOut:
@@ -316,7 +316,7 @@ def _invoice_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/periods", summary="Accounting months")
+    @routes.get("/periods", summary="List accounting months")
     async def list_periods(actor: Annotated[Actor, auth]) -> PeriodList:
         rows = await admin_periods.list_periods(deps.database, actor)
         return PeriodList(data=[PeriodOut.model_validate(row) for row in rows])
@@ -326,7 +326,7 @@ def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
         found = await admin_periods.check_period(deps.database, actor, month=parse_month(month))
         return ChecklistOut.model_validate(found)
 
-    @routes.post("/periods/{month}/close", summary="Make the month's invoices and freeze it")
+    @routes.post("/periods/{month}/close", summary="Create the invoices of a month and close it")
     async def close_period(
         actor: Annotated[Actor, auth], month: MonthPath, body: OptionalReasonBody
     ) -> ChecklistOut:
@@ -338,7 +338,7 @@ def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.post(
         "/parked-records/{request_id}/write-off",
         status_code=204,
-        summary="Decide that a record that could not be billed never will be",
+        summary="Write off a usage record that could not be billed",
     )
     async def write_off_parked(actor: Annotated[Actor, auth], request_id: UUID, body: ReasonBody) -> None:
         await admin_periods.write_off_parked(deps.database, actor, request_id=request_id, reason=body.reason)
@@ -347,7 +347,7 @@ def _period_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _correction_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/corrections", summary="Corrections of past months")
+    @routes.get("/corrections", summary="List corrections of past months")
     async def list_corrections(
         actor: Annotated[Actor, auth], month: MonthFilter = None, limit: Limit = 100
     ) -> CorrectionList:
@@ -358,17 +358,17 @@ def _correction_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.post("/corrections/dry-run", summary="What a month would cost under other prices")
     async def dry_run(actor: Annotated[Actor, auth], body: CorrectionDryRun) -> DryRunOut:
-        told = await admin_corrections.dry_run(
+        result = await admin_corrections.dry_run(
             deps.database, actor, month=parse_month(body.month), spec=body.spec
         )
-        return DryRunOut.model_validate(told)
+        return DryRunOut.model_validate(result)
 
-    @routes.post("/corrections", status_code=201, summary="Ask for a correction")
+    @routes.post("/corrections", status_code=201, summary="Request a correction")
     async def request_correction(actor: Annotated[Actor, auth], body: CorrectionCreate) -> CorrectionOut:
-        asked = await admin_corrections.request_correction(
+        requested = await admin_corrections.request_correction(
             deps.database, actor, month=parse_month(body.month), spec=body.spec, reason=body.reason
         )
-        return CorrectionOut.model_validate(asked)
+        return CorrectionOut.model_validate(requested)
 
     @routes.get("/corrections/{correction_id}", summary="A correction and its lines")
     async def show_correction(actor: Annotated[Actor, auth], correction_id: UUID) -> CorrectionDetail:
@@ -380,16 +380,20 @@ def _correction_routes(routes: APIRouter, deps: AdminDeps) -> None:
             lines=[CorrectionLineOut.model_validate(line) for line in lines],
         )
 
-    @routes.post("/corrections/{correction_id}/decision", summary="Agree to a correction, or refuse it")
+    @routes.post("/corrections/{correction_id}/decision", summary="Approve or reject a correction")
     async def decide(actor: Annotated[Actor, auth], correction_id: UUID, body: Decision) -> CorrectionOut:
         decided = await admin_corrections.decide_correction(
             deps.database, actor, correction_id=correction_id, approve=body.approve, reason=body.reason
         )
         return CorrectionOut.model_validate(decided)
 
-    @routes.post("/corrections/{correction_id}/reversal", status_code=201, summary="Ask to undo a correction")
+    @routes.post(
+        "/corrections/{correction_id}/reversal",
+        status_code=201,
+        summary="Request the reversal of a correction",
+    )
     async def reverse(actor: Annotated[Actor, auth], correction_id: UUID, body: ReasonBody) -> CorrectionOut:
-        asked = await admin_corrections.request_reversal(
+        requested = await admin_corrections.request_reversal(
             deps.database, actor, correction_id=correction_id, reason=body.reason
         )
-        return CorrectionOut.model_validate(asked)
+        return CorrectionOut.model_validate(requested)

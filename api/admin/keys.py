@@ -1,4 +1,4 @@
-"""Admin REST: API keys and limits."""
+"""Admin API: API keys and limits."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -27,7 +27,7 @@ ScopeKind = Literal["tenant", "project", "key"]
 
 
 class KeyOut(ResponseModel):
-    """An API key as far as it may be shown."""
+    """An API key without its secret."""
 
     id: UUID
     tenant_id: UUID
@@ -37,33 +37,33 @@ class KeyOut(ResponseModel):
     kind: Literal["live", "test"]
     last4: str = Field(description="The key's last four characters.")
     status: Literal["active", "revoked", "expired"]
-    allowed_models: list[str] | None = Field(description="null: every model.")
+    allowed_models: list[str] | None = Field(description="null = every model.")
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
-    last_used_at: datetime | None = Field(description="Written in batches, up to half a minute late.")
+    last_used_at: datetime | None = Field(description="Written in batches, with a delay of up to 30 s.")
 
 
 class CreatedKeyOut(KeyOut):
-    """A new key. `secret` is in this one answer and nowhere else."""
+    """A new key. Its secret is returned only in this response."""
 
     secret: str = Field(examples=["pen_live_4fZ0yqv8cT7JH2nKpW1sXe5RbGd3LmAu2sK9Qx"])
 
 
 class KeyCreate(RequestBody):
-    """A new key of a project."""
+    """A key to create in a project."""
 
     project_id: UUID
     name: str = Field(min_length=1, max_length=100, examples=["production"])
     kind: Literal["live", "test"] = "live"
     expires_at: datetime | None = Field(default=None, examples=["2027-01-01T00:00:00Z"])
     allowed_models: list[str] | None = Field(
-        default=None, max_length=100, description="Leave out to allow every model."
+        default=None, max_length=100, description="Default: every model."
     )
 
 
 class KeySearch(RequestBody):
-    """A key that was found somewhere."""
+    """A key whose owner is looked for."""
 
     key: str = Field(max_length=200)
 
@@ -72,7 +72,7 @@ _LIMIT = Field(default=None, ge=1, le=admin_limits.MAX_LIMIT)
 
 
 class LimitsBody(RequestBody):
-    """All limits of a scope; one that is null or left out is lifted."""
+    """All limits of a scope. A limit that is null or absent is removed."""
 
     requests_per_min: int | None = _LIMIT
     input_tokens_per_min: int | None = _LIMIT
@@ -86,7 +86,7 @@ class LimitsBody(RequestBody):
 
 
 class LimitsOut(ResponseModel):
-    """Limits of a scope; null = none of that kind."""
+    """The limits of a scope; null = no limit."""
 
     requests_per_min: int | None
     input_tokens_per_min: int | None
@@ -96,7 +96,7 @@ class LimitsOut(ResponseModel):
 
 
 class ScopedLimitsOut(ResponseModel):
-    """A scope that has limits."""
+    """A scope with its limits."""
 
     scope_kind: ScopeKind
     scope_id: UUID
@@ -114,7 +114,9 @@ def router(deps: AdminDeps) -> APIRouter:
 def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/tenants/{tenant_id}/keys", summary="Keys of an organisation, dead ones included")
+    @routes.get(
+        "/tenants/{tenant_id}/keys", summary="List keys of an organisation, revoked and expired ones included"
+    )
     async def list_keys(
         actor: Annotated[Actor, auth], tenant_id: UUID, limit: Limit = 100, after: After = None
     ) -> Page[KeyOut]:
@@ -123,7 +125,9 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return to_page(rows, limit, KeyOut)
 
-    @routes.post("/tenants/{tenant_id}/keys", status_code=201, summary="Make a key, and see it this once")
+    @routes.post(
+        "/tenants/{tenant_id}/keys", status_code=201, summary="Create a key; its secret is returned only once"
+    )
     async def create_key(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: KeyCreate, response: Response
     ) -> CreatedKeyOut:
@@ -146,7 +150,7 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
     async def get_key(actor: Annotated[Actor, auth], key_id: UUID) -> KeyOut:
         return KeyOut.model_validate(await admin_keys.get_key(deps.database, actor, key_id=key_id))
 
-    @routes.post("/keys/{key_id}/revoke", summary="Refuse a key for good and cut its streams")
+    @routes.post("/keys/{key_id}/revoke", summary="Revoke a key and abort its open requests")
     async def revoke_key(
         actor: Annotated[Actor, auth], key_id: UUID, body: OptionalReasonBody = NO_REASON
     ) -> KeyOut:
@@ -154,7 +158,7 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
             await admin_keys.revoke_key(deps.database, actor, key_id=key_id, reason=body.reason)
         )
 
-    @routes.post("/key-search", summary="Whose key is this? For one that leaked")
+    @routes.post("/key-search", summary="Find the owner of a key that was leaked")
     async def find_key(actor: Annotated[Actor, auth], body: KeySearch) -> KeyOut:
         return KeyOut.model_validate(
             await admin_keys.find_key(deps.database, actor, pepper=deps.pepper, raw=body.key)
@@ -164,7 +168,7 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _limit_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/tenants/{tenant_id}/limits", summary="Every scope of an organisation that has limits")
+    @routes.get("/tenants/{tenant_id}/limits", summary="List the scopes of an organisation that have limits")
     async def list_limits(actor: Annotated[Actor, auth], tenant_id: UUID) -> list[ScopedLimitsOut]:
         rows = await admin_limits.list_limits(deps.database, actor, tenant_id=tenant_id)
         return [ScopedLimitsOut.model_validate(row) for row in rows]

@@ -1,4 +1,4 @@
-"""Admin REST: trial balance, journal, deferred revenue, verification of the books."""
+"""Admin API: trial balance, journal, deferred revenue, and verification of the ledger."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -28,7 +28,7 @@ To = Annotated[str | None, Query(alias="to", max_length=40, description="Exclude
 
 
 def router(deps: AdminDeps) -> APIRouter:
-    """Routes of the books."""
+    """Routes of the ledger."""
     routes = deps.router("ledger")
     _book_routes(routes, deps)
     _journal_route(routes, deps)
@@ -38,7 +38,10 @@ def router(deps: AdminDeps) -> APIRouter:
 def _book_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/ledger/trial-balance", summary="Every account: opening, debit, credit, closing")
+    @routes.get(
+        "/ledger/trial-balance",
+        summary="Opening balance, debits, credits and closing balance of every account",
+    )
     async def trial_balance(
         actor: Annotated[Actor, auth],
         month: Month = None,
@@ -53,7 +56,7 @@ def _book_routes(routes: APIRouter, deps: AdminDeps) -> None:
         shown: dict[str, Any] = msgspec.to_builtins(balance)
         return shown
 
-    @routes.get("/ledger/deferred", summary="Unused credit by lot and expiry")
+    @routes.get("/ledger/deferred", summary="Deferred revenue: unused credit by lot and expiry")
     async def deferred(
         actor: Annotated[Actor, auth],
         at: Annotated[str | None, Query(max_length=40, description="Default: now.")] = None,
@@ -63,7 +66,7 @@ def _book_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_ledger.deferred_revenue(deps.database, actor, at=instant, tenant_id=tenant_id)
         return {"data": msgspec.to_builtins(rows)}
 
-    @routes.get("/ledger/verify", summary="Check every invariant of the books")
+    @routes.get("/ledger/verify", summary="Check every invariant of the ledger")
     async def verify(actor: Annotated[Actor, auth]) -> dict[str, Any]:
         books: dict[str, Any] = msgspec.to_builtins(await admin_ledger.verify_ledger(deps.database, actor))
         return books

@@ -1,4 +1,4 @@
-"""Admin REST: which models are offered."""
+"""Admin API: the models that are offered."""
 
 from datetime import datetime
 from typing import Annotated
@@ -24,28 +24,28 @@ class ModelOut(ResponseModel):
 
 
 class ModelCreate(RequestBody):
-    """Offer a model of the catalog."""
+    """A model of the catalog to offer."""
 
     name: str = Field(description=_NAME, examples=["llama-3.3-70b"])
     note: str | None = None
 
 
 class AliasUpdate(RequestBody):
-    """Let a name stand for another model."""
+    """An alias of a model."""
 
     name: str = Field(examples=["llama-latest"])
     target: str = Field(examples=["llama-3.3-70b"])
 
 
 class ModelStatusUpdate(RequestBody):
-    """Deprecate or retire."""
+    """A model to deprecate or retire."""
 
     name: str = Field(description=_NAME)
     note: str | None = Field(default=None, description="What customers should use instead.")
 
 
 def router(deps: AdminDeps) -> APIRouter:
-    """Names travel in bodies, since they may contain slashes."""
+    """Routes of models. Names are sent in bodies, since they may contain slashes."""
     routes = deps.router("models")
 
     @routes.get("/models")
@@ -62,7 +62,7 @@ def router(deps: AdminDeps) -> APIRouter:
 
     @routes.put("/models/alias")
     async def set_alias(body: AliasUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
-        """Make or move an alias."""
+        """Create or change an alias."""
         return ModelOut.model_validate(
             await models.set_alias(deps.database, actor, name=body.name, target=body.target)
         )
@@ -71,14 +71,14 @@ def router(deps: AdminDeps) -> APIRouter:
     async def deprecate_model(
         body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]
     ) -> ModelOut:
-        """Mark a model as going away; it still answers."""
+        """Deprecate a model. It is still served."""
         return ModelOut.model_validate(
             await models.deprecate_model(deps.database, actor, name=body.name, note=body.note)
         )
 
     @routes.post("/models/retire")
     async def retire_model(body: ModelStatusUpdate, actor: Annotated[Actor, Depends(deps.actor)]) -> ModelOut:
-        """Take a model or an alias out of service."""
+        """Stop serving a model or an alias."""
         return ModelOut.model_validate(
             await models.retire_model(deps.database, actor, name=body.name, note=body.note)
         )

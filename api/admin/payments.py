@@ -1,4 +1,4 @@
-"""Admin REST: buying credit, automatic purchases, refunds, disputes, Stripe's events and comparisons."""
+"""Admin API: purchases of credit, automatic top-ups, refunds, disputes, Stripe's events and comparisons."""
 
 from datetime import date, datetime
 from typing import Annotated, Literal
@@ -14,11 +14,11 @@ from api.admin.deps import AdminDeps, Decision, Limit, Reason, RequestBody, Resp
 from billing.payments.stripe_gateway import open_gateway
 
 Month = Annotated[str, Field(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])$", examples=["2026-10"])]
-TenantFilter = Annotated[UUID | None, Query(description="Only this organisation's.")]
+TenantFilter = Annotated[UUID | None, Query(description="Only of this organisation.")]
 
 
 class CustomerOut(ResponseModel):
-    """An organisation as a payer."""
+    """An organisation as a customer of Stripe."""
 
     tenant_id: UUID
     name: str
@@ -45,7 +45,7 @@ class TopupOut(ResponseModel):
 
 
 class TopupStartedOut(ResponseModel):
-    """A purchase that waits for its buyer at `url`."""
+    """A purchase that is paid at `url`."""
 
     id: UUID
     amount_usd: str
@@ -53,7 +53,7 @@ class TopupStartedOut(ResponseModel):
 
 
 class TopupCreate(RequestBody):
-    """A purchase to begin. The same `topup_id` sent again is the same purchase."""
+    """A purchase to start. Idempotent by `topup_id`."""
 
     amount_usd: Usd
     return_url: str = Field(
@@ -63,7 +63,7 @@ class TopupCreate(RequestBody):
 
 
 class AutoTopupOut(ResponseModel):
-    """When credit is bought automatically."""
+    """The automatic top-up of an organisation."""
 
     tenant_id: UUID
     enabled: bool
@@ -76,7 +76,7 @@ class AutoTopupOut(ResponseModel):
 
 
 class AutoTopupUpdate(RequestBody):
-    """Buy `amount_usd` whenever less than `threshold_usd` is left, at most `monthly_cap_usd` in a UTC month."""
+    """Buy `amount_usd` when the balance falls below `threshold_usd`, at most `monthly_cap_usd` in a UTC month."""
 
     enabled: bool = True
     threshold_usd: Usd
@@ -85,14 +85,14 @@ class AutoTopupUpdate(RequestBody):
 
 
 class TaxIdUpdate(RequestBody):
-    """A tax id, by Stripe's kinds."""
+    """A tax id; `kind` is one of Stripe's types."""
 
     kind: str = Field(min_length=2, max_length=20, examples=["eu_vat"])
     value: str = Field(min_length=1, max_length=40, examples=["DE123456789"])
 
 
 class PaymentOut(ResponseModel):
-    """A payment that arrived."""
+    """A payment that was received."""
 
     payment_intent: str
     tenant_id: UUID
@@ -117,7 +117,7 @@ class RefundOut(ResponseModel):
 
 
 class RefundCreate(RequestBody):
-    """Bought credit to pay back; without an amount all that is left of the purchase."""
+    """Purchased credit to refund; without an amount, all that is left of the purchase."""
 
     payment_intent: str = Field(min_length=3, max_length=100, examples=["pi_123"])
     amount_usd: Usd | None = None
@@ -126,7 +126,7 @@ class RefundCreate(RequestBody):
 
 
 class RefundRequestOut(ResponseModel):
-    """A refund that somebody asked for. `waiting`: for a second person, and `id` is the approval's."""
+    """A requested refund. While it waits for approval, `id` is that of the approval."""
 
     id: UUID
     tenant_id: UUID
@@ -151,7 +151,7 @@ class DisputeOut(ResponseModel):
 
 
 class EventOut(ResponseModel):
-    """An event of Stripe and what became of it."""
+    """An event of Stripe and its outcome."""
 
     id: str
     type: str
@@ -165,7 +165,7 @@ class EventOut(ResponseModel):
 
 
 class ComparisonOut(ResponseModel):
-    """A month compared with Stripe; equal when there are no problems."""
+    """A month compared with Stripe; equal when `problems` is empty."""
 
     month: date
     began_at: datetime
@@ -180,49 +180,49 @@ class ComparisonOut(ResponseModel):
 
 
 class TopupList(BaseModel):
-    """Purchases."""
+    """Purchases, newest first."""
 
     data: list[TopupOut]
 
 
 class CustomerList(BaseModel):
-    """Payers."""
+    """Customers."""
 
     data: list[CustomerOut]
 
 
 class PaymentList(BaseModel):
-    """Payments."""
+    """Payments, newest first."""
 
     data: list[PaymentOut]
 
 
 class RefundList(BaseModel):
-    """Refunds."""
+    """Refunds, newest first."""
 
     data: list[RefundOut]
 
 
 class DisputeList(BaseModel):
-    """Disputes."""
+    """Disputes, newest first."""
 
     data: list[DisputeOut]
 
 
 class EventList(BaseModel):
-    """Events."""
+    """Events, newest first."""
 
     data: list[EventOut]
 
 
 class RefundRequestList(BaseModel):
-    """Refunds that wait for a second person, the oldest first."""
+    """Refunds that wait for approval, oldest first."""
 
     data: list[RefundRequestOut]
 
 
 class ComparisonList(BaseModel):
-    """Comparisons."""
+    """Comparisons, newest first."""
 
     data: list[ComparisonOut]
 
@@ -239,47 +239,47 @@ def router(deps: AdminDeps) -> APIRouter:
 def _list_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/payments/customers", summary="Payers: Stripe customer, card, dunning state")
+    @routes.get("/payments/customers", summary="List customers with Stripe id, card and dunning state")
     async def list_customers(
         actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> CustomerList:
         rows = await admin_payments.list_customers(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return CustomerList(data=[CustomerOut.model_validate(row) for row in rows])
 
-    @routes.get("/payments/topups", summary="Purchases of credit")
+    @routes.get("/payments/topups", summary="List purchases of credit")
     async def list_topups(
         actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> TopupList:
         rows = await admin_payments.list_topups(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return TopupList(data=[TopupOut.model_validate(row) for row in rows])
 
-    @routes.get("/payments", summary="Payments that arrived")
+    @routes.get("/payments", summary="List payments")
     async def list_payments(
         actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> PaymentList:
         rows = await admin_payments.list_payments(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return PaymentList(data=[PaymentOut.model_validate(row) for row in rows])
 
-    @routes.get("/payments/refunds", summary="Refunds")
+    @routes.get("/payments/refunds", summary="List refunds")
     async def list_refunds(
         actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> RefundList:
         rows = await admin_payments.list_refunds(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return RefundList(data=[RefundOut.model_validate(row) for row in rows])
 
-    @routes.get("/payments/disputes", summary="Disputes")
+    @routes.get("/payments/disputes", summary="List disputes")
     async def list_disputes(
         actor: Annotated[Actor, auth], tenant_id: TenantFilter = None, limit: Limit = 100
     ) -> DisputeList:
         rows = await admin_payments.list_disputes(deps.database, actor, tenant_id=tenant_id, limit=limit)
         return DisputeList(data=[DisputeOut.model_validate(row) for row in rows])
 
-    @routes.get("/payments/events", summary="Stripe's events and what became of them")
+    @routes.get("/payments/events", summary="List Stripe's events and their outcomes")
     async def list_events(actor: Annotated[Actor, auth], open: bool = False, limit: Limit = 100) -> EventList:
         rows = await admin_payments.list_events(deps.database, actor, only_open=open, limit=limit)
         return EventList(data=[EventOut.model_validate(row) for row in rows])
 
-    @routes.get("/payments/comparisons", summary="Months compared with Stripe")
+    @routes.get("/payments/comparisons", summary="List comparisons with Stripe")
     async def list_comparisons(actor: Annotated[Actor, auth], limit: Limit = 20) -> ComparisonList:
         rows = await admin_payments.list_comparisons(deps.database, actor, limit=limit)
         return ComparisonList(data=[ComparisonOut.model_validate(row) for row in rows])
@@ -288,7 +288,7 @@ def _list_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _topup_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.post("/tenants/{tenant_id}/topups", status_code=201, summary="Begin to buy credit")
+    @routes.post("/tenants/{tenant_id}/topups", status_code=201, summary="Start a purchase of credit")
     async def start_topup(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: TopupCreate
     ) -> TopupStartedOut:
@@ -298,12 +298,12 @@ def _topup_routes(routes: APIRouter, deps: AdminDeps) -> None:
             )
         return TopupStartedOut.model_validate(started)
 
-    @routes.get("/tenants/{tenant_id}/auto-topup", summary="When credit is bought automatically")
+    @routes.get("/tenants/{tenant_id}/auto-topup", summary="Get the automatic top-up")
     async def get_auto_topup(actor: Annotated[Actor, auth], tenant_id: UUID) -> AutoTopupOut | None:
         rule = await admin_payments.get_auto_topup(deps.database, actor, tenant_id=tenant_id)
         return None if rule is None else AutoTopupOut.model_validate(rule)
 
-    @routes.put("/tenants/{tenant_id}/auto-topup", summary="Buy credit automatically")
+    @routes.put("/tenants/{tenant_id}/auto-topup", summary="Set the automatic top-up")
     async def set_auto_topup(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: AutoTopupUpdate
     ) -> AutoTopupOut:
@@ -326,7 +326,7 @@ def _refund_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.post(
         "/tenants/{tenant_id}/refunds",
         status_code=201,
-        summary="Pay bought credit back; above the limit it waits for a second person",
+        summary="Refund purchased credit; above the approval limit it waits for a second person",
     )
     async def request_refund(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: RefundCreate
@@ -340,7 +340,7 @@ def _refund_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return RefundRequestOut.model_validate(made)
 
-    @routes.get("/payments/refunds/waiting", summary="Refunds that wait for a second person")
+    @routes.get("/payments/refunds/waiting", summary="List refunds that wait for approval")
     async def list_waiting_refunds(
         actor: Annotated[Actor, auth], tenant_id: TenantFilter = None
     ) -> RefundRequestList:

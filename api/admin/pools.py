@@ -1,4 +1,4 @@
-"""Admin REST: the live pools and commands to replicas."""
+"""Admin API: the live pools, and commands to replicas."""
 
 from typing import Annotated, Literal
 
@@ -16,7 +16,7 @@ Action = Literal["drain", "resume", "sleep", "wake", "restart"]
 
 
 class ReplicaOut(ResponseModel):
-    """One engine that serves one model."""
+    """A replica: one engine that serves one model."""
 
     replica_id: str
     model: str
@@ -27,16 +27,16 @@ class ReplicaOut(ResponseModel):
     waiting: int = Field(description="Requests in the engine's own queue.")
     kv_usage_pct: float
     prefix_kind: str = Field(
-        description="How prompts are matched to its cache: text (a mirror) or tokens (its own events)."
+        description="How prompts are matched with its cache: text (what was routed to it) or tokens (its own events)."
     )
     restarts: int
     gpus: int
     url: str
-    detail: str = Field(description="Why it is not ready, when it is not.")
+    detail: str = Field(description="Why it is not ready; empty when it is.")
 
 
 class HostOut(ResponseModel):
-    """A host, from its agent's last heartbeat."""
+    """A host, as of the last heartbeat of its agent."""
 
     host_id: str
     agent_id: str
@@ -48,7 +48,7 @@ class HostOut(ResponseModel):
 
 
 class QueueOut(ResponseModel):
-    """A model's queue."""
+    """The queue of a model."""
 
     model: str
     waiting: int
@@ -57,7 +57,7 @@ class QueueOut(ResponseModel):
 
 
 class PoolsOut(ResponseModel):
-    """Everything that runs now."""
+    """The live state of all pools."""
 
     at_unix_ms: int
     replicas: list[ReplicaOut]
@@ -66,14 +66,14 @@ class PoolsOut(ResponseModel):
 
 
 class CommandCreate(RequestBody):
-    """Why, and how long it may take."""
+    """The reason of a command, and the seconds that it may take."""
 
     reason: Annotated[str, Field(min_length=1, max_length=500, examples=["New driver, ticket 4711"])]
     deadline_s: Annotated[float, Field(gt=0, le=admin_pools.MAX_DEADLINE_S)] = 120.0
 
 
 class CommandOut(ResponseModel):
-    """The agent did it."""
+    """The result of a command that the agent has carried out."""
 
     replica_id: str
     action: Action
@@ -85,11 +85,11 @@ def router(deps: AdminDeps) -> APIRouter:
     routes = deps.router("pools")
     auth = Depends(deps.actor)
 
-    @routes.get("/pools", summary="Hosts, replicas and queues now")
+    @routes.get("/pools", summary="Get hosts, replicas and queues")
     async def get_pools(actor: Annotated[Actor, auth]) -> PoolsOut:
         return PoolsOut.model_validate(await admin_pools.get_pools(actor, client=_scheduler(deps)))
 
-    @routes.post("/pools/replicas/{replica_id:path}/{action}", summary="Command a replica")
+    @routes.post("/pools/replicas/{replica_id:path}/{action}", summary="Send a command to a replica")
     async def command_replica(
         actor: Annotated[Actor, auth], replica_id: str, action: Action, body: CommandCreate
     ) -> CommandOut:

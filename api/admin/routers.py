@@ -1,4 +1,4 @@
-"""The admin REST under /admin/v1, put together from its parts."""
+"""The admin API under /admin/v1, assembled from its modules."""
 
 from fastapi import APIRouter, Depends
 
@@ -41,7 +41,7 @@ _MODULES = (
 
 
 def admin_routers(deps: AdminDeps) -> list[APIRouter]:
-    """Every admin router. The outer one demands a platform token, whatever a part forgets."""
+    """Return the router of the admin API, which requires a platform token for every route."""
     guarded = APIRouter(dependencies=[Depends(deps.actor)])
     for part in _MODULES:
         guarded.include_router(part.router(deps))

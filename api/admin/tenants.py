@@ -1,4 +1,4 @@
-"""Admin REST: organisations and their projects."""
+"""Admin API: organisations and their projects."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -33,14 +33,16 @@ class TenantOut(ResponseModel):
 
     id: UUID
     name: str
-    slug: str = Field(description="Short name, made of the first name; it never changes.")
+    slug: str = Field(description="Short name, derived from the first name; it never changes.")
     status: Literal["active", "suspended"]
     tier: Tier
     created_at: datetime
     throttle_until: datetime | None
     throttle_requests_per_min: int | None
     throttle_concurrency: int | None
-    share_percent: int = Field(description="What it gets of a busy pool beside others of its tier.")
+    share_percent: int = Field(
+        description="Its share of a busy pool relative to others of its tier; 100 is the default."
+    )
 
 
 class ProjectOut(ResponseModel):
@@ -54,7 +56,7 @@ class ProjectOut(ResponseModel):
 
 
 class TenantCreate(RequestBody):
-    """A new organisation; it gets a project "default" and a billing account."""
+    """An organisation to create, with a project "default" and a billing account."""
 
     name: Name
     tier: Tier = "standard"
@@ -62,38 +64,40 @@ class TenantCreate(RequestBody):
 
 
 class TenantUpdate(RequestBody):
-    """Another name."""
+    """The new name of an organisation."""
 
     name: Name
 
 
 class TierUpdate(RequestBody):
-    """Another tier, and why."""
+    """The new tier of an organisation."""
 
     tier: Tier
     reason: Reason
 
 
 class ShareUpdate(RequestBody):
-    """Another fair share, and why."""
+    """The new share of an organisation."""
 
     share_percent: int = Field(
-        ge=1, le=admin_tenants.SHARE_PERCENT_MAX, description="100 is the usual; 200 is served twice as much."
+        ge=1,
+        le=admin_tenants.SHARE_PERCENT_MAX,
+        description="100 is the default; 200 is served twice as much.",
     )
     reason: Reason
 
 
 class ThrottleUpdate(RequestBody):
-    """A cap for a while; it lowers the organisation's limits and never raises them."""
+    """A temporary limit. It only lowers the organisation's limits."""
 
-    minutes: int = Field(default=60, ge=0, le=admin_tenants.THROTTLE_MINUTES_MAX, description="0 lifts it.")
+    minutes: int = Field(default=60, ge=0, le=admin_tenants.THROTTLE_MINUTES_MAX, description="0 removes it.")
     requests_per_min: int = Field(default=60, ge=1, le=1_000_000)
     concurrency: int = Field(default=4, ge=1, le=1_000_000)
     reason: Reason
 
 
 class ProjectCreate(RequestBody):
-    """A new project."""
+    """A project to create."""
 
     name: Name
 
@@ -117,14 +121,14 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
         rows = await admin_tenants.list_tenants(deps.database, actor, limit=limit + 1, after=after)
         return to_page(rows, limit, TenantOut)
 
-    @routes.post("/tenants", status_code=201, summary="Make an organisation")
+    @routes.post("/tenants", status_code=201, summary="Create an organisation")
     async def create_tenant(actor: Annotated[Actor, auth], body: TenantCreate) -> TenantOut:
         tenant = await admin_tenants.create_tenant(
             deps.database, actor, name=body.name, tier=body.tier, billing_mode=body.billing_mode
         )
         return TenantOut.model_validate(tenant)
 
-    @routes.get("/tenants/{tenant_id}", summary="One organisation")
+    @routes.get("/tenants/{tenant_id}", summary="Get an organisation")
     async def get_tenant(actor: Annotated[Actor, auth], tenant_id: UUID) -> TenantOut:
         return TenantOut.model_validate(
             await admin_tenants.get_tenant(deps.database, actor, tenant_id=tenant_id)
@@ -142,7 +146,7 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return TenantOut.model_validate(tenant)
 
-    @routes.post("/tenants/{tenant_id}/share", summary="Change what it gets of busy pools")
+    @routes.post("/tenants/{tenant_id}/share", summary="Change its share of busy pools")
     async def set_share(actor: Annotated[Actor, auth], tenant_id: UUID, body: ShareUpdate) -> TenantOut:
         tenant = await admin_tenants.set_share(
             deps.database, actor, tenant_id=tenant_id, percent=body.share_percent, reason=body.reason
@@ -153,14 +157,17 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.post("/tenants/{tenant_id}/suspend", summary="Refuse all its keys and cut its streams")
+    @routes.post(
+        "/tenants/{tenant_id}/suspend",
+        summary="Suspend an organisation: refuse its keys and abort its open requests",
+    )
     async def suspend_tenant(actor: Annotated[Actor, auth], tenant_id: UUID, body: ReasonBody) -> TenantOut:
         tenant = await admin_tenants.suspend_tenant(
             deps.database, actor, tenant_id=tenant_id, reason=body.reason
         )
         return TenantOut.model_validate(tenant)
 
-    @routes.post("/tenants/{tenant_id}/resume", summary="Let a suspended organisation work again")
+    @routes.post("/tenants/{tenant_id}/resume", summary="Resume a suspended organisation")
     async def resume_tenant(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: OptionalReasonBody = NO_REASON
     ) -> TenantOut:
@@ -169,7 +176,7 @@ def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return TenantOut.model_validate(tenant)
 
-    @routes.post("/tenants/{tenant_id}/throttle", summary="Cap its requests for a while")
+    @routes.post("/tenants/{tenant_id}/throttle", summary="Limit its requests temporarily")
     async def throttle_tenant(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: ThrottleUpdate
     ) -> TenantOut:
@@ -189,7 +196,7 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
     @routes.get(
-        "/tenants/{tenant_id}/projects", summary="Projects of an organisation, archived ones included"
+        "/tenants/{tenant_id}/projects", summary="List projects of an organisation, archived ones included"
     )
     async def list_projects(
         actor: Annotated[Actor, auth], tenant_id: UUID, limit: Limit = 100, after: After = None
@@ -199,7 +206,7 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return to_page(rows, limit, ProjectOut)
 
-    @routes.post("/tenants/{tenant_id}/projects", status_code=201, summary="Make a project")
+    @routes.post("/tenants/{tenant_id}/projects", status_code=201, summary="Create a project")
     async def create_project(
         actor: Annotated[Actor, auth], tenant_id: UUID, body: ProjectCreate
     ) -> ProjectOut:
@@ -209,7 +216,7 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
         return ProjectOut.model_validate(project)
 
     @routes.post(
-        "/tenants/{tenant_id}/projects/{project_id}/archive", summary="Refuse a project's keys from now on"
+        "/tenants/{tenant_id}/projects/{project_id}/archive", summary="Archive a project and refuse its keys"
     )
     async def archive_project(
         actor: Annotated[Actor, auth],
@@ -224,7 +231,7 @@ def _project_routes(routes: APIRouter, deps: AdminDeps) -> None:
 
     @routes.post(
         "/tenants/{tenant_id}/projects/{project_id}/restore",
-        summary="Take an archived project into use again",
+        summary="Restore an archived project",
     )
     async def restore_project(
         actor: Annotated[Actor, auth],

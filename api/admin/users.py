@@ -1,4 +1,4 @@
-"""Admin REST: people and their tokens."""
+"""Admin API: users and their tokens."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -18,19 +18,19 @@ Password = Annotated[str, Field(min_length=PASSWORD_MIN_LENGTH, max_length=PASSW
 
 
 class UserOut(ResponseModel):
-    """A person with the one role held."""
+    """A user and the role of that user."""
 
     id: UUID
     email: str
     status: Literal["active", "disabled"]
     role: Role
-    tenant_id: UUID | None = Field(description="null: on the platform.")
+    tenant_id: UUID | None = Field(description="null = a user of the platform.")
     tenant: str | None = Field(description="The organisation's name.")
     created_at: datetime
 
 
 class TokenOut(ResponseModel):
-    """A token of this REST as far as it may be shown."""
+    """An admin token without its secret."""
 
     id: UUID
     user_id: UUID
@@ -43,13 +43,13 @@ class TokenOut(ResponseModel):
 
 
 class CreatedTokenOut(TokenOut):
-    """A new token. `secret` is in this one answer and nowhere else."""
+    """A new token. Its secret is returned only in this response."""
 
     secret: str
 
 
 class UserCreate(RequestBody):
-    """A new person: a tenant role with its organisation, or a platform role without one."""
+    """A user to create: with a role of an organisation and its id, or with a role of the platform."""
 
     email: str = Field(max_length=254, examples=["ada@example.com"])
     password: Password
@@ -58,26 +58,26 @@ class UserCreate(RequestBody):
 
 
 class RoleUpdate(RequestBody):
-    """Another role in the same organisation, or on the platform."""
+    """The new role of a user, in the same organisation or on the platform."""
 
     role: Role
 
 
 class PasswordReset(RequestBody):
-    """A new password for somebody else."""
+    """The new password of another user."""
 
     password: Password
 
 
 class TokenCreate(RequestBody):
-    """A new token of one's own."""
+    """A token to create for oneself."""
 
     name: str = Field(min_length=1, max_length=100, examples=["terraform"])
 
 
 def router(deps: AdminDeps) -> APIRouter:
-    """Routes of people and tokens."""
-    routes = deps.router("people")
+    """Routes of users and tokens."""
+    routes = deps.router("users")
     _user_routes(routes, deps)
     _change_routes(routes, deps)
     _token_routes(routes, deps)
@@ -87,7 +87,7 @@ def router(deps: AdminDeps) -> APIRouter:
 def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/users", summary="People, of one organisation or all")
+    @routes.get("/users", summary="List users, of one organisation or all")
     async def list_users(
         actor: Annotated[Actor, auth],
         tenant_id: Annotated[UUID | None, Query()] = None,
@@ -99,7 +99,7 @@ def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return to_page(rows, limit, UserOut)
 
-    @routes.post("/users", status_code=201, summary="Make a person")
+    @routes.post("/users", status_code=201, summary="Create a user")
     async def create_user(actor: Annotated[Actor, auth], body: UserCreate) -> UserOut:
         user = await admin_users.create_user(
             deps.database,
@@ -111,7 +111,7 @@ def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:
         )
         return UserOut.model_validate(user)
 
-    @routes.get("/users/{user_id}", summary="One person")
+    @routes.get("/users/{user_id}", summary="Get a user")
     async def get_user(actor: Annotated[Actor, auth], user_id: UUID) -> UserOut:
         return UserOut.model_validate(await admin_users.get_user(deps.database, actor, user_id=user_id))
 
@@ -119,23 +119,23 @@ def _user_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _change_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.post("/users/{user_id}/role", summary="Another role; never one's own")
+    @routes.post("/users/{user_id}/role", summary="Change the role of another user")
     async def set_role(actor: Annotated[Actor, auth], user_id: UUID, body: RoleUpdate) -> UserOut:
         return UserOut.model_validate(
             await admin_users.set_role(deps.database, actor, user_id=user_id, role=body.role)
         )
 
-    @routes.post("/users/{user_id}/password", summary="Give somebody else a new password")
+    @routes.post("/users/{user_id}/password", summary="Set the password of another user")
     async def reset_password(actor: Annotated[Actor, auth], user_id: UUID, body: PasswordReset) -> UserOut:
         return UserOut.model_validate(
             await admin_users.reset_password(deps.database, actor, user_id=user_id, password=body.password)
         )
 
-    @routes.post("/users/{user_id}/disable", summary="End a person's sign-ins and tokens")
+    @routes.post("/users/{user_id}/disable", summary="Disable a user, with all sessions and tokens")
     async def disable_user(actor: Annotated[Actor, auth], user_id: UUID) -> UserOut:
         return UserOut.model_validate(await admin_users.disable_user(deps.database, actor, user_id=user_id))
 
-    @routes.post("/users/{user_id}/enable", summary="Let a disabled person in again")
+    @routes.post("/users/{user_id}/enable", summary="Enable a disabled user")
     async def enable_user(actor: Annotated[Actor, auth], user_id: UUID) -> UserOut:
         return UserOut.model_validate(await admin_users.enable_user(deps.database, actor, user_id=user_id))
 
@@ -143,12 +143,14 @@ def _change_routes(routes: APIRouter, deps: AdminDeps) -> None:
 def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:
     auth = Depends(deps.actor)
 
-    @routes.get("/users/{user_id}/tokens", summary="Tokens of a person, dead ones included")
+    @routes.get("/users/{user_id}/tokens", summary="List tokens of a user, revoked and expired ones included")
     async def list_tokens(actor: Annotated[Actor, auth], user_id: UUID) -> list[TokenOut]:
         rows = await admin_logins.list_admin_tokens(deps.database, actor, user_id=user_id)
         return [TokenOut.model_validate(row) for row in rows]
 
-    @routes.post("/tokens", status_code=201, summary="Make a token of one's own, and see it this once")
+    @routes.post(
+        "/tokens", status_code=201, summary="Create a token for oneself; its secret is returned only once"
+    )
     async def create_token(
         actor: Annotated[Actor, auth], body: TokenCreate, response: Response
     ) -> CreatedTokenOut:
@@ -159,7 +161,7 @@ def _token_routes(routes: APIRouter, deps: AdminDeps) -> None:
         view = TokenOut.model_validate(created.view)
         return CreatedTokenOut(**view.model_dump(), secret=created.secret)
 
-    @routes.post("/tokens/{token_id}/revoke", summary="Refuse a token for good")
+    @routes.post("/tokens/{token_id}/revoke", summary="Revoke a token")
     async def revoke_token(actor: Annotated[Actor, auth], token_id: UUID) -> TokenOut:
         return TokenOut.model_validate(
             await admin_logins.revoke_admin_token(deps.database, actor, token_id=token_id)

@@ -1,7 +1,7 @@
 """The hot path: /v1/chat/completions and /v1/completions as one raw ASGI callable.
 
-It reads the key and the body, hands both to the gateway's director and turns what comes back, or is raised, into HTTP.
-No routing layer, no request object, no middleware: FastAPI's cost about 0.2 ms a request.
+It authenticates the key, reads the body, passes both to the gateway's director, and writes the answer or the error as
+HTTP. It uses no routing, request objects or middleware, since those of FastAPI cost about 0.2 ms per request.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ Send = Callable[[Message], Awaitable[None]]
 Parse = Callable[[bytes], PreparedRequest]
 
 BODY_TIMEOUT_S = 30.0
-"""A body that takes longer to arrive is given up."""
+"""Seconds for a body to arrive."""
 ERROR_TIMEOUT_S = 5.0
-"""For a client to take the error that its request ended with."""
+"""Seconds to send the error that a request ended with."""
 ROUTES: dict[str, Parse] = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
 _JSON = (b"content-type", b"application/json")
 _SSE: Headers = [
@@ -47,15 +47,15 @@ log = logging.getLogger(__name__)
 
 
 class ClientDisconnected(Exception):
-    """Nobody is left to answer."""
+    """The client has closed the connection."""
 
 
 async def _no_op() -> None:
-    """What is left to do after the end."""
+    """Do nothing: the result of a write after the end."""
 
 
 class HttpReply:
-    """The gateway's way back to an HTTP client (gateway.ports.Reply)."""
+    """The HTTP response to a client (gateway.ports.Reply)."""
 
     __slots__ = ("_request_id_header", "_send", "finished", "started")
 
@@ -66,7 +66,7 @@ class HttpReply:
         self.finished = False
 
     async def start(self, headers: Headers) -> None:
-        """Status 200 and the headers of an event stream."""
+        """Send status 200 and the headers of an event stream."""
         self.started = True
         await self._send(
             {
@@ -77,23 +77,23 @@ class HttpReply:
         )
 
     def write(self, events: bytes) -> Awaitable[None]:
-        """Send whole events; awaiting it takes as long as the socket's buffer is full. Nothing follows the end."""
+        """Send whole events. Awaiting the result takes as long as the socket's buffer is full."""
         if self.finished:
             return _no_op()
         return self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
-        """Send the last events and finish."""
+        """Send the last events and end the response."""
         if not self.finished:
             self.finished = True
             await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
     async def respond(self, body: bytes, headers: Headers) -> None:
-        """A whole answer with status 200."""
+        """Send a whole JSON response with status 200."""
         await self.answer(200, body, headers)
 
     async def answer(self, status: int, body: bytes, headers: Headers) -> None:
-        """A whole JSON answer."""
+        """Send a whole JSON response."""
         self.started = self.finished = True
         length = (b"content-length", b"%d" % len(body))
         await self._send(
@@ -106,9 +106,9 @@ class HttpReply:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def fail(self, error: PenstockError) -> None:
-        """Tell the client what went wrong: by status while that is possible, else by an event.
+        """Send an error: as a response before headers were sent, as an event afterwards.
 
-        One that does not read is not waited for: the server then closes the connection.
+        Sending is given up after ERROR_TIMEOUT_S; the server then closes the connection.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ERROR_TIMEOUT_S):
@@ -119,17 +119,17 @@ class HttpReply:
 
 
 class Keys(Protocol):
-    """What the hot path needs of tenants.keys.KeyRing."""
+    """The methods of tenants.keys.KeyRing that the hot path uses."""
 
     def authenticate_cached(self, raw: str) -> Principal | None:
-        """Without waiting, when the key is warm."""
+        """Return the principal of a cached key; None when the key is not cached."""
 
     async def authenticate(self, raw: str) -> Principal:
-        """Raises AuthenticationFailed, TenantSuspended or Unavailable."""
+        """Return the principal of a key. Raises AuthenticationFailed, TenantSuspended or Unavailable."""
 
 
 class HotPath:
-    """One per process."""
+    """Serves inference requests. One per process."""
 
     def __init__(
         self, keys: Keys, director: Director[Any], open_requests: OpenRequests, telemetry: Telemetry
@@ -140,7 +140,7 @@ class HotPath:
         self._telemetry = telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; every error becomes an answer in OpenAI's shape."""
+        """Serve one request. Every error is answered in OpenAI's shape."""
         request_id = uuid7()
         reply = HttpReply(send, request_id)
         try:
@@ -157,7 +157,7 @@ class HotPath:
         except PenstockError as error:
             await reply.fail(error)
         except Exception:
-            log.exception("request %s failed in an unforeseen way", request_id)
+            log.exception("request %s failed with an unexpected error", request_id)
             await reply.fail(errors.INTERNAL)
         finally:
             watch.cancel()
@@ -165,7 +165,10 @@ class HotPath:
     async def _authenticate_and_parse(
         self, scope: Scope, receive: Receive
     ) -> tuple[Principal, PreparedRequest]:
-        """Who asks, and for what. Keys are checked first: strangers' bodies are not read."""
+        """Return the principal and the validated request. The body is read only after the key is authenticated.
+
+        Raises ClientDisconnected, or the PenstockError to answer with.
+        """
         if scope["method"] != "POST":
             raise InvalidRequest(f"{scope['path']} answers POST only.", code="method_not_allowed")
         raw, length = _key_and_length(scope["headers"])
@@ -174,12 +177,12 @@ class HotPath:
         if length > MAX_BODY_BYTES:
             raise errors.body_too_large(MAX_BODY_BYTES)
         body = await read_body(receive, MAX_BODY_BYTES)
-        # A body may take its time: a key revoked meanwhile has no open request yet that could be cut.
+        # Check the key again: it may have been revoked while the body arrived, before the request was registered.
         principal = self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw)
         return principal, ROUTES[scope["path"]](body)
 
     async def _watch_disconnect(self, receive: Receive, request_id: UUID) -> None:
-        """Cut the request when its client goes away."""
+        """Abort the request when its client disconnects."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -188,7 +191,7 @@ class HotPath:
 
 
 def _key_and_length(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:
-    """The bearer key and the announced length of the body. Raises AuthenticationFailed without a key."""
+    """Return the bearer key and the Content-Length, 0 if absent. Raises AuthenticationFailed without a key."""
     raw = ""
     length = 0
     for name, value in headers:
@@ -205,8 +208,11 @@ def _key_and_length(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises RequestTooLarge as soon as it exceeds `limit`, InvalidRequest when it takes too long,
-    ClientDisconnected when the client has gone."""
+    """Return the whole body.
+
+    Raises RequestTooLarge as soon as the body exceeds `limit` bytes, InvalidRequest after BODY_TIMEOUT_S, and
+    ClientDisconnected when the client closes the connection.
+    """
     chunks: list[bytes] = []
     size = 0
     try:

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{model}: OpenAI's shape, plus price, context and live replicas."""
+"""GET /v1/models and /v1/models/{model}: OpenAI's objects with price, context length and live replicas."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -16,35 +16,35 @@ from workers.models import ModelInfo
 from workers.wire import ReplicaState
 
 PRICES_TIMEOUT_S = 2.0
-"""A database that takes longer to name the prices counts as away."""
+"""Seconds after which the database counts as unavailable for prices."""
 
 
 class Directory(Protocol):
-    """What these endpoints need of workers.models.ModelDirectory."""
+    """The methods of workers.models.ModelDirectory that these endpoints use."""
 
     def list(self) -> list[ModelInfo]:
-        """Every model customers may see."""
+        """Return every model that is offered."""
 
     def resolve(self, name: str) -> ModelInfo:
-        """By name or alias. Raises ModelNotFound."""
+        """Return the model with this name or alias. Raises ModelNotFound."""
 
 
 class Keys(Protocol):
-    """What these endpoints need of tenants.keys.KeyRing."""
+    """The methods of tenants.keys.KeyRing that these endpoints use."""
 
     async def authenticate(self, raw: str) -> Principal:
-        """Raises AuthenticationFailed or TenantSuspended."""
+        """Return the principal of a key. Raises AuthenticationFailed or TenantSuspended."""
 
 
 class Pools(Protocol):
-    """What these endpoints need of scheduler.client.SchedulerClient."""
+    """The methods of scheduler.client.SchedulerClient that these endpoints use."""
 
     def snapshot(self) -> PoolSnapshot:
-        """Live state of all replicas."""
+        """Return the live state of all replicas."""
 
 
 def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -> APIRouter:
-    """The models endpoints; both want an API key, since prices may be the caller's own."""
+    """The models endpoints. Both need an API key, since prices may be those of the caller's contract."""
     routes = APIRouter(prefix="/v1", tags=["models"])
 
     async def caller(request: Request) -> Principal:
@@ -56,11 +56,11 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
         return await keys.authenticate(token.strip())
 
     async def prices(principal: Principal) -> dict[str, PriceView]:
-        """The price in force per model for this caller. Raises Unavailable when PostgreSQL does not answer in time."""
+        """The current price per model for this caller. Raises Unavailable after PRICES_TIMEOUT_S."""
         reading = asyncio.create_task(_prices(database, principal))
         try:
             async with asyncio.timeout(PRICES_TIMEOUT_S):
-                return await asyncio.shield(reading)  # a query is never cancelled in the middle
+                return await asyncio.shield(reading)  # do not cancel a running query
         except DATABASE_AWAY as error:
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise Unavailable(
@@ -81,7 +81,7 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
 
     @routes.get("/models/{model:path}", summary="One model")
     async def get_model(model: str, request: Request) -> dict[str, Any]:
-        """OpenAI's model object; 404 with near matches when there is none."""
+        """OpenAI's model object; 404 with similar names when there is none."""
         principal = await caller(request)
         found = directory.resolve(model)
         if not _visible(found, principal):
@@ -96,7 +96,7 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
 
 
 async def _prices(database: Database, principal: Principal) -> dict[str, PriceView]:
-    """The price in force per model: the contract's before the list's."""
+    """The current price per model; a contract price takes precedence over the list price."""
     async with database.read() as connection:
         versions = await list_prices(connection, tenant_id=principal.tenant_id)
     now = datetime.now(UTC)
@@ -114,7 +114,7 @@ def _visible(model: ModelInfo, principal: Principal) -> bool:
 
 
 def _replicas(snapshot: PoolSnapshot) -> dict[str, dict[str, int]]:
-    """Live replicas by model: how many are ready, asleep or loading, and what they have to do."""
+    """Live replicas by model: how many are ready, asleep or loading, and the requests that run and wait on them."""
     found: dict[str, dict[str, int]] = {}
     for replica in snapshot.replicas:
         counts = found.setdefault(
@@ -128,7 +128,7 @@ def _replicas(snapshot: PoolSnapshot) -> dict[str, dict[str, int]]:
 
 
 def _entry(model: ModelInfo, price: PriceView | None, replicas: dict[str, int]) -> dict[str, Any]:
-    """OpenAI's four members first; the rest is ours."""
+    """The model's object: OpenAI's four members, then our own."""
     entry: dict[str, Any] = {
         "id": model.name,
         "object": "model",

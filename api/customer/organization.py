@@ -1,8 +1,8 @@
-"""GET /v1/organization/usage/completions and /v1/organization/costs: OpenAI's shapes, an admin token of one's own.
+"""GET /v1/organization/usage/completions and /v1/organization/costs: OpenAI's shapes.
 
-OpenAI demands an admin key here, not a key of the API, and so do we: a token (`pen_admin_...`) of a person of the
-organisation, who sees only that organisation. A token of the platform's people names one in `OpenAI-Organization`.
-Lists may be sent as `group_by=model` or, as OpenAI's clients do, `group_by[]=model`.
+As with OpenAI, these endpoints need an admin token (`pen_admin_...`), not an API key. The token of a member of an
+organisation gives access to that organisation; with a token of the platform, the header `OpenAI-Organization` names
+one. Lists may be sent as `group_by=model` or, as OpenAI's clients do, as `group_by[]=model`.
 """
 
 import time
@@ -24,7 +24,7 @@ from tenants.key_format import secret_kind
 from tenants.keys import DATABASE_AWAY
 
 MAX_UNIX_SECONDS = 253_402_300_799
-"""The last second of the year 9999."""
+"""Largest accepted time in seconds since 1970: the last second of the year 9999."""
 
 member_bearer = HTTPBearer(
     auto_error=False,
@@ -36,7 +36,7 @@ _LIST_NAMES = ("project_ids", "user_ids", "api_key_ids", "models", "group_by")
 
 
 class _ListParameters(msgspec.Struct):
-    """Repeated parameters of the address, with and without brackets."""
+    """Query parameters that may be repeated, with and without brackets."""
 
     project_ids: tuple[str, ...] = ()
     user_ids: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ def _list_parameters(request: Request) -> _ListParameters:
 
 
 def _openapi_parameters(*names: str) -> dict[str, Any]:
-    """The lists as OpenAPI parameters."""
+    """The list parameters for the OpenAPI document."""
     return {
         "parameters": [
             {"name": name, "in": "query", "schema": {"type": "array", "items": {"type": "string"}}}
@@ -63,7 +63,7 @@ def _openapi_parameters(*names: str) -> dict[str, Any]:
 
 
 def router(deps: AdminDeps) -> APIRouter:
-    """Both endpoints."""
+    """The usage and the costs endpoint."""
     routes = APIRouter(
         prefix="/v1/organization",
         tags=["organization"],
@@ -125,7 +125,10 @@ def router(deps: AdminDeps) -> APIRouter:
 
 
 async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredentials | None) -> Actor:
-    """Whoever an organisation's or the platform's admin token belongs to. Raises AuthenticationFailed and the like."""
+    """Return the owner of an admin token, of an organisation or the platform.
+
+    Raises AuthenticationFailed, PermissionDenied for an API key, or Unavailable.
+    """
     if credentials is None:
         raise AuthenticationFailed(
             "This needs an admin token: send `Authorization: Bearer pen_admin_...`.",

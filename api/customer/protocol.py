@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with two bounds that it lacks: how large a request's head may be, and how long it may take.
+"""uvicorn's HTTP protocol with two further bounds: the size of a request's head, and the time until it is complete.
 
-Bodies have theirs in api/customer/hotpath.py. An edge in front bounds heads too, but nothing here may depend on one.
+api/customer/hotpath.py bounds bodies. A proxy in front may bound headers too, but the API does not depend on one.
 """
 
 import asyncio
@@ -11,39 +11,40 @@ from api import errors
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge
 
 MAX_HEAD_BYTES = 64 * 1024
+"""Bytes of a request's head: request line and headers."""
 HEAD_TIMEOUT_S = 20.0
-"""From a connection, or from the first byte of a further request on it, to the end of the head."""
+"""Seconds from the connection, or from the first byte of a further request on it, to the end of the head."""
 
 
 class HeadLimitProtocol(HttpToolsProtocol):
-    """One connection. A head that comes in one read costs a comparison."""
+    """One connection. The bounds cost one comparison for a head that arrives in one read."""
 
     _in_head = True
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """Strangers who say nothing are let go."""
+        """Start the timer of the first head."""
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Stop the timer."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """A further head begins."""
+        """Begin to count a head."""
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The head is over."""
+        """End the head."""
         self._in_head = False
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Parse, then look whether a head is still open."""
+        """Parse the data, then check the bounds of a head that is not complete."""
         super().data_received(data)
         if not self._in_head:
             if self._head_timer is not None:
@@ -71,7 +72,7 @@ class HeadLimitProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _reject(self, error: PenstockError) -> None:
-        """Say why and hang up; without a word while an earlier request on this connection is being answered."""
+        """Close the connection, after an error response unless an earlier request is still being answered."""
         self._stop_timer()
         if self.transport.is_closing():
             return

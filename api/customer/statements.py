@@ -1,4 +1,4 @@
-"""Signed papers for customers: receipts of requests, statements of the organisation, and the keys they verify with."""
+"""Signed documents for customers: receipts of requests, monthly statements, and the public keys that verify them."""
 
 import time
 from typing import Annotated, Any, Literal, Protocol
@@ -18,20 +18,20 @@ from tenants.principal import Principal
 
 KEYS_PATH = "/.well-known/penstock-keys.json"
 PUBLIC_KEYS_CACHE_S = 30.0
-"""How long the published keys are answered from memory: anybody may ask."""
+"""Seconds that the public keys are cached, since the endpoint needs no authentication."""
 
 Month = Annotated[str, Query(pattern=r"^[0-9]{4}-[0-9]{2}$", examples=["2026-10"])]
 
 
 class Keys(Protocol):
-    """What receipts need of tenants.keys.KeyRing."""
+    """The methods of tenants.keys.KeyRing that receipts use."""
 
     async def authenticate(self, raw: str) -> Principal:
-        """Raises AuthenticationFailed or TenantSuspended."""
+        """Return the principal of a key. Raises AuthenticationFailed or TenantSuspended."""
 
 
 def routers(deps: AdminDeps, keys: Keys) -> list[APIRouter]:
-    """Receipts by API key, statements by the organisation's admin token, keys for everybody."""
+    """The routers of public keys (no authentication), receipts (API key) and statements (admin token)."""
     return [_key_routes(deps), _receipt_routes(deps, keys), _statement_routes(deps)]
 
 
@@ -41,7 +41,7 @@ def _key_routes(deps: AdminDeps) -> APIRouter:
 
     @routes.get(KEYS_PATH, summary="Public keys of statements and receipts", response_model=None)
     async def public_keys() -> Response | dict[str, Any]:
-        """Every Ed25519 key that ever signed; retired ones stay, so that old papers verify."""
+        """Every Ed25519 key that was ever used; retired ones stay, so that old documents can be verified."""
         if not seen or time.monotonic() - seen["read_at"] > PUBLIC_KEYS_CACHE_S:
             rows = await admin_statements.public_keys(deps.database)
             seen["keys"] = [
@@ -67,17 +67,17 @@ def _receipt_routes(deps: AdminDeps, keys: Keys) -> APIRouter:
 
     @routes.get("/generations/{id}/receipt", summary="Signed receipt of one request", response_model=None)
     async def receipt(id: UUID, request: Request) -> Response:
-        """What the request used and cost and why, with its bookings; your own organisation's requests only."""
+        """Usage, cost, prices and transfers of one request of the key's own organisation."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise AuthenticationFailed(
                 "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
             )
         principal = await keys.authenticate(token.strip())
-        paper = await admin_statements.signed_receipt(
+        document = await admin_statements.signed_receipt(
             deps.database, settings=deps.settings, tenant_id=principal.tenant_id, request_id=id
         )
-        return Response(paper, media_type="application/json")
+        return Response(document, media_type="application/json")
 
     return routes
 
@@ -129,20 +129,20 @@ def _statement_routes(deps: AdminDeps) -> APIRouter:
         month: str,
         format: Literal["json", "pdf"] = "json",
     ) -> Response:
-        """As JSON or PDF; a draft while the month is open."""
-        made = await admin_statements.get_statement(
+        """The statement as JSON or PDF; a draft while the month is open."""
+        statement = await admin_statements.get_statement(
             deps.database, scope[0], settings=deps.settings, tenant_id=scope[1], month=parse_month(month)
         )
-        return as_download(made, format)
+        return as_download(statement, format)
 
     return routes
 
 
-def as_download(made: Statement, format: Literal["json", "pdf"]) -> Response:
-    """A statement as a download."""
-    name = f"statement-{made.month}{'' if made.final else '-draft'}.{format}"
+def as_download(statement: Statement, format: Literal["json", "pdf"]) -> Response:
+    """Return a statement as a file to download."""
+    name = f"statement-{statement.month}{'' if statement.final else '-draft'}.{format}"
     return Response(
-        made.document if format == "json" else made.pdf,
+        statement.document if format == "json" else statement.pdf,
         media_type="application/json" if format == "json" else "application/pdf",
         headers={"Content-Disposition": f'attachment; filename="{name}"'},
     )

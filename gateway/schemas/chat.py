@@ -276,7 +276,7 @@ def _for_engine(message: Message) -> Message:
 
 
 def _check_conversation(messages: list[Message]) -> None:
-    """Check OpenAI's order of messages: results of tool calls follow directly after the calls. Raises InvalidRequest."""
+    """Check OpenAI's order of messages: results of tool calls directly follow the calls. Raises InvalidRequest."""
     open_calls: set[str] = set()
     for position, message in enumerate(messages):
         where = f"messages[{position}]"
