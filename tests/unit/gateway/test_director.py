@@ -73,7 +73,7 @@ async def test_usage_and_cost_when_asked_for() -> None:
     assert all("usage" not in document for document in reply.documents()[:-1])
 
 
-async def test_whole_answer_is_folded_with_cost() -> None:
+async def test_a_whole_answer_is_merged_with_its_cost() -> None:
     gateway = Gateway(FakeEngines(answer(["Hel", "lo"], finish="length")))
     reply = FakeReply()
     await gateway.director.handle(uuid7(), principal(), prepared(), reply)
@@ -359,14 +359,14 @@ async def test_server_going_down_interrupts() -> None:
     strike=st.integers(0, 60),
     rates=st.integers(0, 4),
     money=st.integers(0, 6),
-    seat=st.integers(0, 6),
+    place=st.integers(0, 6),
     stream=st.booleans(),
     fail_first=st.booleans(),
     cut=st.booleans(),
-    refuse=st.sampled_from(["", "money", "seat"]),
+    refuse=st.sampled_from(["", "money", "place"]),
 )
 def test_cancelled_anywhere_everything_is_resolved_once(
-    strike: int, rates: int, money: int, seat: int, stream: bool, fail_first: bool, cut: bool, refuse: str
+    strike: int, rates: int, money: int, place: int, stream: bool, fail_first: bool, cut: bool, refuse: str
 ) -> None:
     """Whatever the loop is doing when the request is cancelled: hold, placement and grant end exactly once, a usage
     row exists if and only if the request was admitted, and what was delivered is billed."""
@@ -375,10 +375,10 @@ def test_cancelled_anywhere_everything_is_resolved_once(
         good = answer(["a", "b", "c"])
         scripts = [[chunk("", tokens=0, role=True), EngineFailed("x")], good] if fail_first else [good]
         gateway = Gateway(FakeEngines(*scripts))
-        gateway.rates.pauses, gateway.holds.pauses, gateway.scheduler.pauses = rates, money, seat
+        gateway.rates.pauses, gateway.holds.pauses, gateway.scheduler.pauses = rates, money, place
         if refuse == "money":
             gateway.holds.refuse = InsufficientCredit("no")
-        if refuse == "seat":
+        if refuse == "place":
             gateway.scheduler.refuse = Refused("no")
         reply = FakeReply()
         request_id = uuid7()

@@ -1,4 +1,4 @@
-"""The small parts: folding, prefix hashes, estimates, the one timer."""
+"""The small parts: merging chunks, prefix hashes, estimates, the one timer."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import pytest
 from core.clock import ManualClock
 from core.errors import EngineFailed
 from core.ids import uuid7
-from gateway import open_requests as live_module
+from gateway import open_requests
 from gateway.context import AbortReason
 from gateway.estimate import Estimator
 from gateway.merge_chunks import merge_chunks
@@ -33,11 +33,11 @@ def events(*deltas: dict[str, object]) -> bytes:
     return b"\n\n".join(lines) + b"\n\n"
 
 
-def test_fold_puts_tool_calls_together() -> None:
+def test_chunks_of_tool_calls_are_merged() -> None:
     def piece(index: int, **call: object) -> dict[str, object]:
         return {"tool_calls": [{"index": index, **call}]}
 
-    folded = merge_chunks(
+    merged = merge_chunks(
         events(
             {"role": "assistant", "content": ""},
             {"reasoning": "hm"},
@@ -49,18 +49,18 @@ def test_fold_puts_tool_calls_together() -> None:
         ),
         "chat",
     )
-    message = folded["choices"][0]["message"]
+    message = merged["choices"][0]["message"]
     assert message["content"] is None
     assert message["reasoning"] == "hm"
     assert message["tool_calls"] == [
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
         {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
-    assert folded["choices"][0]["finish_reason"] == "tool_calls"
+    assert merged["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_fold_keeps_choices_apart() -> None:
-    folded = merge_chunks(
+def test_chunks_of_several_choices_are_kept_apart() -> None:
+    merged = merge_chunks(
         events(
             {"index": 1, "content": "b"},
             {"index": 0, "content": "a"},
@@ -68,7 +68,7 @@ def test_fold_keeps_choices_apart() -> None:
         ),
         "chat",
     )
-    assert [choice["message"]["content"] for choice in folded["choices"]] == ["a", "bB"]
+    assert [choice["message"]["content"] for choice in merged["choices"]] == ["a", "bB"]
 
 
 def test_prefix_hashes_chain_and_are_salted() -> None:
@@ -141,7 +141,7 @@ async def test_checkpoints_follow_a_second_attempt_down() -> None:
 
 async def test_no_error_ends_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it nothing is checkpointed, cut or kept alive any more."""
-    monkeypatch.setattr(live_module, "TICK_S", 0.01)
+    monkeypatch.setattr(open_requests, "TICK_S", 0.01)
     gateway = Gateway(FakeEngines(answer(["x"])))
     ticks = 0
 

@@ -226,7 +226,7 @@ def completion(prompt: Any) -> PreparedRequest:
     return parse_completion(json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
-def test_what_engines_are_sent_is_what_is_tokenised(model_dir: Path) -> None:
+def test_the_body_sent_to_engines_is_the_one_that_is_tokenized(model_dir: Path) -> None:
     tokens = ModelTokenizer(model_dir, "m", TokenCache(), day)
     rendered = f"{START}user\nthe river{END}\n{START}assistant\n"
     assert tokens.tokenize(chat("the river"), SALT, reasoning=False) == uncached(model_dir, rendered)
