@@ -1,6 +1,5 @@
 """Files that pages link to. The gate has checked session and role; the viewer's scope is applied here and in admin/."""
 
-from collections.abc import Awaitable, Callable
 from datetime import date
 from uuid import UUID
 
@@ -16,8 +15,6 @@ from console.panels.report_choice import read_choice, report_query
 from console.plain import message_page
 from console.viewer import Viewer
 from core.errors import NotFound, PenstockError, PermissionDenied
-
-Answer = Callable[[Request], Awaitable[Response]]
 
 
 def add_downloads(app: FastAPI, console: Console) -> None:

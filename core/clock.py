@@ -1,7 +1,7 @@
 """Time as a dependency: durations from a monotonic clock, dates from UTC, both replaceable in tests."""
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -25,24 +25,3 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds of the monotonic clock."""
         return time.monotonic()
-
-
-class ManualClock:
-    """A clock that moves only when a test moves it."""
-
-    def __init__(self, start: datetime | None = None) -> None:
-        self._now = start or datetime(2026, 1, 1, tzinfo=UTC)
-        self._monotonic = 0.0
-
-    def now(self) -> datetime:
-        """The instant the test has set."""
-        return self._now
-
-    def monotonic(self) -> float:
-        """Seconds advanced since the start."""
-        return self._monotonic
-
-    def advance(self, seconds: float) -> None:
-        """Move both clocks forward by `seconds`."""
-        self._now += timedelta(seconds=seconds)
-        self._monotonic += seconds

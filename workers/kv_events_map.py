@@ -24,8 +24,8 @@ class _Block(msgspec.Struct, gc=False):
 class BlockMap:
     """Translates one engine incarnation's events, following parent links from the salted start of each prompt.
 
-    Blocks that hold more than tokens and salt (LoRA, images), and those whose parent is not known, are passed over
-    and counted in `passed_over`: the mirror knows them no better.
+    Blocks that hold more than tokens and salt (LoRA, images), and those whose parent is not known, are passed over:
+    the mirror knows them no better.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
@@ -36,7 +36,6 @@ class BlockMap:
         """Events of that size, and ..."""
         self.odd = 0
         """... of another, which are passed over."""
-        self.passed_over = 0
         self._blocks: OrderedDict[EngineHash, _Block] = OrderedDict()
 
     def __len__(self) -> int:
@@ -62,12 +61,10 @@ class BlockMap:
         fits = event.block_size == self.block_tokens
         self.fitting, self.odd = self.fitting + fits, self.odd + (not fits)
         if link is None or not fits or len(tokens) != width * len(event.block_hashes):
-            self.passed_over += len(event.block_hashes)
             return [], []
         stored = []
         for position, engine_hash in enumerate(event.block_hashes):
             if position and _keys(event, position):
-                self.passed_over += len(event.block_hashes) - position
                 break
             link = next_link(link, tokens[position * width : (position + 1) * width])
             known = self._blocks.get(engine_hash)

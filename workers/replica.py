@@ -71,7 +71,6 @@ class ReplicaRunner(ReplicaView):
         self._process: EngineProcess | None = None
         self._ready_once = False
         self._wanted = True
-        self._ending = False
         self._changed = asyncio.Event()
         self._backoff = Backoff(clock)
 

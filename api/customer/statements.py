@@ -4,7 +4,7 @@ import time
 from typing import Annotated, Any, Literal, Protocol
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials
 
 from admin import statements as admin_statements
@@ -19,8 +19,6 @@ from tenants.principal import Principal
 KEYS_PATH = "/.well-known/penstock-keys.json"
 PUBLIC_KEYS_CACHE_S = 30.0
 """Seconds that the public keys are cached, since the endpoint needs no authentication."""
-
-Month = Annotated[str, Query(pattern=r"^[0-9]{4}-[0-9]{2}$", examples=["2026-10"])]
 
 
 class Keys(Protocol):

@@ -1,14 +1,12 @@
 """The periods of scheduled exports: UTC hours, days and months, and which of them are due."""
 
 from datetime import datetime, timedelta
-from typing import Literal
 
 import msgspec
 
 from billing.usage.query import bucket_end, bucket_start
 from core.errors import InvalidRequest
 
-Cadence = Literal["hourly", "daily", "monthly"]
 UNITS: dict[str, str] = {"hourly": "hour", "daily": "day", "monthly": "month"}
 _LABELS = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "monthly": "%Y-%m"}
 FRESH = timedelta(days=3)

@@ -77,15 +77,6 @@ async def decide(connection: AsyncConnection, approval_id: UUID, *, by: str, app
     return _view(decided.one())
 
 
-@platform_wide("approvals are found by their id; only the platform's roles may see the table")
-async def get_approval(connection: AsyncConnection, approval_id: UUID) -> Approval:
-    """One request. Raises NotFound."""
-    row = (await connection.execute(select(approvals).where(approvals.c.id == approval_id))).one_or_none()
-    if row is None:
-        raise NotFound(f"there is no approval with the id {approval_id}")
-    return _view(row)
-
-
 async def list_open(
     connection: AsyncConnection, *, kind: str | None = None, tenant_id: UUID | None = None
 ) -> list[Approval]:

@@ -143,11 +143,6 @@ class Spool:
         reserve = self._capacity // _RESERVE_DIVISOR + _BYTES_PER_END * len(self._entries)
         return not self._failed and not self._closed and self._capacity - self._tail > reserve
 
-    @property
-    def unsettled(self) -> int:
-        """Requests in the spool that are not settled yet."""
-        return len(self._entries)
-
     def append(self, record: Record) -> bool:
         """Write a record; False when it was not written: no room, a failing disk, or a record that is too large.
 

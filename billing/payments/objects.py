@@ -23,7 +23,6 @@ class Customer(msgspec.Struct, frozen=True):
     id: str
     metadata: dict[str, str]
     default_payment_method: str | None
-    balance_cents: int
     deleted: bool
 
 

@@ -369,12 +369,6 @@ class StripeGateway:
         rows = await self._all(method, created={"gte": start_at, "lt": end_at})
         return [movement(row) for row in rows]
 
-    async def balance_cents(self) -> int:
-        """Available and pending dollars of our account, in cents."""
-        found = await self._one(self._client().v1.balance.retrieve_async)
-        parts = [*found["available"], *found["pending"]]
-        return sum(int(part["amount"]) for part in parts if part["currency"] == "usd")
-
     # The billing meter
 
     async def ensure_meter(self, event_name: str) -> str:

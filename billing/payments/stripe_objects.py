@@ -52,7 +52,6 @@ def customer(raw: Raw) -> Customer:
         id=raw["id"],
         metadata=_metadata(raw),
         default_payment_method=id_of((raw.get("invoice_settings") or {}).get("default_payment_method")),
-        balance_cents=raw.get("balance") or 0,
         deleted=bool(raw.get("deleted")),
     )
 

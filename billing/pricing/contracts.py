@@ -52,20 +52,6 @@ class Contract(msgspec.Struct, frozen=True):
         return None if self.commit_monthly is None else pico_to_usd(self.commit_monthly)
 
 
-async def contract_at(connection: AsyncConnection, tenant_id: UUID, at: datetime) -> Contract | None:
-    """The contract that holds at `at`."""
-    row = (
-        await connection.execute(
-            text(
-                "SELECT * FROM contracts WHERE tenant_id = :tenant_id AND withdrawn_at IS NULL "
-                "AND effective @> CAST(:at AS timestamptz)"
-            ),
-            {"tenant_id": tenant_id, "at": at},
-        )
-    ).one_or_none()
-    return None if row is None else _view(row)
-
-
 @platform_wide("finance lists the contracts of all organisations")
 async def list_contracts(connection: AsyncConnection, tenant_id: UUID | None = None) -> list[Contract]:
     """Contracts, past and future, by customer and start; withdrawn ones left out."""

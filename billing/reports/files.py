@@ -1,11 +1,9 @@
-"""The usage report as files: CSV that opens in a spreadsheet, JSON for programs."""
+"""The usage report's columns and objects, and the comparison of two periods as CSV that opens in a spreadsheet."""
 
 import csv
 import io
 from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from billing.reports.usage_report import ReportRow
 
@@ -21,56 +19,35 @@ def columns(with_gpu: bool) -> tuple[str, ...]:
     return tuple(name for name in COLUMNS if with_gpu or name not in GPU_COLUMNS)
 
 
-def to_csv(rows: Sequence[ReportRow], *, with_gpu: bool = True) -> str:
-    """RFC 4180 with a header. Amounts are plain decimals; a name that a spreadsheet would take for a formula gets a
-    leading apostrophe.
-
-    Begins with a byte order mark when there is anything beyond ASCII in it: without one Excel guesses another encoding.
-    """
-    names = columns(with_gpu)
-    output = io.StringIO()
-    writer = csv.writer(output)
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([_cell(name, getattr(row, name)) for name in names])
-    content = output.getvalue()
-    return content if content.isascii() else "\ufeff" + content
-
-
-def to_json(rows: Sequence[ReportRow], *, with_gpu: bool = True) -> bytes:
-    """A JSON list of objects; amounts are decimal strings, counts integers."""
-    return msgspec.json.format(msgspec.json.encode(to_objects(rows, with_gpu=with_gpu)), indent=2)
-
-
 def to_objects(rows: Sequence[ReportRow], *, with_gpu: bool = True) -> list[dict[str, Any]]:
     """The lines as plain objects."""
     names = columns(with_gpu)
     return [{name: getattr(row, name) for name in names} for row in rows]
 
 
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return " ".join(f"{key}={count}" for key, count in value.items())
-    if isinstance(value, int) or name.endswith("_usd") or name in GPU_COLUMNS:
-        return str(value)
-    content = str(value)
-    return f"'{content}" if content.startswith(_FORMULA_STARTS) else content
-
-
 def compared_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Compared lines (billing/reports/compare.py `flat`) as CSV, guarded as above."""
+    """Compared lines (billing/reports/compare.py `flat`) as CSV: RFC 4180 with a header, amounts as plain decimals.
+
+    A name that a spreadsheet would take for a formula gets a leading apostrophe. Begins with a byte order mark when
+    there is anything beyond ASCII in it: without one Excel guesses another encoding.
+    """
     output = io.StringIO()
     writer = csv.writer(output)
     names = list(rows[0]) if rows else []
     writer.writerow(names)
     for row in rows:
-        writer.writerow([row[name] if _is_figure(name) else _cell(name, row[name]) for name in names])
+        writer.writerow([row[name] if _is_figure(name) else _cell(row[name]) for name in names])
     content = output.getvalue()
     return content if content.isascii() else "\ufeff" + content
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    content = str(value)
+    return f"'{content}" if content.startswith(_FORMULA_STARTS) else content
 
 
 def _is_figure(name: str) -> bool:

@@ -13,7 +13,6 @@ from core.ids import uuid7_unix_ms
 from core.money import pico_per_token_to_per_mtok, pico_to_usd
 
 TYPE = "penstock.receipt"
-CLASSES = ("input", "cached_input", "output", "reasoning")
 _WHY = {
     "completed": "It ran to its end: every token at the price of its class, as pinned at admission.",
     "length": "It ended at the length that was asked for: every token at the price of its class.",

@@ -10,8 +10,6 @@ from nicegui.elements.mixins.text_element import TextElement
 
 from console.format import Shown
 
-TONES = ("ok", "warn", "bad", "idle", "info")
-
 
 class Text(TextElement):
     """A plain HTML element that holds text."""

@@ -83,14 +83,15 @@ REFUSED_FIELDS = (
 answer that ignores it would be wrong. A value that means "off" (null, false, 0, empty) is accepted and dropped, since
 SDKs send such defaults."""
 
-STRIPPED_FIELDS = ("cache_salt", "priority", "request_id", "session_id")
-"""Fields that would break the isolation between tenants in an engine. They do not change the answer and are dropped."""
-
 _OFF_VALUES = frozenset({b"null", b"false", b"0", b'""', b"[]", b"{}"})
 Forbidden = msgspec.defstruct(
     "Forbidden", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in REFUSED_FIELDS]
 )
-"""Finds refused fields in one pass over the body that skips all others."""
+"""Finds refused fields in one pass over the body that skips all others.
+
+Fields that would break the isolation between tenants in an engine (cache_salt, priority, request_id, session_id) are
+skipped, too: they do not change the answer.
+"""
 _forbidden_decoder = msgspec.json.Decoder(Forbidden)
 _ERROR_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*)`$")
 

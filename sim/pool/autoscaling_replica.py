@@ -38,7 +38,6 @@ class FluidReplica:
         """Uncached prompt tokens that wait or are being prefilled."""
         self.kv_tokens = 0.0
         """Tokens of sequences that decode, at half their answers' length."""
-        self.busy_s = 0.0
         self._decodes: list[tuple[float, int, Run]] = []
         self._done_tokens = 0.0
         """Tokens that a sequence decoding since the beginning would have."""
@@ -117,7 +116,6 @@ class FluidReplica:
         elapsed = now - self._now
         if elapsed > 0.0:
             if self.prefills:
-                self.busy_s += elapsed
                 self._head_left -= elapsed * self._prefill_rate
             self._done_tokens += elapsed * self._decode_rate
         self._now = now

@@ -12,8 +12,6 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.happened = 0
-        """Events done so far."""
         self._heap: list[tuple[float, int, Action, tuple[Any, ...]]] = []
         self._made = 0
 
@@ -40,5 +38,4 @@ class Timeline:
                 return
             pop(heap)
             self.now = when
-            self.happened += 1
             action(*args)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.limits import MAX_BODY_BYTES
-from gateway.schemas.common import REFUSED_FIELDS, STRIPPED_FIELDS
+from gateway.schemas.common import REFUSED_FIELDS
 from tests.support.api_process import MODEL, Api, api_process
+from tests.support.engine_hints import ENGINE_HINTS
 
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -159,7 +160,7 @@ async def test_smuggled_engine_fields_never_arrive(api: Api, monkeypatch: pytest
         return await open_stream(url, path, sent, headers)
 
     monkeypatch.setattr(api.deps.engines, "open", spy)
-    for name in (*REFUSED_FIELDS, *STRIPPED_FIELDS, "unheard_of", "extra_body", "__proto__"):
+    for name in (*REFUSED_FIELDS, *ENGINE_HINTS, "unheard_of", "extra_body", "__proto__"):
         await api.post(body(**{name: "x"}))
         await api.post({"model": MODEL, "prompt": "x", "max_tokens": 1, name: "x"}, path="/v1/completions")
     allowed = {"model", "messages", "prompt", "max_tokens", "stream", "stream_options", "cache_salt"}

@@ -24,6 +24,7 @@ import pytest
 import stripe
 import uvicorn
 
+from billing.payments.stripe_gateway import StripeGateway
 from core.clock import Clock, SystemClock
 from sim.stripe.serve import Poster, build, config, ensure_endpoint
 from sim.stripe.sim import Options
@@ -128,3 +129,8 @@ def fake_stripe() -> Iterator[FakeStripe]:
 def at(*date: int) -> int:
     """Unix seconds of a UTC date."""
     return int(datetime(*date, tzinfo=UTC).timestamp())  # type: ignore[arg-type, misc]
+
+
+async def stripe_balance_cents(gateway: StripeGateway) -> int:
+    """Available and pending dollars of the account, in cents: all that has ever moved it."""
+    return sum(one.cents - one.fee_cents for one in await gateway.movements(0, 2**34))

@@ -15,9 +15,9 @@ from sqlalchemy import text
 
 from api.app import _install_error_handlers
 from api.stripe_webhooks import MAX_BODY_BYTES, router
-from core.clock import ManualClock
 from core.db import Database
 from core.settings import Settings
+from tests.support.clock import ManualClock
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 OLD, NEW = "whsec_old", "whsec_new"

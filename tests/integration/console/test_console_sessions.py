@@ -11,10 +11,11 @@ from admin import users as admin_users
 from admin.actor import Actor
 from console.live_limits import in_use
 from console.sessions import IDLE_S, LIFE_S, SessionStore
-from core.clock import ManualClock, SystemClock
+from core.clock import SystemClock
 from core.db import Database
 from tenants.principal import NO_LIMITS, Limits, Principal
 from tenants.rates import RateLimiter
+from tests.support.clock import ManualClock
 from tests.support.tenancy import ADMIN, make_organisation
 
 SECRET = b"secret"

@@ -16,7 +16,7 @@ from admin import keys as admin_keys
 from admin import limits as admin_limits
 from admin import projects as admin_projects
 from admin import tenants as admin_tenants
-from core.clock import ManualClock, SystemClock
+from core.clock import SystemClock
 from core.db import Database
 from core.errors import AuthenticationFailed, InvalidRequest, TenantSuspended, Unavailable
 from tenants import changes, key_store
@@ -24,6 +24,7 @@ from tenants.changes import CHANNEL, announce, prune_changes
 from tenants.key_format import new_key
 from tenants.keys import KeyRing
 from tenants.principal import Limits
+from tests.support.clock import ManualClock
 from tests.support.ports import free_port
 from tests.support.tenancy import ADMIN, PEPPER, Organisation, make_organisation
 from tests.support.waiting import until

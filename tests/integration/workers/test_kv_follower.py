@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq.asyncio
 
-from core.clock import ManualClock
+from tests.support.clock import ManualClock
 from tests.support.kv_publisher import BLOCK, Publisher, removed, stored
 from tests.support.waiting import until
 from workers import kv_events

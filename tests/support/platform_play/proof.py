@@ -22,6 +22,7 @@ from tests.support.platform_play.engines import CAUSES
 from tests.support.platform_play.model import CENT, LineOf
 from tests.support.platform_play.prices import CLASSES
 from tests.support.platform_play.stage import ANN, MONTHS, Stage
+from tests.support.stripe_sim import stripe_balance_cents
 
 
 async def everything(play: Stage) -> None:
@@ -127,7 +128,7 @@ async def statements_hold(play: Stage, month: date) -> None:
 async def stripe_has_our_cash(play: Stage) -> None:
     """Stripe's balance after fees, refunds and disputes is the ledger's cash, and the model's."""
     async with open_gateway(play.settings) as gateway:
-        theirs = await gateway.balance_cents()
+        theirs = await stripe_balance_cents(gateway)
     ours = await play.one("SELECT sum(debit - credit) FROM ledger_balances WHERE code = 'cash'")
     assert theirs * CENT == int(ours) == sum(account.cash for account in play.accounts()) * CENT
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from billing.metering.records import Outcome, PriceVersion
 from billing.metering.refusals import hold_refusal
-from billing.reports.files import to_csv
-from billing.reports.usage_report import ReportRow, this_month
+from billing.reports.files import compared_csv
+from billing.reports.usage_report import this_month
 from billing.usage.period import parse_group_by, parse_period
 from core.apportion import split
 from core.errors import BudgetExceeded, InsufficientCredit, InvalidRequest, Unavailable
@@ -81,12 +81,17 @@ def test_refusals_speak_in_exact_dollars() -> None:
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
 def test_names_are_no_formulas_and_amounts_stay_numbers(start: str) -> None:
-    row = ReportRow(
-        period_start="s", period_end="e", tenant=f"{start}1+1", margin_usd="-0.50", margin_pct="-5.00"
-    )
-    cells = to_csv([row])
+    row = {
+        "tenant": f"{start}1+1",
+        "simulated": True,
+        "key_last4": None,
+        "margin_usd": "-0.50",
+        "margin_pct": "-5.00",
+    }
+    cells = compared_csv([row])
     assert f"'{start}1+1" in cells
-    assert ",-0.50,-5.00," in cells
+    assert ",true,,-0.50,-5.00" in cells
+    assert compared_csv([{"tenant": "Bäche GmbH"}]).startswith("\ufeff")
 
 
 def test_two_outcomes_are_free() -> None:

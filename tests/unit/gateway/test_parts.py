@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from core.clock import ManualClock
 from core.errors import EngineFailed
 from core.ids import uuid7
 from gateway import open_requests
@@ -16,6 +15,7 @@ from gateway.open_requests import StreamTimeouts
 from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
 from gateway.schemas.chat import parse_chat
 from gateway.sse import StreamCodec
+from tests.support.clock import ManualClock
 from tests.support.gateway_fakes import DONE, FakeEngines, FakeReply, Gateway, answer, chunk, principal
 from tests.support.waiting import until
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge, UnsupportedField
 from gateway.limits import MAX_JSON_DEPTH
 from gateway.schemas.chat import ChatRequest, parse_chat
-from gateway.schemas.common import REFUSED_FIELDS, STRIPPED_FIELDS
+from gateway.schemas.common import REFUSED_FIELDS
 from gateway.schemas.completions import CompletionRequest, parse_completion
 from gateway.schemas.guard import nesting_depth
+from tests.support.engine_hints import ENGINE_HINTS
 
 OURS = {"model", "stream", "stream_options", "cache_salt"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -35,7 +36,7 @@ json_values = st.recursive(
 )
 names = st.one_of(
     st.sampled_from(
-        [*REFUSED_FIELDS, *STRIPPED_FIELDS, "temperature", "n", "stop", "tools", "seed", "logprobs"]
+        [*REFUSED_FIELDS, *ENGINE_HINTS, "temperature", "n", "stop", "tools", "seed", "logprobs"]
     ),
     st.text(string.ascii_lowercase + "_", min_size=1, max_size=12),
 )
@@ -85,7 +86,7 @@ def test_dangerous_fields_are_refused_unless_off(name: str) -> None:
         assert name not in engine_body(chat(**{name: off}))
 
 
-@pytest.mark.parametrize("name", [*STRIPPED_FIELDS, "store", "metadata", "user", "service_tier", "whatever"])
+@pytest.mark.parametrize("name", [*ENGINE_HINTS, "store", "metadata", "user", "service_tier", "whatever"])
 def test_harmless_fields_are_dropped(name: str) -> None:
     assert engine_body(chat(**{name: "x"})).get(name) in (None, "salt")
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from core.clock import ManualClock
 from core.errors import RateLimited
 from core.ids import uuid7
 from tenants.principal import NO_LIMITS, Limits, Principal
 from tenants.rate_headers import rate_headers
 from tenants.rate_local import ASK_AGAIN_S, LocalCap, RefusalCache
 from tenants.rate_scopes import COMMON_PARTS, Scopes, command, scopes_of
+from tests.support.clock import ManualClock
 
 
 def scopes(key: Limits = NO_LIMITS, tenant: Limits = NO_LIMITS, ids=None) -> Scopes | None:

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from core.clock import ManualClock
 from scheduler import lookout as lookout_module
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.board import Board
 from scheduler.core.replica import Replica
 from scheduler.lookout import Lookout
 from scheduler.views import HostBook
+from tests.support.clock import ManualClock
 from tests.support.scheduling import beat, replica
 from workers.catalog import load_catalog
 

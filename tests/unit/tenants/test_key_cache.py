@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.clock import ManualClock
 from tenants.key_cache import REFUSAL_TTL_S, KeyCache
 from tenants.principal import NO_LIMITS, Limits, Principal
 from tenants.resolve import Admission, Refusal
+from tests.support.clock import ManualClock
 
 TENANTS = [uuid4() for _ in range(3)]
 

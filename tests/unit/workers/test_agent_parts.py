@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.clock import ManualClock
 from core.errors import InvalidRequest, Unavailable
 from sim.engine.failpoints import parse_failpoints
+from tests.support.clock import ManualClock
 from workers import engine_install
 from workers.backoff import Backoff
 from workers.economics import HostAccount, ReplicaShare

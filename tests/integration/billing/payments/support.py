@@ -16,7 +16,7 @@ from core.ids import uuid7
 from core.money import PICO_PER_CENT
 from jobs import outbox
 from jobs.payments import handlers
-from tests.support.stripe_sim import FakeStripe
+from tests.support.stripe_sim import FakeStripe, stripe_balance_cents
 from tests.support.tenancy import ADMIN, make_organisation
 
 RETURN_URL = "http://127.0.0.1:8001/billing"
@@ -80,7 +80,7 @@ async def sound(database: Database) -> None:
 
 async def equals_stripe(database: Database, gateway: StripeGateway) -> None:
     """Our cash account is Stripe's balance, and the books are sound."""
-    mine, theirs = (await books(database)).get("cash", 0), await gateway.balance_cents()
+    mine, theirs = (await books(database)).get("cash", 0), await stripe_balance_cents(gateway)
     if mine != theirs:
         async with database.read() as connection:
             booked = {row.txn_id for row in await connection.execute(text("SELECT txn_id FROM stripe_cash"))}

@@ -15,7 +15,7 @@ from core.errors import Conflict, Unavailable
 from core.ids import uuid7
 from tests.integration.billing.books import BooksMachine, play
 from tests.integration.billing.payments.support import RETURN_URL, books, drain, prepaid, send, spend
-from tests.support.stripe_sim import FakeStripe, running
+from tests.support.stripe_sim import FakeStripe, running, stripe_balance_cents
 
 pick = st.integers(0, 50)
 
@@ -162,7 +162,7 @@ class SyncMachine(BooksMachine):
                 self.bought - self.refunded - self.lost - sum(cents for _, cents in self.disputes.values())
             )
             assert found.get("cash", 0) == moved - found.get("fees", 0)
-            assert found.get("cash", 0) == self.wait(self.gateway.balance_cents())
+            assert found.get("cash", 0) == self.wait(stripe_balance_cents(self.gateway))
             assert self.act(verification.verify).problems == []
         finally:
             self.wait(self.gateway.close())

@@ -14,7 +14,6 @@ from admin import billing as admin_billing
 from admin import contracts as admin_contracts
 from admin.actor import Actor, system_actor
 from billing.ledger.verification import verify
-from billing.pricing.contracts import contract_at
 from billing.pricing.prices import PriceView
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
@@ -130,18 +129,14 @@ async def test_future_contracts_commitments_and_terms(database: Database) -> Non
     assert await priced(database, customer, await now(database)) == (10_000_000, "list")
     assert await priced(database, customer, start) == (7_500_000, "derived")
     assert await priced(database, customer, start + timedelta(days=30)) == (10_000_000, "list")
-    async with database.read() as connection:
-        assert await contract_at(connection, customer.tenant_id, start - timedelta(seconds=1)) is None
-        found = await contract_at(connection, customer.tenant_id, start)
-        assert found is not None
-        assert (found.id, found.commit_monthly, found.sla) == (view.id, 5000 * 10**12, sla)
+    assert await priced(database, customer, start - timedelta(seconds=1)) == (10_000_000, "list")
+    [found] = await admin_contracts.list_contracts(database, ADMIN, tenant_id=customer.tenant_id)
+    assert (found.id, found.commit_monthly_usd, found.sla) == (view.id, "5000.00", sla)
     for overlap in (start, start + timedelta(days=29), None):
         with pytest.raises(Conflict, match="another contract"):
             await add_contract(database, customer, effective_from=overlap, effective_to=None)
     await add_contract(database, customer, effective_from=start + timedelta(days=30))
     await admin_contracts.end_contract(database, ADMIN, contract_id=view.id, reason="never mind")
-    async with database.read() as connection:
-        assert await contract_at(connection, customer.tenant_id, start) is None
     assert await priced(database, customer, start) == (10_000_000, "list")
     await add_contract(database, customer, effective_from=start, effective_to=start + timedelta(days=30))
     assert len(await admin_contracts.list_contracts(database, ADMIN, tenant_id=customer.tenant_id)) == 2

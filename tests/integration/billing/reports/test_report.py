@@ -1,13 +1,10 @@
 """The usage report against the raw rows, the ledger and the hosts' cost, to the picodollar."""
 
-import csv
-import io
 import random
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-import msgspec
 import pytest
 from sqlalchemy import text
 
@@ -15,7 +12,6 @@ from admin import billing as admin_billing
 from admin.actor import Actor, system_actor
 from billing.ledger.verification import verify
 from billing.metering.tokens_today import tokens_today
-from billing.reports.files import COLUMNS, GPU_COLUMNS, to_csv, to_json
 from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
 from billing.usage.rollups import roll_up
 from core.db import Database
@@ -151,26 +147,6 @@ async def test_gpu_cost_adds_up_exactly(database: Database, group_by: tuple[str,
             hour - timedelta(days=2), hour + timedelta(hours=1), group_by, UUID(rows[0].tenant_id or "")
         )
         assert await ask(database, one) == [rows[0]]
-
-
-async def test_files_open_in_a_spreadsheet(database: Database) -> None:
-    versions = {model: await price(database, model=model) for model in MODELS}
-    evil = await make_customer(database, "1000", name='=HYPERLINK("http://x")')
-    await settle_some(database, random.Random(5), [evil], versions, 10)
-    hour = await now_hour(database)
-    rows = await ask(
-        database, ReportQuery(hour - timedelta(days=3), hour + timedelta(hours=1), ("tenant", "model"))
-    )
-    parsed = list(csv.DictReader(io.StringIO(to_csv(rows))))
-    assert tuple(parsed[0]) == COLUMNS
-    assert {row["tenant"] for row in parsed} == {'\'=HYPERLINK("http://x")'}
-    assert [row["cost_usd"] for row in parsed] == [row.cost_usd for row in rows]
-    objects = msgspec.json.decode(to_json(rows))
-    assert [row["cost_usd"] for row in objects] == [row.cost_usd for row in rows]
-    assert [row["simulated"] for row in objects] == [row.simulated for row in rows]
-    assert not set(GPU_COLUMNS) & set(next(csv.reader(io.StringIO(to_csv(rows, with_gpu=False)))))
-    rows[0].tenant = "Bäche GmbH"
-    assert to_csv(rows).startswith("\ufeff")
 
 
 async def test_a_tenant_gets_its_own_report_without_our_cost(database: Database) -> None:

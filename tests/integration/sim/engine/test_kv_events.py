@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import zmq.asyncio
 
-from core.clock import ManualClock
 from sim.engine.kv_events import KvPublisher
 from sim.engine.loop import EngineLoop, Ticket
 from sim.engine.model import EngineModel, new_sequence
 from sim.engine.step_model.engine import StepConfig
 from sim.engine.text import encode, token_ids
+from tests.support.clock import ManualClock
 from tests.support.waiting import until
 from workers.kv_endpoints import kv_endpoints, make_directory
 from workers.kv_events import KvFollower

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from core.clock import ManualClock
 from sim.stripe import checkout, disputes
 from sim.stripe.account import ROUTES, open_account
 from sim.stripe.cards import CARDS
@@ -15,6 +14,7 @@ from sim.stripe.routes import Route
 from sim.stripe.sim import Sim
 from sim.stripe.surface import parameters
 from sim.stripe.views import show
+from tests.support.clock import ManualClock
 
 ROUNDS = 40
 INTEGERS = (0, 1, -1, 2, 49, 50, 100, 1000, 10**12, -(10**17), 1_767_225_600, 1_767_312_000)

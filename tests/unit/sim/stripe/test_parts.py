@@ -11,7 +11,6 @@ import stripe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.clock import ManualClock
 from sim.stripe import faults, forms, surface, webhooks
 from sim.stripe.account import ROUTES, open_account
 from sim.stripe.customers import create
@@ -22,6 +21,7 @@ from sim.stripe.params import cents, check, merge_metadata
 from sim.stripe.sim import Options, Sim
 from sim.stripe.store import Store
 from sim.stripe.views import page
+from tests.support.clock import ManualClock
 from tests.support.stripe_surface import carried
 from tests.support.stripe_surface import surface as official
 
