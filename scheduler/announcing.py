@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from scheduler.messages import Announce, OpenPlacement, QueuedRequest, TenantCounter
+from scheduler.messages import Announce, AnnouncedPlacement, AnnouncedRequest, TenantCounter
 from scheduler.wire import Placement, PlaceRequest
 
 MAX_COUNTERS = 16_384
@@ -16,7 +16,7 @@ HASH_BYTES = 9
 """... and each of them."""
 
 
-def open_placement(
+def announced_placement(
     request: PlaceRequest,
     placement: Placement,
     *,
@@ -24,12 +24,12 @@ def open_placement(
     prefilled: bool,
     age_s: float,
     counted_by: str,
-) -> OpenPlacement:
+) -> AnnouncedPlacement:
     """A placement as its client announces it, `age_s` seconds old.
 
     `counted_by`: epoch of the scheduler that last took it into its counters, empty where none has.
     """
-    return OpenPlacement(
+    return AnnouncedPlacement(
         placement.request_id,
         request.tenant_id,
         placement.model,
@@ -48,13 +48,13 @@ def open_placement(
 
 
 def announcements(
-    held: list[OpenPlacement], queued: list[QueuedRequest], counters: list[TenantCounter]
+    held: list[AnnouncedPlacement], queued: list[AnnouncedRequest], counters: list[TenantCounter]
 ) -> Iterator[Announce]:
     """An announcement in frames of bounded size: what is held, then the counters, then what waits, oldest first."""
     yield Announce(held, [])
     if counters:
         yield Announce([], [], counters, more=True)
-    part: list[QueuedRequest] = []
+    part: list[AnnouncedRequest] = []
     size = 0
     for each in queued:
         part.append(each)

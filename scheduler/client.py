@@ -15,17 +15,17 @@ from core.clock import Clock
 from core.errors import Refused, Unavailable
 from core.ids import incarnation
 from scheduler import fallback
-from scheduler.announcing import MAX_COUNTERS, CounterBook, announcements, open_placement
+from scheduler.announcing import MAX_COUNTERS, CounterBook, announced_placement, announcements
 from scheduler.link import Link
 from scheduler.messages import (
+    AnnouncedPlacement,
+    AnnouncedRequest,
     CancelPlace,
     ClientHello,
     Counters,
-    OpenPlacement,
     PlaceRefused,
     PrefillDone,
     Progress,
-    QueuedRequest,
     TenantCounter,
     ToClient,
     Welcome,
@@ -69,9 +69,9 @@ class _Held:
     counted_by: str = ""
     """Epoch of the scheduler that last took it into its counters."""
 
-    def announced(self, now: float) -> OpenPlacement:
+    def announced(self, now: float) -> AnnouncedPlacement:
         """As a scheduler is told that may not know it."""
-        return open_placement(
+        return announced_placement(
             self.request,
             self.placement,
             produced=self.produced,
@@ -270,12 +270,14 @@ class SchedulerClient:
         for each in self._held.values():
             each.counted_by = welcome.epoch
 
-    def _still_waiting(self, now: float) -> list[QueuedRequest]:
+    def _still_waiting(self, now: float) -> list[AnnouncedRequest]:
         queued = []
         for waiting in self._waiting.values():
             age_s = now - waiting.since
             left_s = max(0.0, waiting.request.deadline_s - age_s)
-            queued.append(QueuedRequest(msgspec.structs.replace(waiting.request, deadline_s=left_s), age_s))
+            queued.append(
+                AnnouncedRequest(msgspec.structs.replace(waiting.request, deadline_s=left_s), age_s)
+            )
         return queued
 
     def _disconnected(self, link: _ClientLink) -> None:

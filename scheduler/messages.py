@@ -59,7 +59,7 @@ class Progress(msgspec.Struct, tag="progress"):
     output_tokens: int
 
 
-class OpenPlacement(msgspec.Struct):
+class AnnouncedPlacement(msgspec.Struct):
     """A placement the client holds, as it tells a scheduler that may not know it."""
 
     request_id: str
@@ -81,7 +81,7 @@ class OpenPlacement(msgspec.Struct):
     """The scheduler that last counted it, so that announced counters include its estimate; empty = none has."""
 
 
-class QueuedRequest(msgspec.Struct):
+class AnnouncedRequest(msgspec.Struct):
     """A request the client still waits for; `request.deadline_s` is what remains of its deadline."""
 
     request: PlaceRequest
@@ -114,8 +114,8 @@ class Announce(msgspec.Struct, tag="announce"):
     Where it is more than a frame takes, further ones follow that add to it.
     """
 
-    placements: list[OpenPlacement]
-    queued: list[QueuedRequest]
+    placements: list[AnnouncedPlacement]
+    queued: list[AnnouncedRequest]
     counters: list[TenantCounter] = []
     """The fair queue's counters as last heard from a scheduler; the largest announced wins."""
     more: bool = False

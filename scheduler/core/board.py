@@ -20,7 +20,7 @@ from scheduler.core.predict import Accuracy
 from scheduler.core.queue import QueueOutcome, Ticket
 from scheduler.core.queue_view import queue_view
 from scheduler.core.rules import BANDS, BoardConfig
-from scheduler.messages import Announce, OpenPlacement, TenantCounter
+from scheduler.messages import Announce, AnnouncedPlacement, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, QueueView, Released
 from workers.wire import Heartbeat, ReplicaState
 
@@ -175,7 +175,7 @@ class Board:
         for queued in announced.queued:
             self.submit(client, queued.request, now, queued.age_s, admitted=True)
 
-    def _held(self, client: str, held: OpenPlacement, now: float) -> None:
+    def _held(self, client: str, held: AnnouncedPlacement, now: float) -> None:
         """A placement that a client says it holds: one that goes on, one that lapsed, or one from before our time."""
         key = (client, held.request_id, held.replica_id)
         entry = self.open.get(key)
@@ -361,7 +361,7 @@ def packed(blocks: Sequence[int]) -> Sequence[int]:
         return ()
 
 
-def _opened(client: str, held: OpenPlacement, now: float) -> Open:
+def _opened(client: str, held: AnnouncedPlacement, now: float) -> Open:
     return Open(
         client,
         held.tenant_id,

@@ -7,11 +7,11 @@ it, so that a scheduler that restarts is told again.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.announcing import open_placement
+from scheduler.announcing import announced_placement
 from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
 from scheduler.core.rules import AdmissionRules, BoardConfig
-from scheduler.messages import Announce, QueuedRequest, TenantCounter
+from scheduler.messages import Announce, AnnouncedRequest, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, Released
 from sim.pool.contract import Decision, Dispatch, Refuse, ReplicaView, SimRequest
 from sim.pool.settings import RoutingSetup
@@ -173,7 +173,7 @@ class PenstockRouting:
         for router in range(self._setup.routers):
             mine = [held for held in self._held.values() if held.router == router]
             placements = [
-                open_placement(
+                announced_placement(
                     held.request,
                     held.placement,
                     produced=held.produced,
@@ -185,7 +185,9 @@ class PenstockRouting:
                 if held.placement is not None
             ]
             queued = [
-                QueuedRequest(held.request, now - held.arrived_at) for held in mine if held.placement is None
+                AnnouncedRequest(held.request, now - held.arrived_at)
+                for held in mine
+                if held.placement is None
             ]
             self._board.announce(_client(router), Announce(placements, queued, counters), now)
 

@@ -13,9 +13,9 @@ from core.framing import pack, read_frame
 from scheduler import metrics
 from scheduler.messages import (
     Announce,
+    AnnouncedPlacement,
+    AnnouncedRequest,
     ClientHello,
-    OpenPlacement,
-    QueuedRequest,
     TenantCounter,
     Welcome,
 )
@@ -137,7 +137,7 @@ async def test_figures_that_are_none_end_nobody_elses_decisions() -> None:
         writer.write(HELLO)
         await read_frame(reader)
         ages = (nan, inf, -inf, 1e300)
-        queued = [QueuedRequest(request(f"q{n}"), age) for n, age in enumerate(ages)]
+        queued = [AnnouncedRequest(request(f"q{n}"), age) for n, age in enumerate(ages)]
         held = [_held(f"h{n}", age) for n, age in enumerate(ages)]
         greedy = TenantCounter("tenant-1", MODEL, 1e308)
         writer.write(pack(msgspec.msgpack.encode(Announce(held, queued, [greedy]))))
@@ -162,8 +162,8 @@ async def test_figures_that_are_none_end_nobody_elses_decisions() -> None:
         assert {name for name in scheduler.board.fleet.replicas} == {"host/r0"}
 
 
-def _held(name: str, age_s: float) -> OpenPlacement:
-    return OpenPlacement(
+def _held(name: str, age_s: float) -> AnnouncedPlacement:
+    return AnnouncedPlacement(
         name, "tenant-1", MODEL, "host/r0", "boot-1", 2**62, -5, 2**62, produced=-1, age_s=age_s
     )
 

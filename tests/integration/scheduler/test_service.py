@@ -11,7 +11,7 @@ from core.ids import uuid7
 from scheduler import client as client_module
 from scheduler import service as service_module
 from scheduler.core.desk import MAX_EXPIRED
-from scheduler.messages import Announce, QueuedRequest
+from scheduler.messages import Announce, AnnouncedRequest
 from scheduler.sessions import Session
 from scheduler.wire import Placement, Released
 from tests.support.ports import free_port
@@ -355,7 +355,7 @@ async def test_what_one_round_of_decisions_puts_off_is_done_before_the_next_tick
     async with service() as scheduler:
         assert scheduler._ticker is not None
         scheduler._ticker.cancel()
-        queued = [QueuedRequest(request(f"r{n}", deadline_s=0.0), 1.0) for n in range(500)]
+        queued = [AnnouncedRequest(request(f"r{n}", deadline_s=0.0), 1.0) for n in range(500)]
         scheduler.board.announce("api", Announce([], queued), 0.0)
         scheduler.settle()
         assert scheduler.board.waiting == 500 - MAX_EXPIRED

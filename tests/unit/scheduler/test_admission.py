@@ -12,7 +12,7 @@ from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
 from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
 from scheduler.core.warm import WarmCapacity
-from scheduler.messages import Announce, PlaceRefused, QueuedRequest
+from scheduler.messages import Announce, AnnouncedRequest, PlaceRefused
 from scheduler.wire import Released
 from tests.support.scheduling import beat, capacity, replica, request
 from workers.wire import ReplicaState, ReplicaStatus
@@ -166,7 +166,7 @@ def test_the_one_whose_own_requests_are_in_the_way_is_told_429_and_the_others_ar
 def test_what_an_earlier_scheduler_admitted_is_not_judged_again() -> None:
     till = Till()
     till.run(30.0, per_s=12.0, deadline_s=3.0)
-    queued = [QueuedRequest(request(f"old-{n}", deadline_s=0.5), 2.0) for n in range(30)]
+    queued = [AnnouncedRequest(request(f"old-{n}", deadline_s=0.5), 2.0) for n in range(30)]
     till.board.announce("other", Announce([], queued), till.now)
     assert all(isinstance(decision, Placed) for decision in till.board.dispatch(till.now, till.rng))
     assert till.board.waiting >= 30 - SLOTS
@@ -187,7 +187,7 @@ def test_who_was_let_in_before_stays_when_the_pool_shrinks() -> None:
     extra = replica("host/r1", slots=SLOTS * 9, kv=9_000_000, capacity=capacity(SLOTS * 9, 9_000_000, 1e6))
     till.replicas.append(extra)
     till.beat()
-    queued = [QueuedRequest(request(f"old-{n}", "t0", deadline_s=1.0), 2.0) for n in range(300)]
+    queued = [AnnouncedRequest(request(f"old-{n}", "t0", deadline_s=1.0), 2.0) for n in range(300)]
     till.board.announce("other", Announce([], queued), till.now)
     till.board.dispatch(till.now, till.rng)
     till.replicas[1] = replace_state(extra, ReplicaState.ASLEEP)

@@ -12,7 +12,7 @@ from scheduler.core import board as boards
 from scheduler.core.board import Board, bounded
 from scheduler.core.decisions import Placed, Turned
 from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
-from scheduler.messages import Announce, OpenPlacement, QueuedRequest, TenantCounter
+from scheduler.messages import Announce, AnnouncedPlacement, AnnouncedRequest, TenantCounter
 from scheduler.wire import Placement, Released
 from tests.support.scheduling import MODEL, beat, replica, request
 from workers.wire import ReplicaState
@@ -145,12 +145,12 @@ class BoardMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def client_announces_again(self, client: str) -> None:
         held = [
-            OpenPlacement(name, "tenant-1", MODEL, p.replica_id, p.boot_id, 100, p.hit_tokens, 50)
+            AnnouncedPlacement(name, "tenant-1", MODEL, p.replica_id, p.boot_id, 100, p.hit_tokens, 50)
             for (owner, name), p in self.held.items()
             if owner == client
         ]
         queued = [
-            QueuedRequest(request(name, deadline_s=deadline - self.now), 1.0)
+            AnnouncedRequest(request(name, deadline_s=deadline - self.now), 1.0)
             for (owner, name), deadline in self.waiting.items()
             if owner == client
         ]
@@ -294,7 +294,7 @@ def test_one_with_excluded_replicas_does_not_hold_up_those_behind_it() -> None:
 def test_an_announced_queue_keeps_its_order_of_arrival() -> None:
     made, rng = board(replica(slots=1)), random.Random(0)
     made.submit("new", request("newcomer"), 10.0)
-    made.announce("old", Announce([], [QueuedRequest(request("veteran"), 1.0)]), 10.0)
+    made.announce("old", Announce([], [AnnouncedRequest(request("veteran"), 1.0)]), 10.0)
     made.heartbeat(beat(replica(slots=1)), 10.0)
     placed = only(made.dispatch(10.0, rng))
     assert placed.placement.request_id == "veteran"
@@ -303,8 +303,8 @@ def test_an_announced_queue_keeps_its_order_of_arrival() -> None:
 
 def test_placements_announced_before_the_agent_is_heard_count_when_it_is() -> None:
     made, rng = board(grace_s=3.0), random.Random(0)
-    held = OpenPlacement("r1", "tenant-1", MODEL, "host/r0", "boot-1", 100, 0, 50)
-    made.announce("api", Announce([held], [QueuedRequest(request("r2"), 0.1)]), 0.0)
+    held = AnnouncedPlacement("r1", "tenant-1", MODEL, "host/r0", "boot-1", 100, 0, 50)
+    made.announce("api", Announce([held], [AnnouncedRequest(request("r2"), 0.1)]), 0.0)
     made.heartbeat(beat(replica(slots=1)), 0.0)
     assert made.dispatch(0.0, rng) == []
     made.release("api", Released("r1", "host/r0"), 0.2)
@@ -413,13 +413,13 @@ def charged(made: Board, tenant: str = "tenant-1") -> float:
     return sum(line.counter for band in made.desks[MODEL].queue.bands for line in [band.line(tenant)])
 
 
-def running(made: Board, **fields) -> tuple[Placement, OpenPlacement]:
+def running(made: Board, **fields) -> tuple[Placement, AnnouncedPlacement]:
     """A request placed on the only replica, and how its client announces it."""
     asked = request("r1", prompt_tokens=1_000, output_tokens=100, blocks=[1, 2, 3])
     made.submit("api", asked, 0.0)
     placement = only(made.dispatch(0.0, random.Random(0))).placement
     told = {"produced": 20, "prefilled": True, "age_s": 5.0, "epoch": made.epoch} | fields
-    return placement, OpenPlacement(
+    return placement, AnnouncedPlacement(
         "r1", "tenant-1", MODEL, placement.replica_id, placement.boot_id, 1_000, 0, 100, **told
     )
 
@@ -473,7 +473,7 @@ def test_models_that_nobody_serves_are_forgotten_when_nobody_waits_for_them() ->
     made, rng = board(replica()), random.Random(0)
     running(made)
     counters = [TenantCounter("t1", f"adopted-{n}", 5.0) for n in range(20)]
-    held = [OpenPlacement(f"r{n}", "t1", f"held-{n}", "x/r0", "b", 10, 0, 5) for n in range(20)]
+    held = [AnnouncedPlacement(f"r{n}", "t1", f"held-{n}", "x/r0", "b", 10, 0, 5) for n in range(20)]
     made.announce("other", Announce(held, [], counters), 0.0)
     for n in range(20):
         made.submit("other", request(f"m{n}", model=f"made-up-{n}"), 0.0)
@@ -507,7 +507,7 @@ def test_the_number_of_desks_and_of_announced_placements_is_bounded(monkeypatch:
     monkeypatch.setattr(boards, "MAX_OPEN", 3)
     made = board(grace_s=3.0)
     counters = [TenantCounter("t1", f"adopted-{n}", 5.0) for n in range(20)]
-    held = [OpenPlacement(f"r{n}", "t1", f"held-{n % 9}", "x/r0", "b", 10, 0, 5) for n in range(20)]
+    held = [AnnouncedPlacement(f"r{n}", "t1", f"held-{n % 9}", "x/r0", "b", 10, 0, 5) for n in range(20)]
     made.announce("other", Announce(held, [], counters[:4]), 0.0)
     made.announce("other", Announce(held, [], counters, more=True), 0.0)
     for n in range(20):

@@ -12,7 +12,7 @@ from scheduler.core.decisions import Placed
 from scheduler.core.desk import MAX_EXPIRED
 from scheduler.core.hopeless import MAX_REFUSED, MAX_REVIEWED
 from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
-from scheduler.messages import Announce, QueuedRequest
+from scheduler.messages import Announce, AnnouncedRequest
 from scheduler.wire import Released
 from tests.support.scheduling import MODEL, beat, capacity, replica, request
 from workers.wire import ReplicaState
@@ -255,7 +255,7 @@ def waiting_board(count: int, deadline_s: float, **fields) -> Board:
     made = Board("epoch-1", 0.0, grace_s=0.0, config=BoardConfig(admission=OPEN))
     made.heartbeat(beat(replica(slots=1)), 0.0)
     queued = [
-        QueuedRequest(request(f"r{n}", f"t{n % 7}", deadline_s, **fields), 1.0 + n / 1e6)
+        AnnouncedRequest(request(f"r{n}", f"t{n % 7}", deadline_s, **fields), 1.0 + n / 1e6)
         for n in range(count)
     ]
     made.announce("api", Announce([], queued), 0.0)
