@@ -7,7 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from scheduler.core.board import Board
 from scheduler.core.placements import Open
-from scheduler.core.rules import NEWCOMER
+from scheduler.core.rules import NEW_TENANT
 from scheduler.listeners import Listener
 from scheduler.messages import PlaceRefused, TenantCounter
 from scheduler.wire import Placement, PlanView, QueueView, Released
@@ -204,7 +204,7 @@ def service_by_tenant(
     """Per model the `most` tenants with the largest counters, bands together, and the sum of the rest as `other`."""
     models: dict[str, dict[str, float]] = {}
     for counter in counters:
-        if counter.tenant_id != NEWCOMER:
+        if counter.tenant_id != NEW_TENANT:
             tenants = models.setdefault(counter.model, {})
             tenants[counter.tenant_id] = tenants.get(counter.tenant_id, 0.0) + counter.service
     for model, tenants in models.items():

@@ -18,7 +18,7 @@ from scheduler.autoscaling import LOOK_S, LivePlanner
 from scheduler.commands import ACTIONS, CommandDesk
 from scheduler.core.board import Board
 from scheduler.core.decisions import Decision, Placed, Turned
-from scheduler.core.rules import NEWCOMER
+from scheduler.core.rules import NEW_TENANT
 from scheduler.limits import client_message, sound
 from scheduler.link import encoded
 from scheduler.listeners import Listener
@@ -145,7 +145,7 @@ class SchedulerService:
         self._clients[session.name] = session
         session.send_encoded(encoded(self._snapshot()))
         most_served = sorted(
-            self.board.counters(), key=lambda each: (each.tenant_id == NEWCOMER, each.service)
+            self.board.counters(), key=lambda each: (each.tenant_id == NEW_TENANT, each.service)
         )
         for frame in self._frames(most_served[-MAX_TOLD:]):
             session.send_encoded(frame)

@@ -75,12 +75,12 @@ def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
         "- `vtc_spread`: plain Virtual Token Counter (Sheng et al., OSDI'24) over a pool balanced by load alone. VTC "
         "is published for one server; this is what it is with several of them and nothing else.\n"
         "- `vtc`: the same counter with our prefix-aware placement; gains are over this, the stronger one.\n"
-        f"- `penstock`: ours. Q = {rules.slack:,.0f}, the next requests of {rules.heads} tenants are compared by "
-        f"cached prefix, and {rules.look_ahead} of the first tenant's where its next is mostly uncached.",
+        f"- `penstock`: ours. Q = {rules.slack:,.0f}, the next requests of {rules.compared_flows} tenants are compared "
+        f"by cached prefix, and {rules.reorder_window} of the first tenant's where its next is mostly uncached.",
         *(f"## {scene.name.capitalize()}\n\n{scene.about.capitalize()}.\n\n"
           f"{table(runs, scene.name, tuple(queues()))}" for scene in SCENES),
         "![Throughput and service gap by queue, and over Q](../images/scheduling-fairness.svg)",
-        f"## How much slack\n\nOurs in the first scene with other values of Q. `no look-ahead` has the default Q but "
+        f"## How much slack\n\nOurs in the first scene with other values of Q. `no reordering` has the default Q but "
         f"compares only the next request of each tenant.\n\n{table(runs, SCENES[0].name, tuple(swept()))}",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

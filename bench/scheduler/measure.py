@@ -68,7 +68,7 @@ def watched(world: World) -> Stopwatch:
     watch.watch(queue, "pick", "choice")
     watch.watch(board.fleet, "place", "place")
     watch.watch(board.fleet, "opened", "opened")
-    watch.watch(queue, "opened", "opened")
+    watch.watch(queue, "on_open", "opened")
     return watch
 
 

@@ -14,7 +14,7 @@ from scheduler.core.config import PolicyConfig
 from scheduler.core.decisions import Decision, Placed
 from scheduler.core.fleet import Fleet
 from scheduler.core.placements import Open
-from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
+from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
 from scheduler.wire import Placement, PlaceRequest, Released
 from workers.wire import Capacity, Heartbeat, ReplicaState, ReplicaStatus
 
@@ -171,7 +171,7 @@ class World:
         policy = PolicyConfig(
             max_blocks=size.cached_blocks, max_replica_blocks=size.cached_blocks, backlog_cold_s=1e9
         )
-        rules = BoardConfig(
+        rules = SchedulerConfig(
             policy=policy,
             queue=QueueRules(max_waiting=4 * size.queued + 1000),
             admission=AdmissionRules(enabled=False),

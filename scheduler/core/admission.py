@@ -11,7 +11,7 @@ from scheduler.core.predict import Accuracy
 from scheduler.core.rules import BANDS, AdmissionRules
 from scheduler.core.warm import WarmCapacity
 
-MIN_JUDGED_S = 0.05
+MIN_WAIT_S = 0.05
 """Waits shorter than this are as good as none: they are judged as if they had lasted so long."""
 MAX_LOG_ERROR = math.log(16.0)
 MAX_LOG_RESIDUAL = math.log(4.0)
@@ -37,7 +37,7 @@ class DrainMeter:
             self._slot_seconds = self._slot_seconds * fade + seconds * slots
         self._at, self._backlogged = now, backlogged
 
-    def placed(self, work: float) -> None:
+    def on_place(self, work: float) -> None:
         """A request left the queue for a replica."""
         if self._backlogged:
             self._work += work
@@ -76,16 +76,16 @@ class Admission:
         """Whether a request that may wait `deadline_s` is to be refused now."""
         return self.rules.enabled and wait_s is not None and wait_s > deadline_s * self.rules.margin
 
-    def waited(
+    def observe(
         self, predicted_s: float | None, observed_s: float, residual: float, band: int, *, late: bool
     ) -> None:
         """A request whose wait had been predicted has left the queue: placed, or at its deadline.
 
         Learns from what the prediction was without the `residual` in it: it was made long ago, with another one.
         """
-        if predicted_s is None or max(predicted_s, observed_s) < MIN_JUDGED_S:
+        if predicted_s is None or max(predicted_s, observed_s) < MIN_WAIT_S:
             return
-        predicted_s, observed_s = max(predicted_s, MIN_JUDGED_S), max(observed_s, MIN_JUDGED_S)
+        predicted_s, observed_s = max(predicted_s, MIN_WAIT_S), max(observed_s, MIN_WAIT_S)
         self.waits.learn(predicted_s, observed_s)
         error = min(max(math.log(observed_s / predicted_s) + residual, -MAX_LOG_ERROR), MAX_LOG_ERROR)
         kind = 2 * band + late

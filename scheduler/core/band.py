@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator
 from itertools import islice
 
-from scheduler.core.queue import Line, Ticket
+from scheduler.core.flow import Flow, QueuedRequest
 from scheduler.core.rules import QueueRules
 
-Hits = Callable[[Ticket], int]
+HitTokens = Callable[[QueuedRequest], int]
 """How many prompt tokens of a ticket are cached somewhere."""
-MAX_PASSED = 16
+MAX_SKIPPED_PER_FLOW = 16
 """When so many at the head of a line are passed over, its others wait with them: the next line is looked at."""
 
 
@@ -26,7 +26,7 @@ class Band:
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
-        self.lines: dict[str, Line] = {}
+        self.flows: dict[str, Flow] = {}
         self.order: list[tuple[float, str]] = []
         """Counter and name of every line in which somebody waits, smallest first."""
         self.waiting = 0
@@ -35,68 +35,77 @@ class Band:
         """Sum of the weights of those lines."""
         self.running = 0
         self._idle: OrderedDict[str, None] = OrderedDict()
-        self._last: Line | None = None
-        self._base = 0.0
+        self._last_active: Flow | None = None
+        self._restored_floor = 0.0
         """What newcomers start with until somebody has waited here."""
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[Flow]:
         """Lines in which somebody waits, smallest counter first."""
-        return (self.lines[name] for _, name in self.order)
+        return (self.flows[name] for _, name in self.order)
 
     @property
     def floor(self) -> float:
         """The counter that a newcomer is lifted to."""
         if self.order:
             return self.order[0][0]
-        return max(self._base, self._last.counter) if self._last is not None else self._base
+        return (
+            max(self._restored_floor, self._last_active.counter)
+            if self._last_active is not None
+            else self._restored_floor
+        )
 
     @property
-    def active(self) -> int:
+    def active_flows(self) -> int:
         """Tenants that wait or run."""
-        last = self._last
+        last = self._last_active
         resting = last is not None and not last.waiting and not last.running
-        return len(self.lines) - len(self._idle) - resting
+        return len(self.flows) - len(self._idle) - resting
 
     # Standing in line
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, queued: QueuedRequest) -> None:
         """Let a ticket wait in its tenant's line."""
-        line = self.line(ticket.request.tenant_id)
-        if line.waiting:
-            line.add(ticket)
+        flow = self.flow(queued.request.tenant_id)
+        if flow.waiting:
+            flow.add(queued)
         else:
-            line.counter = max(line.counter, self.floor)
-            line.add(ticket)
-            line.weight = ticket.request.weight
-            self.weight += line.weight
-            self._idle.pop(line.name, None)
-            bisect.insort(self.order, (line.counter, line.name))
+            flow.counter = max(flow.counter, self.floor)
+            flow.add(queued)
+            flow.weight = queued.request.weight
+            self.weight += flow.weight
+            self._idle.pop(flow.name, None)
+            bisect.insort(self.order, (flow.counter, flow.name))
         self.waiting += 1
-        self.work += ticket.work
+        self.work += queued.work
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, queued: QueuedRequest) -> None:
         """Take a waiting ticket out."""
-        line = self.lines[self.rules.line_of(ticket.request.tenant_id)]
-        line.remove(ticket)
+        flow = self.flows[self.rules.flow_of(queued.request.tenant_id)]
+        flow.remove(queued)
         self.waiting -= 1
-        self.work = self.work - ticket.work if self.waiting else 0.0
-        if not line.waiting:
-            del self.order[bisect.bisect_left(self.order, (line.counter, line.name))]
-            self.weight = self.weight - line.weight if self.order else 0.0
-            previous, self._last = self._last, line
-            self._retire(line)
+        self.work = self.work - queued.work if self.waiting else 0.0
+        if not flow.waiting:
+            del self.order[bisect.bisect_left(self.order, (flow.counter, flow.name))]
+            self.weight = self.weight - flow.weight if self.order else 0.0
+            previous, self._last_active = self._last_active, flow
+            self._evict(flow)
             if previous is not None:
-                self._retire(previous)
+                self._evict(previous)
 
     def oldest_at(self) -> float | None:
         """When the one that waits longest arrived; looks at every tenant once."""
-        return min((line.waiting[0][0] for line in self), default=None)
+        return min((flow.waiting[0][0] for flow in self), default=None)
 
     # Who goes next
 
     def pick(
-        self, late_before: float, kv_tokens: int, hits: Hits, passed: Container[Ticket], strict: bool
-    ) -> Ticket | None:
+        self,
+        late_before: float,
+        kv_tokens: int,
+        hits: HitTokens,
+        skipped: Container[QueuedRequest],
+        strict: bool,
+    ) -> QueuedRequest | None:
         """Whose turn it is, leaving out those that were `passed` over; None when there is nobody (else).
 
         `kv_tokens` is the pool's KV cache, for the cap on what one tenant may hold while others wait. When `strict`,
@@ -107,118 +116,120 @@ class Band:
             return None
         rules = self.rules
         limit = self.order[0][0] + rules.slack if strict else None
-        best: Ticket | None = None
-        capped: Ticket | None = None
+        best: QueuedRequest | None = None
+        capped: QueuedRequest | None = None
         best_hit, looked = -1, 0
         for counter, name in self.order:
-            if limit is not None and (counter > limit or looked >= rules.heads):
+            if limit is not None and (counter > limit or looked >= rules.compared_flows):
                 break
-            line = self.lines[name]
-            ticket = _next(line, late_before, rules.late_every, passed)
-            if ticket is None:
+            flow = self.flows[name]
+            queued = _next(flow, late_before, rules.oldest_every, skipped)
+            if queued is None:
                 continue
-            if self._over_cap(line, kv_tokens):
-                capped = capped or ticket
+            if self._over_cap(flow, kv_tokens):
+                capped = capped or queued
                 continue
-            if rules.look_ahead <= 1 and (rules.slack <= 0 or len(self.order) == 1):
-                return ticket
+            if rules.reorder_window <= 1 and (rules.slack <= 0 or len(self.order) == 1):
+                return queued
             if limit is None:
                 limit = counter + rules.slack
             looked += 1
-            hit = hits(ticket)
+            hit = hits(queued)
             if hit > best_hit:
-                best, best_hit = ticket, hit
-            if looked > 1 or 2 * hit >= ticket.request.prompt_tokens:
+                best, best_hit = queued, hit
+            if looked > 1 or 2 * hit >= queued.request.prompt_tokens:
                 continue
-            for other in line.near(ticket, rules.late_every, rules.look_ahead):
-                if other not in passed and (hit := hits(other)) > best_hit:
+            for other in flow.reorder_candidates(queued, rules.oldest_every, rules.reorder_window):
+                if other not in skipped and (hit := hits(other)) > best_hit:
                     best, best_hit = other, hit
         return best or capped
 
-    def took(self, ticket: Ticket, late_before: float) -> None:
+    def record_pick(self, queued: QueuedRequest, late_before: float) -> None:
         """The pick is about to be removed because it was placed."""
-        line = self.lines[self.rules.line_of(ticket.request.tenant_id)]
-        line.took(late_before, chosen=self.rules.look_ahead > 1)
+        flow = self.flows[self.rules.flow_of(queued.request.tenant_id)]
+        flow.record_turn(late_before, chosen=self.rules.reorder_window > 1)
 
-    def _over_cap(self, line: Line, kv_tokens: int) -> bool:
+    def _over_cap(self, flow: Flow, kv_tokens: int) -> bool:
         """Whether a tenant holds so much KV cache that others come first; never while it waits alone."""
         if len(self.order) == 1 or kv_tokens <= 0:
             return False
-        share = max(self.rules.kv_share, line.weight / self.weight)
-        return line.kv_tokens > share * kv_tokens
+        share = max(self.rules.kv_share, flow.weight / self.weight)
+        return flow.kv_tokens > share * kv_tokens
 
     # Counters
 
-    def line(self, tenant_id: str) -> Line:
+    def flow(self, tenant_id: str) -> Flow:
         """A tenant's line; a newcomer's begins at the floor."""
-        name = self.rules.line_of(tenant_id)
-        line = self.lines.get(name)
-        if line is None:
-            line = self.lines[name] = Line(name, self.floor)
-        return line
+        name = self.rules.flow_of(tenant_id)
+        flow = self.flows.get(name)
+        if flow is None:
+            flow = self.flows[name] = Flow(name, self.floor)
+        return flow
 
-    def charge(self, line: Line, amount: float) -> None:
+    def charge(self, flow: Flow, amount: float) -> None:
         """Add to a tenant's counter (or take back, when negative)."""
-        line.here += amount
-        self._move(line, line.counter + amount)
+        flow.charged_here += amount
+        self._set_counter(flow, flow.counter + amount)
 
-    def started(self, line: Line, kv_tokens: int) -> None:
+    def on_open(self, flow: Flow, kv_tokens: int) -> None:
         """One more of its requests runs, planning with `kv_tokens` of KV cache."""
         self.running += 1
-        line.running += 1
-        line.kv_tokens += kv_tokens
-        self._idle.pop(line.name, None)
+        flow.running += 1
+        flow.kv_tokens += kv_tokens
+        self._idle.pop(flow.name, None)
 
-    def grew(self, line: Line, kv_tokens: int) -> None:
+    def on_growth(self, flow: Flow, kv_tokens: int) -> None:
         """One of its running requests plans with so much more."""
-        line.kv_tokens += kv_tokens
+        flow.kv_tokens += kv_tokens
 
-    def ended(self, line: Line, kv_tokens: int) -> None:
+    def on_close(self, flow: Flow, kv_tokens: int) -> None:
         """One of them is over; the line is forgotten when nothing depends on it any more."""
         self.running -= 1
-        line.running -= 1
-        line.kv_tokens -= kv_tokens
-        self._retire(line)
+        flow.running -= 1
+        flow.kv_tokens -= kv_tokens
+        self._evict(flow)
 
-    def adopt(self, tenant_id: str, service: float) -> None:
+    def restore(self, tenant_id: str, service: float) -> None:
         """An earlier scheduler had counted `service`; what was charged here since comes on top. The largest wins."""
-        line = self.line(tenant_id)
-        if service > line.counter - line.here:
-            self._move(line, service + line.here)
-        self._retire(line)
+        flow = self.flow(tenant_id)
+        if service > flow.counter - flow.charged_here:
+            self._set_counter(flow, service + flow.charged_here)
+        self._evict(flow)
 
-    def adopt_floor(self, service: float) -> None:
+    def restore_floor(self, service: float) -> None:
         """Newcomers would have begun at `service` with an earlier scheduler: whoever is new here does so too."""
-        if service > self._base:
-            self._base = service
-            for name in list(self.lines):
-                line = self.lines[name]
-                if service > line.counter - line.here:
-                    self._move(line, service + line.here)
+        if service > self._restored_floor:
+            self._restored_floor = service
+            for name in list(self.flows):
+                flow = self.flows[name]
+                if service > flow.counter - flow.charged_here:
+                    self._set_counter(flow, service + flow.charged_here)
 
-    def _move(self, line: Line, counter: float) -> None:
-        if line.waiting and counter != line.counter:
-            del self.order[bisect.bisect_left(self.order, (line.counter, line.name))]
-            bisect.insort(self.order, (counter, line.name))
-        line.counter = counter
+    def _set_counter(self, flow: Flow, counter: float) -> None:
+        if flow.waiting and counter != flow.counter:
+            del self.order[bisect.bisect_left(self.order, (flow.counter, flow.name))]
+            bisect.insort(self.order, (counter, flow.name))
+        flow.counter = counter
 
-    def _retire(self, line: Line) -> None:
+    def _evict(self, flow: Flow) -> None:
         """Forget a tenant that neither waits nor runs, once a newcomer would start where it stands; bounded anyway."""
-        if line.waiting or line.running or line is self._last:
+        if flow.waiting or flow.running or flow is self._last_active:
             return
-        if line.counter <= self.floor:
-            self.lines.pop(line.name, None)
-            self._idle.pop(line.name, None)
+        if flow.counter <= self.floor:
+            self.flows.pop(flow.name, None)
+            self._idle.pop(flow.name, None)
             return
-        self._idle[line.name] = None
-        self._idle.move_to_end(line.name)
-        if len(self._idle) > self.rules.max_idle:
-            self.lines.pop(self._idle.popitem(last=False)[0], None)
+        self._idle[flow.name] = None
+        self._idle.move_to_end(flow.name)
+        if len(self._idle) > self.rules.max_idle_flows:
+            self.flows.pop(self._idle.popitem(last=False)[0], None)
 
 
-def _next(line: Line, late_before: float, late_every: int, passed: Container[Ticket]) -> Ticket | None:
+def _next(
+    flow: Flow, late_before: float, oldest_every: int, skipped: Container[QueuedRequest]
+) -> QueuedRequest | None:
     """Who of a line goes next, were those that were passed over not there."""
-    ticket = line.next(late_before, late_every)
-    if ticket not in passed:
-        return ticket
-    return next((other for other in islice(line, MAX_PASSED) if other not in passed), None)
+    queued = flow.next_request(late_before, oldest_every)
+    if queued not in skipped:
+        return queued
+    return next((other for other in islice(flow, MAX_SKIPPED_PER_FLOW) if other not in skipped), None)

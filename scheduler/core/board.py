@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from scheduler.core import refusals
 from scheduler.core.decisions import Assigned, Decision, Placed, Turned
-from scheduler.core.desk import Desk
 from scheduler.core.fair_queue import band_index
 from scheduler.core.fleet import Fleet
+from scheduler.core.flow import QueuedRequest, QueueOutcome
 from scheduler.core.lapsed import Lapsed, PlacementKey
+from scheduler.core.model_queue import ModelQueue
 from scheduler.core.placements import Open
 from scheduler.core.policy import Reason, Rng
 from scheduler.core.predict import Accuracy
-from scheduler.core.queue import QueueOutcome, Ticket
 from scheduler.core.queue_view import queue_view
-from scheduler.core.rules import BANDS, BoardConfig
+from scheduler.core.rules import BANDS, SchedulerConfig
 from scheduler.messages import Announce, AnnouncedPlacement, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, QueueView, Released
 from workers.wire import Heartbeat, ReplicaState
@@ -44,13 +44,13 @@ class Board:
     """Replicas, queues and open placements of one scheduler incarnation."""
 
     def __init__(
-        self, epoch: str, now: float, *, grace_s: float = 3.0, config: BoardConfig | None = None
+        self, epoch: str, now: float, *, grace_s: float = 3.0, config: SchedulerConfig | None = None
     ) -> None:
         """`grace_s` from `now` on nobody is refused for want of replicas: agents may not have reported yet."""
         self.epoch = epoch
-        self.config = config or BoardConfig()
+        self.config = config or SchedulerConfig()
         self.fleet = Fleet(self.config.policy)
-        self.desks: dict[str, Desk] = {}
+        self.desks: dict[str, ModelQueue] = {}
         self.open: dict[PlacementKey, Open] = {}
         self.lapsed = Lapsed()
         self._adopted: dict[str, float] = {}
@@ -82,7 +82,7 @@ class Board:
         self.lapsed.forget(now - LAPSED_S)
         self._adopted = {model: until for model, until in self._adopted.items() if until > now}
         if now >= self._grace_ends:
-            for model in [model for model, desk in self.desks.items() if desk.queue.resting]:
+            for model in [model for model, model_queue in self.desks.items() if model_queue.queue.idle]:
                 if model not in self._adopted and not self.fleet.of(model):
                     del self.desks[model]
         return bool(models)
@@ -91,7 +91,7 @@ class Board:
         self._dirty |= models
         if changed:
             for model in models & self.desks.keys():
-                self.desks[model].pool_changed()
+                self.desks[model].on_pool_change()
 
     def placements_on(self, replica_id: str) -> int:
         """Open placements on a replica."""
@@ -119,20 +119,20 @@ class Board:
             unknown = refusals.hopeless(request, Reason.UNKNOWN_MODEL, refusals.Standing(0, 0, None))
             self._decisions.append(Turned(client, request.model, unknown))
             return
-        desk = self._desk(request.model)
+        model_queue = self._desk(request.model)
         admitted = admitted or bool(request.exclude)
         enqueued_at = now - max(0.0, age_s)
-        ticket = Ticket(client, request, enqueued_at, now + request.deadline_s, self._seq, admitted)
-        if ticket.key in desk.queue:
+        queued = QueuedRequest(client, request, enqueued_at, now + request.deadline_s, self._seq, admitted)
+        if queued.key in model_queue.queue:
             return
         self._dirty.add(request.model)
-        if refusal := desk.submit(ticket, now):
+        if refusal := model_queue.submit(queued, now):
             self._decisions.append(Turned(client, request.model, refusal))
 
     def cancel(self, client: str, request_id: str) -> None:
         """The caller is gone: drop its ticket. A placement that crosses this is released by the client."""
-        for model, desk in self.desks.items():
-            if desk.queue.remove((client, request_id), QueueOutcome.CANCELLED) is not None:
+        for model, model_queue in self.desks.items():
+            if model_queue.queue.remove((client, request_id), QueueOutcome.CANCELLED) is not None:
                 self._dirty.add(model)  # it may have been in the way of the next
 
     def prefill_done(self, client: str, request_id: str, replica_id: str, now: float) -> Open | None:
@@ -148,7 +148,7 @@ class Board:
         entry = self.open.get((client, request_id, replica_id))
         if entry is not None:
             self.fleet.progressed(entry, produced)
-            self._desk(entry.model).queue.progressed(entry)
+            self._desk(entry.model).queue.on_progress(entry)
 
     def release(self, client: str, released: Released, now: float) -> Open | None:
         """A placement is over; None when it is not known (any more), which is no error."""
@@ -167,7 +167,7 @@ class Board:
                 self._close(key, None, now)
         for counter in announced.counters[:MAX_ANNOUNCED_COUNTERS]:
             if 0.0 < counter.service < math.inf and self._may_have_desk(counter.model):
-                self._desk(counter.model).queue.adopt(counter)
+                self._desk(counter.model).queue.restore(counter)
                 self._adopted[counter.model] = now + ADOPTED_S
         for each in announced.placements:
             if self._may_have_desk(each.model) and len(self.open) < MAX_OPEN:
@@ -194,7 +194,9 @@ class Board:
 
     def drop_waiting(self, client: str) -> int:
         """The client's connection is gone: nobody waits for these answers. Returns how many there were."""
-        dropped = {model: len(desk.queue.remove_client(client)) for model, desk in self.desks.items()}
+        dropped = {
+            model: len(model_queue.queue.remove_client(client)) for model, model_queue in self.desks.items()
+        }
         self._dirty.update(model for model, count in dropped.items() if count)
         return sum(dropped.values())
 
@@ -215,15 +217,15 @@ class Board:
         """
         grace = now < self._grace_ends
         decisions, self._decisions = self._decisions, []
-        for desk in self.desks.values():
-            decisions += desk.expire(now)
+        for model_queue in self.desks.values():
+            decisions += model_queue.expire(now)
         for model in sorted(self._dirty & self.desks.keys()):
             for decision in self.desks[model].serve(now, rng, grace=grace):
                 # Opened here, before the desk decides again: its next decision depends on the load.
                 decisions.append(self._placed(decision, now) if isinstance(decision, Assigned) else decision)
-        self._dirty = {model for model, desk in self.desks.items() if desk.unfinished}
+        self._dirty = {model for model, model_queue in self.desks.items() if model_queue.unfinished}
         self.unfinished = bool(self._dirty)
-        for model in [model for model, desk in self.desks.items() if desk.idle]:
+        for model in [model for model, model_queue in self.desks.items() if model_queue.disposable]:
             del self.desks[model]
         return decisions
 
@@ -233,7 +235,11 @@ class Board:
 
     def next_deadline(self) -> float | None:
         """When `dispatch` has something to say though nothing happens; None when nobody waits."""
-        ends = [end for desk in self.desks.values() if (end := desk.queue.next_deadline()) is not None]
+        ends = [
+            end
+            for model_queue in self.desks.values()
+            if (end := model_queue.queue.next_deadline()) is not None
+        ]
         return min(ends, default=None)
 
     # What is shown
@@ -241,7 +247,7 @@ class Board:
     @property
     def waiting(self) -> int:
         """Requests that wait, of all models."""
-        return sum(len(desk.queue) for desk in self.desks.values())
+        return sum(len(model_queue.queue) for model_queue in self.desks.values())
 
     def queue_views(self, now: float) -> list[QueueView]:
         """Every model that is waited for or running."""
@@ -250,7 +256,9 @@ class Board:
 
     def changed_counters(self) -> list[TenantCounter]:
         """The counters that moved since the last call, for clients to keep through a restart of this scheduler."""
-        return [counter for model in sorted(self.desks) for counter in self.desks[model].queue.changed(model)]
+        return [
+            counter for model in sorted(self.desks) for counter in self.desks[model].queue.take_changed(model)
+        ]
 
     def counters(self) -> list[TenantCounter]:
         """Every counter, and what newcomers begin with."""
@@ -260,7 +268,7 @@ class Board:
 
     def accuracy(self) -> dict[tuple[str, str], Accuracy]:
         """How good predictions have been, by model and kind: wait, ttft, itl."""
-        waits = {(model, "wait"): desk.admission.waits for model, desk in self.desks.items()}
+        waits = {(model, "wait"): model_queue.admission.waits for model, model_queue in self.desks.items()}
         reports = self.fleet.reports.items()
         return (
             waits
@@ -274,18 +282,18 @@ class Board:
         """Whether a model may have a queue: there is room for one more name, or a host serves it."""
         return model in self.desks or len(self.desks) < MAX_DESKS or bool(self.fleet.of(model))
 
-    def _desk(self, model: str) -> Desk:
-        desk = self.desks.get(model)
-        if desk is None:
-            desk = self.desks[model] = Desk(model, self.fleet, self.config)
-        return desk
+    def _desk(self, model: str) -> ModelQueue:
+        model_queue = self.desks.get(model)
+        if model_queue is None:
+            model_queue = self.desks[model] = ModelQueue(model, self.fleet, self.config)
+        return model_queue
 
     def _placed(self, assigned: Assigned, now: float) -> Placed:
         """Open the placement: load its replica and charge its tenant."""
-        ticket, choice = assigned
-        request, status = ticket.request, choice.replica.status
+        queued, choice = assigned
+        request, status = queued.request, choice.replica.status
         entry = Open(
-            ticket.client,
+            queued.client,
             request.tenant_id,
             request.model,
             status.replica_id,
@@ -298,7 +306,7 @@ class Board:
             placed_at=now,
             predicted_ttft_s=choice.ttft_s,
             predicted_itl_s=choice.itl_s,
-            queued_s=now - ticket.enqueued_at,
+            queued_s=now - queued.enqueued_at,
             tier=request.tier,
             weight=request.weight,
             blocks=request.blocks,
@@ -313,13 +321,13 @@ class Board:
             status.model,
             status.boot_id,
             status.simulated,
-            max(0.0, now - ticket.enqueued_at),
+            max(0.0, now - queued.enqueued_at),
             choice.ttft_s,
             choice.hit_tokens,
             choice.itl_s,
             service,
         )
-        return Placed(ticket.client, placement, BANDS[band_index(request.tier)])
+        return Placed(queued.client, placement, BANDS[band_index(request.tier)])
 
     def _open(self, entry: Open, request_id: str, now: float, *, counted: bool = False) -> float:
         """Load its replica and charge its tenant; the tenant's counter."""
@@ -327,13 +335,13 @@ class Board:
         self._close(key, None, now)
         self.open[key] = entry
         self.fleet.opened(entry, now)
-        return self._desk(entry.model).queue.opened(entry, counted=counted)
+        return self._desk(entry.model).queue.on_open(entry, counted=counted)
 
     def _close(self, key: PlacementKey, released: Released | None, now: float) -> Open | None:
         entry = self.open.pop(key, None)
         if entry is not None:
             self.fleet.closed(entry, released, now)
-            self._desk(entry.model).queue.closed(entry, released)
+            self._desk(entry.model).queue.on_close(entry, released)
             self._dirty.add(entry.model)
         return entry
 

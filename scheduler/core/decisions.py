@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from scheduler.core.flow import QueuedRequest
 from scheduler.core.policy import Choice
-from scheduler.core.queue import Ticket
 from scheduler.messages import PlaceRefused
 from scheduler.wire import Placement
 
@@ -27,7 +27,7 @@ class Turned(NamedTuple):
 class Assigned(NamedTuple):
     """A request has left the queue for `choice.replica`: a placement is to be opened for it."""
 
-    ticket: Ticket
+    queued: QueuedRequest
     choice: Choice
 
 

@@ -4,19 +4,19 @@ from collections import deque
 
 from scheduler.core import refusals
 from scheduler.core.admission import Admission
+from scheduler.core.cursor import QueueCursor
 from scheduler.core.decisions import Turned
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
+from scheduler.core.flow import QueuedRequest, QueueOutcome
 from scheduler.core.policy import Choice, Reason, Rng
-from scheduler.core.queue import QueueOutcome, Ticket
 from scheduler.core.refusals import Standing
 from scheduler.core.reservation import need_of
 from scheduler.core.waits import WaitPredictor
-from scheduler.core.walk import Walk
 from scheduler.core.warm import WarmCapacity, WarmPool
 from scheduler.messages import PlaceRefused
 
-SHRUNK = 0.8
+SHRINK_RATIO = 0.8
 """Waits are predicted again when a pool falls below this share of its slots."""
 MAX_REVIEWED = 64
 """Requests whose waits are predicted again in one dispatch."""
@@ -45,24 +45,24 @@ class HopelessReview:
         self._waits = waits
         self._pool = pool
         self._pool_changed = False
-        self._retries: deque[Ticket] = deque()
+        self._retries: deque[QueuedRequest] = deque()
         """Requests that have failed on a replica and have not been reviewed since the pool changed."""
-        self._walk: Walk | None = None
+        self._cursor: QueueCursor | None = None
         self._reviewed_slots = 0
 
     @property
     def unfinished(self) -> bool:
         """Whether the last `refusals` left requests to the next."""
-        return bool(self._retries) or self._walk is not None
+        return bool(self._retries) or self._cursor is not None
 
-    def pool_changed(self) -> None:
+    def on_pool_change(self) -> None:
         """Replicas came, went or changed state: retries are reviewed again."""
         self._pool_changed = True
 
-    def queued(self, ticket: Ticket) -> None:
+    def on_queued(self, queued: QueuedRequest) -> None:
         """Review a request that has failed on a replica in the next dispatch."""
-        if ticket.request.exclude:
-            self._retries.append(ticket)
+        if queued.request.exclude:
+            self._retries.append(queued)
 
     def refusals(self, now: float, rng: Rng) -> list[Turned]:
         """Refuse what can no longer be served in time. Work is bounded; see `unfinished`."""
@@ -70,19 +70,21 @@ class HopelessReview:
         if self._pool_changed or self._retries:
             refused += self._retries_without_replica(now, rng)
         refused += self._after_shrinking(now)
-        if self._queue.rules.late_every > 1:
-            refused += self._turned_late(now)
+        if self._queue.rules.oldest_every > 1:
+            refused += self._newly_late(now)
         return refused
 
-    def impossible(self, ticket: Ticket, reason: Reason, pool: WarmCapacity, *, grace: bool) -> Turned | None:
+    def impossible(
+        self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity, *, grace: bool
+    ) -> Turned | None:
         """The refusal of a request that fits nowhere, when waiting cannot help it; None when it may wait on."""
         if not reason.worth_waiting and not grace:
-            return self._no_replica(ticket, reason, pool)
-        if 0 < pool.largest_kv_tokens < need_of(ticket):
+            return self._no_replica(queued, reason, pool)
+        if 0 < pool.largest_kv_tokens < need_of(queued):
             largest = pool.largest_kv_tokens
             standing = Standing(0, pool.ready, None)
             return self._refuse(
-                ticket, refusals.too_large(ticket.request, standing, need_of(ticket), largest)
+                queued, refusals.too_large(queued.request, standing, need_of(queued), largest)
             )
         return None
 
@@ -93,61 +95,61 @@ class HopelessReview:
         """
         if self._pool_changed:
             self._pool_changed = False
-            self._retries = deque(ticket for ticket in self._queue if ticket.request.exclude)
+            self._retries = deque(queued for queued in self._queue if queued.request.exclude)
         refused = []
         for _ in range(min(len(self._retries), MAX_REFUSED)):
-            ticket = self._retries.popleft()
-            if ticket.outcome is None:
-                verdict = self._fleet.place(ticket.request, now, rng)
+            queued = self._retries.popleft()
+            if queued.outcome is None:
+                verdict = self._fleet.place(queued.request, now, rng)
                 if not isinstance(verdict, Choice) and not verdict.reason.worth_waiting:
-                    refused.append(self._no_replica(ticket, verdict.reason, self._pool.at(now)))
+                    refused.append(self._no_replica(queued, verdict.reason, self._pool.at(now)))
         return refused
 
     def _after_shrinking(self, now: float) -> list[Turned]:
         """When the pool has shrunk, refuse the last requests of each tenant that can no longer be served in time."""
         slots = self._pool.at(now).slots
-        if slots < SHRUNK * self._reviewed_slots:
-            self._walk, self._reviewed_slots = Walk(self._queue.bands), slots
-        elif self._walk is None:
+        if slots < SHRINK_RATIO * self._reviewed_slots:
+            self._cursor, self._reviewed_slots = QueueCursor(self._queue.bands), slots
+        elif self._cursor is None:
             self._reviewed_slots = max(slots, self._reviewed_slots)
             return []
         refused = []
         for _ in range(MAX_REVIEWED):
-            ticket = self._walk.next()
-            if ticket is None:
-                self._walk = None
+            queued = self._cursor.next()
+            if queued is None:
+                self._cursor = None
                 break
-            if ticket.admitted:
+            if queued.admitted:
                 continue
-            wait_s = self._waits.waiting(ticket, now)
-            if self._admission.too_long(wait_s, ticket.deadline_at - now):
-                refused.append(self._too_late(ticket, wait_s, now))
+            wait_s = self._waits.waiting(queued, now)
+            if self._admission.too_long(wait_s, queued.deadline_at - now):
+                refused.append(self._too_late(queued, wait_s, now))
             else:
-                self._walk.skip_line()
+                self._cursor.skip_flow()
         return refused
 
-    def _turned_late(self, now: float) -> list[Turned]:
-        """A request that becomes late is served only every `late_every`-th turn, which may miss its deadline."""
+    def _newly_late(self, now: float) -> list[Turned]:
+        """A request that becomes late is served only every `oldest_every`-th turn, which may miss its deadline."""
         refused = []
-        for ticket in self._queue.turned_late(self._waits.late_before(now), MAX_LATE_REVIEWED):
-            wait_s = self._waits.turned_late(ticket, now)
-            if not ticket.admitted and self._admission.too_long(wait_s, ticket.deadline_at - now):
-                refused.append(self._too_late(ticket, wait_s, now))
+        for queued in self._queue.newly_late(self._waits.late_before(now), MAX_LATE_REVIEWED):
+            wait_s = self._waits.newly_late(queued, now)
+            if not queued.admitted and self._admission.too_long(wait_s, queued.deadline_at - now):
+                refused.append(self._too_late(queued, wait_s, now))
             elif wait_s is not None:
-                self._waits.note(ticket, wait_s, now, late=True)
+                self._waits.record(queued, wait_s, now, late=True)
         return refused
 
-    def _no_replica(self, ticket: Ticket, reason: Reason, pool: WarmCapacity) -> Turned:
+    def _no_replica(self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity) -> Turned:
         standing = Standing(0, pool.ready, None)
-        return self._refuse(ticket, refusals.hopeless(ticket.request, reason, standing))
+        return self._refuse(queued, refusals.hopeless(queued.request, reason, standing))
 
-    def _too_late(self, ticket: Ticket, wait_s: float | None, now: float) -> Turned:
-        standing = self._waits.standing(ticket.request, ticket, now)
-        self._queue.remove(ticket.key, QueueOutcome.HOPELESS)
-        allowed_s = ticket.deadline_at - now
-        refusal = self._waits.too_late(ticket.request, standing, wait_s, allowed_s, now)
-        return Turned(ticket.client, self._model, refusal)
+    def _too_late(self, queued: QueuedRequest, wait_s: float | None, now: float) -> Turned:
+        standing = self._waits.standing(queued.request, queued, now)
+        self._queue.remove(queued.key, QueueOutcome.HOPELESS)
+        allowed_s = queued.deadline_at - now
+        refusal = self._waits.too_late(queued.request, standing, wait_s, allowed_s, now)
+        return Turned(queued.client, self._model, refusal)
 
-    def _refuse(self, ticket: Ticket, refusal: PlaceRefused) -> Turned:
-        self._queue.remove(ticket.key, QueueOutcome.HOPELESS)
-        return Turned(ticket.client, self._model, refusal)
+    def _refuse(self, queued: QueuedRequest, refusal: PlaceRefused) -> Turned:
+        self._queue.remove(queued.key, QueueOutcome.HOPELESS)
+        return Turned(queued.client, self._model, refusal)

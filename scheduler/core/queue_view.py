@@ -1,6 +1,6 @@
 """One model's queue as snapshots show it."""
 
-from scheduler.core.fair_queue import FairQueue, heaviest
+from scheduler.core.fair_queue import FairQueue, largest_flows
 from scheduler.core.rules import BANDS
 from scheduler.wire import BandView, QueueView, TenantView
 
@@ -17,9 +17,9 @@ def queue_view(model: str, queue: FairQueue, now: float) -> QueueView | None:
         if oldest_at is not None:
             bands.append(BandView(tier, band.waiting, now - oldest_at))
         tenants += [
-            TenantView(line.name, tier, len(line), line.running, line.counter)
-            for line in heaviest(band.lines.values(), MAX_TENANT_VIEWS)
-            if line.waiting or line.running
+            TenantView(flow.name, tier, len(flow), flow.running, flow.counter)
+            for flow in largest_flows(band.flows.values(), MAX_TENANT_VIEWS)
+            if flow.waiting or flow.running
         ]
     tenants.sort(key=lambda tenant: (-tenant.waiting, -tenant.running, tenant.tenant_id))
     oldest_s = max((band.oldest_s for band in bands), default=0.0)

@@ -11,7 +11,7 @@ from scheduler.wire import PlaceRequest
 
 RETRY_AFTER_S = (1.0, 60.0)
 """Least and most we ask a refused caller to wait; whoever retries adds the jitter."""
-NEVER_S = 600.0
+UNKNOWN_WAIT_S = 600.0
 """A wait nobody can predict is told as the longest deadline there is."""
 
 
@@ -38,13 +38,15 @@ def tenant_fills_queue(request: PlaceRequest, standing: Standing, mine: int) -> 
     return _refusal(request, 429, "tenant_share", text, standing)
 
 
-def too_late(request: PlaceRequest, standing: Standing, allowed_s: float, own_fault: bool) -> PlaceRefused:
+def too_late(
+    request: PlaceRequest, standing: Standing, allowed_s: float, caused_by_tenant: bool
+) -> PlaceRefused:
     """It would wait longer than it (still) may. `own_fault`: only because of its own tenant's requests ahead of it."""
     wait_s = standing.wait_s or 0.0
     text = (
         f"the wait for model {request.model} would be {wait_s:.1f} s, more than the {allowed_s:.1f} s allowed"
     )
-    if own_fault:
+    if caused_by_tenant:
         text += ", because of your organisation's own requests ahead of it while others wait"
         return _refusal(request, 429, "tenant_share", text, standing, allowed_s)
     return _refusal(request, 503, "predicted_wait", text, standing, allowed_s)
@@ -84,7 +86,7 @@ def _refusal(
     request: PlaceRequest, status: int, reason: str, text: str, standing: Standing, allowed_s: float = 0.0
 ) -> PlaceRefused:
     """Come back when the queue will have shrunk so far that the wait is within `allowed_s`."""
-    wait_s = standing.wait_s if standing.wait_s is not None else min(request.deadline_s, NEVER_S)
+    wait_s = standing.wait_s if standing.wait_s is not None else min(request.deadline_s, UNKNOWN_WAIT_S)
     retry_s = min(max(wait_s - allowed_s, RETRY_AFTER_S[0]), RETRY_AFTER_S[1])
     return PlaceRefused(
         request.request_id,

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from scheduler.core.fair_queue import FairQueue, band_index
 from scheduler.core.fleet import Fleet
+from scheduler.core.flow import QueuedRequest
 from scheduler.core.policy import Blocked, Choice, Reason, Rng
-from scheduler.core.queue import Ticket
 from scheduler.core.replica import Replica
 from scheduler.core.warm import usable
 
@@ -29,7 +29,7 @@ NOTHING = (0.0, sys.maxsize)
 class Reservation:
     """A replica that takes nobody else of the request's band, or of a lower one, while it lasts."""
 
-    ticket: Ticket
+    queued: QueuedRequest
     replica_id: str
     band: int
     need: int
@@ -39,17 +39,17 @@ class Reservation:
     spare: int
     """Tokens that higher bands may still be given there before it is plain that the replica does not drain."""
 
-    def keeps_out(self, ticket: Ticket) -> bool:
-        """Whether `ticket` must not go to the replica. Bands are strict: none makes room for a lower one."""
-        return ticket is not self.ticket and band_index(ticket.request.tier) >= self.band
+    def keeps_out(self, queued: QueuedRequest) -> bool:
+        """Whether `queued` must not go to the replica. Bands are strict: none makes room for a lower one."""
+        return queued is not self.queued and band_index(queued.request.tier) >= self.band
 
-    def as_large(self, ticket: Ticket) -> bool:
-        """Whether `ticket` needs as much, and is of no higher band."""
-        return need_of(ticket) >= self.need and band_index(ticket.request.tier) >= self.band
+    def as_large(self, queued: QueuedRequest) -> bool:
+        """Whether `queued` needs as much, and is of no higher band."""
+        return need_of(queued) >= self.need and band_index(queued.request.tier) >= self.band
 
-    def goes_before(self, ticket: Ticket) -> bool:
-        """Whether `ticket` needs as much and therefore waits its turn: it would fit no better."""
-        return ticket is not self.ticket and self.as_large(ticket)
+    def goes_before(self, queued: QueuedRequest) -> bool:
+        """Whether `queued` needs as much and therefore waits its turn: it would fit no better."""
+        return queued is not self.queued and self.as_large(queued)
 
 
 class Reservations:
@@ -68,54 +68,56 @@ class Reservations:
         """By band and line: the work that others are to be given before its next, and the least need of those placed.
         Few: every large one that is placed lowers what the others owe by about as much as one of them can."""
 
-    def overtook(self, passed: Iterable[Ticket], now: float) -> None:
+    def record_starved(self, skipped: Iterable[QueuedRequest], now: float) -> None:
         """Those `passed` over fitted nowhere while another went, or nobody could because of them.
 
         The first to whom this has happened too often gets a replica to itself. It is in fair order: only whoever has
         the turn, or is within Q of it, is ever passed over.
         """
-        for ticket in passed:
-            ticket.overtaken += 1
-            if self.held is None and self._may_reserve(ticket, now):
-                self.held = self._reserve(ticket, now)
+        for queued in skipped:
+            queued.times_starved += 1
+            if self.held is None and self._may_reserve(queued, now):
+                self.held = self._reserve(queued, now)
 
-    def goes_around(self, ticket: Ticket, aside: int, now: float) -> bool:
-        """Whether `ticket` need not be tried: one that goes before it, or was set `aside`, needs no more than it."""
-        if self.held is not None and self.held.goes_before(ticket):
+    def is_blocked(self, queued: QueuedRequest, deferred_need: int, now: float) -> bool:
+        """Whether `queued` need not be tried: one that goes before it, or was set deferred, needs no more than it."""
+        if self.held is not None and self.held.goes_before(queued):
             return True
-        return need_of(ticket) >= aside and not ticket.request.exclude and self.waits_aside(ticket, now)
+        return (
+            need_of(queued) >= deferred_need and not queued.request.exclude and self.is_deferred(queued, now)
+        )
 
-    def waits_aside(self, ticket: Ticket, now: float) -> bool:
-        """Whether nobody is held up for `ticket` though it has the turn and fits nowhere: a replica may not be kept for
+    def is_deferred(self, queued: QueuedRequest, now: float) -> bool:
+        """Whether nobody is held up for `queued` though it has the turn and fits nowhere: a replica may not be kept for
         it now, so that it could be long until it fits."""
         failed = self._failed
-        if failed is not None and failed.ticket.outcome is not None and now >= self._rest_until:
+        if failed is not None and failed.queued.outcome is not None and now >= self._rest_until:
             self._failed = failed = None
-        if failed is not None and failed.as_large(ticket):
+        if failed is not None and failed.as_large(queued):
             return True
-        return self._owes(ticket)
+        return self._owes(queued)
 
     def renewed(self, now: float) -> Reservation | None:
         """The one that is held now: moved if its replica takes nobody any more, ended if its time is over."""
         held = self.held
         if held is None:
             return None
-        if held.ticket.outcome is not None or now - held.since >= self._queue.rules.reservation_s:
+        if held.queued.outcome is not None or now - held.since >= self._queue.rules.reservation_s:
             self._drop(held, now)
             return None
         replica = self._fleet.replicas.get(held.replica_id)
         if replica is None or not usable(replica, now, self._stale_s):
-            moved = self._reserve(held.ticket, now)
+            moved = self._reserve(held.queued, now)
             if moved is None:
                 self._drop(held, now)
                 return None
             self.held = replace(moved, since=held.since)
         return self.held
 
-    def place(self, ticket: Ticket, now: float, rng: Rng) -> Choice | Blocked:
+    def place(self, queued: QueuedRequest, now: float, rng: Rng) -> Choice | Blocked:
         """Where a ticket can go: anywhere but to a replica that is kept free for another."""
-        held, request = self.held, ticket.request
-        if held is None or not held.keeps_out(ticket) or held.replica_id in request.exclude:
+        held, request = self.held, queued.request
+        if held is None or not held.keeps_out(queued) or held.replica_id in request.exclude:
             return self._fleet.place(request, now, rng)
         own, request.exclude = request.exclude, [*request.exclude, held.replica_id]
         verdict = self._fleet.place(request, now, rng)
@@ -124,68 +126,68 @@ class Reservations:
             return verdict
         return Blocked(Reason.BUSY)
 
-    def placed(self, ticket: Ticket, replica_id: str, largest: int, now: float) -> None:
+    def placed(self, queued: QueuedRequest, replica_id: str, largest: int, now: float) -> None:
         """A ticket was placed: the holder's reservation is used up, another's work is what was owed to it.
 
         Owed is what others had to make room for: a request of which the model's `largest` KV cache does not hold two,
         so that a replica had to drain for it, reserved or not.
         """
-        mine, held = self._line_of(ticket), self.held
-        for line in [line for line in self._owed if line[0] == mine[0] and line != mine]:
-            left, need = self._owed.pop(line)
-            if left > ticket.work:
-                self._owed[line] = (left - ticket.work, need)
-        if ticket.overtaken and 2 * need_of(ticket) > largest > 0:
+        mine, held = self._flow_of(queued), self.held
+        for flow in [flow for flow in self._owed if flow[0] == mine[0] and flow != mine]:
+            left, need = self._owed.pop(flow)
+            if left > queued.work:
+                self._owed[flow] = (left - queued.work, need)
+        if queued.times_starved and 2 * need_of(queued) > largest > 0:
             already, need = self._owed.get(mine, NOTHING)
-            owes = already + ticket.work / ticket.request.weight
-            self._owed[mine] = (owes, min(need, need_of(ticket)))
+            owes = already + queued.work / queued.request.weight
+            self._owed[mine] = (owes, min(need, need_of(queued)))
         if held is None:
             return
-        if held.ticket is ticket:
+        if held.queued is queued:
             self.held = None
         elif replica_id == held.replica_id and mine[0] < held.band:
-            self.held = replace(held, spare=held.spare - need_of(ticket))
+            self.held = replace(held, spare=held.spare - need_of(queued))
             if self.held.spare < 0:
                 self._drop(held, now)
 
-    def _reserve(self, ticket: Ticket, now: float) -> Reservation | None:
+    def _reserve(self, queued: QueuedRequest, now: float) -> Reservation | None:
         replicas = self._fleet.of(self._model)
-        return reserve(ticket, replicas, now, self._stale_s, self._fleet.config.kv_fill)
+        return reserve(queued, replicas, now, self._stale_s, self._fleet.config.kv_fill)
 
-    def _may_reserve(self, ticket: Ticket, now: float) -> bool:
-        enough = ticket.overtaken >= self._queue.rules.max_overtakes
-        return enough and now >= self._rest_until and not self._owes(ticket)
+    def _may_reserve(self, queued: QueuedRequest, now: float) -> bool:
+        enough = queued.times_starved >= self._queue.rules.starvation_limit
+        return enough and now >= self._rest_until and not self._owes(queued)
 
-    def _owes(self, ticket: Ticket) -> bool:
+    def _owes(self, queued: QueuedRequest) -> bool:
         """Whether its tenant has had a replica drain for one no larger, and others of the band are still behind."""
-        if not self._owed or self._queue.band(ticket.request.tier).active <= 1:
+        if not self._owed or self._queue.band(queued.request.tier).active_flows <= 1:
             return False
-        return need_of(ticket) >= self._owed.get(self._line_of(ticket), NOTHING)[1]
+        return need_of(queued) >= self._owed.get(self._flow_of(queued), NOTHING)[1]
 
     def _drop(self, held: Reservation, now: float) -> None:
         """It has come to nothing: the others go on for as long as it lasted."""
-        held.ticket.overtaken = 0
+        held.queued.times_starved = 0
         self._failed, self._rest_until = held, now + (now - held.since)
         self.held = None
 
-    def _line_of(self, ticket: Ticket) -> tuple[int, str]:
-        return band_index(ticket.request.tier), self._queue.rules.line_of(ticket.request.tenant_id)
+    def _flow_of(self, queued: QueuedRequest) -> tuple[int, str]:
+        return band_index(queued.request.tier), self._queue.rules.flow_of(queued.request.tenant_id)
 
 
-def need_of(ticket: Ticket) -> int:
+def need_of(queued: QueuedRequest) -> int:
     """Tokens of KV cache that a request plans with."""
-    return ticket.request.prompt_tokens + ticket.request.output_tokens
+    return queued.request.prompt_tokens + queued.request.output_tokens
 
 
 def reserve(
-    ticket: Ticket, replicas: Iterable[Replica], now: float, stale_s: float, fill: float
+    queued: QueuedRequest, replicas: Iterable[Replica], now: float, stale_s: float, fill: float
 ) -> Reservation | None:
-    """Keep the replica that should fit `ticket` soonest: of those that can hold it, the one with most free KV cache.
+    """Keep the replica that should fit `queued` soonest: of those that can hold it, the one with most free KV cache.
 
     A replica that is not idle is filled up to the share `fill` of its KV cache. None where no usable replica that the
     request has not failed on could ever hold it.
     """
-    need, excluded = need_of(ticket), set(ticket.request.exclude)
+    need, excluded = need_of(queued), set(queued.request.exclude)
     able = [
         replica
         for replica in replicas
@@ -201,5 +203,5 @@ def reserve(
     )
     spare = int(fill * best.kv_capacity) - need
     return Reservation(
-        ticket, best.status.replica_id, band_index(ticket.request.tier), need, now, spare=max(0, spare)
+        queued, best.status.replica_id, band_index(queued.request.tier), need, now, spare=max(0, spare)
     )

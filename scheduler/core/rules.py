@@ -10,7 +10,7 @@ from scheduler.wire import PlaceRequest
 
 BANDS = ("priority", "standard", "batch")
 """Strict bands, first served first. An unknown tier counts as standard."""
-NEWCOMER = ""
+NEW_TENANT = ""
 """The nameless tenant: in counters it stands for what a newcomer would start with."""
 
 
@@ -27,28 +27,28 @@ class QueueRules:
     slack: float = 20_000.0
     """Q: among tenants this close to the smallest counter the longest cached prefix goes first (DLPM, arXiv
     2501.14312). 0 = plain VTC."""
-    heads: int = 4
+    compared_flows: int = 4
     """Tenants compared by cached prefix in one pick."""
-    look_ahead: int = 16
+    reorder_window: int = 16
     """Where the next request of the first of them is mostly uncached, so many of that tenant are compared: its longest
-    cached prefix goes first, which no other tenant pays for. Every `late_every`-th pick is the oldest's. 1 = off."""
+    cached prefix goes first, which no other tenant pays for. Every `oldest_every`-th pick is the oldest's. 1 = off."""
     kv_share: float = 0.5
     """Part of the pool's KV cache that one tenant's running requests may plan with while others of its band wait;
     never less than its share by weight. 1 = no cap."""
-    patience: float = 0.7
+    late_ttft_share: float = 0.7
     """A request that waited this share of its model's TTFT target is late: the rest is what the replica needs."""
-    late_every: int = 16
+    oldest_every: int = 16
     """Inside a tenant, requests that can still meet the TTFT target go before late ones; but every so many-th pick goes
     to the oldest, so that none starves. 1 = strictly first come first served."""
-    look_past: int = 3
+    max_skips: int = 3
     """When the next request fits nowhere, so many others within Q are tried in its place ..."""
-    max_overtakes: int = 64
+    starvation_limit: int = 64
     """... but once a request has been in the way this often, a replica is kept free for it, so that large prompts do
     not starve: nothing else of its band goes there until it is placed, ..."""
     reservation_s: float = 30.0
     """... or so many seconds have passed: an answer of a thousand tokens has ended by then, so what still runs there
     came from a higher band or would take too long to wait for. As long a time follows in which none is kept free."""
-    max_idle: int = 4096
+    max_idle_flows: int = 4096
     """Counters kept in each band of tenants that wait for nothing and run nothing."""
     max_waiting: int = 16_384
     """Requests that may wait for one model."""
@@ -63,7 +63,7 @@ class QueueRules:
         """What `uncached` input and `output` tokens add to the counter of a tenant of this weight."""
         return (self.input_weight * uncached + self.output_weight * output) / weight
 
-    def line_of(self, tenant_id: str) -> str:
+    def flow_of(self, tenant_id: str) -> str:
         """Whose line its requests stand in: the tenant's, or the one line of everybody."""
         return tenant_id if self.fair else ""
 
@@ -82,12 +82,12 @@ class AdmissionRules:
     """Time constant of the measured drain rate, in backlogged seconds."""
     residual_step: float = 0.05
     """EWMA step of observed / predicted wait."""
-    sampled_lines: int = 32
+    sampled_flows: int = 32
     """Tenants looked at for one prediction; beyond that many, an even sample of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoardConfig:
+class SchedulerConfig:
     """All rules of one scheduler."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -95,17 +95,17 @@ class BoardConfig:
     admission: AdmissionRules = field(default_factory=AdmissionRules)
 
 
-def fifo() -> BoardConfig:
+def fifo() -> SchedulerConfig:
     """First come first served, nobody refused by prediction."""
-    return BoardConfig(
-        queue=QueueRules(fair=False, slack=0.0, kv_share=1.0, late_every=1, look_past=0, look_ahead=1),
+    return SchedulerConfig(
+        queue=QueueRules(fair=False, slack=0.0, kv_share=1.0, oldest_every=1, max_skips=0, reorder_window=1),
         admission=AdmissionRules(enabled=False),
     )
 
 
-def plain_vtc() -> BoardConfig:
+def plain_vtc() -> SchedulerConfig:
     """The Virtual Token Counter as published: no prefix-friendly reordering, no KV cap, FIFO inside a tenant."""
-    return BoardConfig(
-        queue=QueueRules(slack=0.0, kv_share=1.0, late_every=1, look_past=0, look_ahead=1),
+    return SchedulerConfig(
+        queue=QueueRules(slack=0.0, kv_share=1.0, oldest_every=1, max_skips=0, reorder_window=1),
         admission=AdmissionRules(enabled=False),
     )

@@ -5,11 +5,11 @@ from enum import Enum, auto
 
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
-from scheduler.core.queue import Ticket
+from scheduler.core.flow import QueuedRequest
 from scheduler.core.reservation import Reservations, need_of
 from scheduler.core.warm import WarmCapacity
 
-MAX_BYPASSES = 32
+MAX_UNCOUNTED_SKIPS = 32
 """Requests that one pass may skip for a reason that lets all others go on; see `SkipReason.lets_others_pass`."""
 HIT_FRESH_S = 0.2
 """Seconds for which a waiting request's cached prefix is used for ordering before it is looked up again."""
@@ -27,14 +27,14 @@ class SkipReason(Enum):
     """It needs at least as much as a request that goes before it and does not fit."""
     EXCLUDED_REPLICAS = auto()
     """It has failed on the replicas that have room."""
-    NO_RESERVATION = auto()
+    DEFERRED = auto()
     """It fits nowhere, and no replica may be reserved for it now."""
     NO_ROOM = auto()
-    """It fits nowhere; at most `look_past` candidates are skipped for it, and only tenants within Q may go first."""
+    """It fits nowhere; at most `max_skips` candidates are skipped for it, and only tenants within Q may go first."""
 
     @property
     def lets_others_pass(self) -> bool:
-        """Whether every tenant may go on being served, and the skip does not count against `look_past`."""
+        """Whether every tenant may go on being served, and the skip does not count against `max_skips`."""
         return self is not SkipReason.NO_ROOM
 
 
@@ -55,11 +55,11 @@ class ServingPass:
         """Requests refused in this pass."""
         self.blocked = False
         """The pass ended because skipped requests hold up those behind them."""
-        self.skipped: dict[Ticket, None] = {}
+        self.skipped: dict[QueuedRequest, None] = {}
         """In the order in which they were skipped."""
         self.late_before = late_before
-        self._bypassed = 0
-        self._aside = sys.maxsize
+        self._uncounted = 0
+        self._deferred_need = sys.maxsize
         """The smallest need of the requests skipped with NO_RESERVATION, in tokens of KV cache."""
         self._model = model
         self._queue = queue
@@ -71,9 +71,9 @@ class ServingPass:
     @property
     def strict(self) -> bool:
         """Whether a skipped request lets only tenants within Q go first."""
-        return len(self.skipped) > self._bypassed
+        return len(self.skipped) > self._uncounted
 
-    def next_candidate(self) -> Ticket | None:
+    def next_candidate(self) -> QueuedRequest | None:
         """The next request in fair order; None where nobody may go or no replica has room.
 
         Without a ready replica the pass goes on, so that requests are refused.
@@ -82,38 +82,38 @@ class ServingPass:
         if not len(queue) or (self._pool.ready and not self._fleet.has_room(self._model, self._now)):
             return None
         hits = HitLookup(self._fleet, self._now)
-        ticket = queue.pick(self.late_before, self._pool.kv_tokens, hits, self.skipped, strict)
-        if ticket is None:
+        queued = queue.pick(self.late_before, self._pool.kv_tokens, hits, self.skipped, strict)
+        if queued is None:
             self.blocked = strict and len(queue) > len(self.skipped)
-        return ticket
+        return queued
 
-    def skip_untried(self, ticket: Ticket) -> bool:
+    def skip_untried(self, queued: QueuedRequest) -> bool:
         """Skip a candidate that cannot fit because one that needs no more than it did not; whether it was."""
-        if self._bypassed >= MAX_BYPASSES or not self._reservations.goes_around(
-            ticket, self._aside, self._now
+        if self._uncounted >= MAX_UNCOUNTED_SKIPS or not self._reservations.is_blocked(
+            queued, self._deferred_need, self._now
         ):
             return False
-        self.skip(ticket, SkipReason.NOT_SMALLER)
+        self.skip(queued, SkipReason.NOT_SMALLER)
         return True
 
-    def reason_to_skip(self, ticket: Ticket) -> SkipReason | None:
+    def reason_to_skip(self, queued: QueuedRequest) -> SkipReason | None:
         """Why a candidate that fits nowhere is skipped; None when nobody may go before it."""
-        if self._bypassed < MAX_BYPASSES:
-            if ticket.request.exclude:
+        if self._uncounted < MAX_UNCOUNTED_SKIPS:
+            if queued.request.exclude:
                 return SkipReason.EXCLUDED_REPLICAS
-            if self._reservations.waits_aside(ticket, self._now):
-                return SkipReason.NO_RESERVATION
-        if len(self.skipped) - self._bypassed < self._queue.rules.look_past:
+            if self._reservations.is_deferred(queued, self._now):
+                return SkipReason.DEFERRED
+        if len(self.skipped) - self._uncounted < self._queue.rules.max_skips:
             return SkipReason.NO_ROOM
         return None
 
-    def skip(self, ticket: Ticket, reason: SkipReason) -> None:
+    def skip(self, queued: QueuedRequest, reason: SkipReason) -> None:
         """Leave a candidate out of the rest of the pass."""
-        self.skipped[ticket] = None
+        self.skipped[queued] = None
         if reason.lets_others_pass:
-            self._bypassed += 1
-        if reason is SkipReason.NO_RESERVATION:
-            self._aside = min(self._aside, need_of(ticket))
+            self._uncounted += 1
+        if reason is SkipReason.DEFERRED:
+            self._deferred_need = min(self._deferred_need, need_of(queued))
 
 
 class HitLookup:
@@ -124,10 +124,10 @@ class HitLookup:
         self._now = now
         self._lookups = 0
 
-    def __call__(self, ticket: Ticket) -> int:
-        """Prompt tokens of `ticket` cached somewhere."""
-        if self._now - ticket.hit_at > HIT_FRESH_S and self._lookups < MAX_LOOKUPS:
+    def __call__(self, queued: QueuedRequest) -> int:
+        """Prompt tokens of `queued` cached somewhere."""
+        if self._now - queued.hit_at > HIT_FRESH_S and self._lookups < MAX_LOOKUPS:
             self._lookups += 1
-            ticket.hit_tokens = self._fleet.best_hit(ticket.request)
-            ticket.hit_at = self._now
-        return ticket.hit_tokens
+            queued.hit_tokens = self._fleet.best_hit(queued.request)
+            queued.hit_at = self._now
+        return queued.hit_tokens

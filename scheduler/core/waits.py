@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from scheduler.core import refusals
 from scheduler.core.admission import Admission
-from scheduler.core.fair_queue import Ahead, FairQueue, band_index
-from scheduler.core.queue import Ticket
+from scheduler.core.fair_queue import Backlog, FairQueue, band_index
+from scheduler.core.flow import QueuedRequest
 from scheduler.core.refusals import Standing
 from scheduler.core.warm import WarmPool
 from scheduler.messages import PlaceRefused
@@ -23,7 +23,7 @@ class WaitPredictor:
 
     def late_before(self, now: float) -> float:
         """Requests that arrived before this time are late: they can hardly meet the TTFT target any more."""
-        return now - self._rules.patience * self._pool.at(now).ttft_target_s
+        return now - self._rules.late_ttft_share * self._pool.at(now).ttft_target_s
 
     def arriving(self, request: PlaceRequest, now: float) -> float | None:
         """The wait of a request that arrives now; None where there is nothing to predict from.
@@ -32,53 +32,55 @@ class WaitPredictor:
         becomes late and waits behind all of them.
         """
         pool, rules = self._pool.at(now), self._rules
-        everything, timely = self._queue.own_ahead(request.tier, request.tenant_id, self.late_before(now))
-        every = max(1, rules.late_every)
+        everything, timely = self._queue.tenant_backlog(
+            request.tier, request.tenant_id, self.late_before(now)
+        )
+        every = max(1, rules.oldest_every)
         if every > 1:
             turns = every / (every - 1) if everything != timely else 1.0
             wait_s = self.behind(request, timely, now, turns=turns)
-            if wait_s is None or wait_s <= rules.patience * pool.ttft_target_s:
+            if wait_s is None or wait_s <= rules.late_ttft_share * pool.ttft_target_s:
                 return wait_s
         return self.behind(request, everything, now, late=every > 1)
 
-    def turned_late(self, ticket: Ticket, now: float) -> float | None:
+    def newly_late(self, queued: QueuedRequest, now: float) -> float | None:
         """The wait of a request that has become late.
 
         It waits behind every older request of its tenant, and behind the timely ones that take the other turns
         meanwhile. Only requests that wait now count. To foresee those still to come at their worst would refuse the
         end of a burst although the pool then idles; their cost is left to the residual.
         """
-        request = ticket.request
-        own = self._queue.own_before(ticket)
-        _, timely = self._queue.own_ahead(request.tier, request.tenant_id, self.late_before(now))
-        passing = min(timely.work, (self._rules.late_every - 1) * own.work)
-        return self.behind(request, Ahead(own.work + passing, own.requests), now, late=True)
+        request = queued.request
+        own = self._queue.older_backlog(queued)
+        _, timely = self._queue.tenant_backlog(request.tier, request.tenant_id, self.late_before(now))
+        passing = min(timely.work, (self._rules.oldest_every - 1) * own.work)
+        return self.behind(request, Backlog(own.work + passing, own.requests), now, late=True)
 
-    def waiting(self, ticket: Ticket, now: float) -> float | None:
+    def waiting(self, queued: QueuedRequest, now: float) -> float | None:
         """The wait of a queued request behind the older requests of its tenant."""
-        return self.behind(ticket.request, self._queue.own_before(ticket), now)
+        return self.behind(queued.request, self._queue.older_backlog(queued), now)
 
     def behind(
-        self, request: PlaceRequest, own: Ahead, now: float, *, turns: float = 1.0, late: bool = False
+        self, request: PlaceRequest, own: Backlog, now: float, *, turns: float = 1.0, late: bool = False
     ) -> float | None:
         """The wait behind `own` of the request's tenant, each of which takes `turns` of the tenant's turns."""
-        scaled = Ahead(own.work * turns, own.requests) if turns != 1.0 else own
-        sample = self._admission.rules.sampled_lines
-        ahead = self._queue.ahead(request.tier, request.tenant_id, scaled, sample)
+        scaled = Backlog(own.work * turns, own.requests) if turns != 1.0 else own
+        sample = self._admission.rules.sampled_flows
+        ahead = self._queue.backlog_before(request.tier, request.tenant_id, scaled, sample)
         work = ahead.work + self._rules.work(request)
         return self._admission.predict(work, self._pool.at(now), band_index(request.tier), late=late)
 
-    def standing(self, request: PlaceRequest, ticket: Ticket | None, now: float) -> Standing:
+    def standing(self, request: PlaceRequest, queued: QueuedRequest | None, now: float) -> Standing:
         """Where a request stands in fair order, as if its tenant's requests were served first come first served.
 
-        `ticket` is its entry in the queue; None for a request that has just arrived.
+        `queued` is its entry in the queue; None for a request that has just arrived.
         """
-        if ticket is not None:
-            own = self._queue.own_before(ticket)
+        if queued is not None:
+            own = self._queue.older_backlog(queued)
         else:
-            own, _ = self._queue.own_ahead(request.tier, request.tenant_id, self.late_before(now))
-        sample = self._admission.rules.sampled_lines
-        ahead = self._queue.ahead(request.tier, request.tenant_id, own, sample)
+            own, _ = self._queue.tenant_backlog(request.tier, request.tenant_id, self.late_before(now))
+        sample = self._admission.rules.sampled_flows
+        ahead = self._queue.backlog_before(request.tier, request.tenant_id, own, sample)
         return Standing(ahead.requests + 1, self._pool.at(now).ready, self.behind(request, own, now))
 
     def too_late(
@@ -88,17 +90,17 @@ class WaitPredictor:
 
         Its own tenant is the cause when the request would be served in time without the tenant's other requests.
         """
-        alone_s = self.behind(request, Ahead(0.0, 0), now)
+        alone_s = self.behind(request, Backlog(0.0, 0), now)
         in_time = alone_s is not None and alone_s <= allowed_s
-        own_fault = in_time and self._queue.others_wait(request.tenant_id)
-        return refusals.too_late(request, replace(standing, wait_s=wait_s), allowed_s, own_fault)
+        caused_by_tenant = in_time and self._queue.others_waiting(request.tenant_id)
+        return refusals.too_late(request, replace(standing, wait_s=wait_s), allowed_s, caused_by_tenant)
 
-    def note(self, ticket: Ticket, wait_s: float | None, now: float, *, late: bool) -> None:
+    def record(self, queued: QueuedRequest, wait_s: float | None, now: float, *, late: bool) -> None:
         """Store a prediction on its request, for `observe` to learn from."""
-        ticket.predicted_wait_s, ticket.predicted_at, ticket.late = wait_s, now, late
-        ticket.residual = self._admission.residual(band_index(ticket.request.tier), late=late)
+        queued.predicted_wait_s, queued.predicted_at, queued.late = wait_s, now, late
+        queued.residual = self._admission.residual(band_index(queued.request.tier), late=late)
 
-    def observe(self, ticket: Ticket, now: float) -> None:
+    def observe(self, queued: QueuedRequest, now: float) -> None:
         """Learn from the wait of a request that left the queue: it was placed or reached its deadline."""
-        band, waited_s = band_index(ticket.request.tier), now - ticket.predicted_at
-        self._admission.waited(ticket.predicted_wait_s, waited_s, ticket.residual, band, late=ticket.late)
+        band, waited_s = band_index(queued.request.tier), now - queued.predicted_at
+        self._admission.observe(queued.predicted_wait_s, waited_s, queued.residual, band, late=queued.late)

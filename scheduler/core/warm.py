@@ -48,7 +48,7 @@ class WarmPool:
             self._fresh_until = now + WARM_FRESH_S
         return self._capacity
 
-    def changed(self) -> None:
+    def on_change(self) -> None:
         """Compute the sums anew at the next call: replicas came, went or changed state."""
         self._fresh_until = float("-inf")
 

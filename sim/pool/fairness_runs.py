@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules, fifo, plain_vtc
+from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig, fifo, plain_vtc
 from sim.pool.contract import Record
 from sim.pool.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, fairness
 from sim.pool.fairness_load import Backlog, ClosedLoop
@@ -78,7 +78,7 @@ def queues() -> Mapping[str, PenstockOptions]:
         "fifo": _options("fifo", fifo()),
         "vtc_spread": replace(_options("vtc_spread", plain_vtc()), blind=True),
         BASE: _options(BASE, plain_vtc()),
-        OURS: _options(OURS, BoardConfig()),
+        OURS: _options(OURS, SchedulerConfig()),
     }
 
 
@@ -86,11 +86,11 @@ def swept() -> Mapping[str, PenstockOptions]:
     """Ours with other values of Q; and with the default, but only ever the next of each tenant to choose from."""
     rules = QueueRules()
     names = {f"Q = {slack:,.0f}": replace(rules, slack=slack) for slack in SWEPT}
-    names["no look-ahead"] = replace(rules, look_ahead=1)
-    return {name: _options(name, BoardConfig(queue=each)) for name, each in names.items()}
+    names["no reordering"] = replace(rules, reorder_window=1)
+    return {name: _options(name, SchedulerConfig(queue=each)) for name, each in names.items()}
 
 
-def _options(name: str, board: BoardConfig) -> PenstockOptions:
+def _options(name: str, board: SchedulerConfig) -> PenstockOptions:
     unrefused = replace(board, admission=AdmissionRules(enabled=False))
     return PenstockOptions(deadline_s=PATIENCE_S, board=unrefused, name=name)
 

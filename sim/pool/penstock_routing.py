@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from scheduler.announcing import announced_placement
 from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
-from scheduler.core.rules import AdmissionRules, BoardConfig
+from scheduler.core.rules import AdmissionRules, SchedulerConfig
 from scheduler.messages import Announce, AnnouncedRequest, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, Released
 from sim.pool.contract import Decision, Dispatch, Refuse, ReplicaView, SimRequest
@@ -30,7 +30,9 @@ class PenstockOptions:
     """Prefix knowledge from KV events and token blocks; otherwise mirrored from routed prompts."""
     deadline_s: float = 600.0
     """Seconds a request may wait in the queue."""
-    board: BoardConfig = field(default_factory=lambda: BoardConfig(admission=AdmissionRules(enabled=False)))
+    board: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(admission=AdmissionRules(enabled=False))
+    )
     """Rules of placement, queue and admission; admission is off where refusals are held equal."""
     name: str = "penstock"
     blind: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest
-from scheduler.core.rules import AdmissionRules, BoardConfig, fifo, plain_vtc
+from scheduler.core.rules import AdmissionRules, SchedulerConfig, fifo, plain_vtc
 from sim.pool.baselines.base import Baseline
 from sim.pool.baselines.cache_aware import CacheAware
 from sim.pool.baselines.classic import LeastRequest, PowerOfTwo, Random, RoundRobin, SessionHash
@@ -62,7 +62,7 @@ BASELINES: Mapping[str, type[Baseline]] = {
     )
 }  # fmt: skip
 
-_QUEUES: Mapping[str, Callable[[], BoardConfig]] = {"fifo": fifo, "vtc": plain_vtc}
+_QUEUES: Mapping[str, Callable[[], SchedulerConfig]] = {"fifo": fifo, "vtc": plain_vtc}
 """Our placement behind another queue, for the fairness table."""
 NAMES = (OURS, "penstock_exact", "penstock_mirrored", *_QUEUES, *BASELINES)
 
@@ -102,7 +102,7 @@ def _baseline(kind: type[Baseline], shed_rate: float) -> RoutingFactory:
 
 
 def _ours(name: str, variant: Variant) -> RoutingFactory:
-    board = _QUEUES[name]() if name in _QUEUES else BoardConfig()
+    board = _QUEUES[name]() if name in _QUEUES else SchedulerConfig()
     admission = variant.admission and name not in _QUEUES
     options = PenstockOptions(
         exact=_prefix_of(name, variant) == "exact",

@@ -4,7 +4,7 @@ import asyncio
 
 from scheduler import service as service_module
 from scheduler.client import SchedulerClient
-from scheduler.core.rules import NEWCOMER
+from scheduler.core.rules import NEW_TENANT
 from scheduler.messages import TenantCounter
 from scheduler.service import SchedulerService
 from scheduler.wire import Released
@@ -67,7 +67,7 @@ async def test_counters_survive_a_restart_under_load_and_no_request_is_lost() ->
             await until(lambda: load.finished > 200)
             load.paused.clear()  # what is held stays held, so that what was told last is what there was
             await until(lambda: load.resting == 12)
-            before, floor = service_of(first), service_of(first)[NEWCOMER]
+            before, floor = service_of(first), service_of(first)[NEW_TENANT]
             kept = {tenant: before[tenant] for tenant in TENANTS if tenant in before}
             await until(lambda: named(one._counters.unknown_to("")).items() >= kept.items())
         await until(lambda: not any(api.connected for api in load.clients))
@@ -76,7 +76,7 @@ async def test_counters_survive_a_restart_under_load_and_no_request_is_lost() ->
             await until(lambda: len(second.board.open) >= 12)
             after = service_of(second)
             for tenant in kept:
-                now = after.get(tenant, after[NEWCOMER])  # forgotten once a newcomer begins no lower
+                now = after.get(tenant, after[NEW_TENANT])  # forgotten once a newcomer begins no lower
                 assert now >= kept[tenant] - 1e-6, f"{tenant} was forgiven {kept[tenant] - now}"
                 meanwhile = now - max(kept[tenant], floor)
                 assert meanwhile <= 14 * 200, "only what was placed meanwhile is on top"

@@ -10,7 +10,7 @@ from core.errors import Refused, Unavailable
 from core.ids import uuid7
 from scheduler import client as client_module
 from scheduler import service as service_module
-from scheduler.core.desk import MAX_EXPIRED
+from scheduler.core.model_queue import MAX_EXPIRED
 from scheduler.messages import Announce, AnnouncedRequest
 from scheduler.sessions import Session
 from scheduler.wire import Placement, Released

@@ -10,7 +10,7 @@ import pytest
 from scheduler.core.admission import Admission, DrainMeter
 from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
-from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
+from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
 from scheduler.core.warm import WarmCapacity
 from scheduler.messages import Announce, AnnouncedRequest, PlaceRefused
 from scheduler.wire import Released
@@ -28,8 +28,8 @@ class Till:
     """A pool of SLOTS that serves each request for a random time; arrivals at a steady pace."""
 
     seed: int = 0
-    config: BoardConfig = field(
-        default_factory=lambda: BoardConfig(queue=QueueRules(patience=0.75, late_every=4))
+    config: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(queue=QueueRules(late_ttft_share=0.75, oldest_every=4))
     )
     """Late ones get enough turns here that the waits of all can be judged."""
     now: float = 0.0
@@ -94,9 +94,11 @@ def test_overload_is_refused_early_and_what_is_admitted_is_served_in_time() -> N
         assert (refusal.warm_replicas, refusal.position > 1) == (1, True)
 
 
-@pytest.mark.parametrize("late_every", [4, 16])
-def test_of_a_burst_most_that_can_be_served_in_time_are(late_every: int) -> None:
-    till = Till(seed=2, config=BoardConfig(queue=QueueRules(patience=0.75, late_every=late_every)))
+@pytest.mark.parametrize("oldest_every", [4, 16])
+def test_of_a_burst_most_that_can_be_served_in_time_are(oldest_every: int) -> None:
+    till = Till(
+        seed=2, config=SchedulerConfig(queue=QueueRules(late_ttft_share=0.75, oldest_every=oldest_every))
+    )
     till.run(20.0, per_s=7.0, deadline_s=10.0)
     till.events = [event for event in till.events if event[2] != "arrive"]
     till.waits.clear()
@@ -110,8 +112,8 @@ def test_of_a_burst_most_that_can_be_served_in_time_are(late_every: int) -> None
 
 
 def test_predictions_are_judged_and_are_near_what_happens() -> None:
-    queue = QueueRules(late_every=1, slack=0.0)
-    till = Till(config=BoardConfig(queue=queue, admission=AdmissionRules(enabled=False)))
+    queue = QueueRules(oldest_every=1, slack=0.0)
+    till = Till(config=SchedulerConfig(queue=queue, admission=AdmissionRules(enabled=False)))
     till.run(150.0, per_s=9.0, deadline_s=600.0)
     accuracy = till.board.accuracy()["penstock/tiny", "wait"]
     assert accuracy.count > 500
@@ -242,10 +244,10 @@ def test_the_drain_rate_counts_backlogged_time_only_and_follows_the_slots() -> N
     meter = DrainMeter(memory_s=20.0)
     assert meter.rate(4) == 0.0
     meter.advance(0.0, 4, backlogged=False)
-    meter.placed(1000.0)
+    meter.on_place(1000.0)
     meter.advance(10.0, 4, backlogged=True)
     for second in range(11, 31):
-        meter.placed(200.0)
+        meter.on_place(200.0)
         meter.advance(float(second), 4, backlogged=True)
     assert meter.rate(4) == pytest.approx(200.0, rel=0.06)
     assert meter.rate(8) == pytest.approx(2 * meter.rate(4))
@@ -255,23 +257,23 @@ def test_the_drain_rate_counts_backlogged_time_only_and_follows_the_slots() -> N
 def test_a_steady_error_is_corrected_and_never_beyond_fourfold() -> None:
     admission = Admission(replace(AdmissionRules(), min_observations=0))
     admission.drain.advance(0.0, SLOTS, backlogged=True)
-    admission.drain.placed(1000.0)
+    admission.drain.on_place(1000.0)
     admission.drain.advance(10.0, SLOTS, backlogged=True)
     first = admission.predict(500.0, POOL, 1)
     assert first is not None
     for _ in range(200):
         predicted = admission.predict(500.0, POOL, 1)
-        admission.waited(predicted, 2.0 * first, admission.residual(1, late=False), 1, late=False)
+        admission.observe(predicted, 2.0 * first, admission.residual(1, late=False), 1, late=False)
     assert admission.predict(500.0, POOL, 1) == pytest.approx(2.0 * first, rel=0.05)
     assert admission.predict(500.0, POOL, 0) == pytest.approx(first), "bands learn apart"
     for _ in range(500):
-        admission.waited(first, 100.0 * first, 0.0, 1, late=False)
+        admission.observe(first, 100.0 * first, 0.0, 1, late=False)
     assert admission.predict(500.0, POOL, 1) == pytest.approx(4.0 * first)
     assert admission.predict(500.0, replace(POOL, ready=0), 1) is None
 
 
 def test_queue_rules_may_switch_fairness_off() -> None:
-    config = BoardConfig(queue=QueueRules(fair=False, late_every=1, slack=0.0))
+    config = SchedulerConfig(queue=QueueRules(fair=False, oldest_every=1, slack=0.0))
     till = Till(config=config)
     till.run(30.0, per_s=12.0, deadline_s=3.0)
     assert {refusal.status for refusal in till.refusals} == {503}

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduler.core import board as boards
 from scheduler.core.board import Board, bounded
 from scheduler.core.decisions import Placed, Turned
-from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
+from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
 from scheduler.messages import Announce, AnnouncedPlacement, AnnouncedRequest, TenantCounter
 from scheduler.wire import Placement, Released
 from tests.support.scheduling import MODEL, beat, replica, request
@@ -159,7 +159,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_or_invented(self) -> None:
-        waiting = {ticket.key for desk in self.board.desks.values() for ticket in desk.queue}
+        waiting = {queued.key for model_queue in self.board.desks.values() for queued in model_queue.queue}
         assert waiting == set(self.waiting)
         assert {key[:2]: key[2] for key in self.board.open} == {
             key: placement.replica_id for key, placement in self.held.items()
@@ -267,7 +267,7 @@ def test_a_tenant_over_its_share_is_told_429_and_others_503() -> None:
 
 def test_the_queue_is_bounded_for_all_and_for_each() -> None:
     made, rng = (
-        board(replica(state=ReplicaState.LOADING), config=BoardConfig(queue=QueueRules(max_waiting=10))),
+        board(replica(state=ReplicaState.LOADING), config=SchedulerConfig(queue=QueueRules(max_waiting=10))),
         random.Random(0),
     )
     made.submit("api", request("other", tenant="other"), 0.0)
@@ -336,13 +336,13 @@ def test_figures_are_brought_into_range(given: float, kept: float) -> None:
     assert (made.prompt_tokens, made.output_tokens, len(made.blocks)) == (0, 0, 4096)
 
 
-@given(seed=st.integers(0, 10_000), late_every=st.integers(1, 6), slack=st.sampled_from([0.0, 5_000.0]))
+@given(seed=st.integers(0, 10_000), oldest_every=st.integers(1, 6), slack=st.sampled_from([0.0, 5_000.0]))
 @settings(max_examples=25, deadline=None)
-def test_nobody_starves_while_capacity_frees(seed: int, late_every: int, slack: float) -> None:
+def test_nobody_starves_while_capacity_frees(seed: int, oldest_every: int, slack: float) -> None:
     """Forty wait, many of them late, some too large to fit beside others, while a rival keeps asking."""
     rng = random.Random(seed)
-    queue = QueueRules(late_every=late_every, slack=slack, max_overtakes=4)
-    made = board(config=BoardConfig(queue=queue, admission=AdmissionRules(enabled=False)))
+    queue = QueueRules(oldest_every=oldest_every, slack=slack, starvation_limit=4)
+    made = board(config=SchedulerConfig(queue=queue, admission=AdmissionRules(enabled=False)))
     pool = beat(replica("host/r0", slots=2, kv=20_000))
     wanted = set()
     for n in range(40):
@@ -370,7 +370,7 @@ def test_nobody_starves_while_capacity_frees(seed: int, late_every: int, slack: 
 
 
 def test_one_that_fits_nowhere_is_overtaken_a_bounded_number_of_times() -> None:
-    rules = BoardConfig(queue=QueueRules(max_overtakes=3, late_every=1))
+    rules = SchedulerConfig(queue=QueueRules(starvation_limit=3, oldest_every=1))
     made, rng = board(replica(slots=8, kv=10_000), config=rules), random.Random(0)
     made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
     made.dispatch(0.0, rng)
@@ -383,7 +383,7 @@ def test_one_that_fits_nowhere_is_overtaken_a_bounded_number_of_times() -> None:
 
 
 def test_one_that_fits_nowhere_is_not_overtaken_more_often_because_all_come_at_once() -> None:
-    rules = BoardConfig(queue=QueueRules(max_overtakes=3, late_every=1))
+    rules = SchedulerConfig(queue=QueueRules(starvation_limit=3, oldest_every=1))
     made, rng = board(replica(slots=16, kv=10_000), config=rules), random.Random(0)
     made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
     made.dispatch(0.0, rng)
@@ -396,7 +396,7 @@ def test_one_that_fits_nowhere_is_not_overtaken_more_often_because_all_come_at_o
 
 @pytest.mark.parametrize("leave", ["cancel", "drop_waiting"])
 def test_who_waited_behind_one_that_left_is_placed_at_once(leave: str) -> None:
-    rules = BoardConfig(queue=QueueRules(fair=False, look_past=0, late_every=1))
+    rules = SchedulerConfig(queue=QueueRules(fair=False, max_skips=0, oldest_every=1))
     made, rng = Board("epoch-1", 0.0, grace_s=0.0, config=rules), random.Random(0)
     made.heartbeat(beat(replica(slots=4, kv=1000)), 0.0)
     for n, (client, tokens) in enumerate((("api", 500), ("api", 800), ("other", 100))):
@@ -410,7 +410,7 @@ def test_who_waited_behind_one_that_left_is_placed_at_once(leave: str) -> None:
 
 
 def charged(made: Board, tenant: str = "tenant-1") -> float:
-    return sum(line.counter for band in made.desks[MODEL].queue.bands for line in [band.line(tenant)])
+    return sum(flow.counter for band in made.desks[MODEL].queue.bands for flow in [band.flow(tenant)])
 
 
 def running(made: Board, **fields) -> tuple[Placement, AnnouncedPlacement]:

@@ -11,17 +11,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
 from scheduler.core.fair_queue import FairQueue
+from scheduler.core.flow import QueuedRequest, QueueOutcome
 from scheduler.core.placements import Open
-from scheduler.core.queue import QueueOutcome, Ticket
-from scheduler.core.rules import BANDS, NEWCOMER, AdmissionRules, BoardConfig, QueueRules
+from scheduler.core.rules import BANDS, NEW_TENANT, AdmissionRules, QueueRules, SchedulerConfig
 from scheduler.messages import TenantCounter
 from scheduler.wire import PlaceRequest, Released
 from tests.support.scheduling import MODEL, beat, replica, request
 
 TENANTS = ("t1", "t2", "t3")
-NOBODY: set[Ticket] = set()
-PATIENT = BoardConfig(
-    queue=QueueRules(slack=0.0, late_every=1, look_past=0), admission=AdmissionRules(enabled=False)
+NOBODY: set[QueuedRequest] = set()
+PATIENT = SchedulerConfig(
+    queue=QueueRules(slack=0.0, oldest_every=1, max_skips=0), admission=AdmissionRules(enabled=False)
 )
 
 
@@ -52,7 +52,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.queue = FairQueue(self.rules)
         self.now = 0.0
         self.seq = 0
-        self.all: dict[tuple[str, str], Ticket] = {}
+        self.all: dict[tuple[str, str], QueuedRequest] = {}
         self.ended: set[tuple[str, str]] = set()
         self.open: list[Open] = []
 
@@ -68,40 +68,40 @@ class FairQueueMachine(RuleBasedStateMachine):
     def add(self, client, tenant, tier, age, wait, prompt, weight) -> None:
         self.seq += 1
         wanted = request(f"r{self.seq}", tenant, prompt_tokens=prompt, tier=tier, weight=weight)
-        ticket = Ticket(client, wanted, self.now - age, self.now + wait, self.seq)
-        self.queue.add(ticket)
+        queued = QueuedRequest(client, wanted, self.now - age, self.now + wait, self.seq)
+        self.queue.add(queued)
         with pytest.raises(ValueError, match="already waits"):
-            self.queue.add(ticket)
-        self.all[ticket.key] = ticket
+            self.queue.add(queued)
+        self.all[queued.key] = queued
 
     @rule(step=st.floats(0, 20))
     def time_passes(self, step: float) -> None:
         self.now += step
-        while (ticket := self.queue.overdue(self.now)) is not None:
-            assert ticket.deadline_at <= self.now
-            self.queue.remove(ticket.key, QueueOutcome.DEADLINE)
-            self._end(ticket, QueueOutcome.DEADLINE)
-        waiting = [ticket.deadline_at for ticket in self.queue]
+        while (queued := self.queue.overdue(self.now)) is not None:
+            assert queued.deadline_at <= self.now
+            self.queue.remove(queued.key, QueueOutcome.DEADLINE)
+            self._end(queued, QueueOutcome.DEADLINE)
+        waiting = [queued.deadline_at for queued in self.queue]
         assert all(deadline_at > self.now for deadline_at in waiting)
         assert self.queue.next_deadline() == min(waiting, default=None)
 
     @rule(hit=st.integers(0, 500))
     def serve(self, hit: int) -> None:
         late_before = self.now - 5.0
-        ticket = self.queue.pick(late_before, 10_000, lambda each: each.seq % 7, NOBODY, False)
-        assert (ticket is None) == (len(self.queue) == 0)
-        if ticket is None:
+        queued = self.queue.pick(late_before, 10_000, lambda each: each.seq % 7, NOBODY, False)
+        assert (queued is None) == (len(self.queue) == 0)
+        if queued is None:
             return
-        band = self.queue.band(ticket.request.tier)
+        band = self.queue.band(queued.request.tier)
         index = self.queue.bands.index(band)
         assert not any(higher.waiting for higher in self.queue.bands[:index])
-        uncapped = [line.counter for line in band if line.kv_tokens <= 5_000]
+        uncapped = [flow.counter for flow in band if flow.kv_tokens <= 5_000]
         if uncapped:
-            assert band.line(ticket.request.tenant_id).counter <= min(uncapped) + self.rules.slack
-        self.queue.took(ticket, late_before)
-        self._end(ticket, QueueOutcome.PLACED)
-        entry = placement(ticket.request, min(hit, ticket.request.prompt_tokens))
-        self.queue.opened(entry)
+            assert band.flow(queued.request.tenant_id).counter <= min(uncapped) + self.rules.slack
+        self.queue.record_pick(queued, late_before)
+        self._end(queued, QueueOutcome.PLACED)
+        entry = placement(queued.request, min(hit, queued.request.prompt_tokens))
+        self.queue.on_open(entry)
         self.open.append(entry)
 
     @rule(pick=st.randoms(use_true_random=False), more=st.integers(0, 80))
@@ -109,7 +109,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         if self.open:
             entry = pick.choice(self.open)
             entry.produced += more
-            self.queue.progressed(entry)
+            self.queue.on_progress(entry)
 
     @rule(
         pick=st.randoms(use_true_random=False),
@@ -125,31 +125,31 @@ class FairQueueMachine(RuleBasedStateMachine):
         released = Released(
             "r", entry.replica_id, entry.prompt_tokens, cached, output, failed=how == "failed"
         )
-        self.queue.closed(entry, None if how == "client died" else released)
+        self.queue.on_close(entry, None if how == "client died" else released)
 
     @rule(pick=st.randoms(use_true_random=False))
     def cancel(self, pick) -> None:
         if self.all:
             key = pick.choice(sorted(self.all))
-            ticket = self.queue.remove(key, QueueOutcome.CANCELLED)
-            assert (ticket is None) == (key in self.ended)
-            if ticket is not None:
-                self._end(ticket, QueueOutcome.CANCELLED)
+            queued = self.queue.remove(key, QueueOutcome.CANCELLED)
+            assert (queued is None) == (key in self.ended)
+            if queued is not None:
+                self._end(queued, QueueOutcome.CANCELLED)
 
     @rule(client=st.sampled_from(["a", "b"]))
     def client_goes(self, client: str) -> None:
-        for ticket in self.queue.remove_client(client):
-            self._end(ticket, QueueOutcome.CLIENT_GONE)
-        assert all(ticket.client != client for ticket in self.queue)
+        for queued in self.queue.remove_client(client):
+            self._end(queued, QueueOutcome.CLIENT_GONE)
+        assert all(queued.client != client for queued in self.queue)
 
-    def _end(self, ticket: Ticket, outcome: QueueOutcome) -> None:
-        assert ticket.key not in self.ended
-        assert ticket.outcome is outcome
-        self.ended.add(ticket.key)
+    def _end(self, queued: QueuedRequest, outcome: QueueOutcome) -> None:
+        assert queued.key not in self.ended
+        assert queued.outcome is outcome
+        self.ended.add(queued.key)
 
     @invariant()
     def every_ticket_waits_or_has_ended(self) -> None:
-        waiting = {ticket.key for ticket in self.queue}
+        waiting = {queued.key for queued in self.queue}
         assert waiting | self.ended == set(self.all)
         assert not waiting & self.ended
         assert len(self.queue) == len(waiting) == sum(band.waiting for band in self.queue.bands)
@@ -157,17 +157,17 @@ class FairQueueMachine(RuleBasedStateMachine):
     @invariant()
     def the_order_is_that_of_the_counters(self) -> None:
         for band in self.queue.bands:
-            waiting = [line for line in band.lines.values() if line.waiting]
-            assert band.order == sorted((line.counter, line.name) for line in waiting)
-            assert band.waiting == sum(len(line) for line in waiting)
-            assert band.work == pytest.approx(sum(line.work for line in waiting))
-            assert band.weight == pytest.approx(sum(line.weight for line in waiting))
-            assert band.active == sum(1 for line in band.lines.values() if line.waiting or line.running)
+            waiting = [flow for flow in band.flows.values() if flow.waiting]
+            assert band.order == sorted((flow.counter, flow.name) for flow in waiting)
+            assert band.waiting == sum(len(flow) for flow in waiting)
+            assert band.work == pytest.approx(sum(flow.work for flow in waiting))
+            assert band.weight == pytest.approx(sum(flow.weight for flow in waiting))
+            assert band.active_flows == sum(1 for flow in band.flows.values() if flow.waiting or flow.running)
 
     @invariant()
     def lifts_only_add(self) -> None:
         for band in self.queue.bands:
-            assert all(line.here <= line.counter + 1e-6 for line in band.lines.values())
+            assert all(flow.charged_here <= flow.counter + 1e-6 for flow in band.flows.values())
 
     @invariant()
     def what_runs_is_counted(self) -> None:
@@ -175,8 +175,8 @@ class FairQueueMachine(RuleBasedStateMachine):
             mine = [
                 entry for entry in self.open if (entry.tier if entry.tier in BANDS else "standard") == tier
             ]
-            assert band.running == len(mine) == sum(line.running for line in band.lines.values())
-            assert sum(line.kv_tokens for line in band.lines.values()) == sum(e.reserved for e in mine)
+            assert band.running == len(mine) == sum(flow.running for flow in band.flows.values())
+            assert sum(flow.kv_tokens for flow in band.flows.values()) == sum(e.reserved for e in mine)
         assert self.queue.running == len(self.open)
 
 
@@ -189,26 +189,26 @@ TestFairQueue.settings = settings(max_examples=60, stateful_step_count=40, deadl
 def test_counters_equal_the_charges_of_a_naive_model(data: st.DataObject) -> None:
     """One tenant that never goes idle, so that nothing is lifted or forgotten: the counter is the sum of charges."""
     queue = FairQueue(QueueRules())
-    queue.add(Ticket("api", request("always", "t1"), 0.0, 1e9, 0))
+    queue.add(QueuedRequest("api", request("always", "t1"), 0.0, 1e9, 0))
     total = 0.0
     for _ in range(data.draw(st.integers(1, 10))):
         asked = request("r", "t1", prompt_tokens=data.draw(st.integers(0, 1000)), weight=2.0)
         entry = placement(asked, hit=data.draw(st.integers(0, asked.prompt_tokens)))
-        queue.opened(entry)
+        queue.on_open(entry)
         entry.produced = data.draw(st.integers(0, 200))
-        queue.progressed(entry)
-        queue.progressed(entry)
+        queue.on_progress(entry)
+        queue.on_progress(entry)
         cached, output = data.draw(st.integers(0, 1000)), data.draw(st.integers(entry.produced, 300))
         failed = data.draw(st.booleans())
-        queue.closed(entry, Released("r", "host/r0", 1000, cached, output, failed=failed))
+        queue.on_close(entry, Released("r", "host/r0", 1000, cached, output, failed=failed))
         total += 0.0 if failed else (1000 - cached + 2 * output) / 2.0
-    assert queue.band("standard").line("t1").counter == pytest.approx(total)
+    assert queue.band("standard").flow("t1").counter == pytest.approx(total)
 
 
 class Rush:
     """Tenants that always have something waiting, one small pool, and the service that each received."""
 
-    def __init__(self, seed: int, config: BoardConfig, weights: dict[str, float], slots: int = 3) -> None:
+    def __init__(self, seed: int, config: SchedulerConfig, weights: dict[str, float], slots: int = 3) -> None:
         self.rng = random.Random(seed)
         self.board = Board("epoch-1", 0.0, grace_s=0.0, config=config)
         self.now = 0.0
@@ -328,72 +328,72 @@ def test_a_heavier_tenant_gets_its_multiple(weight: float) -> None:
 def test_idleness_earns_no_credit() -> None:
     queue = FairQueue(QueueRules())
     band = queue.band("standard")
-    queue.add(Ticket("api", request("a", "busy"), 0.0, 99.0, 1))
+    queue.add(QueuedRequest("api", request("a", "busy"), 0.0, 99.0, 1))
     entry = placement(request("x", "busy", prompt_tokens=10_000))
-    queue.opened(entry)
-    queue.add(Ticket("api", request("b", "late"), 0.0, 99.0, 2))
-    assert band.line("late").counter == band.line("busy").counter == 10_100
+    queue.on_open(entry)
+    queue.add(QueuedRequest("api", request("b", "late"), 0.0, 99.0, 2))
+    assert band.flow("late").counter == band.flow("busy").counter == 10_100
     for key in (("api", "a"), ("api", "b")):
         queue.remove(key, QueueOutcome.CANCELLED)
-    queue.add(Ticket("api", request("c", "newcomer"), 0.0, 99.0, 3))
-    assert band.line("newcomer").counter == 10_100, "with nobody waiting the last to leave sets the mark"
+    queue.add(QueuedRequest("api", request("c", "newcomer"), 0.0, 99.0, 3))
+    assert band.flow("newcomer").counter == 10_100, "with nobody waiting the last to leave sets the mark"
 
 
 def test_bands_are_strict_and_counters_are_per_band() -> None:
     queue = FairQueue(QueueRules())
-    queue.opened(placement(request("x", "t1", prompt_tokens=50_000, tier="batch")))
+    queue.on_open(placement(request("x", "t1", prompt_tokens=50_000, tier="batch")))
     for seq, tier in enumerate(["batch", "standard", "priority"]):
-        queue.add(Ticket("api", request(tier, "t1", tier=tier), 0.0, 99.0, seq))
+        queue.add(QueuedRequest("api", request(tier, "t1", tier=tier), 0.0, 99.0, seq))
     picked = []
-    while (ticket := queue.pick(-1.0, 0, lambda each: 0, NOBODY, False)) is not None:
-        picked.append(ticket.request.request_id)
-        queue.took(ticket, -1.0)
+    while (queued := queue.pick(-1.0, 0, lambda each: 0, NOBODY, False)) is not None:
+        picked.append(queued.request.request_id)
+        queue.record_pick(queued, -1.0)
     assert picked == ["priority", "standard", "batch"]
-    assert queue.band("standard").line("t1").counter == 0.0
+    assert queue.band("standard").flow("t1").counter == 0.0
 
 
 def test_among_near_equals_the_longest_cached_prefix_goes_first_and_only_among_them() -> None:
     hits = {"cold": 0, "warm": 900, "rich": 5000}
     queue = FairQueue(QueueRules(slack=1000.0))
     for seq, name in enumerate(hits):
-        queue.add(Ticket("api", request(name, name), 0.0, 99.0, seq))
-    queue.opened(placement(request("x", "rich", prompt_tokens=2000)))
+        queue.add(QueuedRequest("api", request(name, name), 0.0, 99.0, seq))
+    queue.on_open(placement(request("x", "rich", prompt_tokens=2000)))
     order = []
-    while (ticket := queue.pick(-1.0, 0, lambda t: hits[t.request.tenant_id], NOBODY, False)) is not None:
-        order.append(ticket.request.tenant_id)
-        queue.took(ticket, -1.0)
+    while (queued := queue.pick(-1.0, 0, lambda t: hits[t.request.tenant_id], NOBODY, False)) is not None:
+        order.append(queued.request.tenant_id)
+        queue.record_pick(queued, -1.0)
     assert order == ["warm", "cold", "rich"]
 
 
 def test_a_tenant_that_fills_the_cache_is_passed_over_while_others_wait_and_only_then() -> None:
     queue = FairQueue(QueueRules(kv_share=0.5))
-    queue.opened(placement(request("x", "hog", prompt_tokens=6_000, output_tokens=0)))
-    queue.add(Ticket("api", request("mine", "hog"), 0.0, 99.0, 1))
+    queue.on_open(placement(request("x", "hog", prompt_tokens=6_000, output_tokens=0)))
+    queue.add(QueuedRequest("api", request("mine", "hog"), 0.0, 99.0, 1))
     first = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
     assert first is not None
     assert first.request.tenant_id == "hog", "alone it may have everything"
-    queue.add(Ticket("api", request("theirs", "other"), 0.0, 99.0, 2))
-    queue.opened(placement(request("z", "other", prompt_tokens=1_000)))
-    queue.band("standard").charge(queue.band("standard").line("other"), 1e6)
+    queue.add(QueuedRequest("api", request("theirs", "other"), 0.0, 99.0, 2))
+    queue.on_open(placement(request("z", "other", prompt_tokens=1_000)))
+    queue.band("standard").charge(queue.band("standard").flow("other"), 1e6)
     second = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
     assert second is not None
     assert second.request.tenant_id == "other", "whatever the counters say"
     heavy = request("heavy", "hog", weight=9.0)
     queue.remove(("api", "mine"), QueueOutcome.CANCELLED)
-    queue.add(Ticket("api", heavy, 0.0, 99.0, 3))
+    queue.add(QueuedRequest("api", heavy, 0.0, 99.0, 3))
     third = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
     assert third is not None
     assert third.request.tenant_id == "hog", "its weight entitles it to nine tenths"
 
 
 def test_counters_of_idle_tenants_are_bounded() -> None:
-    queue = FairQueue(QueueRules(max_idle=50))
+    queue = FairQueue(QueueRules(max_idle_flows=50))
     for n in range(500):
         entry = placement(request(f"r{n}", f"tenant-{n}", prompt_tokens=n))
-        queue.opened(entry)
-        queue.closed(entry, Released("r", "host/r0", 500 + n, 0, 10))
-    assert len(queue.band("standard").lines) <= 51
-    assert len(queue.changed(MODEL)) <= 52
+        queue.on_open(entry)
+        queue.on_close(entry, Released("r", "host/r0", 500 + n, 0, 10))
+    assert len(queue.band("standard").flows) <= 51
+    assert len(queue.take_changed(MODEL)) <= 52
 
 
 # Across a restart
@@ -402,51 +402,53 @@ def test_counters_of_idle_tenants_are_bounded() -> None:
 def test_announced_counters_are_taken_over_and_the_largest_wins() -> None:
     queue = FairQueue(QueueRules())
     for service in (500.0, 800.0, 700.0):
-        queue.adopt(TenantCounter("t1", MODEL, service))
-    queue.add(Ticket("api", request("a", "t1"), 0.0, 99.0, 1))
-    assert queue.band("standard").line("t1").counter == 800.0
-    queue.opened(placement(request("x", "t1", prompt_tokens=100, output_tokens=0)))
-    queue.adopt(TenantCounter("t1", MODEL, 850.0))
-    assert queue.band("standard").line("t1").counter == 950.0, "what was charged here comes on top"
-    queue.adopt(TenantCounter("t1", MODEL, 820.0))
-    assert queue.band("standard").line("t1").counter == 950.0
+        queue.restore(TenantCounter("t1", MODEL, service))
+    queue.add(QueuedRequest("api", request("a", "t1"), 0.0, 99.0, 1))
+    assert queue.band("standard").flow("t1").counter == 800.0
+    queue.on_open(placement(request("x", "t1", prompt_tokens=100, output_tokens=0)))
+    queue.restore(TenantCounter("t1", MODEL, 850.0))
+    assert queue.band("standard").flow("t1").counter == 950.0, "what was charged here comes on top"
+    queue.restore(TenantCounter("t1", MODEL, 820.0))
+    assert queue.band("standard").flow("t1").counter == 950.0
 
 
 def test_who_came_before_the_announcement_is_lifted_like_any_newcomer() -> None:
     queue = FairQueue(QueueRules())
-    queue.add(Ticket("api", request("a", "early"), 0.0, 99.0, 1))
-    queue.opened(placement(request("x", "early", prompt_tokens=70, output_tokens=0)))
-    queue.adopt(TenantCounter("old", MODEL, 9_000.0))
-    queue.adopt(TenantCounter(NEWCOMER, MODEL, 8_000.0))
-    queue.add(Ticket("api", request("b", "later"), 0.0, 99.0, 2))
+    queue.add(QueuedRequest("api", request("a", "early"), 0.0, 99.0, 1))
+    queue.on_open(placement(request("x", "early", prompt_tokens=70, output_tokens=0)))
+    queue.restore(TenantCounter("old", MODEL, 9_000.0))
+    queue.restore(TenantCounter(NEW_TENANT, MODEL, 8_000.0))
+    queue.add(QueuedRequest("api", request("b", "later"), 0.0, 99.0, 2))
     band = queue.band("standard")
-    assert (band.line("early").counter, band.line("old").counter) == (8_070.0, 9_000.0)
-    assert band.line("later").counter == 8_070.0, "lifted to the smallest that waits"
-    told = {counter.tenant_id: counter.service for counter in queue.changed(MODEL)}
-    assert told[NEWCOMER] == 8_070.0
-    assert queue.changed(MODEL) == []
+    assert (band.flow("early").counter, band.flow("old").counter) == (8_070.0, 9_000.0)
+    assert band.flow("later").counter == 8_070.0, "lifted to the smallest that waits"
+    told = {counter.tenant_id: counter.service for counter in queue.take_changed(MODEL)}
+    assert told[NEW_TENANT] == 8_070.0
+    assert queue.take_changed(MODEL) == []
 
 
-@given(st.permutations([("t1", 400.0), ("t2", 900.0), (NEWCOMER, 300.0), ("t1", 650.0), (NEWCOMER, 350.0)]))
+@given(
+    st.permutations([("t1", 400.0), ("t2", 900.0), (NEW_TENANT, 300.0), ("t1", 650.0), (NEW_TENANT, 350.0)])
+)
 def test_the_order_of_announcements_does_not_matter(said: list[tuple[str, float]]) -> None:
     queue = FairQueue(QueueRules())
     for name in ("t1", "t2", "new"):
-        queue.add(Ticket("api", request(name, name), 0.0, 99.0, len(name)))
-    queue.opened(placement(request("x", "new", prompt_tokens=10, output_tokens=0)))
+        queue.add(QueuedRequest("api", request(name, name), 0.0, 99.0, len(name)))
+    queue.on_open(placement(request("x", "new", prompt_tokens=10, output_tokens=0)))
     for tenant_id, service in said:
-        queue.adopt(TenantCounter(tenant_id, MODEL, service))
-    counters = {line.name: line.counter for line in queue.band("standard")}
+        queue.restore(TenantCounter(tenant_id, MODEL, service))
+    counters = {flow.name: flow.counter for flow in queue.band("standard")}
     assert counters == {"t1": 650.0, "t2": 900.0, "new": 360.0}
 
 
 def test_an_answer_longer_than_estimated_counts_against_its_tenants_share_of_the_cache() -> None:
     queue = FairQueue(QueueRules())
     entry = placement(request("x", "hog", prompt_tokens=100, output_tokens=50))
-    queue.opened(entry)
-    line = queue.band("standard").line("hog")
+    queue.on_open(entry)
+    flow = queue.band("standard").flow("hog")
     for produced, held in ((40, 150), (50, 150), (400, 500)):
         entry.produced = produced
-        queue.progressed(entry)
-        assert line.kv_tokens == held
-    queue.closed(entry, Released("x", "host/r0", 100, 0, 400))
-    assert line.kv_tokens == 0
+        queue.on_progress(entry)
+        assert flow.kv_tokens == held
+    queue.on_close(entry, Released("x", "host/r0", 100, 0, 400))
+    assert flow.kv_tokens == 0

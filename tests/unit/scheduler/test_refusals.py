@@ -14,7 +14,7 @@ from tests.support.scheduling import MODEL, request
 def test_come_back_when_the_wait_will_be_short_enough(
     wait_s: float, allowed_s: float, retry_s: float
 ) -> None:
-    refusal = refusals.too_late(request(), Standing(7, 2, wait_s), allowed_s, own_fault=False)
+    refusal = refusals.too_late(request(), Standing(7, 2, wait_s), allowed_s, caused_by_tenant=False)
     assert (refusal.status, refusal.reason, refusal.retry_after_s) == (503, "predicted_wait", retry_s)
     assert (refusal.position, refusal.warm_replicas, refusal.predicted_wait_s) == (7, 2, wait_s)
     assert f"{wait_s:.1f} s, more than the 10.0 s allowed" in refusal.message
@@ -25,7 +25,7 @@ def test_only_ones_own_share_is_429() -> None:
     told = [
         refusals.queue_full(request(), standing, 100),
         refusals.tenant_fills_queue(request(), standing, 50),
-        refusals.too_late(request(), standing, 1.0, own_fault=True),
+        refusals.too_late(request(), standing, 1.0, caused_by_tenant=True),
         refusals.overdue(request(), 20.0, standing, over_share=True),
         refusals.overdue(request(), 20.0, standing, over_share=False),
         refusals.hopeless(request(), Reason.NOT_WARM, Standing(0, 0, None)),

@@ -9,9 +9,9 @@ import pytest
 
 from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
-from scheduler.core.desk import MAX_EXPIRED
 from scheduler.core.hopeless import MAX_REFUSED, MAX_REVIEWED
-from scheduler.core.rules import AdmissionRules, BoardConfig, QueueRules
+from scheduler.core.model_queue import MAX_EXPIRED
+from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
 from scheduler.messages import Announce, AnnouncedRequest
 from scheduler.wire import Released
 from tests.support.scheduling import MODEL, beat, capacity, replica, request
@@ -27,7 +27,7 @@ class Pool:
 
     def __init__(self, replicas: int = 4, rules: QueueRules | None = None) -> None:
         self.rng = random.Random(1)
-        config = BoardConfig(queue=rules or QueueRules(), admission=OPEN)
+        config = SchedulerConfig(queue=rules or QueueRules(), admission=OPEN)
         self.board = Board("epoch-1", 0.0, grace_s=0.0, config=config)
         self.statuses = [
             replica(f"host/r{n}", slots=64, capacity=capacity(64, 100_000, 1e6)) for n in range(replicas)
@@ -92,7 +92,7 @@ class Pool:
 @pytest.mark.parametrize("tenant", ["few", "many"])
 def test_huge_requests_are_placed_in_bounded_time_and_the_others_go_on(count: int, tenant: str) -> None:
     """Small ones fill the pool: no replica ever has room for a huge one by itself."""
-    pool = Pool(rules=QueueRules(max_overtakes=4))
+    pool = Pool(rules=QueueRules(starvation_limit=4))
     pool.run(3.0)
     for n in range(count):
         pool.huge(f"huge-{n}", tenant)
@@ -106,7 +106,7 @@ def test_huge_requests_are_placed_in_bounded_time_and_the_others_go_on(count: in
 
 
 def test_small_ones_of_a_third_tenant_are_served_while_a_huge_one_waits() -> None:
-    pool = Pool(rules=QueueRules(max_overtakes=16))
+    pool = Pool(rules=QueueRules(starvation_limit=16))
     pool.run(5.0)
     pool.huge("huge")
     began = pool.now
@@ -128,7 +128,7 @@ def test_what_no_replica_could_ever_hold_is_refused_at_once_when_it_fits_nowhere
 
 
 def test_a_higher_band_does_not_respect_a_lower_ones_reservation() -> None:
-    pool = Pool(replicas=1, rules=QueueRules(max_overtakes=4))
+    pool = Pool(replicas=1, rules=QueueRules(starvation_limit=4))
     pool.run(3.0, small=3)
     pool.huge("huge", tier="batch")
     pool.run(0.5, small=3, tier="batch")
@@ -142,7 +142,7 @@ def test_a_higher_band_does_not_respect_a_lower_ones_reservation() -> None:
 
 
 def test_after_those_of_higher_bands_it_has_its_turn_in_the_same_round() -> None:
-    pool = Pool(replicas=1, rules=QueueRules(max_overtakes=4))
+    pool = Pool(replicas=1, rules=QueueRules(starvation_limit=4))
     pool.run(3.0, small=3, tier="batch")
     pool.huge("huge", tier="batch")
     pool.run(0.5, small=3, tier="batch")
@@ -153,7 +153,7 @@ def test_after_those_of_higher_bands_it_has_its_turn_in_the_same_round() -> None
 
 
 def test_a_reservation_moves_when_its_replica_goes_and_ends_with_its_request() -> None:
-    pool = Pool(replicas=2, rules=QueueRules(max_overtakes=4))
+    pool = Pool(replicas=2, rules=QueueRules(starvation_limit=4))
     pool.run(3.0)
     pool.huge("huge", need=95_000)
     pool.run(0.3)
@@ -174,7 +174,7 @@ def test_a_reservation_moves_when_its_replica_goes_and_ends_with_its_request() -
 
 
 def test_a_retry_that_fits_nowhere_is_reserved_for_where_it_has_not_failed() -> None:
-    pool = Pool(replicas=2, rules=QueueRules(max_overtakes=4))
+    pool = Pool(replicas=2, rules=QueueRules(starvation_limit=4))
     pool.run(3.0)
     pool.huge("retry", exclude=["host/r0"])
     began = pool.now
@@ -203,7 +203,7 @@ def test_what_never_drains_because_of_higher_bands_does_not_starve_its_own(need:
 
 
 def test_a_reservation_that_comes_to_nothing_ends_and_the_others_have_as_long() -> None:
-    pool = Pool(replicas=1, rules=QueueRules(max_overtakes=4, reservation_s=5.0))
+    pool = Pool(replicas=1, rules=QueueRules(starvation_limit=4, reservation_s=5.0))
     pool.run(3.0, small=3)
     pool.huge("endless", need=20_000)
     pool.step(small=0)
@@ -244,15 +244,15 @@ def test_a_silent_replica_is_not_counted_on() -> None:
     made.heartbeat(beat(replica("a/r0", slots=3), agent="a"), 0.0)
     made.heartbeat(beat(replica("b/r0", slots=5), agent="b"), 0.0)
     made.submit("api", request(), 0.0)
-    desk = made.desks[MODEL]
-    assert (desk.pool.at(0.0).ready, desk.pool.at(0.0).slots) == (2, 8)
+    model_queue = made.desks[MODEL]
+    assert (model_queue.pool.at(0.0).ready, model_queue.pool.at(0.0).slots) == (2, 8)
     made.heartbeat(beat(replica("b/r0", slots=5), agent="b"), 1.5)
-    assert (desk.pool.at(1.9).ready, desk.pool.at(1.9).slots) == (2, 8)
-    assert (desk.pool.at(2.2).ready, desk.pool.at(2.2).slots) == (1, 5)
+    assert (model_queue.pool.at(1.9).ready, model_queue.pool.at(1.9).slots) == (2, 8)
+    assert (model_queue.pool.at(2.2).ready, model_queue.pool.at(2.2).slots) == (1, 5)
 
 
 def waiting_board(count: int, deadline_s: float, **fields) -> Board:
-    made = Board("epoch-1", 0.0, grace_s=0.0, config=BoardConfig(admission=OPEN))
+    made = Board("epoch-1", 0.0, grace_s=0.0, config=SchedulerConfig(admission=OPEN))
     made.heartbeat(beat(replica(slots=1)), 0.0)
     queued = [
         AnnouncedRequest(request(f"r{n}", f"t{n % 7}", deadline_s, **fields), 1.0 + n / 1e6)
@@ -294,9 +294,9 @@ def test_a_shrunken_pool_is_reviewed_in_parts_and_to_the_end() -> None:
     made.heartbeat(beat(replica(slots=1), replica("host/r1", slots=60)), 0.0)
     made.submit("api", request("judged", "t0", 50.0), 0.0)
     drained(made, 0.0, 100)
-    desk = made.desks[MODEL]
+    model_queue = made.desks[MODEL]
     looked: list[str] = []
-    desk.waits.behind = lambda asked, *_, **__: looked.append(asked.request_id)  # type: ignore[method-assign,assignment]
+    model_queue.waits.behind = lambda asked, *_, **__: looked.append(asked.request_id)  # type: ignore[method-assign,assignment]
     made.heartbeat(beat(replica(slots=1)), 0.1)
     rounds = 0
     while made.unfinished or not rounds:

@@ -5,31 +5,31 @@ from collections import deque
 from collections.abc import Iterable
 
 from scheduler.core.band import Band
-from scheduler.core.queue import Place, Ticket
+from scheduler.core.flow import QueuedRequest, SortKey
 
 
-class Walk:
+class QueueCursor:
     """Every ticket of every line that waits now, line by line, newest first."""
 
     def __init__(self, bands: Iterable[Band]) -> None:
-        self._lines = deque((band, line.name) for band in bands for line in band)
-        self._before: Place | None = None
+        self._flows = deque((band, flow.name) for band in bands for flow in band)
+        self._before: SortKey | None = None
 
-    def next(self) -> Ticket | None:
+    def next(self) -> QueuedRequest | None:
         """The next one that still waits; None at the end."""
-        while self._lines:
-            band, name = self._lines[0]
-            line = band.lines.get(name)
-            waiting = line.waiting if line is not None else []
+        while self._flows:
+            band, name = self._flows[0]
+            flow = band.flows.get(name)
+            waiting = flow.waiting if flow is not None else []
             before = self._before
             rank = len(waiting) if before is None else bisect.bisect_left(waiting, before)
             if rank:
                 self._before = waiting[rank - 1]
                 return self._before[2]
-            self.skip_line()
+            self.skip_flow()
         return None
 
-    def skip_line(self) -> None:
+    def skip_flow(self) -> None:
         """Those before the last one in its line need not be looked at."""
-        self._lines.popleft()
+        self._flows.popleft()
         self._before = None

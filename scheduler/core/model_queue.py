@@ -10,11 +10,11 @@ from scheduler.core.admission import Admission
 from scheduler.core.decisions import Assigned, Turned
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
+from scheduler.core.flow import QueuedRequest, QueueOutcome
 from scheduler.core.hopeless import MAX_REFUSED, HopelessReview
 from scheduler.core.policy import Choice, Rng
-from scheduler.core.queue import QueueOutcome, Ticket
 from scheduler.core.reservation import Reservations
-from scheduler.core.rules import BoardConfig
+from scheduler.core.rules import SchedulerConfig
 from scheduler.core.serving import ServingPass, SkipReason
 from scheduler.core.waits import WaitPredictor
 from scheduler.core.warm import WarmPool
@@ -25,10 +25,10 @@ MAX_EXPIRED = 64
 """Requests expired in one dispatch, about a millisecond's work; thousands of deadlines may pass at once."""
 
 
-class Desk:
+class ModelQueue:
     """A model's queue with its admission. Times are monotonic seconds."""
 
-    def __init__(self, model: str, fleet: Fleet, config: BoardConfig) -> None:
+    def __init__(self, model: str, fleet: Fleet, config: SchedulerConfig) -> None:
         self.model = model
         self.queue = FairQueue(config.queue)
         self.admission = Admission(config.admission)
@@ -42,21 +42,21 @@ class Desk:
         self._review = HopelessReview(model, self.queue, fleet, self.admission, self.waits, self.pool)
 
     @property
-    def idle(self) -> bool:
+    def disposable(self) -> bool:
         """Whether nothing of it needs to be kept."""
-        return self.queue.forgettable
+        return self.queue.disposable
 
-    def pool_changed(self) -> None:
+    def on_pool_change(self) -> None:
         """Replicas came, went or changed state."""
-        self.pool.changed()
-        self._review.pool_changed()
+        self.pool.on_change()
+        self._review.on_pool_change()
 
     # Admission
 
-    def submit(self, ticket: Ticket, now: float) -> PlaceRefused | None:
+    def submit(self, queued: QueuedRequest, now: float) -> PlaceRefused | None:
         """Queue a request; its refusal when it may not wait."""
-        request = ticket.request
-        if refusal := self._crowded(request, now):
+        request = queued.request
+        if refusal := self._over_capacity(request, now):
             return refusal
         free = self.pool.at(now).slots - self.queue.running
         if len(self.queue) >= free or not self._fleet.has_room(self.model, now):
@@ -65,23 +65,23 @@ class Desk:
             # were refused, a rate learnt while the pool stood still would be believed for ever.
             if (
                 len(self.queue)
-                and not ticket.admitted
+                and not queued.admitted
                 and self.admission.too_long(predicted_s, request.deadline_s)
             ):
                 standing = self.waits.standing(request, None, now)
                 return self.waits.too_late(request, standing, predicted_s, request.deadline_s, now)
-            self.waits.note(ticket, predicted_s, now, late=False)
-            ticket.hit_tokens, ticket.hit_at = self._fleet.best_hit(request), now
-        self.queue.add(ticket)
-        self._review.queued(ticket)
+            self.waits.record(queued, predicted_s, now, late=False)
+            queued.hit_tokens, queued.hit_at = self._fleet.best_hit(request), now
+        self.queue.add(queued)
+        self._review.on_queued(queued)
         return None
 
-    def _crowded(self, request: PlaceRequest, now: float) -> PlaceRefused | None:
+    def _over_capacity(self, request: PlaceRequest, now: float) -> PlaceRefused | None:
         waiting, most = len(self.queue), self._rules.max_waiting
         if waiting >= most:
             return refusals.queue_full(request, self.waits.standing(request, None, now), waiting)
-        mine = self.queue.waiting_of(request.tier, request.tenant_id)
-        if mine >= most * self._rules.max_waiting_share and self.queue.others_wait(request.tenant_id):
+        mine = self.queue.waiting_count(request.tier, request.tenant_id)
+        if mine >= most * self._rules.max_waiting_share and self.queue.others_waiting(request.tenant_id):
             return refusals.tenant_fills_queue(request, self.waits.standing(request, None, now), mine)
         return None
 
@@ -90,18 +90,18 @@ class Desk:
     def expire(self, now: float) -> list[Turned]:
         """Refuse requests whose deadline has passed, the most overdue first; at most MAX_EXPIRED of them."""
         expired: list[Turned] = []
-        while (ticket := self.queue.overdue(now)) is not None and len(expired) < MAX_EXPIRED:
-            request = ticket.request
-            standing = self.waits.standing(request, ticket, now)
-            over_share = self.queue.others_wait(request.tenant_id) and self.queue.over_share(
+        while (queued := self.queue.overdue(now)) is not None and len(expired) < MAX_EXPIRED:
+            request = queued.request
+            standing = self.waits.standing(request, queued, now)
+            over_share = self.queue.others_waiting(request.tenant_id) and self.queue.over_share(
                 request.tier, request.tenant_id
             )
-            self.queue.remove(ticket.key, QueueOutcome.DEADLINE)
-            self.waits.observe(ticket, now)
-            waited_s = ticket.deadline_at - ticket.enqueued_at
+            self.queue.remove(queued.key, QueueOutcome.DEADLINE)
+            self.waits.observe(queued, now)
+            waited_s = queued.deadline_at - queued.enqueued_at
             refusal = refusals.overdue(request, waited_s, standing, over_share)
-            expired.append(Turned(ticket.client, self.model, refusal))
-        self.unfinished = ticket is not None
+            expired.append(Turned(queued.client, self.model, refusal))
+        self.unfinished = queued is not None
         return expired
 
     def serve(self, now: float, rng: Rng, *, grace: bool) -> Iterator[Assigned | Turned]:
@@ -117,27 +117,27 @@ class Desk:
         current = ServingPass(self.model, self.queue, self._fleet, self.reservations, pool, late_before, now)
         if self.reservations.held is not None:
             yield from self._serve_reserved(current, now, rng)
-        while (ticket := current.next_candidate()) is not None:
-            if current.skip_untried(ticket):
+        while (queued := current.next_candidate()) is not None:
+            if current.skip_untried(queued):
                 continue
-            verdict = self.reservations.place(ticket, now, rng)
+            verdict = self.reservations.place(queued, now, rng)
             if isinstance(verdict, Choice):
-                yield self._assign(ticket, verdict, current, now)
+                yield self._assign(queued, verdict, current, now)
                 if current.skipped:
-                    self.reservations.overtook(current.skipped, now)
+                    self.reservations.record_starved(current.skipped, now)
             elif current.refused >= MAX_REFUSED:
                 self.unfinished = True
                 break
-            elif (refusal := self._review.impossible(ticket, verdict.reason, pool, grace=grace)) is not None:
+            elif (refusal := self._review.impossible(queued, verdict.reason, pool, grace=grace)) is not None:
                 current.refused += 1
                 yield refusal
-            elif (reason := current.reason_to_skip(ticket)) is not None:
-                current.skip(ticket, reason)
+            elif (reason := current.reason_to_skip(queued)) is not None:
+                current.skip(queued, reason)
             else:
                 current.blocked = current.strict
                 break
         if current.blocked:
-            self.reservations.overtook([next(iter(current.skipped))], now)
+            self.reservations.record_starved([next(iter(current.skipped))], now)
         self.admission.drain.advance(now, pool.slots, len(self.queue) > 0)
 
     def _serve_reserved(self, current: ServingPass, now: float, rng: Rng) -> Iterator[Assigned]:
@@ -149,16 +149,16 @@ class Desk:
         if held is None or any(band.waiting for band in self.queue.bands[: held.band]):
             return
         if self._fleet.has_room(self.model, now):
-            verdict = self._fleet.place(held.ticket.request, now, rng)
+            verdict = self._fleet.place(held.queued.request, now, rng)
             if isinstance(verdict, Choice):
-                yield self._assign(held.ticket, verdict, current, now)
+                yield self._assign(held.queued, verdict, current, now)
                 return
-        current.skip(held.ticket, SkipReason.RESERVED)
+        current.skip(held.queued, SkipReason.RESERVED)
 
-    def _assign(self, ticket: Ticket, choice: Choice, current: ServingPass, now: float) -> Assigned:
-        self.queue.took(ticket, current.late_before)
-        self.waits.observe(ticket, now)
+    def _assign(self, queued: QueuedRequest, choice: Choice, current: ServingPass, now: float) -> Assigned:
+        self.queue.record_pick(queued, current.late_before)
+        self.waits.observe(queued, now)
         replica_id = choice.replica.status.replica_id
-        self.reservations.placed(ticket, replica_id, self.pool.at(now).largest_kv_tokens, now)
-        self.admission.drain.placed(ticket.work)
-        return Assigned(ticket, choice)
+        self.reservations.placed(queued, replica_id, self.pool.at(now).largest_kv_tokens, now)
+        self.admission.drain.on_place(queued.work)
+        return Assigned(queued, choice)

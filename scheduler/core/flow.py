@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from scheduler.wire import PlaceRequest
 
-Key = tuple[str, str]
+RequestKey = tuple[str, str]
 """Client and request id."""
 
 
@@ -24,7 +24,7 @@ class QueueOutcome(StrEnum):
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class QueuedRequest:
     """A request in the queue."""
 
     client: str
@@ -44,100 +44,110 @@ class Ticket:
     """The correction in that prediction, a logarithm."""
     late: bool = False
     """Its wait was predicted (again) as that of a late request."""
-    overtaken: int = 0
+    times_starved: int = 0
     """Times that it fitted nowhere while a request behind it went first, or while it held up those behind it."""
     hit_tokens: int = 0
     """Prompt tokens cached somewhere, as looked up at `hit_at`."""
     hit_at: float = -1e9
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RequestKey:
         """What names it in the queue."""
         return self.client, self.request.request_id
 
     @property
-    def place(self) -> "Place":
+    def sort_key(self) -> "SortKey":
         """Where it stands in its line."""
         return self.enqueued_at, self.seq, self
 
 
-Place = tuple[float, int, Ticket]
+SortKey = tuple[float, int, QueuedRequest]
 """Arrival, number, ticket: sorts by age; a request announced again after a restart keeps its age."""
 
 
-class Line:
+class Flow:
     """One tenant's requests of one band, oldest first, with the tenant's counter and what it runs.
 
     A sorted list: any place is found by bisection, and moving a few thousand pointers costs a microsecond.
     """
 
-    __slots__ = ("counter", "here", "kv_tokens", "name", "running", "turn", "waiting", "weight", "work")
+    __slots__ = (
+        "charged_here",
+        "counter",
+        "kv_tokens",
+        "name",
+        "running",
+        "turns",
+        "waiting",
+        "weight",
+        "work",
+    )
 
     def __init__(self, name: str, counter: float) -> None:
         self.name = name
         self.counter = counter
         """Service received: weighted tokens divided by the tenant's weight."""
-        self.here = 0.0
+        self.charged_here = 0.0
         """The part of `counter` that this scheduler has charged itself, net of refunds."""
         self.weight = 1.0
-        self.waiting: list[Place] = []
+        self.waiting: list[SortKey] = []
         self.work = 0.0
         """Weighted tokens that wait."""
         self.running = 0
         self.kv_tokens = 0
         """KV tokens that its running requests plan with."""
-        self.turn = 0
+        self.turns = 0
         """Picks made while both late and timely requests waited."""
 
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         return (place[2] for place in self.waiting)
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, queued: QueuedRequest) -> None:
         """Let it stand where its age entitles it to."""
-        bisect.insort(self.waiting, ticket.place)
-        self.work += ticket.work
+        bisect.insort(self.waiting, queued.sort_key)
+        self.work += queued.work
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, queued: QueuedRequest) -> None:
         """Take it out wherever it stands."""
-        del self.waiting[self.rank(ticket)]
-        self.work = self.work - ticket.work if self.waiting else 0.0
+        del self.waiting[self.rank(queued)]
+        self.work = self.work - queued.work if self.waiting else 0.0
 
-    def rank(self, ticket: Ticket) -> int:
+    def rank(self, queued: QueuedRequest) -> int:
         """How many stand before it."""
-        return bisect.bisect_left(self.waiting, ticket.place)
+        return bisect.bisect_left(self.waiting, queued.sort_key)
 
-    def late(self, late_before: float) -> int:
+    def late_count(self, late_before: float) -> int:
         """How many arrived before `late_before`."""
         return bisect.bisect_left(self.waiting, (late_before,))
 
-    def next(self, late_before: float, late_every: int) -> Ticket:
-        """Who goes next: the oldest that can still be in time; every `late_every`-th time simply the oldest.
+    def next_request(self, late_before: float, oldest_every: int) -> QueuedRequest:
+        """Who goes next: the oldest that can still be in time; every `oldest_every`-th time simply the oldest.
 
         Those that arrived before `late_before` are late. Raises IndexError when nobody waits.
         """
         oldest = self.waiting[0]
-        if late_every <= 1 or oldest[0] >= late_before or (self.turn + 1) % late_every == 0:
+        if oldest_every <= 1 or oldest[0] >= late_before or (self.turns + 1) % oldest_every == 0:
             return oldest[2]
-        timely = self.late(late_before)
+        timely = self.late_count(late_before)
         return self.waiting[timely][2] if timely < len(self.waiting) else oldest[2]
 
-    def near(self, first: Ticket, late_every: int, most: int) -> list[Ticket]:
+    def reorder_candidates(self, first: QueuedRequest, oldest_every: int, most: int) -> list[QueuedRequest]:
         """The one whose turn it is with those right behind it that may go in its place, at most so many together.
 
         When it is the oldest's turn, nobody may: that is what keeps everybody from starving.
         """
-        if most <= 1 or len(self.waiting) == 1 or (self.turn + 1) % late_every == 0:
+        if most <= 1 or len(self.waiting) == 1 or (self.turns + 1) % oldest_every == 0:
             return [first]
         rank = 0 if self.waiting[0][2] is first else self.rank(first)
         return [place[2] for place in self.waiting[rank : rank + most]]
 
-    def took(self, late_before: float, *, chosen: bool) -> None:
+    def record_turn(self, late_before: float, *, chosen: bool) -> None:
         """Count a turn where there was a choice between late and timely ones, or one by cached prefix (`chosen`).
 
         Call before `remove`.
         """
         if self.waiting[0][0] < late_before <= self.waiting[-1][0] or (chosen and len(self.waiting) > 1):
-            self.turn += 1
+            self.turns += 1
