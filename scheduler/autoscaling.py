@@ -20,7 +20,7 @@ from scheduler.core.autoscale.state import (
     RungFigures,
 )
 from scheduler.core.autoscale.watch import Settings
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.replica import Replica
 from scheduler.listeners import Listener
 from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
@@ -108,7 +108,9 @@ class LivePlanner(Listener):
         if not announced:
             self.arrived(request.model, request.prompt_tokens, request.output_tokens)
 
-    def on_release(self, client: str, released: Released, placement: Open | None, at: float) -> None:
+    def on_release(
+        self, client: str, released: Released, placement: ActivePlacement | None, at: float
+    ) -> None:
         """Count a served request and the prompt tokens that its replica had cached."""
         if placement is not None and not released.failed:
             self.released(

@@ -1,4 +1,4 @@
-"""Whatever a peer says, every figure that goes on to the board is finite and in range.
+"""Whatever a peer says, every figure that goes on to the scheduler state is finite and in range.
 
 msgpack carries NaN, infinities and 64-bit integers, and engines print NaN in their metrics. One such figure in a cost
 or an age would end the decision loop, which is everybody's.

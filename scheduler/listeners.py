@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.messages import PlaceRefused
 from scheduler.wire import Placement, PlaceRequest, Released
 from workers.wire import Heartbeat
@@ -26,10 +26,14 @@ class Listener:
     def on_cancel(self, client: str, request_id: str, at: float) -> None:
         """A request's caller went before it was placed."""
 
-    def on_first_token(self, client: str, request_id: str, placement: Open | None, at: float) -> None:
+    def on_first_token(
+        self, client: str, request_id: str, placement: ActivePlacement | None, at: float
+    ) -> None:
         """A request's first token came. `placement` is None when this is not news, or the placement is not known."""
 
-    def on_release(self, client: str, released: Released, placement: Open | None, at: float) -> None:
+    def on_release(
+        self, client: str, released: Released, placement: ActivePlacement | None, at: float
+    ) -> None:
         """A placement is over. `placement` is None when it is not known (any more)."""
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: Callable[[str], int], at: float) -> None:

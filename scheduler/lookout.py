@@ -6,7 +6,7 @@ from core.clock import Clock
 from scheduler import metrics
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.autoscale.state import Unplannable
-from scheduler.core.board import Board
+from scheduler.core.state import SchedulerState
 from scheduler.views import HostBook
 from scheduler.wire import PlanView
 
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 class Lookout:
     """Looks, shows what the autoscaler would do, and says where it has no answer."""
 
-    def __init__(self, planner: LivePlanner, board: Board, hosts: HostBook, clock: Clock) -> None:
+    def __init__(self, planner: LivePlanner, state: SchedulerState, hosts: HostBook, clock: Clock) -> None:
         self._planner = planner
-        self._board, self._hosts, self._clock = board, hosts, clock
+        self._state, self._hosts, self._clock = state, hosts, clock
         self._failed: set[tuple[str, str]] = set()
         """Models and the kinds of failures that have been logged of them."""
 
@@ -30,9 +30,9 @@ class Lookout:
         today = self._clock.now()
         try:
             plan = self._planner.look(
-                self._board.fleet.replicas,
+                self._state.fleet.replicas,
                 self._hosts.views(now),
-                self._board.queue_views(now),
+                self._state.queue_views(now),
                 now,
                 today.hour * 3600.0 + today.minute * 60.0 + today.second,
             )

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from scheduler.core.board import Board
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.rules import NEW_TENANT
+from scheduler.core.state import SchedulerState
 from scheduler.listeners import Listener
 from scheduler.messages import PlaceRefused, TenantCounter
 from scheduler.wire import Placement, PlanView, QueueView, Released
@@ -148,13 +148,17 @@ class RequestMetrics(Listener):
         label = self._refused_models.label(model)
         REFUSALS.labels(label, str(refusal.status), refusal.reason).inc()
 
-    def on_first_token(self, client: str, request_id: str, placement: Open | None, at: float) -> None:
+    def on_first_token(
+        self, client: str, request_id: str, placement: ActivePlacement | None, at: float
+    ) -> None:
         """Observed over predicted time to first token."""
         if placement is not None and placement.predicted_ttft_s > 0:
             ratio = (at - placement.placed_at) / placement.predicted_ttft_s
             TTFT_RATIO.labels(placement.model).observe(ratio)
 
-    def on_release(self, client: str, released: Released, placement: Open | None, at: float) -> None:
+    def on_release(
+        self, client: str, released: Released, placement: ActivePlacement | None, at: float
+    ) -> None:
         """Predicted and actual cached tokens; observed over predicted time per output token."""
         if placement is None or released.failed:
             return
@@ -179,19 +183,19 @@ def show_queues(queues: Sequence[QueueView]) -> None:
             QUEUE_OLDEST.labels(queue.model, band.tier).set(band.oldest_s)
 
 
-def show_board(board: Board) -> None:
+def show_state(state: SchedulerState) -> None:
     """Set the gauges of predictions, tenants' service and the size of prefix knowledge."""
-    for (model, kind), accuracy in board.accuracy().items():
+    for (model, kind), accuracy in state.accuracy().items():
         if accuracy.count:
             PREDICTION_MAPE.labels(model, kind).set(accuracy.mape)
             PREDICTION_BIAS.labels(model, kind).set(accuracy.bias_s)
             PREDICTION_COVERAGE.labels(model, kind).set(accuracy.coverage)
     TENANT_SERVICE.clear()
-    for model, tenants in service_by_tenant(board.counters()).items():
+    for model, tenants in service_by_tenant(state.counters()).items():
         for tenant_id, service in tenants.items():
             TENANT_SERVICE.labels(model, tenant_id).set(service)
     entries: dict[str, int] = {}
-    for replica in board.fleet.replicas.values():
+    for replica in state.fleet.replicas.values():
         entries[replica.status.model] = entries.get(replica.status.model, 0) + len(replica.prefix)
     PREFIX_ENTRIES.clear()
     for model, count in entries.items():

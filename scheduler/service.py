@@ -1,4 +1,4 @@
-"""The scheduler as a service: connections in, the pure board in the middle, answers out.
+"""The scheduler as a service: connections in, the pure scheduler state in the middle, answers out.
 
 Agents and API processes share one listening socket. Nothing here waits: every frame is handled in the tick in which
 it comes, decisions follow at the end of each read, and what is slow (PostgreSQL, a peer that does not read) is
@@ -16,9 +16,9 @@ from core.ids import incarnation
 from scheduler import metrics
 from scheduler.autoscaling import LOOK_S, LivePlanner
 from scheduler.commands import ACTIONS, CommandDesk
-from scheduler.core.board import Board
-from scheduler.core.decisions import Decision, Placed, Turned
+from scheduler.core.decisions import Decision, Placed, Rejection
 from scheduler.core.rules import NEW_TENANT
+from scheduler.core.state import SchedulerState
 from scheduler.limits import client_message, sound
 from scheduler.link import encoded
 from scheduler.listeners import Listener
@@ -83,9 +83,9 @@ class SchedulerService:
         self._token = TokenCheck(token)
         self._clock, self._rng = clock, rng
         self._plan: PlanView | None = None
-        self.board = Board(self.epoch, clock.monotonic(), grace_s=grace_s)
+        self.state = SchedulerState(self.epoch, clock.monotonic(), grace_s=grace_s)
         self._hosts = HostBook()
-        self._lookout = Lookout(planner, self.board, self._hosts, clock) if planner is not None else None
+        self._lookout = Lookout(planner, self.state, self._hosts, clock) if planner is not None else None
         watching = (planner,) if planner is not None else ()
         self._listeners: tuple[Listener, ...] = (self._hosts, *listeners, *watching, metrics.RequestMetrics())
         self._commands = CommandDesk()
@@ -145,7 +145,7 @@ class SchedulerService:
         self._clients[session.name] = session
         session.send_encoded(encoded(self._snapshot()))
         most_served = sorted(
-            self.board.counters(), key=lambda each: (each.tenant_id == NEW_TENANT, each.service)
+            self.state.counters(), key=lambda each: (each.tenant_id == NEW_TENANT, each.service)
         )
         for frame in self._frames(most_served[-MAX_TOLD:]):
             session.send_encoded(frame)
@@ -158,36 +158,36 @@ class SchedulerService:
         log.info("agent %s connected", session.name)
 
     def from_client(self, session: Session, message: FromClient) -> None:
-        """Apply a message to the board and notify the listeners; decisions follow in `settle`."""
+        """Apply a message to the scheduler state and notify the listeners; decisions follow in `settle`."""
         now, client = self._clock.monotonic(), session.name
         client_message(message)
         match message:
             case PlaceRequest():
                 self._submit(client, message, now)
             case Released():
-                placement = self.board.release(client, message, now)
+                placement = self.state.release(client, message, now)
                 for listener in self._listeners:
                     listener.on_release(client, message, placement, now)
             case PrefillDone(request_id, replica_id):
-                placement = self.board.prefill_done(client, request_id, replica_id, now)
+                placement = self.state.prefill_done(client, request_id, replica_id, now)
                 for listener in self._listeners:
                     listener.on_first_token(client, request_id, placement, now)
             case Progress():
-                self.board.progress(client, message.request_id, message.replica_id, message.output_tokens)
+                self.state.progress(client, message.request_id, message.replica_id, message.output_tokens)
             case CancelPlace(request_id):
-                self.board.cancel(client, request_id)
+                self.state.cancel(client, request_id)
                 for listener in self._listeners:
                     listener.on_cancel(client, request_id, now)
             case Announce():
                 for queued in message.queued:
                     for listener in self._listeners:
                         listener.on_submit(client, queued.request, now - queued.age_s, announced=True)
-                self.board.announce(client, message, now)
+                self.state.announce(client, message, now)
             case ReplicaCommand():
                 self._command(session, message)
 
     def from_agent(self, session: Session, message: FromAgent) -> None:
-        """Apply a heartbeat or cache events to the board; return a command's result to its sender."""
+        """Apply a heartbeat or cache events to the scheduler state; return a command's result to its sender."""
         match message:
             case Heartbeat():
                 self._heartbeat(session, message)
@@ -199,14 +199,14 @@ class SchedulerService:
     def settle(self) -> None:
         """Decide, and queue the answers on their connections."""
         began = time.perf_counter()
-        decisions = self.board.dispatch(self._clock.monotonic(), self._rng)
+        decisions = self.state.dispatch(self._clock.monotonic(), self._rng)
         spent_s = time.perf_counter() - began
         metrics.DISPATCH_SECONDS.inc(spent_s)
         if decisions:
             metrics.DECISION_SECONDS.observe(spent_s)
             for decision in decisions:
                 self._answer(decision)
-        if self.board.unfinished and not self._going_on:
+        if self.state.unfinished and not self._going_on:
             self._going_on = True
             asyncio.get_running_loop().call_soon(self._go_on)
 
@@ -221,7 +221,7 @@ class SchedulerService:
             log.warning("agent %s disconnected", session.name)
         if self._clients.get(session.name) is session:
             del self._clients[session.name]
-            self.board.drop_waiting(session.name)
+            self.state.drop_waiting(session.name)
             loop = asyncio.get_running_loop()
             self._funerals[session.name] = loop.call_later(CLIENT_GRACE_S, self._bury, session.name)
 
@@ -234,15 +234,15 @@ class SchedulerService:
 
     def _bury(self, name: str) -> None:
         self._funerals.pop(name, None)
-        dropped = self.board.drop_placements(name, self._clock.monotonic())
+        dropped = self.state.drop_placements(name, self._clock.monotonic())
         if dropped:
             log.warning("client %s is gone; %s open placements dropped", name, dropped)
         self.settle()
 
     def _submit(self, client: str, request: PlaceRequest, now: float) -> None:
-        for listener in self._listeners:  # before the board packs the request's hashes
+        for listener in self._listeners:  # before the scheduler state packs the request's hashes
             listener.on_submit(client, request, now, announced=False)
-        self.board.submit(client, request, now)
+        self.state.submit(client, request, now)
 
     def _heartbeat(self, session: Session, beat: Heartbeat) -> None:
         now = self._clock.monotonic()
@@ -251,34 +251,34 @@ class SchedulerService:
         if unsound:
             metrics.REPLICAS_REFUSED.inc(len(unsound))
             log.warning("agent %s reports %s without sound figures", session.name, unsound[0])
-        self._changed |= self.board.heartbeat(beat, now)
+        self._changed |= self.state.heartbeat(beat, now)
         for status in beat.replicas:
             self._resync(session, status.replica_id, now)
         for listener in self._listeners:
-            listener.on_heartbeat(beat, self.board.placements_on, now)
+            listener.on_heartbeat(beat, self.state.active_on, now)
 
     def _kv_events(self, session: Session, delta: KvDelta) -> None:
         """Only an agent's own replicas, and only so much at once."""
-        replica = self.board.fleet.replicas.get(delta.replica_id)
+        replica = self.state.fleet.replicas.get(delta.replica_id)
         if replica is None or replica.agent_id != session.name:
             metrics.KV_EVENTS_REFUSED.labels("not_its_replica").inc()
         elif len(delta.stored) + len(delta.removed) > MAX_KV_HASHES:
             metrics.KV_EVENTS_REFUSED.labels("too_many").inc()
         else:
-            self.board.fleet.kv_events(delta)
+            self.state.fleet.kv_events(delta)
             self._resync(session, delta.replica_id, self._clock.monotonic())
 
     def _resync(self, session: Session, replica_id: str, now: float) -> None:
         """Ask an agent for everything where some of what it said has not been heard."""
-        if self.board.fleet.must_ask(replica_id, now):
+        if self.state.fleet.must_ask(replica_id, now):
             metrics.KV_RESYNCS.inc()
             session.send(KvResync(replica_id))
 
     def _command(self, session: Session, command: ReplicaCommand) -> None:
-        replica = self.board.fleet.replicas.get(command.replica_id)
+        replica = self.state.fleet.replicas.get(command.replica_id)
         agent = self._agents.get(replica.agent_id) if replica else None
         if replica is None:
-            known = ", ".join(sorted(self.board.fleet.replicas)) or "none"
+            known = ", ".join(sorted(self.state.fleet.replicas)) or "none"
             why = f"no such replica: {command.replica_id!r}; known replicas: {known}"
             session.send(CommandResult(command.command_id, False, why))
         elif agent is None:
@@ -286,7 +286,7 @@ class SchedulerService:
             session.send(CommandResult(command.command_id, False, why))
         elif self._commands.forward(command, session, agent):
             if state := ACTIONS[command.action]:
-                self.board.expect(command.replica_id, state)
+                self.state.expect_state(command.replica_id, state)
             log.info("%s asked to %s replica %s", session.name, command.action, command.replica_id)
 
     def _answer(self, decision: Decision) -> None:
@@ -297,7 +297,7 @@ class SchedulerService:
             case Placed(client, answer, tier):
                 for listener in self._listeners:
                     listener.on_place(client, answer, tier, now)
-            case Turned(client, model, answer):
+            case Rejection(client, model, answer):
                 for listener in self._listeners:
                     listener.on_refuse(client, model, answer, now)
         if (session := self._clients.get(client)) is not None:
@@ -305,7 +305,7 @@ class SchedulerService:
 
     def _snapshot(self) -> PoolSnapshot:
         now = self._clock.monotonic()
-        snapshot = pool_snapshot(self.board, self._hosts, now, self._clock.now())
+        snapshot = pool_snapshot(self.state, self._hosts, now, self._clock.now())
         snapshot.plan = self._plan
         return snapshot
 
@@ -315,9 +315,9 @@ class SchedulerService:
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.monotonic()
-            self._changed |= self.board.forget_silent(now, FORGET_S)
+            self._changed |= self.state.forget_silent(now, FORGET_S)
             self._hosts.forget_silent(now, FORGET_S)
-            self.board.tick()
+            self.state.tick()
             self.settle()
             if now - told_at >= COUNTERS_S - TICK_S / 2:
                 told_at = now
@@ -330,7 +330,7 @@ class SchedulerService:
                 self._push_snapshot()
 
     def _tell_counters(self) -> None:
-        for frame in self._frames(self.board.changed_counters()):
+        for frame in self._frames(self.state.changed_counters()):
             for session in list(self._clients.values()):
                 session.send_encoded(frame)
 
@@ -343,7 +343,7 @@ class SchedulerService:
     def _push_snapshot(self) -> None:
         snapshot = self._snapshot()
         metrics.show_queues(snapshot.queues)
-        metrics.show_board(self.board)
+        metrics.show_state(self.state)
         packed = encoded(snapshot)
         for session in list(self._clients.values()):
             if session.unsent_bytes < MAX_SNAPSHOT_BACKLOG:

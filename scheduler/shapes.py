@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from core.errors import Unavailable
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.listeners import Listener
 from scheduler.messages import PlaceRefused
 from scheduler.wire import Placement, PlaceRequest, Released
@@ -124,7 +124,9 @@ class ShapeBook(Listener):
         if entry := self._open.get((client, placement.request_id)):
             entry.queue_ms = _ms(at - entry.at)
 
-    def on_first_token(self, client: str, request_id: str, placement: Open | None, at: float) -> None:
+    def on_first_token(
+        self, client: str, request_id: str, placement: ActivePlacement | None, at: float
+    ) -> None:
         """Note its time to first token."""
         if (entry := self._open.get((client, request_id))) and entry.ttft_ms < 0:
             entry.ttft_ms = _ms(at - entry.at)
@@ -140,7 +142,9 @@ class ShapeBook(Listener):
         if entry := self._closed(client, request_id):
             self._end(entry, None, "cancelled", at)
 
-    def on_release(self, client: str, released: Released, placement: Open | None, at: float) -> None:
+    def on_release(
+        self, client: str, released: Released, placement: ActivePlacement | None, at: float
+    ) -> None:
         """Record it as done, or as failed by its replica."""
         if entry := self._closed(client, released.request_id):
             self._end(entry, released, "failed" if released.failed else "done", at)

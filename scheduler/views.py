@@ -5,9 +5,9 @@ from datetime import datetime
 
 import msgspec
 
-from scheduler.core.board import Board
 from scheduler.core.config import HEARTBEAT_STALE_S
 from scheduler.core.replica import Replica
+from scheduler.core.state import SchedulerState
 from scheduler.listeners import Listener
 from scheduler.wire import HostView, PoolSnapshot
 from workers.wire import Heartbeat, ReplicaState, ReplicaStatus
@@ -45,11 +45,11 @@ class HostBook(Listener):
         return sorted(views, key=lambda view: view.host_id)
 
 
-def pool_snapshot(board: Board, hosts: HostBook, now: float, at: datetime) -> PoolSnapshot:
+def pool_snapshot(state: SchedulerState, hosts: HostBook, now: float, at: datetime) -> PoolSnapshot:
     """Everything the console, /v1/models and the clients' fallback want to know."""
-    replicas = [_status(replica, now) for _, replica in sorted(board.fleet.replicas.items())]
+    replicas = [_status(replica, now) for _, replica in sorted(state.fleet.replicas.items())]
     unix_ms = int(at.timestamp() * 1000)
-    return PoolSnapshot(board.epoch, unix_ms, replicas, hosts.views(now), board.queue_views(now))
+    return PoolSnapshot(state.epoch, unix_ms, replicas, hosts.views(now), state.queue_views(now))
 
 
 def _status(replica: Replica, now: float) -> ReplicaStatus:

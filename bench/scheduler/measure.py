@@ -63,17 +63,17 @@ class Stopwatch:
 
 def watched(world: World) -> Stopwatch:
     """A stopwatch on the three parts of a decision."""
-    watch, board = Stopwatch(), world.board
-    queue = board.desks[MODEL].queue
+    watch, state = Stopwatch(), world.state
+    queue = state.queues[MODEL].queue
     watch.watch(queue, "pick", "choice")
-    watch.watch(board.fleet, "place", "place")
-    watch.watch(board.fleet, "opened", "opened")
+    watch.watch(state.fleet, "place", "place")
+    watch.watch(state.fleet, "opened", "opened")
     watch.watch(queue, "on_open", "opened")
     return watch
 
 
 def decisions(world: World, watch: Stopwatch, count: int) -> dict[str, dict[str, float]]:
-    """Free one slot at a time and let the board fill it from its queue; CPU time of each decision.
+    """Free one slot at a time and let the scheduler state fill it from its queue; CPU time of each decision.
 
     A decision is the queue's choice and `place`; `recorded` is that with the counters and prefix beliefs that `opened`
     moves, so that the next decision knows of it. `dispatch` is the whole call around it, with what is done once for
@@ -91,7 +91,7 @@ def decisions(world: World, watch: Stopwatch, count: int) -> dict[str, dict[str,
         found["release"].append(time.thread_time() - began)
         watch.reset()
         wall_began, began = time.perf_counter(), time.thread_time()
-        answers = world.board.dispatch(world.now, world.rng)
+        answers = world.state.dispatch(world.now, world.rng)
         ended, wall_ended = time.thread_time(), time.perf_counter()
         spent, clock_s = watch.spent, 2e-9 * watch.calls * watch.clock_ns
         placed = world.take(answers)
@@ -126,7 +126,7 @@ def run(size: Size, count: int, ranges: list[tuple[int, int]] | None = None) -> 
         found.append(
             {
                 "replicas": size.replicas,
-                "cached_blocks": remembered(world.board.fleet),
+                "cached_blocks": remembered(world.state.fleet),
                 "shortest": shortest,
                 "longest": longest,
                 "queued": size.queued,

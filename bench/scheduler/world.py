@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scheduler.core.board import Board
 from scheduler.core.config import PolicyConfig
 from scheduler.core.decisions import Decision, Placed
 from scheduler.core.fleet import Fleet
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
+from scheduler.core.state import SchedulerState
 from scheduler.wire import Placement, PlaceRequest, Released
 from workers.wire import Capacity, Heartbeat, ReplicaState, ReplicaStatus
 
@@ -139,7 +139,7 @@ def fill(fleet: Fleet, cached_blocks: int, prompts: Prompts, rng: random.Random)
                 return
             before = held
         wanted = prompts.request(number)
-        entry = Open(
+        entry = ActivePlacement(
             CLIENT,
             wanted.tenant_id,
             MODEL,
@@ -161,7 +161,7 @@ def fill(fleet: Fleet, cached_blocks: int, prompts: Prompts, rng: random.Random)
 
 
 class World:
-    """A board of one model: caches full, every slot taken, `queued` requests waiting."""
+    """A scheduler state of one model: caches full, every slot taken, `queued` requests waiting."""
 
     def __init__(self, size: Size, seed: int = 1) -> None:
         self.rng = random.Random(seed)
@@ -176,39 +176,39 @@ class World:
             queue=QueueRules(max_waiting=4 * size.queued + 1000),
             admission=AdmissionRules(enabled=False),
         )
-        self.board = Board("epoch-1", 0.0, grace_s=0.0, config=rules)
+        self.state = SchedulerState("epoch-1", 0.0, grace_s=0.0, config=rules)
         self.now = 0.0
         self.open: list[Placement] = []
         self._number = 0
         for _ in range(3):
             self.beat()
-        fill(self.board.fleet, size.cached_blocks, self.prompts, self.rng)
+        fill(self.state.fleet, size.cached_blocks, self.prompts, self.rng)
         while len(self.open) < SLOTS * size.replicas:
             self.submit()
-            self.take(self.board.dispatch(self.now, self.rng))
+            self.take(self.state.dispatch(self.now, self.rng))
         self.queue_anew()
 
     def queue_anew(self) -> None:
         """Let others wait than do now: prompts of the present range."""
-        self.board.drop_waiting(CLIENT)
+        self.state.drop_waiting(CLIENT)
         for _ in range(self.size.queued):
             self.submit()
 
     def beat(self) -> None:
         """Every agent's heartbeat."""
         for beat in self.beats:
-            self.board.heartbeat(beat, self.now)
+            self.state.heartbeat(beat, self.now)
 
     def submit(self) -> None:
         """One more request."""
         self._number += 1
-        self.board.submit(CLIENT, self.prompts.request(self._number), self.now)
+        self.state.submit(CLIENT, self.prompts.request(self._number), self.now)
 
     def take(self, decisions: Sequence[Decision]) -> int:
         """Note what was placed, each prefilled at once; how many there were."""
         placed = [decision.placement for decision in decisions if isinstance(decision, Placed)]
         for placement in placed:
-            self.board.prefill_done(CLIENT, placement.request_id, placement.replica_id, self.now)
+            self.state.prefill_done(CLIENT, placement.request_id, placement.replica_id, self.now)
         self.open.extend(placed)
         return len(placed)
 
@@ -218,4 +218,4 @@ class World:
         self.open[place], self.open[-1] = self.open[-1], self.open[place]
         ended = self.open.pop()
         done = Released(ended.request_id, ended.replica_id, output_tokens=OUTPUT_TOKENS)
-        self.board.release(CLIENT, done, self.now)
+        self.state.release(CLIENT, done, self.now)

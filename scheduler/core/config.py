@@ -29,7 +29,7 @@ class PolicyConfig:
     """... unless it costs more than going elsewhere by T_max, at most this (the llm-d router's figure) ..."""
     sticky_prefills: float = 5.0
     """... and at most so many times what prefilling the prompt from nothing takes, ..."""
-    sticky_least_s: float = 1.0
+    sticky_min_s: float = 1.0
     """... but never less than this. A short shared prompt is not worth a long wait; a lost long one costs everybody."""
 
     eta: float = 0.5
@@ -48,19 +48,19 @@ class PolicyConfig:
     once a first token is overdue (`replica.OVERDUE_S`)."""
     itl_slack: float = 0.95
     """A batch is full when one more would slow answers beyond this share of the promised time per token: at first,
-    since the share is learnt (`habits.Habits.slack`) ..."""
-    slack_least: float = 0.6
+    since the share is learnt (`model_stats.ModelStats.itl_slack`) ..."""
+    slack_min: float = 0.6
     """... and kept between this ..."""
-    slack_most: float = 1.0
+    slack_max: float = 1.0
     """... and this, ..."""
-    missed_share: float = 0.05
+    itl_miss_share: float = 0.05
     """... so that such a share of the answers in full batches misses the promise ..."""
     slack_step: float = 0.004
     """... in steps of this for each that missed it, and `missed_share` of this for each that kept it. 0 = not learnt.
     With 0.01 it overshoots: answers that are under way when it falls still count."""
-    full_batch: float = 0.6
+    full_batch_share: float = 0.6
     """An answer came from a full batch when its predicted time per token was above this share of the promised one."""
-    pressed_s: float = 0.05
+    miss_min_queued_s: float = 0.05
     """A miss makes batches smaller only where the request had waited in our queue for longer than this."""
     itl_floor: float = 2.0
     """It is not full below this multiple of the time per token of one sequence alone: no promise idles a replica."""
@@ -76,7 +76,7 @@ class PolicyConfig:
     residual_limit_s: float = 2.0
     """A single answer moves a residual as if it had been off by at most this."""
 
-    belief_grace_s: float = 0.25
+    kv_event_grace_s: float = 0.25
     """Exact prefix knowledge: how long after its first token a prompt is believed cached without an event."""
     miss_age_s: float = 5.0
     """Mirrored prefix knowledge: a prefix used within this was perhaps still being prefilled when it was missed."""

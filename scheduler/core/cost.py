@@ -86,4 +86,4 @@ def enough(request: PlaceRequest, config: PolicyConfig) -> float:
 def patience_s(request: PlaceRequest, prefill_rate: float, config: PolicyConfig) -> float:
     """T_max: what may be given up for the sake of a cached prefix, the more the longer its prefill takes."""
     worth_s = config.sticky_prefills * request.prompt_tokens / prefill_rate
-    return min(config.sticky_extra_s, max(config.sticky_least_s, worth_s))
+    return min(config.sticky_extra_s, max(config.sticky_min_s, worth_s))

@@ -16,7 +16,7 @@ class Placed(NamedTuple):
     tier: str = "standard"
 
 
-class Turned(NamedTuple):
+class Rejection(NamedTuple):
     """Tell `client` that its request is refused."""
 
     client: str
@@ -24,11 +24,11 @@ class Turned(NamedTuple):
     refusal: PlaceRefused
 
 
-class Assigned(NamedTuple):
+class Assignment(NamedTuple):
     """A request has left the queue for `choice.replica`: a placement is to be opened for it."""
 
     queued: QueuedRequest
     choice: Choice
 
 
-Decision = Placed | Turned
+Decision = Placed | Rejection

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scheduler.core.band import Band, HitTokens
 from scheduler.core.flow import Flow, QueuedRequest, QueueOutcome, RequestKey
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.rules import BANDS, NEW_TENANT, QueueRules
 from scheduler.messages import TenantCounter
 from scheduler.wire import Released
@@ -181,13 +181,13 @@ class FairQueue:
 
     def newly_late(self, late_before: float, most: int) -> list[QueuedRequest]:
         """Those that have become late since the last call, oldest first; at most so many, the next call goes on."""
-        turned: list[QueuedRequest] = []
-        while self._arrivals and self._arrivals[0][0] < late_before and len(turned) < most:
+        late: list[QueuedRequest] = []
+        while self._arrivals and self._arrivals[0][0] < late_before and len(late) < most:
             _, seq, key = heapq.heappop(self._arrivals)
             queued = self._waiting.get(key)
             if queued is not None and queued.seq == seq:
-                turned.append(queued)
-        return turned
+                late.append(queued)
+        return late
 
     def others_waiting(self, tenant_id: str) -> bool:
         """Whether any other tenant waits for this model."""
@@ -207,7 +207,7 @@ class FairQueue:
 
     # What tenants are charged
 
-    def on_open(self, entry: Open, *, counted: bool = False) -> float:
+    def on_open(self, entry: ActivePlacement, *, counted: bool = False) -> float:
         """A placement begins; its tenant's counter afterwards. `counted`: an earlier scheduler has charged it.
 
         What `entry.charged` says is in the counter already, of a placement that goes on, is not charged again.
@@ -221,7 +221,7 @@ class FairQueue:
         self.running += 1
         return flow.counter
 
-    def on_progress(self, entry: Open) -> None:
+    def on_progress(self, entry: ActivePlacement) -> None:
         """More tokens came: what goes beyond the estimate is charged now, and counts against the tenant's cap."""
         if entry.produced > entry.output_tokens:
             band, flow = self._flow_of(entry)
@@ -229,17 +229,17 @@ class FairQueue:
             entry.reserved = _reserved(entry)
         self._recharge(entry, self._estimate(entry))
 
-    def on_close(self, entry: Open, released: Released | None) -> None:
+    def on_close(self, entry: ActivePlacement, released: Released | None) -> None:
         """A placement is over: charge what it really took. None: its client died, what was seen of it counts."""
         self._recharge(entry, self._actual(entry, released))
         band, flow = self._flow_of(entry)
         band.on_close(flow, entry.reserved)
         self.running -= 1
 
-    def _estimate(self, entry: Open) -> float:
+    def _estimate(self, entry: ActivePlacement) -> float:
         return self.rules.charge(entry.uncached, max(entry.output_tokens, entry.produced), entry.weight)
 
-    def _actual(self, entry: Open, released: Released | None) -> float:
+    def _actual(self, entry: ActivePlacement, released: Released | None) -> float:
         if released is not None and released.failed:
             return 0.0
         began = entry.prefilled or entry.produced > 0
@@ -250,17 +250,17 @@ class FairQueue:
             output = max(output, released.output_tokens)
         return self.rules.charge(uncached, output, entry.weight)
 
-    def _recharge(self, entry: Open, charge: float) -> None:
+    def _recharge(self, entry: ActivePlacement, charge: float) -> None:
         if charge != entry.charged:
             self._charge(entry, charge - entry.charged)
             entry.charged = charge
 
-    def _charge(self, entry: Open, amount: float) -> None:
+    def _charge(self, entry: ActivePlacement, amount: float) -> None:
         band, flow = self._flow_of(entry)
         band.charge(flow, amount)
         self._changed.add((band_index(entry.tier), flow.name))
 
-    def _flow_of(self, entry: Open) -> tuple[Band, Flow]:
+    def _flow_of(self, entry: ActivePlacement) -> tuple[Band, Flow]:
         band = self.band(entry.tier)
         return band, band.flow(entry.tenant_id)
 
@@ -299,7 +299,7 @@ def band_index(tier: str) -> int:
     return _INDEX.get(tier, _STANDARD)
 
 
-def _reserved(entry: Open) -> int:
+def _reserved(entry: ActivePlacement) -> int:
     """KV tokens that a placement plans with: its cached prefix is shared, its answer at least as long as estimated."""
     return entry.uncached + max(entry.output_tokens, entry.produced)
 

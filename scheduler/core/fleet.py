@@ -1,6 +1,6 @@
 """Every replica with what is routed to it: the one place where load counters and prefix beliefs move.
 
-The board (queues, clients) calls it for every event; policy reads it. Pure: time and randomness come in.
+The scheduler state (queues, clients) calls it for every event; policy reads it. Pure: time and randomness come in.
 """
 
 import math
@@ -8,7 +8,7 @@ import math
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import tokens_per_block
 from scheduler.core.mirror import Mirrored
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Blocked, Choice, Reason, Rng, place
 from scheduler.core.pool import Pool
 from scheduler.core.predict import Report
@@ -124,16 +124,16 @@ class Fleet:
 
     # What happens to placements
 
-    def opened(self, entry: Open, now: float | None = None) -> None:
+    def opened(self, entry: ActivePlacement, now: float | None = None) -> None:
         """A placement begins, decided here, or announced `now` by a client: its load counts from now on."""
         load = self._loads.get(entry.replica_id)
         if load is None:
             load = self._loads[entry.replica_id] = Load()
-        replica, notes, uncached = self._current(entry), entry.notes, entry.uncached
-        now = notes.opened_at = entry.placed_at if now is None else now
+        replica, baseline, uncached = self._current(entry), entry.baseline, entry.uncached
+        now = baseline.opened_at = entry.placed_at if now is None else now
         if replica is not None and entry.predicted_ttft_s > 0.0:
-            notes.raw_ttft_s = entry.predicted_ttft_s - replica.learnt.ttft.at(now)
-            notes.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.learnt.slowdown.at(now))
+            baseline.raw_ttft_s = entry.predicted_ttft_s - replica.learnt.ttft.at(now)
+            baseline.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.learnt.slowdown.at(now))
         load.running += 1
         load.kv_tokens += uncached + entry.produced
         load.context_tokens += entry.prompt_tokens + entry.produced
@@ -146,17 +146,17 @@ class Fleet:
             return
         pool = self._pools[entry.model]
         if not entry.prefilled:
-            left = uncached * pool.habits.found_share
+            left = uncached * pool.stats.uncached_ratio
             seconds = left * replica.fixed.per_token
             replica.clear_at = max(replica.clear_at, now) + seconds
-            pool.habits.placed(left, entry.output_tokens)
+            pool.stats.observe_placement(left, entry.output_tokens)
             replica.learnt.prefill_share.add(seconds, now)
         if entry.blocks:
             held = replica.prefix.routed(entry.blocks, _block_tokens(entry), now)
-            notes.prefix_blocks, notes.prefix_used_at = held
+            baseline.prefix_blocks, baseline.prefix_used_at = held
         pool.refresh(replica, now)
 
-    def prefilled(self, entry: Open, now: float) -> None:
+    def prefilled(self, entry: ActivePlacement, now: float) -> None:
         """The first token came: the prompt no longer waits for prefill. Learns from the time it took."""
         if entry.prefilled:
             return
@@ -169,15 +169,15 @@ class Fleet:
         if replica is None:
             return
         pool = self._pools[entry.model]
-        replica.clear_at = now + load.unprefilled * pool.habits.found_share / replica.fixed.prefill_rate
+        replica.clear_at = now + load.unprefilled * pool.stats.uncached_ratio / replica.fixed.prefill_rate
         replica.prefix.prefilled(entry.blocks, now)
-        if entry.notes.raw_ttft_s >= 0.0:
+        if entry.baseline.raw_ttft_s >= 0.0:
             observed_s = now - entry.placed_at
-            replica.learnt.ttft.learn(observed_s - entry.notes.raw_ttft_s, now)
+            replica.learnt.ttft.learn(observed_s - entry.baseline.raw_ttft_s, now)
             self._report(entry.model).ttft.learn(entry.predicted_ttft_s, observed_s)
         self._pools[entry.model].refresh(replica, now)
 
-    def progressed(self, entry: Open, produced: int) -> None:
+    def progressed(self, entry: ActivePlacement, produced: int) -> None:
         """So many output tokens so far; counts never go back."""
         if produced > entry.produced:
             load = self._loads[entry.replica_id]
@@ -187,7 +187,7 @@ class Fleet:
             entry.produced = produced
             load.outstanding += _outstanding(entry)
 
-    def closed(self, entry: Open, released: Released | None, now: float) -> None:
+    def closed(self, entry: ActivePlacement, released: Released | None, now: float) -> None:
         """A placement is over. `released` is None when the client died or announced something else."""
         load = self._loads[entry.replica_id]
         load.running -= 1
@@ -206,15 +206,15 @@ class Fleet:
 
     # What is learnt
 
-    def _learn(self, replica: Replica, entry: Open, released: Released | None, now: float) -> None:
+    def _learn(self, replica: Replica, entry: ActivePlacement, released: Released | None, now: float) -> None:
         """What an ended placement says about its replica's cache and speed."""
         prefix, block_tokens = replica.prefix, _block_tokens(entry)
         if released is not None and released.failed:
             prefix.failed(entry.blocks, entry.prefilled, now)
             return
         if not entry.prefilled and (released is None or not released.output_tokens):
-            prefix.given_up(entry.blocks, entry.notes.prefix_blocks, entry.notes.opened_at, now)
-            share = self._pools[entry.model].habits.found_share
+            prefix.given_up(entry.blocks, entry.baseline.prefix_blocks, entry.baseline.opened_at, now)
+            share = self._pools[entry.model].stats.uncached_ratio
             replica.clear_at -= entry.uncached * share / replica.fixed.prefill_rate
             return
         if not entry.prefilled:
@@ -223,15 +223,15 @@ class Fleet:
         prefix.ended(entry.blocks, block_tokens, answer, now)
         if released is not None and released.input_tokens:
             self._correct(replica, entry, released)
-        if entry.first_token_at > 0.0 and entry.notes.raw_itl_s > 0.0 and answer > 1:
+        if entry.first_token_at > 0.0 and entry.baseline.raw_itl_s > 0.0 and answer > 1:
             observed_s = (now - entry.first_token_at) / (answer - 1)
-            replica.learnt.slowdown.learn(observed_s / entry.notes.raw_itl_s - 1.0, now)
+            replica.learnt.slowdown.learn(observed_s / entry.baseline.raw_itl_s - 1.0, now)
             self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
-            self._pools[entry.model].habits.answered(
+            self._pools[entry.model].stats.observe_itl(
                 entry.predicted_itl_s, observed_s, replica.status.targets.tpot_s, entry.queued_s
             )
 
-    def _correct(self, replica: Replica, entry: Open, released: Released) -> None:
+    def _correct(self, replica: Replica, entry: ActivePlacement, released: Released) -> None:
         """Compare what the engine found in its cache with what was believed.
 
         What it lost from a cache that is full, it lost by age, and all that is older with it. What it lacks of a cache
@@ -240,16 +240,16 @@ class Fleet:
         believed, found = entry.hit_tokens, released.cached_input_tokens
         # By the estimated length of the prompt: an error in it is none of the cache's.
         found_here = found * entry.prompt_tokens / released.input_tokens
-        self._pools[entry.model].habits.prefilled(entry.uncached, entry.prompt_tokens - found_here)
+        self._pools[entry.model].stats.observe_prefill(entry.uncached, entry.prompt_tokens - found_here)
         if not believed:
             return
         learnt, config, prefix = replica.learnt, self.config, replica.prefix
         learnt.trust += config.residual_gain * (min(1.0, found_here / believed) - learnt.trust)
-        aged = entry.placed_at - entry.notes.prefix_used_at >= config.miss_age_s
+        aged = entry.placed_at - entry.baseline.prefix_used_at >= config.miss_age_s
         if found >= config.miss_share * believed or not aged:
             return
         if prefix.tokens > config.full_share * prefix.room_tokens:
-            prefix.missed(entry.notes.prefix_used_at)
+            prefix.missed(entry.baseline.prefix_used_at)
         else:
             prefix.given_up(entry.blocks, int(found / _block_tokens(entry)), math.inf, entry.placed_at)
 
@@ -258,7 +258,7 @@ class Fleet:
 
     # Coming and going
 
-    def _current(self, entry: Open) -> Replica | None:
+    def _current(self, entry: ActivePlacement) -> Replica | None:
         """The replica of a placement, if it is still the incarnation that was placed on."""
         replica = self.replicas.get(entry.replica_id)
         same = replica is not None and (replica.status.boot_id, replica.status.model) == (
@@ -281,7 +281,7 @@ class Fleet:
     def _source(self, status: ReplicaStatus, pool: Pool, row: int) -> PrefixSource:
         most = self.config.max_replica_blocks
         if status.prefix_kind == "tokens":
-            return Exact(pool.index, 1 << row, 0, most, self.config.belief_grace_s)
+            return Exact(pool.index, 1 << row, 0, most, self.config.kv_event_grace_s)
         return Mirrored(pool.tree, row, 0, most)
 
     def _forget(self, replica_id: str) -> str:
@@ -308,11 +308,11 @@ def _moved(known: ReplicaStatus, status: ReplicaStatus) -> bool:
     return (known.model, known.prefix_kind) != (status.model, status.prefix_kind)
 
 
-def _outstanding(entry: Open) -> int:
+def _outstanding(entry: ActivePlacement) -> int:
     return max(0, entry.output_tokens - entry.produced)
 
 
-def _block_tokens(entry: Open) -> float:
+def _block_tokens(entry: ActivePlacement) -> float:
     """Tokens in each of its blocks."""
     if entry.block_tokens:
         return entry.block_tokens

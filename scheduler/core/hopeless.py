@@ -5,7 +5,7 @@ from collections import deque
 from scheduler.core import refusals
 from scheduler.core.admission import Admission
 from scheduler.core.cursor import QueueCursor
-from scheduler.core.decisions import Turned
+from scheduler.core.decisions import Rejection
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
 from scheduler.core.flow import QueuedRequest, QueueOutcome
@@ -64,9 +64,9 @@ class HopelessReview:
         if queued.request.exclude:
             self._retries.append(queued)
 
-    def refusals(self, now: float, rng: Rng) -> list[Turned]:
+    def refusals(self, now: float, rng: Rng) -> list[Rejection]:
         """Refuse what can no longer be served in time. Work is bounded; see `unfinished`."""
-        refused: list[Turned] = []
+        refused: list[Rejection] = []
         if self._pool_changed or self._retries:
             refused += self._retries_without_replica(now, rng)
         refused += self._after_shrinking(now)
@@ -76,7 +76,7 @@ class HopelessReview:
 
     def impossible(
         self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity, *, grace: bool
-    ) -> Turned | None:
+    ) -> Rejection | None:
         """The refusal of a request that fits nowhere, when waiting cannot help it; None when it may wait on."""
         if not reason.worth_waiting and not grace:
             return self._no_replica(queued, reason, pool)
@@ -88,7 +88,7 @@ class HopelessReview:
             )
         return None
 
-    def _retries_without_replica(self, now: float, rng: Rng) -> list[Turned]:
+    def _retries_without_replica(self, now: float, rng: Rng) -> list[Rejection]:
         """Requests that have failed on every replica there is do not wait for room.
 
         Each is looked at when it arrives, and again whenever the pool has changed; at most MAX_REFUSED in one dispatch.
@@ -105,7 +105,7 @@ class HopelessReview:
                     refused.append(self._no_replica(queued, verdict.reason, self._pool.at(now)))
         return refused
 
-    def _after_shrinking(self, now: float) -> list[Turned]:
+    def _after_shrinking(self, now: float) -> list[Rejection]:
         """When the pool has shrunk, refuse the last requests of each tenant that can no longer be served in time."""
         slots = self._pool.at(now).slots
         if slots < SHRINK_RATIO * self._reviewed_slots:
@@ -128,7 +128,7 @@ class HopelessReview:
                 self._cursor.skip_flow()
         return refused
 
-    def _newly_late(self, now: float) -> list[Turned]:
+    def _newly_late(self, now: float) -> list[Rejection]:
         """A request that becomes late is served only every `oldest_every`-th turn, which may miss its deadline."""
         refused = []
         for queued in self._queue.newly_late(self._waits.late_before(now), MAX_LATE_REVIEWED):
@@ -139,17 +139,17 @@ class HopelessReview:
                 self._waits.record(queued, wait_s, now, late=True)
         return refused
 
-    def _no_replica(self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity) -> Turned:
+    def _no_replica(self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity) -> Rejection:
         standing = Standing(0, pool.ready, None)
         return self._refuse(queued, refusals.hopeless(queued.request, reason, standing))
 
-    def _too_late(self, queued: QueuedRequest, wait_s: float | None, now: float) -> Turned:
+    def _too_late(self, queued: QueuedRequest, wait_s: float | None, now: float) -> Rejection:
         standing = self._waits.standing(queued.request, queued, now)
         self._queue.remove(queued.key, QueueOutcome.HOPELESS)
         allowed_s = queued.deadline_at - now
         refusal = self._waits.too_late(queued.request, standing, wait_s, allowed_s, now)
-        return Turned(queued.client, self._model, refusal)
+        return Rejection(queued.client, self._model, refusal)
 
-    def _refuse(self, queued: QueuedRequest, refusal: PlaceRefused) -> Turned:
+    def _refuse(self, queued: QueuedRequest, refusal: PlaceRefused) -> Rejection:
         self._queue.remove(queued.key, QueueOutcome.HOPELESS)
-        return Turned(queued.client, self._model, refusal)
+        return Rejection(queued.client, self._model, refusal)

@@ -1,13 +1,14 @@
 """One model's queue with its admission: who may wait, whose turn it is, who is refused.
 
-It reads the fleet and moves no load: `serve` yields decisions, and the board applies each before the next is made.
+It reads the fleet and moves no load: `serve` yields decisions, and the scheduler state applies each before it asks
+for the next.
 """
 
 from collections.abc import Iterator
 
 from scheduler.core import refusals
 from scheduler.core.admission import Admission
-from scheduler.core.decisions import Assigned, Turned
+from scheduler.core.decisions import Assignment, Rejection
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.fleet import Fleet
 from scheduler.core.flow import QueuedRequest, QueueOutcome
@@ -87,9 +88,9 @@ class ModelQueue:
 
     # Service
 
-    def expire(self, now: float) -> list[Turned]:
+    def expire(self, now: float) -> list[Rejection]:
         """Refuse requests whose deadline has passed, the most overdue first; at most MAX_EXPIRED of them."""
-        expired: list[Turned] = []
+        expired: list[Rejection] = []
         while (queued := self.queue.overdue(now)) is not None and len(expired) < MAX_EXPIRED:
             request = queued.request
             standing = self.waits.standing(request, queued, now)
@@ -100,11 +101,11 @@ class ModelQueue:
             self.waits.observe(queued, now)
             waited_s = queued.deadline_at - queued.enqueued_at
             refusal = refusals.overdue(request, waited_s, standing, over_share)
-            expired.append(Turned(queued.client, self.model, refusal))
+            expired.append(Rejection(queued.client, self.model, refusal))
         self.unfinished = queued is not None
         return expired
 
-    def serve(self, now: float, rng: Rng, *, grace: bool) -> Iterator[Assigned | Turned]:
+    def serve(self, now: float, rng: Rng, *, grace: bool) -> Iterator[Assignment | Rejection]:
         """Place what can be placed, in fair order; refuse what waits in vain, except for want of replicas in `grace`.
 
         The caller applies each decision before it asks for the next, which depends on the load of the replicas.
@@ -140,7 +141,7 @@ class ModelQueue:
             self.reservations.record_starved([next(iter(current.skipped))], now)
         self.admission.drain.advance(now, pool.slots, len(self.queue) > 0)
 
-    def _serve_reserved(self, current: ServingPass, now: float, rng: Rng) -> Iterator[Assigned]:
+    def _serve_reserved(self, current: ServingPass, now: float, rng: Rng) -> Iterator[Assignment]:
         """Place the request that a replica is reserved for, or skip it.
 
         It has no turn while requests of a higher band wait.
@@ -155,10 +156,10 @@ class ModelQueue:
                 return
         current.skip(held.queued, SkipReason.RESERVED)
 
-    def _assign(self, queued: QueuedRequest, choice: Choice, current: ServingPass, now: float) -> Assigned:
+    def _assign(self, queued: QueuedRequest, choice: Choice, current: ServingPass, now: float) -> Assignment:
         self.queue.record_pick(queued, current.late_before)
         self.waits.observe(queued, now)
         replica_id = choice.replica.status.replica_id
         self.reservations.placed(queued, replica_id, self.pool.at(now).largest_kv_tokens, now)
         self.admission.drain.on_place(queued.work)
-        return Assigned(queued, choice)
+        return Assignment(queued, choice)

@@ -9,7 +9,7 @@ import numpy as np
 
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import Figures, Vector
-from scheduler.core.habits import Habits
+from scheduler.core.model_stats import ModelStats
 from scheduler.core.predict import step_s
 from scheduler.core.prefix_index import PrefixIndex
 from scheduler.core.prefix_tree import PrefixTree
@@ -40,7 +40,7 @@ class Pool:
         self.targets = Targets()
         self.prefill_rate = 1.0
         """R of the replica heard of last: what a request's own prefill is measured by."""
-        self.habits = Habits(config)
+        self.stats = ModelStats(config)
         """What its answers have taught."""
         self._takers: set[int] = set()
         """Rows that are open and have some room."""
@@ -142,7 +142,7 @@ class Pool:
             kv_room,
             room,
             replica.clear_at,
-            believed * load.unprefilled * self.habits.found_share * per_token,
+            believed * load.unprefilled * self.stats.uncached_ratio * per_token,
             learnt.ttft.at(now),
             per_token,
             per_token * (1.0 + config.eta * running),
@@ -162,7 +162,7 @@ class Pool:
     def _limit_s(self, replica: Replica, context_tokens: int, prefill_share: float) -> float:
         """Seconds per token that a batch may take without prefill.
 
-        The share of the promised time per token that may be used (`Habits.slack`), less the part of it that prefill
+        The share of the promised time per token that may be used (`ModelStats.itl_slack`), less the part that prefill
         takes: `limit = promised * (1 - phi)`. Of phi, no more counts than it would be at the highest rate of typical
         requests that keeps the promise, u uncached and o output tokens each (a = u/R, b = o*beta/accept):
 
@@ -171,10 +171,10 @@ class Pool:
 
         A higher phi means that the engine works off a backlog of prefill; fewer running answers would not end it.
         """
-        capacity, fixed, habits = replica.status.capacity, replica.fixed, self.habits
-        promised_s = max(habits.slack * fixed.promised_s, fixed.floor_s)
-        prefill_s = habits.typical_uncached / fixed.prefill_rate
-        decode_s = habits.typical_output * capacity.step_per_seq_s / fixed.accept
+        capacity, fixed, stats = replica.status.capacity, replica.fixed, self.stats
+        promised_s = max(stats.itl_slack * fixed.promised_s, fixed.floor_s)
+        prefill_s = stats.typical_uncached / fixed.prefill_rate
+        decode_s = stats.typical_output * capacity.step_per_seq_s / fixed.accept
         fixed_s = capacity.step_base_s + capacity.step_per_kv_token_s * context_tokens
         sustained = (
             (1.0 - fixed_s / (promised_s * fixed.accept)) * prefill_s / max(prefill_s + decode_s, 1e-9)

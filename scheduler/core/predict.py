@@ -30,7 +30,7 @@ def step_s(capacity: Capacity, sequences: float, kv_tokens: float) -> float:
 
 
 @dataclass(slots=True)
-class Notes:
+class Baseline:
     """What the fleet writes down when a placement begins, to learn from how it goes."""
 
     raw_ttft_s: float = -1.0

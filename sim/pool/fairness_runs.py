@@ -90,9 +90,9 @@ def swept() -> Mapping[str, PenstockOptions]:
     return {name: _options(name, SchedulerConfig(queue=each)) for name, each in names.items()}
 
 
-def _options(name: str, board: SchedulerConfig) -> PenstockOptions:
-    unrefused = replace(board, admission=AdmissionRules(enabled=False))
-    return PenstockOptions(deadline_s=PATIENCE_S, board=unrefused, name=name)
+def _options(name: str, state: SchedulerConfig) -> PenstockOptions:
+    unrefused = replace(state, admission=AdmissionRules(enabled=False))
+    return PenstockOptions(deadline_s=PATIENCE_S, state=unrefused, name=name)
 
 
 def play(
@@ -116,7 +116,7 @@ def play(
         hit_rate=sum(record.cached_tokens for record in done) / prompt,
         jain=measured.jain,
         max_gap=measured.max_service_gap,
-        bound=gap_bound(records, options.board.queue.slack, min(scene.backlog.weights)),
+        bound=gap_bound(records, options.state.queue.slack, min(scene.backlog.weights)),
     )
 
 

@@ -1,16 +1,16 @@
-"""Penstock's own scheduler as a routing system: the Board that serves live, driven by simulated events.
+"""Penstock's own scheduler as a routing system: the SchedulerState that serves live, driven by simulated events.
 
-Every API process is a client of the board. What each of them holds and waits for is kept here as a real client keeps
-it, so that a scheduler that restarts is told again.
+Every API process is a client of it. What each process holds and waits for is kept here as a real client keeps it, and
+is announced again after a restart of the scheduler.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.announcing import announced_placement
-from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
 from scheduler.core.rules import AdmissionRules, SchedulerConfig
+from scheduler.core.state import SchedulerState
 from scheduler.messages import Announce, AnnouncedRequest, TenantCounter
 from scheduler.wire import Placement, PlaceRequest, Released
 from sim.pool.contract import Decision, Dispatch, Refuse, ReplicaView, SimRequest
@@ -30,7 +30,7 @@ class PenstockOptions:
     """Prefix knowledge from KV events and token blocks; otherwise mirrored from routed prompts."""
     deadline_s: float = 600.0
     """Seconds a request may wait in the queue."""
-    board: SchedulerConfig = field(
+    state: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(admission=AdmissionRules(enabled=False))
     )
     """Rules of placement, queue and admission; admission is off where refusals are held equal."""
@@ -64,7 +64,7 @@ class PenstockRouting:
         self._setup = setup
         self._options = options
         self._epochs = 0
-        self._board = self._new_board(0.0)
+        self._state = self._new_state(0.0)
         self._held: dict[int, _Held] = {}
         self._counters: dict[tuple[str, str, str], TenantCounter] = {}
         """Model, tenant, tier: the fair queue's counters as last told to the clients."""
@@ -83,19 +83,19 @@ class PenstockRouting:
         waited_s = now - held.arrived_at
         held.request.exclude = list(held.failed_on)
         held.request.deadline_s = max(0.1, self._options.deadline_s - waited_s)
-        self._board.submit(_client(router), held.request, now)
+        self._state.submit(_client(router), held.request, now)
 
     def first_token(self, key: int, replica_id: str, now: float) -> None:
         """Its prompt no longer waits for prefill."""
         if held := self._held.get(key):
             held.prefilled = True
-            self._board.prefill_done(_client(held.router), str(key), replica_id, now)
+            self._state.prefill_done(_client(held.router), str(key), replica_id, now)
 
     def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
         """So many output tokens so far."""
         if held := self._held.get(key):
             held.produced = produced
-            self._board.progress(_client(held.router), str(key), replica_id, produced)
+            self._state.progress(_client(held.router), str(key), replica_id, produced)
 
     def finished(
         self,
@@ -120,7 +120,7 @@ class PenstockRouting:
             output_tokens,
             failed,
         )
-        self._board.release(_client(held.router), released, now)
+        self._state.release(_client(held.router), released, now)
         if failed:
             held.failed_on.append(replica_id)
             held.placement = None
@@ -135,23 +135,23 @@ class PenstockRouting:
         beat = Heartbeat(
             _AGENT, "pool", "boot", self._beats, "sim", "sim", 0, [self._status(view) for view in views], {}
         )
-        self._board.heartbeat(beat, now)
-        for counter in self._board.changed_counters():
+        self._state.heartbeat(beat, now)
+        for counter in self._state.changed_counters():
             self._counters[counter.model, counter.tenant_id, counter.tier] = counter
 
     def kv_events(self, delta: KvDelta, now: float) -> None:
         """An engine's own word on its prefix cache."""
-        self._board.fleet.kv_events(delta)
+        self._state.fleet.kv_events(delta)
 
     # What is decided
 
     def decide(self, now: float) -> list[Decision]:
-        """What the board says now."""
+        """What the scheduler state says now."""
         if now >= self._tick_at:
-            self._board.tick()
+            self._state.tick()
             self._tick_at = now + TICK_S
         decisions: list[Decision] = []
-        for decision in self._board.dispatch(now, self._setup.rng):
+        for decision in self._state.dispatch(now, self._setup.rng):
             if isinstance(decision, Placed):
                 decisions.append(self._placed(decision.placement, now))
             else:
@@ -162,15 +162,15 @@ class PenstockRouting:
 
     def next_wake(self, now: float) -> float | None:
         """While somebody waits, as often as the live service ticks; at once where a decision was cut short."""
-        if self._board.unfinished:
+        if self._state.unfinished:
             return now
-        return None if self._board.next_deadline() is None else max(now, self._tick_at)
+        return None if self._state.next_deadline() is None else max(now, self._tick_at)
 
     # What goes wrong
 
     def restart(self, now: float) -> None:
         """A new scheduler: clients announce what they hold, wait for and know of counters."""
-        self._board = self._new_board(now)
+        self._state = self._new_state(now)
         counters = list(self._counters.values())
         for router in range(self._setup.routers):
             mine = [held for held in self._held.values() if held.router == router]
@@ -191,29 +191,29 @@ class PenstockRouting:
                 for held in mine
                 if held.placement is None
             ]
-            self._board.announce(_client(router), Announce(placements, queued, counters), now)
+            self._state.announce(_client(router), Announce(placements, queued, counters), now)
 
     def router_lost(self, router: int, now: float) -> None:
         """A client is dead: nobody waits for its answers any more."""
-        self._board.drop_waiting(_client(router))
-        self._board.drop_placements(_client(router), now)
+        self._state.drop_waiting(_client(router))
+        self._state.drop_placements(_client(router), now)
         self._held = {key: held for key, held in self._held.items() if held.router != router}
 
     def open_requests(self) -> int:
-        """Requests that the board or a client still knows of; 0 after a run, or something leaks."""
-        waiting = sum(view.waiting + view.in_flight for view in self._board.queue_views(0.0))
+        """Requests that the scheduler state or a client still knows of; 0 after a run, or something leaks."""
+        waiting = sum(view.waiting + view.in_flight for view in self._state.queue_views(0.0))
         return len(self._held) + waiting
 
     def remembered(self) -> int:
         """Prefix marks held of all replicas together."""
-        return sum(len(replica.prefix) for replica in self._board.fleet.replicas.values())
+        return sum(len(replica.prefix) for replica in self._state.fleet.replicas.values())
 
     # Translation
 
-    def _new_board(self, now: float) -> Board:
+    def _new_state(self, now: float) -> SchedulerState:
         self._epochs += 1
-        return Board(
-            f"epoch-{self._epochs}", now, grace_s=3.0 if now > 0 else 0.0, config=self._options.board
+        return SchedulerState(
+            f"epoch-{self._epochs}", now, grace_s=3.0 if now > 0 else 0.0, config=self._options.state
         )
 
     def _place_request(self, request: SimRequest, router: int) -> PlaceRequest:

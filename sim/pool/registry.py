@@ -102,12 +102,12 @@ def _baseline(kind: type[Baseline], shed_rate: float) -> RoutingFactory:
 
 
 def _ours(name: str, variant: Variant) -> RoutingFactory:
-    board = _QUEUES[name]() if name in _QUEUES else SchedulerConfig()
+    state = _QUEUES[name]() if name in _QUEUES else SchedulerConfig()
     admission = variant.admission and name not in _QUEUES
     options = PenstockOptions(
         exact=_prefix_of(name, variant) == "exact",
         deadline_s=variant.deadline_s,
-        board=replace(board, admission=replace(AdmissionRules(), enabled=admission)),
+        state=replace(state, admission=replace(AdmissionRules(), enabled=admission)),
         name=name,
     )
     return lambda setup: PenstockRouting(setup, options)

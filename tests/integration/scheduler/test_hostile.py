@@ -90,7 +90,7 @@ async def test_a_large_first_heartbeat_may_come_with_the_greeting() -> None:
     async with service() as scheduler:
         _, writer = await asyncio.open_connection("127.0.0.1", scheduler.port)
         writer.write(hello + first)
-        await until(lambda: len(scheduler.board.fleet.replicas) == 40)
+        await until(lambda: len(scheduler.state.fleet.replicas) == 40)
         writer.close()
 
 
@@ -110,7 +110,7 @@ async def test_absurd_figures_are_bounded() -> None:
             if answer["type"] in ("refused", "placed"):
                 answers.append(answer)
         writer.close()
-        assert len(scheduler.board.fleet.replicas["host/r0"].prefix) <= 4096
+        assert len(scheduler.state.fleet.replicas["host/r0"].prefix) <= 4096
         assert await api.place(request())
 
 
@@ -159,7 +159,7 @@ async def test_figures_that_are_none_end_nobody_elses_decisions() -> None:
         assert placement.replica_id == "host/r0"
         assert placement.service < 1e12
         assert not scheduler._ticker.done()
-        assert {name for name in scheduler.board.fleet.replicas} == {"host/r0"}
+        assert {name for name in scheduler.state.fleet.replicas} == {"host/r0"}
 
 
 def _held(name: str, age_s: float) -> AnnouncedPlacement:
@@ -212,7 +212,7 @@ async def test_made_up_models_leave_nothing_behind(monkeypatch: pytest.MonkeyPat
         for n in range(20):
             with pytest.raises(Refused, match="no host serves"):
                 await api.place(request(model=f"made-up-{n}"))
-        await until(lambda: not scheduler.board.desks)
+        await until(lambda: not scheduler.state.queues)
     shown = generate_latest().decode()
     assert {f"made-up-{n}" for n in range(20) if f'"made-up-{n}"' in shown} == {
         f"made-up-{n}" for n in range(5)

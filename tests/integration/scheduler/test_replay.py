@@ -39,7 +39,7 @@ async def _traffic(database: Database, requests: int = 30) -> None:
 
 
 async def _refused(scheduler: SchedulerService, api) -> None:
-    scheduler.board._grace_ends = 0.0
+    scheduler.state._grace_ends = 0.0
     try:
         await api.place(request(model="nobody's", deadline_s=0.2))
     except Refused:

@@ -49,7 +49,7 @@ class Load:
 
 
 def service_of(scheduler: SchedulerService) -> dict[str, float]:
-    return named(scheduler.board.counters())
+    return named(scheduler.state.counters())
 
 
 async def test_counters_survive_a_restart_under_load_and_no_request_is_lost() -> None:
@@ -73,7 +73,7 @@ async def test_counters_survive_a_restart_under_load_and_no_request_is_lost() ->
         await until(lambda: not any(api.connected for api in load.clients))
         async with service(port) as second:
             await until(lambda: all(api.connected for api in load.clients))
-            await until(lambda: len(second.board.open) >= 12)
+            await until(lambda: len(second.state.active) >= 12)
             after = service_of(second)
             for tenant in kept:
                 now = after.get(tenant, after[NEW_TENANT])  # forgotten once a newcomer begins no lower
@@ -82,7 +82,7 @@ async def test_counters_survive_a_restart_under_load_and_no_request_is_lost() ->
                 assert meanwhile <= 14 * 200, "only what was placed meanwhile is on top"
             load.paused.set()
             await asyncio.gather(*load.tasks)
-            await until(lambda: not second.board.open)
+            await until(lambda: not second.state.active)
 
 
 async def test_a_process_that_comes_later_learns_all_counters_at_once() -> None:
@@ -103,10 +103,10 @@ async def test_a_lost_connection_to_the_same_scheduler_charges_nobody_twice() ->
             session = scheduler._clients[api.name]
             session.abort()
             await until(lambda old=session: scheduler._clients.get(api.name) not in (old, None))
-            await until(lambda: len(scheduler.board.open) == 1)
+            await until(lambda: len(scheduler.state.active) == 1)
             assert service_of(scheduler)["t1"] == 200.0
         api.release(Released(placement.request_id, placement.replica_id, 100, 40, 10))
-        await until(lambda: not scheduler.board.open)
+        await until(lambda: not scheduler.state.active)
         assert service_of(scheduler)["t1"] == 80.0
 
 
@@ -115,16 +115,16 @@ async def test_a_client_that_was_frozen_until_it_seemed_dead_charges_nobody_twic
     async with service() as scheduler, agent(scheduler.port, replica()), client(scheduler.port) as api:
         placement = await api.place(request(tenant="t1", blocks=[1, 2]))
         api.prefill_done(placement)
-        await until(lambda: all(entry.prefilled for entry in scheduler.board.open.values()))
+        await until(lambda: all(entry.prefilled for entry in scheduler.state.active.values()))
         for _ in range(2):
             scheduler._clients[api.name].abort()
-            await until(lambda: not scheduler.board.open)
+            await until(lambda: not scheduler.state.active)
             assert service_of(scheduler)["t1"] == 100.0
-            await until(lambda: len(scheduler.board.open) == 1)
+            await until(lambda: len(scheduler.state.active) == 1)
             assert service_of(scheduler)["t1"] == 200.0
-            assert len(scheduler.board.fleet.replicas["host/r0"].prefix) == 2
+            assert len(scheduler.state.fleet.replicas["host/r0"].prefix) == 2
         api.release(Released(placement.request_id, placement.replica_id, 100, 40, 10))
-        await until(lambda: not scheduler.board.open)
+        await until(lambda: not scheduler.state.active)
         assert service_of(scheduler)["t1"] == 80.0
 
 
@@ -137,7 +137,7 @@ async def test_what_was_placed_without_a_scheduler_is_charged_by_the_next_and_on
         assert placement.epoch == ""
         for _ in range(2):
             async with service(port) as scheduler:
-                await until(lambda now=scheduler: len(now.board.open) == 1)
+                await until(lambda now=scheduler: len(now.state.active) == 1)
                 assert service_of(scheduler)["t1"] == 200.0
                 scheduler._tell_counters()
                 await until(lambda: "t1" in named(api._counters.unknown_to("")))
@@ -155,10 +155,10 @@ async def test_a_client_that_waits_for_more_than_a_frame_holds_is_back_after_a_r
                 asyncio.create_task(api.place(request(f"r{n}", deadline_s=60.0, blocks=long)))
                 for n in range(400)
             ]
-            await until(lambda: first.board.waiting == len(waiting))
+            await until(lambda: first.state.waiting == len(waiting))
         async with service(port, grace_s=60.0) as second:
-            await until(lambda: second.board.waiting == len(waiting))
-            assert all(ticket.admitted for ticket in second.board.desks[MODEL].queue)
+            await until(lambda: second.state.waiting == len(waiting))
+            assert all(ticket.admitted for ticket in second.state.queues[MODEL].queue)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -31,14 +31,14 @@ async def test_place_and_release_move_the_load_at_once() -> None:
         assert one.url == "http://127.0.0.1:1/host/r0"
         assert one.epoch == scheduler.epoch
         waiting = asyncio.create_task(api.place(request()))
-        await until(lambda: scheduler.board.queue_views(0.0)[0].waiting == 1)
+        await until(lambda: scheduler.state.queue_views(0.0)[0].waiting == 1)
         api.release(released(one))
         three = await waiting
         assert three.queue_s > 0
         for placement in (two, three, three, one):
             api.release(released(placement))
-        await until(lambda: not scheduler.board.open)
-        assert scheduler.board.fleet.replicas["host/r0"].load.running == 0
+        await until(lambda: not scheduler.state.active)
+        assert scheduler.state.fleet.replicas["host/r0"].load.running == 0
 
 
 async def test_two_clients_share_the_slots() -> None:
@@ -52,12 +52,12 @@ async def test_two_clients_share_the_slots() -> None:
         done = 0
         while done < 40:
             finished = await until(lambda: [n for n, task in enumerate(tasks) if task and task.done()])
-            assert len(scheduler.board.open) <= 3
+            assert len(scheduler.state.active) <= 3
             for n in finished:
                 (one, two)[n % 2].release(released(tasks[n].result()))
                 tasks[n] = None
                 done += 1
-        await until(lambda: not scheduler.board.open)
+        await until(lambda: not scheduler.state.active)
 
 
 async def test_a_refusal_says_why_and_when_to_come_back() -> None:
@@ -81,9 +81,9 @@ async def test_a_cancelled_caller_leaves_the_queue_and_holds_nothing() -> None:
     async with service() as scheduler, agent(scheduler.port, replica(slots=1)), client(scheduler.port) as api:
         first = await api.place(request())
         waiting = asyncio.create_task(api.place(request()))
-        await until(lambda: scheduler.board.waiting)
+        await until(lambda: scheduler.state.waiting)
         waiting.cancel()
-        await until(lambda: not scheduler.board.waiting)
+        await until(lambda: not scheduler.state.waiting)
         racing = []
         for _ in range(30):
             task = asyncio.create_task(api.place(request()))
@@ -93,7 +93,7 @@ async def test_a_cancelled_caller_leaves_the_queue_and_holds_nothing() -> None:
         for task in racing:
             task.cancel()
         await asyncio.gather(*racing, return_exceptions=True)
-        await until(lambda: not scheduler.board.open and not scheduler.board.waiting)
+        await until(lambda: not scheduler.state.active and not scheduler.state.waiting)
 
 
 async def test_a_dead_client_frees_its_load() -> None:
@@ -106,12 +106,12 @@ async def test_a_dead_client_frees_its_load() -> None:
             await mortal.place(request())
             await mortal.place(request())
             waiting = asyncio.create_task(mortal.place(request()))
-            await until(lambda: scheduler.board.waiting)
+            await until(lambda: scheduler.state.waiting)
         with pytest.raises(Refused):
             await waiting
         heirs = await asyncio.wait_for(heir.place(request()), 10)
         assert heirs.queue_s < 5
-        assert len(scheduler.board.open) == 1
+        assert len(scheduler.state.active) == 1
 
 
 async def test_a_restart_under_load_loses_no_request() -> None:
@@ -134,9 +134,9 @@ async def test_a_restart_under_load_loses_no_request() -> None:
         assert not all(task.done() for task in tasks)
         async with service(port) as second:
             await asyncio.gather(*tasks)
-            await until(lambda: not second.board.open and not second.board.waiting)
+            await until(lambda: not second.state.active and not second.state.waiting)
             assert second.epoch in epochs
-            assert all(entry.load.running == 0 for entry in second.board.fleet.replicas.values())
+            assert all(entry.load.running == 0 for entry in second.state.fleet.replicas.values())
 
 
 async def test_a_restart_keeps_open_placements_counted() -> None:
@@ -149,7 +149,7 @@ async def test_a_restart_keeps_open_placements_counted() -> None:
         await until(lambda: not api.connected)
         async with service(port) as second:
             await until(
-                lambda: len(second.board.open) == 2 and second.board.waiting and second.board.fleet.replicas
+                lambda: len(second.state.active) == 2 and second.state.waiting and second.state.fleet.replicas
             )
             assert not waiting.done()
             api.release(released(held[0]))
@@ -174,7 +174,7 @@ async def test_without_the_scheduler_the_client_places_by_itself_under_a_cap() -
         assert caught.value.details["reason"] == "scheduler_away"
         async with service(port) as second:
             await asyncio.gather(*tasks)
-            await until(lambda: len(second.board.open) == 19)
+            await until(lambda: len(second.state.active) == 19)
 
 
 async def test_commands_reach_the_agent_and_its_answer_returns() -> None:
@@ -209,7 +209,7 @@ async def test_silent_replicas_are_not_routed_to_and_shown_as_failed() -> None:
         host.silent = True
         await until(lambda: [r for r in api.snapshot().replicas if r.state is ReplicaState.FAILED])
         waiting = asyncio.create_task(api.place(request()))
-        await until(lambda: scheduler.board.waiting)
+        await until(lambda: scheduler.state.waiting)
         assert not waiting.done()
         host.silent = False
         assert (await waiting).replica_id == "host/r0"
@@ -238,7 +238,7 @@ async def test_a_wrong_token_is_turned_away_with_a_word() -> None:
         with pytest.raises(Unavailable, match="wrong internal token"):
             await api.command(ReplicaCommand("c", "host/r0", "drain"))
         assert not api.connected
-        assert scheduler.board.open == {}
+        assert scheduler.state.active == {}
 
 
 async def test_the_same_request_cannot_wait_twice() -> None:
@@ -248,7 +248,7 @@ async def test_the_same_request_cannot_wait_twice() -> None:
         with pytest.raises(ValueError, match="already waits"):
             await api.place(request("same"))
         waiting.cancel()
-        assert scheduler.board.open == {}
+        assert scheduler.state.active == {}
 
 
 async def test_the_snapshot_shows_queues() -> None:
@@ -296,9 +296,9 @@ async def test_kv_events_are_taken_from_the_replicas_own_agent_only_and_bounded(
 ) -> None:
     monkeypatch.setattr(service_module, "MAX_KV_HASHES", 10)
     async with service() as scheduler, agent(scheduler.port, replica()):
-        await until(lambda: scheduler.board.fleet.replicas)
+        await until(lambda: scheduler.state.fleet.replicas)
         taken = []
-        monkeypatch.setattr(scheduler.board.fleet, "kv_events", taken.append)
+        monkeypatch.setattr(scheduler.state.fleet, "kv_events", taken.append)
         own, stranger = scheduler._agents["agent-1"], Session(scheduler)
         stranger.name = "agent-2"
         fine = KvDelta("host/r0", "boot-1", 1, stored=[1, 2])
@@ -314,7 +314,7 @@ async def test_an_agent_whose_events_have_a_gap_is_asked_for_everything(
 ) -> None:
     asked: list[KvResync] = []
     async with service() as scheduler, agent(scheduler.port, replica(prefix_kind="tokens")):
-        await until(lambda: scheduler.board.fleet.replicas)
+        await until(lambda: scheduler.state.fleet.replicas)
         own = scheduler._agents["agent-1"]
         monkeypatch.setattr(own, "send", asked.append)
         scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 1, stored=[1], cleared=True))
@@ -356,9 +356,9 @@ async def test_what_one_round_of_decisions_puts_off_is_done_before_the_next_tick
         assert scheduler._ticker is not None
         scheduler._ticker.cancel()
         queued = [AnnouncedRequest(request(f"r{n}", deadline_s=0.0), 1.0) for n in range(500)]
-        scheduler.board.announce("api", Announce([], queued), 0.0)
+        scheduler.state.announce("api", Announce([], queued), 0.0)
         scheduler.settle()
-        assert scheduler.board.waiting == 500 - MAX_EXPIRED
+        assert scheduler.state.waiting == 500 - MAX_EXPIRED
         for _ in range(500 // MAX_EXPIRED):
             await asyncio.sleep(0)
-        assert scheduler.board.waiting == 0
+        assert scheduler.state.waiting == 0

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from scheduler.core.admission import Admission, DrainMeter
-from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
 from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
+from scheduler.core.state import SchedulerState
 from scheduler.core.warm import WarmCapacity
 from scheduler.messages import Announce, AnnouncedRequest, PlaceRefused
 from scheduler.wire import Released
@@ -38,13 +38,13 @@ class Till:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.board = Board("epoch-1", 0.0, grace_s=0.0, config=self.config)
+        self.state = SchedulerState("epoch-1", 0.0, grace_s=0.0, config=self.config)
         self.replicas = [replica(slots=SLOTS, kv=1_000_000, capacity=capacity(SLOTS, 1_000_000, 1e6))]
         self.events: list[tuple[float, int, str, str]] = []
         self.seq = 0
 
     def beat(self) -> None:
-        self.board.heartbeat(beat(*self.replicas), self.now)
+        self.state.heartbeat(beat(*self.replicas), self.now)
 
     def at(self, when: float, what: str, name: str = "") -> None:
         self.seq += 1
@@ -60,15 +60,15 @@ class Till:
             if what == "arrive":
                 self.at(self.now + self.rng.expovariate(per_s), "arrive")
                 asked = request(f"r{self.seq}", f"t{self.rng.randrange(tenants)}", deadline_s)
-                self.board.submit("api", asked, self.now)
+                self.state.submit("api", asked, self.now)
             elif what == "beat":
                 self.beat()
-                self.board.tick()
+                self.state.tick()
                 self.at(self.now + 0.25, "beat")
             else:
-                self.board.prefill_done("api", name, "host/r0", self.now)
-                self.board.release("api", Released(name, "host/r0", 100, 0, 50), self.now)
-            for decision in self.board.dispatch(self.now, self.rng):
+                self.state.prefill_done("api", name, "host/r0", self.now)
+                self.state.release("api", Released(name, "host/r0", 100, 0, 50), self.now)
+            for decision in self.state.dispatch(self.now, self.rng):
                 if isinstance(decision, Placed):
                     placement = decision.placement
                     self.waits[placement.request_id] = placement.queue_s
@@ -102,9 +102,9 @@ def test_of_a_burst_most_that_can_be_served_in_time_are(oldest_every: int) -> No
     till.run(20.0, per_s=7.0, deadline_s=10.0)
     till.events = [event for event in till.events if event[2] != "arrive"]
     till.waits.clear()
-    before = len(till.board.desks["penstock/tiny"].queue)
+    before = len(till.state.queues["penstock/tiny"].queue)
     for n in range(100):
-        till.board.submit("api", request(f"burst-{n}", "burst", 10.0), till.now)
+        till.state.submit("api", request(f"burst-{n}", "burst", 10.0), till.now)
     till.run(till.now + 30.0, per_s=1.0, deadline_s=10.0)
     served = sum(name.startswith("burst") for name in till.waits)
     assert served > 0.7 * (80 - before), "the pool serves eighty in ten seconds, and idled"
@@ -115,7 +115,7 @@ def test_predictions_are_judged_and_are_near_what_happens() -> None:
     queue = QueueRules(oldest_every=1, slack=0.0)
     till = Till(config=SchedulerConfig(queue=queue, admission=AdmissionRules(enabled=False)))
     till.run(150.0, per_s=9.0, deadline_s=600.0)
-    accuracy = till.board.accuracy()["penstock/tiny", "wait"]
+    accuracy = till.state.accuracy()["penstock/tiny", "wait"]
     assert accuracy.count > 500
     assert accuracy.mape < 0.6
     assert 0.65 < accuracy.coverage <= 1.0
@@ -132,12 +132,12 @@ def test_nobody_is_refused_by_prediction_while_a_replica_has_room(deadline_s: fl
         not [refusal for refusal in till.refusals if refusal.reason == "predicted_wait"] or deadline_s < 0.1
     )
     till.events.clear()
-    for key in list(till.board.open):
-        till.board.release("api", Released(key[1], key[2]), till.now)
-    till.board.dispatch(till.now, till.rng)
+    for key in list(till.state.active):
+        till.state.release("api", Released(key[1], key[2]), till.now)
+    till.state.dispatch(till.now, till.rng)
     till.beat()
-    till.board.submit("api", request("lonely", deadline_s=0.001), till.now)
-    (decision,) = till.board.dispatch(till.now, till.rng)
+    till.state.submit("api", request("lonely", deadline_s=0.001), till.now)
+    (decision,) = till.state.dispatch(till.now, till.rng)
     assert isinstance(decision, Placed)
 
 
@@ -145,21 +145,21 @@ def test_a_cold_model_refuses_nobody_by_prediction() -> None:
     till = Till()
     till.beat()
     for n in range(500):
-        till.board.submit("api", request(f"r{n}", f"t{n % 7}", deadline_s=0.5), 0.0)
-    assert all(isinstance(decision, Placed) for decision in till.board.dispatch(0.0, till.rng))
-    assert till.board.waiting == 500 - SLOTS
+        till.state.submit("api", request(f"r{n}", f"t{n % 7}", deadline_s=0.5), 0.0)
+    assert all(isinstance(decision, Placed) for decision in till.state.dispatch(0.0, till.rng))
+    assert till.state.waiting == 500 - SLOTS
 
 
 def test_the_one_whose_own_requests_are_in_the_way_is_told_429_and_the_others_are_let_in() -> None:
     till = Till()
     till.run(30.0, per_s=12.0, deadline_s=3.0)
-    board, now = till.board, till.now
+    state, now = till.state, till.now
     for n in range(40):
-        board.submit("api", request(f"hog-{n}", "hog", deadline_s=100.0), now)
-    board.dispatch(now, till.rng)
-    board.submit("api", request("hog-last", "hog", deadline_s=3.0), now)
-    board.submit("api", request("modest", "modest", deadline_s=3.0), now)
-    (decision,) = board.dispatch(now, till.rng)
+        state.submit("api", request(f"hog-{n}", "hog", deadline_s=100.0), now)
+    state.dispatch(now, till.rng)
+    state.submit("api", request("hog-last", "hog", deadline_s=3.0), now)
+    state.submit("api", request("modest", "modest", deadline_s=3.0), now)
+    (decision,) = state.dispatch(now, till.rng)
     refusal = decision.refusal
     assert (refusal.request_id, refusal.status, refusal.reason) == ("hog-last", 429, "tenant_share")
     assert refusal.position > 40
@@ -169,17 +169,17 @@ def test_what_an_earlier_scheduler_admitted_is_not_judged_again() -> None:
     till = Till()
     till.run(30.0, per_s=12.0, deadline_s=3.0)
     queued = [AnnouncedRequest(request(f"old-{n}", deadline_s=0.5), 2.0) for n in range(30)]
-    till.board.announce("other", Announce([], queued), till.now)
-    assert all(isinstance(decision, Placed) for decision in till.board.dispatch(till.now, till.rng))
-    assert till.board.waiting >= 30 - SLOTS
+    till.state.announce("other", Announce([], queued), till.now)
+    assert all(isinstance(decision, Placed) for decision in till.state.dispatch(till.now, till.rng))
+    assert till.state.waiting >= 30 - SLOTS
 
 
 def test_one_whose_replica_failed_it_is_not_judged_again() -> None:
     till = Till()
     till.run(30.0, per_s=12.0, deadline_s=3.0)
-    till.board.submit("api", request("newcomer", "t0", 0.2), till.now)
-    till.board.submit("api", request("again", "t0", 0.2, exclude=["host/r9"]), till.now)
-    refused = [decision.refusal.request_id for decision in till.board.dispatch(till.now, till.rng)]
+    till.state.submit("api", request("newcomer", "t0", 0.2), till.now)
+    till.state.submit("api", request("again", "t0", 0.2, exclude=["host/r9"]), till.now)
+    refused = [decision.refusal.request_id for decision in till.state.dispatch(till.now, till.rng)]
     assert refused == ["newcomer"]
 
 
@@ -190,12 +190,12 @@ def test_who_was_let_in_before_stays_when_the_pool_shrinks() -> None:
     till.replicas.append(extra)
     till.beat()
     queued = [AnnouncedRequest(request(f"old-{n}", "t0", deadline_s=1.0), 2.0) for n in range(300)]
-    till.board.announce("other", Announce([], queued), till.now)
-    till.board.dispatch(till.now, till.rng)
+    till.state.announce("other", Announce([], queued), till.now)
+    till.state.dispatch(till.now, till.rng)
     till.replicas[1] = replace_state(extra, ReplicaState.ASLEEP)
     till.beat()
-    assert till.board.waiting > 200
-    assert all(isinstance(decision, Placed) for decision in till.board.dispatch(till.now, till.rng))
+    assert till.state.waiting > 200
+    assert all(isinstance(decision, Placed) for decision in till.state.dispatch(till.now, till.rng))
 
 
 def test_a_pool_that_stood_still_is_believed_to_serve_again_when_it_does() -> None:
@@ -218,22 +218,22 @@ def test_when_the_pool_shrinks_those_who_cannot_be_served_in_time_go_at_once() -
     till = Till()
     extra = replica("host/r1", slots=SLOTS * 9, kv=9_000_000, capacity=capacity(SLOTS * 9, 9_000_000, 1e6))
     till.run(30.0, per_s=12.0, deadline_s=3.0)
-    board, now = till.board, till.now
+    state, now = till.state, till.now
     till.replicas.append(replace_state(extra, ReplicaState.READY))
     till.beat()
     for n in range(300):
-        board.submit("api", request(f"r{n}", f"t{n % 5}", deadline_s=8.0), now)
-    board.dispatch(now, till.rng)
-    waiting = board.waiting
+        state.submit("api", request(f"r{n}", f"t{n % 5}", deadline_s=8.0), now)
+    state.dispatch(now, till.rng)
+    waiting = state.waiting
     till.replicas[1] = replace_state(extra, ReplicaState.ASLEEP)
     till.beat()
     refused = []
     for _ in range(10):
-        board.tick()
-        refused += board.dispatch(now, till.rng)
-    assert len(refused) == waiting - board.waiting > 40
+        state.tick()
+        refused += state.dispatch(now, till.rng)
+    assert len(refused) == waiting - state.waiting > 40
     assert all(decision.refusal.reason in ("predicted_wait", "tenant_share") for decision in refused)
-    assert 30 < board.waiting < 220, "those who can still be served within eight seconds stay"
+    assert 30 < state.waiting < 220, "those who can still be served within eight seconds stay"
 
 
 def replace_state(status: ReplicaStatus, state: ReplicaState) -> ReplicaStatus:

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.core.fleet import Fleet
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.prefix import RESYNC_S, Exact
 from scheduler.core.prefix_index import PrefixIndex
 from scheduler.wire import PlaceRequest, Released
@@ -70,7 +70,7 @@ def test_a_mirror_is_told_nothing_and_asks_for_nothing() -> None:
 def test_a_prompt_of_an_earlier_belief_takes_nothing_from_a_later_one() -> None:
     fleet = fleet_of()
     old, new = (
-        Open("api", "t", asked.model, NAME, "boot-1", 1000, 0, 20, 0, False, at, blocks=asked.blocks,
+        ActivePlacement("api", "t", asked.model, NAME, "boot-1", 1000, 0, 20, 0, False, at, blocks=asked.blocks,
              block_tokens=100)
         for asked, at in ((prompt(), 0.0), (prompt(), 61.0))
     )  # fmt: skip
@@ -127,7 +127,7 @@ def test_a_cache_that_the_engine_cleared_still_gets_what_is_on_its_way() -> None
 def test_a_prompt_announced_after_its_first_token_is_not_believed_for_ever(failed: bool) -> None:
     fleet = fleet_of()
     asked = prompt()
-    entry = Open("api", "t", asked.model, NAME, "boot-1", 1000, 0, 20, 5, True, 0.0, blocks=asked.blocks,
+    entry = ActivePlacement("api", "t", asked.model, NAME, "boot-1", 1000, 0, 20, 5, True, 0.0, blocks=asked.blocks,
                  block_tokens=100)  # fmt: skip
     fleet.opened(entry)
     assert known(fleet) == 1000

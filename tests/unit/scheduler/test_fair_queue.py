@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
 from scheduler.core.fair_queue import FairQueue
 from scheduler.core.flow import QueuedRequest, QueueOutcome
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.rules import BANDS, NEW_TENANT, AdmissionRules, QueueRules, SchedulerConfig
+from scheduler.core.state import SchedulerState
 from scheduler.messages import TenantCounter
 from scheduler.wire import PlaceRequest, Released
 from tests.support.scheduling import MODEL, beat, replica, request
@@ -25,8 +25,8 @@ PATIENT = SchedulerConfig(
 )
 
 
-def placement(asked: PlaceRequest, hit: int = 0) -> Open:
-    return Open(
+def placement(asked: PlaceRequest, hit: int = 0) -> ActivePlacement:
+    return ActivePlacement(
         "api",
         asked.tenant_id,
         MODEL,
@@ -54,7 +54,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.seq = 0
         self.all: dict[tuple[str, str], QueuedRequest] = {}
         self.ended: set[tuple[str, str]] = set()
-        self.open: list[Open] = []
+        self.open: list[ActivePlacement] = []
 
     @rule(
         client=st.sampled_from(["a", "b"]),
@@ -210,10 +210,10 @@ class Rush:
 
     def __init__(self, seed: int, config: SchedulerConfig, weights: dict[str, float], slots: int = 3) -> None:
         self.rng = random.Random(seed)
-        self.board = Board("epoch-1", 0.0, grace_s=0.0, config=config)
+        self.state = SchedulerState("epoch-1", 0.0, grace_s=0.0, config=config)
         self.now = 0.0
         self.pool = beat(replica(slots=slots, kv=10_000_000))
-        self.board.heartbeat(self.pool, self.now)
+        self.state.heartbeat(self.pool, self.now)
         self.weights = weights
         self.service = dict.fromkeys(weights, 0.0)
         self.held: dict[str, tuple[PlaceRequest, str]] = {}
@@ -240,14 +240,14 @@ class Rush:
         )
         self.most_input = max(self.most_input, prompt)
         self.asked[name] = asked
-        self.board.submit("api", asked, self.now)
+        self.state.submit("api", asked, self.now)
 
     def run(self, rounds: int) -> None:
         """Serve, let one end with a length that nobody expected, and let its tenant ask again."""
         for _ in range(rounds):
             self.now += 1.0
-            self.board.heartbeat(self.pool, self.now)
-            for decision in self.board.dispatch(self.now, self.rng):
+            self.state.heartbeat(self.pool, self.now)
+            for decision in self.state.dispatch(self.now, self.rng):
                 assert isinstance(decision, Placed)
                 asked = self.asked[decision.placement.request_id]
                 self.held[asked.request_id] = (asked, decision.placement.replica_id)
@@ -262,17 +262,17 @@ class Rush:
                 self.most_in_flight, in_flight + asked.prompt_tokens + max(asked.output_tokens, output)
             )
             cached = self.rng.randrange(0, asked.prompt_tokens)
-            self.board.prefill_done("api", name, where, self.now)
-            self.board.progress("api", name, where, output // 2)
+            self.state.prefill_done("api", name, where, self.now)
+            self.state.progress("api", name, where, output // 2)
             done = Released(name, where, asked.prompt_tokens, cached, output)
-            self.board.release("api", done, self.now)
+            self.state.release("api", done, self.now)
             self.service[asked.tenant_id] += (asked.prompt_tokens - cached + 2 * output) / asked.weight
             self.submit(asked.tenant_id)
 
     def bound(self) -> float:
         """2 * max(w_p * L_in, w_q * M) + Q over the smallest weight; M = tokens in flight, their longest answers."""
         worst = 2.0 * max(self.most_input, 2 * self.most_in_flight)
-        return worst / min(self.weights.values()) + self.board.config.queue.slack
+        return worst / min(self.weights.values()) + self.state.config.queue.slack
 
 
 def hash_of(tenant: str, n: int) -> int:
@@ -295,7 +295,7 @@ def test_the_bound_does_not_grow_with_time_and_first_come_first_served_breaks_it
     """A greedy tenant with ten requests for each of the other's: served alike by counters, tenfold without."""
     gaps = {}
     for fair in (True, False):
-        board = Board(
+        state = SchedulerState(
             "epoch-1",
             0.0,
             grace_s=0.0,
@@ -304,14 +304,14 @@ def test_the_bound_does_not_grow_with_time_and_first_come_first_served_breaks_it
         pool = beat(replica(slots=1, kv=10_000_000))
         for n in range(3000):
             tenant = "modest" if n % 10 == 0 else "greedy"
-            board.submit("api", request(f"{tenant}-{n}", tenant, 600.0), 0.0)
+            state.submit("api", request(f"{tenant}-{n}", tenant, 600.0), 0.0)
         served = {"modest": 0, "greedy": 0}
         for now in range(500):
-            board.heartbeat(pool, float(now))
-            (decision,) = board.dispatch(float(now), random.Random(0))
+            state.heartbeat(pool, float(now))
+            (decision,) = state.dispatch(float(now), random.Random(0))
             name = decision.placement.request_id
             served[name.split("-")[0]] += 1
-            board.release("api", Released(name, "host/r0", 100, 0, 50), now + 0.5)
+            state.release("api", Released(name, "host/r0", 100, 0, 50), now + 0.5)
         gaps[fair] = abs(served["modest"] - served["greedy"])
     assert gaps[True] <= 2
     assert gaps[False] >= 390

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.fleet import Fleet
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import FEW, Choice, place, place_among_many
 from scheduler.wire import PlaceRequest
 from tests.support.scheduling import MODEL, beat, replica
@@ -50,7 +50,7 @@ def test_few_and_many_decide_alike(rng: random.Random, replicas: int, before: in
         assert verdict == alike
         if isinstance(verdict, Choice):
             status = verdict.replica.status
-            entry = Open(
+            entry = ActivePlacement(
                 "api", "tenant", MODEL, status.replica_id, status.boot_id, request.prompt_tokens,
                 verdict.hit_tokens, request.output_tokens, produced=0, prefilled=False, placed_at=now,
                 blocks=request.blocks, block_tokens=64,

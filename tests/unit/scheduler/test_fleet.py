@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scheduler.core.config import PolicyConfig
 from scheduler.core.fleet import MIN_REPLICA_BLOCKS, Fleet
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Choice
 from scheduler.wire import PlaceRequest, Released
 from tests.support.scheduling import MODEL, beat, replica, request
@@ -31,15 +31,17 @@ def fleet_of(*statuses: ReplicaStatus, now: float = 0.0, config: PolicyConfig | 
 
 def opened(
     wanted: PlaceRequest = PROMPT, name: str = NAMES[0], hit: int = 0, now: float = 0.0, **fields
-) -> Open:
-    entry = Open(
+) -> ActivePlacement:
+    entry = ActivePlacement(
         "api", wanted.tenant_id, wanted.model, name, "boot-1", wanted.prompt_tokens, hit, wanted.output_tokens,
         produced=0, prefilled=False, placed_at=now, blocks=wanted.blocks, block_tokens=wanted.block_tokens,
     )  # fmt: skip
     return replace(entry, **fields)
 
 
-def run(fleet: Fleet, entry: Open, *, found: int | None = None, now: float = 0.0, answer: int = 20) -> None:
+def run(
+    fleet: Fleet, entry: ActivePlacement, *, found: int | None = None, now: float = 0.0, answer: int = 20
+) -> None:
     """A whole life of a placement; `found` = cached tokens that its answer reports."""
     fleet.opened(entry)
     fleet.prefilled(entry, now)
@@ -63,7 +65,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.listed = {
             name: replica(name, slots=8, prefix_kind=kind) for name, kind in zip(NAMES, KINDS, strict=True)
         }
-        self.open: list[Open] = []
+        self.open: list[ActivePlacement] = []
         self.beat()
 
     @rule(step=st.floats(0, 2))

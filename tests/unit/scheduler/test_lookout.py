@@ -6,8 +6,8 @@ from prometheus_client import REGISTRY
 
 from scheduler import lookout as lookout_module
 from scheduler.autoscaling import LivePlanner
-from scheduler.core.board import Board
 from scheduler.core.replica import Replica
+from scheduler.core.state import SchedulerState
 from scheduler.lookout import Lookout
 from scheduler.views import HostBook
 from tests.support.clock import ManualClock
@@ -22,8 +22,8 @@ def failures(model: str) -> float:
     return REGISTRY.get_sample_value("penstock_scheduler_plan_failures_total", {"model": model}) or 0.0
 
 
-def served(board: Board, model: str) -> Replica:
-    return next(each for each in board.fleet.replicas.values() if each.status.model == model)
+def served(state: SchedulerState, model: str) -> Replica:
+    return next(each for each in state.fleet.replicas.values() if each.status.model == model)
 
 
 def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,14 +31,14 @@ def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(monkeypatch: p
     monkeypatch.setattr(
         lookout_module.log, "error", lambda text, *facts, exc_info: told.append((text % facts, exc_info))
     )
-    board, planner, clock = Board("epoch-1", 0.0), LivePlanner(CATALOG), ManualClock()
+    state, planner, clock = SchedulerState("epoch-1", 0.0), LivePlanner(CATALOG), ManualClock()
     rows = [replica(f"host/{model}", model=model, boot_id=model) for model in (SOUND, BROKEN)]
-    board.heartbeat(beat(*rows), 0.0)
-    lookout = Lookout(planner, board, HostBook(), clock)
+    state.heartbeat(beat(*rows), 0.0)
+    lookout = Lookout(planner, state, HostBook(), clock)
     assert lookout.look(0.0) is not None
-    before, whole = failures(BROKEN), served(board, BROKEN).status
+    before, whole = failures(BROKEN), served(state, BROKEN).status
     nothing = msgspec.structs.replace(whole.capacity, prefill_tokens_per_s=0.0)
-    served(board, BROKEN).status = msgspec.structs.replace(whole, capacity=nothing)
+    served(state, BROKEN).status = msgspec.structs.replace(whole, capacity=nothing)
     for number in range(1, 4):
         planner.arrived(BROKEN, 1_000, 100)
         assert lookout.look(2.0 * number) is None
@@ -46,7 +46,7 @@ def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(monkeypatch: p
     [(message, error)] = told
     assert BROKEN in message
     assert isinstance(error, ArithmeticError | ValueError)
-    served(board, BROKEN).status = whole
+    served(state, BROKEN).status = whole
     plan = lookout.look(8.0)
     assert plan is not None
     assert {row.model for row in plan.models} == {SOUND, BROKEN}
@@ -57,6 +57,6 @@ def test_a_failure_that_is_not_of_arithmetic_is_not_hidden() -> None:
         def look(self, *_: object) -> None:
             raise KeyError("a mistake of ours")
 
-    lookout = Lookout(Wrong(CATALOG), Board("epoch-1", 0.0), HostBook(), ManualClock())
+    lookout = Lookout(Wrong(CATALOG), SchedulerState("epoch-1", 0.0), HostBook(), ManualClock())
     with pytest.raises(KeyError):
         lookout.look(0.0)

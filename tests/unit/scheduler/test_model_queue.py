@@ -1,4 +1,4 @@
-"""The desk's harder cases: a request too large for the room there is, silence, bounded work, hopeless retries."""
+"""Hard cases of one model's queue: too large requests, silent replicas, bounded work, hopeless retries."""
 
 import random
 from itertools import groupby, pairwise
@@ -7,11 +7,11 @@ from statistics import median
 import msgspec
 import pytest
 
-from scheduler.core.board import Board
 from scheduler.core.decisions import Placed
 from scheduler.core.hopeless import MAX_REFUSED, MAX_REVIEWED
 from scheduler.core.model_queue import MAX_EXPIRED
 from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
+from scheduler.core.state import SchedulerState
 from scheduler.messages import Announce, AnnouncedRequest
 from scheduler.wire import Released
 from tests.support.scheduling import MODEL, beat, capacity, replica, request
@@ -28,7 +28,7 @@ class Pool:
     def __init__(self, replicas: int = 4, rules: QueueRules | None = None) -> None:
         self.rng = random.Random(1)
         config = SchedulerConfig(queue=rules or QueueRules(), admission=OPEN)
-        self.board = Board("epoch-1", 0.0, grace_s=0.0, config=config)
+        self.state = SchedulerState("epoch-1", 0.0, grace_s=0.0, config=config)
         self.statuses = [
             replica(f"host/r{n}", slots=64, capacity=capacity(64, 100_000, 1e6)) for n in range(replicas)
         ]
@@ -47,27 +47,27 @@ class Pool:
             self.seq += 1
             asked = request(f"small-{self.seq}", tenant, 600.0, prompt_tokens=self.small_tokens, tier=tier)
             self.came[asked.request_id], self.tiers[asked.request_id] = self.now, tier
-            self.board.submit("api", asked, self.now)
+            self.state.submit("api", asked, self.now)
 
     def huge(
         self, name: str, tenant: str = "few", need: int = HUGE, deadline_s: float = 600.0, **fields
     ) -> None:
         asked = request(name, tenant, deadline_s, prompt_tokens=need - 50, **fields)
-        self.board.submit("api", asked, self.now)
+        self.state.submit("api", asked, self.now)
 
     def step(self, seconds: float = 0.1, small: int = 14, **fields) -> None:
         """Time passes, answers end, small requests come, the scheduler decides."""
         self.now += seconds
-        self.board.heartbeat(beat(*self.statuses), self.now)
+        self.state.heartbeat(beat(*self.statuses), self.now)
         for end in [end for end in self.ends if end[0] <= self.now]:
             self.ends.remove(end)
-            self.board.prefill_done("api", end[1], end[2], self.now)
-            self.board.release("api", Released(end[1], end[2], 0, 0, 50), self.now)
+            self.state.prefill_done("api", end[1], end[2], self.now)
+            self.state.release("api", Released(end[1], end[2], 0, 0, 50), self.now)
         self.small(small, **fields)
-        for decision in self.board.dispatch(self.now, self.rng):
+        for decision in self.state.dispatch(self.now, self.rng):
             if isinstance(decision, Placed):
                 name, where = decision.placement.request_id, decision.placement.replica_id
-                self.board.prefill_done("api", name, where, self.now)
+                self.state.prefill_done("api", name, where, self.now)
                 self.placed.append((self.now, name, where))
                 service_s = self.huge_s if name.startswith("huge") else SERVICE_S
                 self.ends.append((self.now + service_s * self.rng.uniform(0.5, 1.5), name, where))
@@ -124,7 +124,7 @@ def test_what_no_replica_could_ever_hold_is_refused_at_once_when_it_fits_nowhere
     pool.huge("hopeless", need=120_000)
     pool.step()
     assert pool.refused == {"hopeless": "larger_than_kv_cache"}
-    assert pool.board.desks[MODEL].queue.running > 0
+    assert pool.state.queues[MODEL].queue.running > 0
 
 
 def test_a_higher_band_does_not_respect_a_lower_ones_reservation() -> None:
@@ -146,7 +146,7 @@ def test_after_those_of_higher_bands_it_has_its_turn_in_the_same_round() -> None
     pool.run(3.0, small=3, tier="batch")
     pool.huge("huge", tier="batch")
     pool.run(0.5, small=3, tier="batch")
-    assert pool.board.desks[MODEL].reservations.held is not None
+    assert pool.state.queues[MODEL].reservations.held is not None
     pool.ends = [(pool.now, name, where) for _, name, where in pool.ends]
     pool.step(small=2, tier="priority")
     assert pool.when("huge") == pool.now
@@ -157,19 +157,19 @@ def test_a_reservation_moves_when_its_replica_goes_and_ends_with_its_request() -
     pool.run(3.0)
     pool.huge("huge", need=95_000)
     pool.run(0.3)
-    held = pool.board.desks[MODEL].reservations.held
+    held = pool.state.queues[MODEL].reservations.held
     assert held is not None
     gone = next(n for n, status in enumerate(pool.statuses) if status.replica_id == held.replica_id)
     pool.statuses[gone] = msgspec.structs.replace(pool.statuses[gone], state=ReplicaState.DRAINING)
     pool.step()
-    moved = pool.board.desks[MODEL].reservations.held
+    moved = pool.state.queues[MODEL].reservations.held
     assert moved is not None
     assert moved.replica_id != held.replica_id
     assert moved.since == held.since < pool.now, "moving does not prolong it"
-    pool.board.cancel("api", "huge")
+    pool.state.cancel("api", "huge")
     before = len(pool.placed)
     pool.step()
-    assert pool.board.desks[MODEL].reservations.held is None
+    assert pool.state.queues[MODEL].reservations.held is None
     assert len(pool.placed) > before
 
 
@@ -213,7 +213,7 @@ def test_a_reservation_that_comes_to_nothing_ends_and_the_others_have_as_long() 
     began = pool.now
     for _ in range(300):
         pool.step(small=3)
-        held.append(pool.board.desks[MODEL].reservations.held is not None)
+        held.append(pool.state.queues[MODEL].reservations.held is not None)
     assert pool.when("huge") is None
     assert sum(held) > 50, "it tries again"
     runs = [len(list(run)) for kept, run in groupby(held) if kept]
@@ -240,19 +240,19 @@ def test_a_light_tenant_does_not_wait_beside_a_flood_of_huge_requests(replicas: 
 
 
 def test_a_silent_replica_is_not_counted_on() -> None:
-    made = Board("epoch-1", 0.0, grace_s=0.0)
+    made = SchedulerState("epoch-1", 0.0, grace_s=0.0)
     made.heartbeat(beat(replica("a/r0", slots=3), agent="a"), 0.0)
     made.heartbeat(beat(replica("b/r0", slots=5), agent="b"), 0.0)
     made.submit("api", request(), 0.0)
-    model_queue = made.desks[MODEL]
+    model_queue = made.queues[MODEL]
     assert (model_queue.pool.at(0.0).ready, model_queue.pool.at(0.0).slots) == (2, 8)
     made.heartbeat(beat(replica("b/r0", slots=5), agent="b"), 1.5)
     assert (model_queue.pool.at(1.9).ready, model_queue.pool.at(1.9).slots) == (2, 8)
     assert (model_queue.pool.at(2.2).ready, model_queue.pool.at(2.2).slots) == (1, 5)
 
 
-def waiting_board(count: int, deadline_s: float, **fields) -> Board:
-    made = Board("epoch-1", 0.0, grace_s=0.0, config=SchedulerConfig(admission=OPEN))
+def waiting_state(count: int, deadline_s: float, **fields) -> SchedulerState:
+    made = SchedulerState("epoch-1", 0.0, grace_s=0.0, config=SchedulerConfig(admission=OPEN))
     made.heartbeat(beat(replica(slots=1)), 0.0)
     queued = [
         AnnouncedRequest(request(f"r{n}", f"t{n % 7}", deadline_s, **fields), 1.0 + n / 1e6)
@@ -262,8 +262,8 @@ def waiting_board(count: int, deadline_s: float, **fields) -> Board:
     return made
 
 
-def drained(made: Board, now: float, most: int) -> int:
-    """Decisions until the board has nothing more to say; each dispatch says at most `most`."""
+def drained(made: SchedulerState, now: float, most: int) -> int:
+    """Decisions until the scheduler state has nothing more to say; each dispatch says at most `most`."""
     total = 0
     while True:
         decisions = made.dispatch(now, random.Random(0))
@@ -274,7 +274,7 @@ def drained(made: Board, now: float, most: int) -> int:
 
 
 def test_thousands_of_deadlines_at_once_are_told_in_parts() -> None:
-    made = waiting_board(1_000, 5.0)
+    made = waiting_state(1_000, 5.0)
     assert drained(made, 0.0, 1) == 1
     made.heartbeat(beat(replica(slots=1)), 6.0)
     assert drained(made, 6.0, MAX_EXPIRED + 1) == 999
@@ -282,7 +282,7 @@ def test_thousands_of_deadlines_at_once_are_told_in_parts() -> None:
 
 
 def test_a_model_that_goes_to_sleep_refuses_those_that_wait_in_parts() -> None:
-    made = waiting_board(500, 50.0)
+    made = waiting_state(500, 50.0)
     drained(made, 0.0, 1)
     made.heartbeat(beat(replica(slots=1, state=ReplicaState.ASLEEP)), 0.1)
     assert drained(made, 0.1, MAX_REFUSED) == 499
@@ -290,11 +290,11 @@ def test_a_model_that_goes_to_sleep_refuses_those_that_wait_in_parts() -> None:
 
 def test_a_shrunken_pool_is_reviewed_in_parts_and_to_the_end() -> None:
     """Those that stay because they were let in before count as looked at too."""
-    made = waiting_board(400, 50.0)
+    made = waiting_state(400, 50.0)
     made.heartbeat(beat(replica(slots=1), replica("host/r1", slots=60)), 0.0)
     made.submit("api", request("judged", "t0", 50.0), 0.0)
     drained(made, 0.0, 100)
-    model_queue = made.desks[MODEL]
+    model_queue = made.queues[MODEL]
     looked: list[str] = []
     model_queue.waits.behind = lambda asked, *_, **__: looked.append(asked.request_id)  # type: ignore[method-assign,assignment]
     made.heartbeat(beat(replica(slots=1)), 0.1)
@@ -307,7 +307,7 @@ def test_a_shrunken_pool_is_reviewed_in_parts_and_to_the_end() -> None:
 
 
 def test_a_retry_that_becomes_hopeless_while_it_waits_is_told_so() -> None:
-    made, rng = Board("epoch-1", 0.0, grace_s=0.0), random.Random(0)
+    made, rng = SchedulerState("epoch-1", 0.0, grace_s=0.0), random.Random(0)
     made.heartbeat(beat(replica("host/r0", slots=1), replica("host/r1", slots=1)), 0.0)
     for _ in range(2):
         made.submit("api", request(), 0.0)

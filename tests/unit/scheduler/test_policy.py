@@ -7,7 +7,7 @@ import pytest
 
 from scheduler.core.config import HEARTBEAT_STALE_S, PolicyConfig
 from scheduler.core.fleet import Fleet
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Blocked, Choice, Reason
 from scheduler.wire import PlaceRequest
 from tests.support.scheduling import MODEL, beat, capacity, replica, request
@@ -26,8 +26,8 @@ def fleet_of(*statuses: ReplicaStatus, now: float = 0.0, config: PolicyConfig | 
 
 def opened(
     wanted: PlaceRequest, name: str = FIRST, hit: int = 0, now: float = 0.0, ttft_s: float = 0.0
-) -> Open:
-    return Open(
+) -> ActivePlacement:
+    return ActivePlacement(
         "api",
         wanted.tenant_id,
         wanted.model,
@@ -63,8 +63,8 @@ def chosen(fleet: Fleet, wanted: PlaceRequest | None = None, *, now: float = 0.0
     return verdict
 
 
-def route(fleet: Fleet, wanted: PlaceRequest, rng: random.Random, now: float = 0.0) -> Open | None:
-    """Place and open, as the board does in one step."""
+def route(fleet: Fleet, wanted: PlaceRequest, rng: random.Random, now: float = 0.0) -> ActivePlacement | None:
+    """Place and open, as the scheduler state does in one step."""
     verdict = fleet.place(wanted, now, rng)
     if isinstance(verdict, Blocked):
         return None

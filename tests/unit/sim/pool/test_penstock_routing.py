@@ -94,7 +94,7 @@ def test_restarts_charge_nobody_twice_for_what_runs() -> None:
         record.request.prompt_tokens - record.cached_tokens + 2 * record.request.output_tokens
         for record in result.records
     )
-    charged = max(counter.service for counter in routing._board.counters() if counter.tenant_id == "t1")
+    charged = max(counter.service for counter in routing._state.counters() if counter.tenant_id == "t1")
     assert charged == pytest.approx(served, rel=0.02)
 
 

@@ -9,13 +9,13 @@ from array import array
 from collections.abc import Sequence
 
 from scheduler.core import refusals
-from scheduler.core.decisions import Assigned, Decision, Placed, Turned
+from scheduler.core.decisions import Assignment, Decision, Placed, Rejection
 from scheduler.core.fair_queue import band_index
 from scheduler.core.fleet import Fleet
 from scheduler.core.flow import QueuedRequest, QueueOutcome
-from scheduler.core.lapsed import Lapsed, PlacementKey
 from scheduler.core.model_queue import ModelQueue
-from scheduler.core.placements import Open
+from scheduler.core.orphans import OrphanedPlacements, PlacementKey
+from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Reason, Rng
 from scheduler.core.predict import Accuracy
 from scheduler.core.queue_view import queue_view
@@ -30,17 +30,17 @@ MAX_DEADLINE_S = 600.0
 WEIGHTS = (0.01, 100.0)
 """Least and most a tenant may weigh."""
 MAX_ANNOUNCED_COUNTERS = 16_384
-MAX_DESKS = 1024
+MAX_MODEL_QUEUES = 1024
 """Models that may have a queue at once: names that no host serves are made up as easily as not."""
-MAX_OPEN = 262_144
+MAX_ACTIVE = 262_144
 """Open placements that announcements may bring the total to; those decided here are bounded by the replicas' slots."""
-ADOPTED_S = 60.0
+RESTORED_COUNTERS_S = 60.0
 """How long announced counters wait for an agent of their model: longer after a restart than any request is made to."""
-LAPSED_S = 600.0
+ORPHAN_TTL_S = 600.0
 """How long it is remembered what a client held that seemed dead."""
 
 
-class Board:
+class SchedulerState:
     """Replicas, queues and open placements of one scheduler incarnation."""
 
     def __init__(
@@ -50,10 +50,10 @@ class Board:
         self.epoch = epoch
         self.config = config or SchedulerConfig()
         self.fleet = Fleet(self.config.policy)
-        self.desks: dict[str, ModelQueue] = {}
-        self.open: dict[PlacementKey, Open] = {}
-        self.lapsed = Lapsed()
-        self._adopted: dict[str, float] = {}
+        self.queues: dict[str, ModelQueue] = {}
+        self.active: dict[PlacementKey, ActivePlacement] = {}
+        self.orphans = OrphanedPlacements()
+        self._restored_until: dict[str, float] = {}
         """Until when the counters of models are kept that clients have announced."""
         self._grace_ends = now + grace_s
         self._seq = 0
@@ -68,7 +68,7 @@ class Board:
     def heartbeat(self, beat: Heartbeat, now: float) -> bool:
         """Take an agent's whole view; True when replicas came, went or changed state."""
         changed, models = self.fleet.heartbeat(beat, now)
-        self._look_again(models, changed)
+        self._mark_dirty(models, changed)
         return changed
 
     def forget_silent(self, now: float, after_s: float) -> bool:
@@ -78,30 +78,30 @@ class Board:
         counters that a client has announced wait ADOPTED_S for an agent.
         """
         models = self.fleet.forget_silent(now, after_s)
-        self._look_again(models, True)
-        self.lapsed.forget(now - LAPSED_S)
-        self._adopted = {model: until for model, until in self._adopted.items() if until > now}
+        self._mark_dirty(models, True)
+        self.orphans.expire(now - ORPHAN_TTL_S)
+        self._restored_until = {model: until for model, until in self._restored_until.items() if until > now}
         if now >= self._grace_ends:
-            for model in [model for model, model_queue in self.desks.items() if model_queue.queue.idle]:
-                if model not in self._adopted and not self.fleet.of(model):
-                    del self.desks[model]
+            for model in [model for model, model_queue in self.queues.items() if model_queue.queue.idle]:
+                if model not in self._restored_until and not self.fleet.of(model):
+                    del self.queues[model]
         return bool(models)
 
-    def _look_again(self, models: set[str], changed: bool) -> None:
+    def _mark_dirty(self, models: set[str], changed: bool) -> None:
         self._dirty |= models
         if changed:
-            for model in models & self.desks.keys():
-                self.desks[model].on_pool_change()
+            for model in models & self.queues.keys():
+                self.queues[model].on_pool_change()
 
-    def placements_on(self, replica_id: str) -> int:
+    def active_on(self, replica_id: str) -> int:
         """Open placements on a replica."""
         return self.fleet.running_on(replica_id)
 
-    def expect(self, replica_id: str, state: ReplicaState) -> None:
+    def expect_state(self, replica_id: str, state: ReplicaState) -> None:
         """Believe that a replica is in `state` until its next heartbeat: a command has just been sent."""
         self.fleet.expect(replica_id, state)
         if replica := self.fleet.replicas.get(replica_id):
-            self._look_again({replica.status.model}, True)
+            self._mark_dirty({replica.status.model}, True)
 
     # What clients say
 
@@ -114,12 +114,12 @@ class Board:
         has failed it: it has been let in, and paid for, before.
         """
         self._seq += 1
-        request = bounded(request)
-        if not self._may_have_desk(request.model):
+        request = clamped(request)
+        if not self._may_queue(request.model):
             unknown = refusals.hopeless(request, Reason.UNKNOWN_MODEL, refusals.Standing(0, 0, None))
-            self._decisions.append(Turned(client, request.model, unknown))
+            self._decisions.append(Rejection(client, request.model, unknown))
             return
-        model_queue = self._desk(request.model)
+        model_queue = self._queue_of(request.model)
         admitted = admitted or bool(request.exclude)
         enqueued_at = now - max(0.0, age_s)
         queued = QueuedRequest(client, request, enqueued_at, now + request.deadline_s, self._seq, admitted)
@@ -127,17 +127,19 @@ class Board:
             return
         self._dirty.add(request.model)
         if refusal := model_queue.submit(queued, now):
-            self._decisions.append(Turned(client, request.model, refusal))
+            self._decisions.append(Rejection(client, request.model, refusal))
 
     def cancel(self, client: str, request_id: str) -> None:
         """The caller is gone: drop its ticket. A placement that crosses this is released by the client."""
-        for model, model_queue in self.desks.items():
+        for model, model_queue in self.queues.items():
             if model_queue.queue.remove((client, request_id), QueueOutcome.CANCELLED) is not None:
                 self._dirty.add(model)  # it may have been in the way of the next
 
-    def prefill_done(self, client: str, request_id: str, replica_id: str, now: float) -> Open | None:
+    def prefill_done(
+        self, client: str, request_id: str, replica_id: str, now: float
+    ) -> ActivePlacement | None:
         """The first token came: its prompt no longer waits for prefill. None when that is no news."""
-        entry = self.open.get((client, request_id, replica_id))
+        entry = self.active.get((client, request_id, replica_id))
         if entry is None or entry.prefilled:
             return None
         self.fleet.prefilled(entry, now)
@@ -145,14 +147,14 @@ class Board:
 
     def progress(self, client: str, request_id: str, replica_id: str, produced: int) -> None:
         """So many output tokens so far; counts never go back."""
-        entry = self.open.get((client, request_id, replica_id))
+        entry = self.active.get((client, request_id, replica_id))
         if entry is not None:
             self.fleet.progressed(entry, produced)
-            self._desk(entry.model).queue.on_progress(entry)
+            self._queue_of(entry.model).queue.on_progress(entry)
 
-    def release(self, client: str, released: Released, now: float) -> Open | None:
+    def release(self, client: str, released: Released, now: float) -> ActivePlacement | None:
         """A placement is over; None when it is not known (any more), which is no error."""
-        return self._close((client, released.request_id, released.replica_id), released, now)
+        return self._deactivate((client, released.request_id, released.replica_id), released, now)
 
     def announce(self, client: str, announced: Announce, now: float) -> None:
         """A client (re)connected and says all it holds and waits for: that is now the truth about it.
@@ -163,49 +165,51 @@ class Board:
         if not announced.more:
             self.drop_waiting(client)
             held = {(client, each.request_id, each.replica_id) for each in announced.placements}
-            for key in [key for key in self.open if key[0] == client and key not in held]:
-                self._close(key, None, now)
+            for key in [key for key in self.active if key[0] == client and key not in held]:
+                self._deactivate(key, None, now)
         for counter in announced.counters[:MAX_ANNOUNCED_COUNTERS]:
-            if 0.0 < counter.service < math.inf and self._may_have_desk(counter.model):
-                self._desk(counter.model).queue.restore(counter)
-                self._adopted[counter.model] = now + ADOPTED_S
+            if 0.0 < counter.service < math.inf and self._may_queue(counter.model):
+                self._queue_of(counter.model).queue.restore(counter)
+                self._restored_until[counter.model] = now + RESTORED_COUNTERS_S
         for each in announced.placements:
-            if self._may_have_desk(each.model) and len(self.open) < MAX_OPEN:
-                self._held(client, each, now)
+            if self._may_queue(each.model) and len(self.active) < MAX_ACTIVE:
+                self._restore(client, each, now)
         for queued in announced.queued:
             self.submit(client, queued.request, now, queued.age_s, admitted=True)
 
-    def _held(self, client: str, held: AnnouncedPlacement, now: float) -> None:
-        """A placement that a client says it holds: one that goes on, one that lapsed, or one from before our time."""
+    def _restore(self, client: str, held: AnnouncedPlacement, now: float) -> None:
+        """A placement that a client says it holds: one that goes on, an orphaned one, or one from before our time."""
         key = (client, held.request_id, held.replica_id)
-        entry = self.open.get(key)
+        entry = self.active.get(key)
         if entry is not None and (entry.boot_id, entry.model) == (held.boot_id, held.model):
             if held.prefilled and not entry.prefilled:
-                entry.notes.raw_ttft_s = entry.notes.raw_itl_s = -1.0  # nobody saw when its first token came
+                entry.baseline.raw_ttft_s = (
+                    entry.baseline.raw_itl_s
+                ) = -1.0  # nobody saw when its first token came
                 self.fleet.prefilled(entry, now)
                 entry.first_token_at = 0.0
             self.progress(*key, held.produced)
             return
-        entry = _opened(client, held, now)
-        if lapsed := self.lapsed.claim(key, held.boot_id, held.model):
-            entry.charged = lapsed.charged
-            entry.blocks, entry.block_tokens = lapsed.blocks, lapsed.block_tokens
-        self._open(entry, held.request_id, now, counted=held.epoch not in ("", self.epoch))
+        entry = _from_announced(client, held, now)
+        if orphan := self.orphans.claim(key, held.boot_id, held.model):
+            entry.charged = orphan.charged
+            entry.blocks, entry.block_tokens = orphan.blocks, orphan.block_tokens
+        self._activate(entry, held.request_id, now, counted=held.epoch not in ("", self.epoch))
 
     def drop_waiting(self, client: str) -> int:
         """The client's connection is gone: nobody waits for these answers. Returns how many there were."""
         dropped = {
-            model: len(model_queue.queue.remove_client(client)) for model, model_queue in self.desks.items()
+            model: len(model_queue.queue.remove_client(client)) for model, model_queue in self.queues.items()
         }
         self._dirty.update(model for model, count in dropped.items() if count)
         return sum(dropped.values())
 
     def drop_placements(self, client: str, now: float) -> int:
         """The client seems dead: its placements no longer load anything. Returns how many there were."""
-        keys = [key for key in self.open if key[0] == client]
+        keys = [key for key in self.active if key[0] == client]
         for key in keys:
-            if entry := self._close(key, None, now):
-                self.lapsed.add(key, entry, now)
+            if entry := self._deactivate(key, None, now):
+                self.orphans.add(key, entry, now)
         return len(keys)
 
     # What is decided
@@ -217,27 +221,29 @@ class Board:
         """
         grace = now < self._grace_ends
         decisions, self._decisions = self._decisions, []
-        for model_queue in self.desks.values():
+        for model_queue in self.queues.values():
             decisions += model_queue.expire(now)
-        for model in sorted(self._dirty & self.desks.keys()):
-            for decision in self.desks[model].serve(now, rng, grace=grace):
-                # Opened here, before the desk decides again: its next decision depends on the load.
-                decisions.append(self._placed(decision, now) if isinstance(decision, Assigned) else decision)
-        self._dirty = {model for model, model_queue in self.desks.items() if model_queue.unfinished}
+        for model in sorted(self._dirty & self.queues.keys()):
+            for decision in self.queues[model].serve(now, rng, grace=grace):
+                # Opened here, before the queue decides again: its next decision depends on the load.
+                decisions.append(
+                    self._placed(decision, now) if isinstance(decision, Assignment) else decision
+                )
+        self._dirty = {model for model, model_queue in self.queues.items() if model_queue.unfinished}
         self.unfinished = bool(self._dirty)
-        for model in [model for model, model_queue in self.desks.items() if model_queue.disposable]:
-            del self.desks[model]
+        for model in [model for model, model_queue in self.queues.items() if model_queue.disposable]:
+            del self.queues[model]
         return decisions
 
     def tick(self) -> None:
         """Look at every queue in the next dispatch: time alone may have changed what is possible."""
-        self._dirty.update(self.desks)
+        self._dirty.update(self.queues)
 
     def next_deadline(self) -> float | None:
         """When `dispatch` has something to say though nothing happens; None when nobody waits."""
         ends = [
             end
-            for model_queue in self.desks.values()
+            for model_queue in self.queues.values()
             if (end := model_queue.queue.next_deadline()) is not None
         ]
         return min(ends, default=None)
@@ -247,28 +253,30 @@ class Board:
     @property
     def waiting(self) -> int:
         """Requests that wait, of all models."""
-        return sum(len(model_queue.queue) for model_queue in self.desks.values())
+        return sum(len(model_queue.queue) for model_queue in self.queues.values())
 
     def queue_views(self, now: float) -> list[QueueView]:
         """Every model that is waited for or running."""
-        views = [queue_view(model, self.desks[model].queue, now) for model in sorted(self.desks)]
+        views = [queue_view(model, self.queues[model].queue, now) for model in sorted(self.queues)]
         return [view for view in views if view is not None]
 
     def changed_counters(self) -> list[TenantCounter]:
         """The counters that moved since the last call, for clients to keep through a restart of this scheduler."""
         return [
-            counter for model in sorted(self.desks) for counter in self.desks[model].queue.take_changed(model)
+            counter
+            for model in sorted(self.queues)
+            for counter in self.queues[model].queue.take_changed(model)
         ]
 
     def counters(self) -> list[TenantCounter]:
         """Every counter, and what newcomers begin with."""
         return [
-            counter for model in sorted(self.desks) for counter in self.desks[model].queue.counters(model)
+            counter for model in sorted(self.queues) for counter in self.queues[model].queue.counters(model)
         ]
 
     def accuracy(self) -> dict[tuple[str, str], Accuracy]:
         """How good predictions have been, by model and kind: wait, ttft, itl."""
-        waits = {(model, "wait"): model_queue.admission.waits for model, model_queue in self.desks.items()}
+        waits = {(model, "wait"): model_queue.admission.waits for model, model_queue in self.queues.items()}
         reports = self.fleet.reports.items()
         return (
             waits
@@ -278,21 +286,21 @@ class Board:
 
     # Inside
 
-    def _may_have_desk(self, model: str) -> bool:
+    def _may_queue(self, model: str) -> bool:
         """Whether a model may have a queue: there is room for one more name, or a host serves it."""
-        return model in self.desks or len(self.desks) < MAX_DESKS or bool(self.fleet.of(model))
+        return model in self.queues or len(self.queues) < MAX_MODEL_QUEUES or bool(self.fleet.of(model))
 
-    def _desk(self, model: str) -> ModelQueue:
-        model_queue = self.desks.get(model)
+    def _queue_of(self, model: str) -> ModelQueue:
+        model_queue = self.queues.get(model)
         if model_queue is None:
-            model_queue = self.desks[model] = ModelQueue(model, self.fleet, self.config)
+            model_queue = self.queues[model] = ModelQueue(model, self.fleet, self.config)
         return model_queue
 
-    def _placed(self, assigned: Assigned, now: float) -> Placed:
+    def _placed(self, assignment: Assignment, now: float) -> Placed:
         """Open the placement: load its replica and charge its tenant."""
-        queued, choice = assigned
+        queued, choice = assignment
         request, status = queued.request, choice.replica.status
-        entry = Open(
+        entry = ActivePlacement(
             queued.client,
             request.tenant_id,
             request.model,
@@ -312,7 +320,7 @@ class Board:
             blocks=request.blocks,
             block_tokens=request.block_tokens,
         )
-        service = self._open(entry, request.request_id, now)
+        service = self._activate(entry, request.request_id, now)
         placement = Placement(
             request.request_id,
             self.epoch,
@@ -329,24 +337,26 @@ class Board:
         )
         return Placed(queued.client, placement, BANDS[band_index(request.tier)])
 
-    def _open(self, entry: Open, request_id: str, now: float, *, counted: bool = False) -> float:
+    def _activate(
+        self, entry: ActivePlacement, request_id: str, now: float, *, counted: bool = False
+    ) -> float:
         """Load its replica and charge its tenant; the tenant's counter."""
         key = (entry.client, request_id, entry.replica_id)
-        self._close(key, None, now)
-        self.open[key] = entry
+        self._deactivate(key, None, now)
+        self.active[key] = entry
         self.fleet.opened(entry, now)
-        return self._desk(entry.model).queue.on_open(entry, counted=counted)
+        return self._queue_of(entry.model).queue.on_open(entry, counted=counted)
 
-    def _close(self, key: PlacementKey, released: Released | None, now: float) -> Open | None:
-        entry = self.open.pop(key, None)
+    def _deactivate(self, key: PlacementKey, released: Released | None, now: float) -> ActivePlacement | None:
+        entry = self.active.pop(key, None)
         if entry is not None:
             self.fleet.closed(entry, released, now)
-            self._desk(entry.model).queue.on_close(entry, released)
+            self._queue_of(entry.model).queue.on_close(entry, released)
             self._dirty.add(entry.model)
         return entry
 
 
-def bounded(request: PlaceRequest) -> PlaceRequest:
+def clamped(request: PlaceRequest) -> PlaceRequest:
     """`request` with every count in range, whatever the peer sent, and its blocks packed."""
     request.prompt_tokens = max(0, request.prompt_tokens)
     request.output_tokens = max(0, request.output_tokens)
@@ -369,8 +379,8 @@ def packed(blocks: Sequence[int]) -> Sequence[int]:
         return ()
 
 
-def _opened(client: str, held: AnnouncedPlacement, now: float) -> Open:
-    return Open(
+def _from_announced(client: str, held: AnnouncedPlacement, now: float) -> ActivePlacement:
+    return ActivePlacement(
         client,
         held.tenant_id,
         held.model,

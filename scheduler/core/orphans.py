@@ -6,38 +6,38 @@ seen of it by then.
 
 from collections import OrderedDict
 
-from scheduler.core.placements import Open
+from scheduler.core.placement import ActivePlacement
 
 PlacementKey = tuple[str, str, str]
 """Client, request id, replica id: a request may briefly have two placements, never two on one replica."""
-MAX_LAPSED = 4096
+MAX_ORPHANS = 4096
 """Remembered at most, the newest: with prompts of the largest size some 130 MB."""
 
 
-class Lapsed:
+class OrphanedPlacements:
     """Bounded, oldest first out."""
 
-    def __init__(self, most: int = MAX_LAPSED) -> None:
-        self.most = most
-        self._entries: OrderedDict[PlacementKey, tuple[float, Open]] = OrderedDict()
+    def __init__(self, limit: int = MAX_ORPHANS) -> None:
+        self.limit = limit
+        self._entries: OrderedDict[PlacementKey, tuple[float, ActivePlacement]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, key: PlacementKey, entry: Open, now: float) -> None:
+    def add(self, key: PlacementKey, entry: ActivePlacement, now: float) -> None:
         """A placement was closed because its client seemed dead."""
         self._entries[key] = (now, entry)
         self._entries.move_to_end(key)
-        if len(self._entries) > self.most:
+        if len(self._entries) > self.limit:
             self._entries.popitem(last=False)
 
-    def claim(self, key: PlacementKey, boot_id: str, model: str) -> Open | None:
+    def claim(self, key: PlacementKey, boot_id: str, model: str) -> ActivePlacement | None:
         """Its client announces it again: what was known of it; None where that is nothing, or another incarnation's."""
         _, entry = self._entries.pop(key, (0.0, None))
         same = entry is not None and (entry.boot_id, entry.model) == (boot_id, model)
         return entry if same else None
 
-    def forget(self, before: float) -> None:
+    def expire(self, before: float) -> None:
         """Those that lapsed before a time will not come back."""
         while self._entries and next(iter(self._entries.values()))[0] < before:
             self._entries.popitem(last=False)

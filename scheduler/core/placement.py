@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.predict import Notes
+from scheduler.core.predict import Baseline
 
 
 @dataclass(slots=True)
-class Open:
+class ActivePlacement:
     """A placement that is not over."""
 
     client: str
@@ -37,7 +37,7 @@ class Open:
     """The request's prefix blocks, for correcting what the replica is believed to hold."""
     block_tokens: int = 0
     """Tokens in each of `blocks`; 0 = an even share of the prompt."""
-    notes: Notes = field(default_factory=Notes)
+    baseline: Baseline = field(default_factory=Baseline)
     """What the fleet wrote down to learn from how it goes."""
     charged: float = 0.0
     """What of it is in its tenant's counter so far."""

@@ -1,4 +1,4 @@
-"""The board as a state machine, and the rules that need a story."""
+"""The scheduler state as a state machine, and the rules that need a story."""
 
 import random
 from dataclasses import astuple
@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler.core import board as boards
-from scheduler.core.board import Board, bounded
-from scheduler.core.decisions import Placed, Turned
+from scheduler.core import state as state_module
+from scheduler.core.decisions import Placed, Rejection
 from scheduler.core.rules import AdmissionRules, QueueRules, SchedulerConfig
+from scheduler.core.state import SchedulerState, clamped
 from scheduler.messages import Announce, AnnouncedPlacement, AnnouncedRequest, TenantCounter
 from scheduler.wire import Placement, Released
 from tests.support.scheduling import MODEL, beat, replica, request
@@ -20,14 +20,14 @@ from workers.wire import ReplicaState
 CLIENTS = st.sampled_from(["api-1", "api-2"])
 
 
-def board(*replicas, grace_s: float = 0.0, **options) -> Board:
-    made = Board("epoch-1", 0.0, grace_s=grace_s, **options)
+def new_state(*replicas, grace_s: float = 0.0, **options) -> SchedulerState:
+    made = SchedulerState("epoch-1", 0.0, grace_s=grace_s, **options)
     if replicas:
         made.heartbeat(beat(*replicas), 0.0)
     return made
 
 
-class BoardMachine(RuleBasedStateMachine):
+class SchedulerMachine(RuleBasedStateMachine):
     """Two clients, two replicas, everything that may happen in any order."""
 
     @initialize(seed=st.integers(0, 1000))
@@ -37,12 +37,12 @@ class BoardMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.seq = 0
         self.statuses = [replica("host/r0", slots=2), replica("host/r1", slots=3)]
-        self.board = board(*self.statuses)
+        self.state = new_state(*self.statuses)
         self.waiting: dict[tuple[str, str], float] = {}
         self.held: dict[tuple[str, str], Placement] = {}
 
     def _dispatch(self) -> None:
-        for decision in self.board.dispatch(self.now, self.rng):
+        for decision in self.state.dispatch(self.now, self.rng):
             if isinstance(decision, Placed):
                 key = (decision.client, decision.placement.request_id)
                 assert key in self.waiting, "placed twice, or what does not wait"
@@ -87,15 +87,15 @@ class BoardMachine(RuleBasedStateMachine):
             tier=tier,
         )
         self.waiting[client, name] = self.now + wait
-        self.board.submit(client, wanted, self.now)
+        self.state.submit(client, wanted, self.now)
         self._dispatch()
 
     @rule(step=st.floats(0, 5), heard=st.booleans())
     def time_passes(self, step: float, heard: bool) -> None:
         self.now += step
         if heard:
-            self.board.heartbeat(beat(*self.statuses), self.now)
-        self.board.tick()
+            self.state.heartbeat(beat(*self.statuses), self.now)
+        self.state.tick()
         self._dispatch()
         assert all(deadline > self.now for deadline in self.waiting.values())
 
@@ -103,14 +103,14 @@ class BoardMachine(RuleBasedStateMachine):
     def replica_changes(self, which: int, state: ReplicaState, boot: int) -> None:
         slots = which + 2
         self.statuses[which] = replica(f"host/r{which}", slots=slots, state=state, boot_id=f"boot-{boot}")
-        self.board.heartbeat(beat(*self.statuses), self.now)
+        self.state.heartbeat(beat(*self.statuses), self.now)
         self._dispatch()
 
     @rule(which=st.integers(0, 1))
     def agent_drops_a_replica_for_a_moment(self, which: int) -> None:
-        self.board.heartbeat(beat(self.statuses[which]), self.now)
+        self.state.heartbeat(beat(self.statuses[which]), self.now)
         self._dispatch()
-        self.board.heartbeat(beat(*self.statuses), self.now)
+        self.state.heartbeat(beat(*self.statuses), self.now)
         self._dispatch()
 
     @rule(pick=st.randoms(use_true_random=False), failed=st.booleans())
@@ -119,11 +119,11 @@ class BoardMachine(RuleBasedStateMachine):
             client, name = pick.choice(sorted(self.held))
             placement = self.held.pop((client, name))
             if failed:
-                self.board.prefill_done(client, name, placement.replica_id, self.now)
-                self.board.progress(client, name, placement.replica_id, 40)
+                self.state.prefill_done(client, name, placement.replica_id, self.now)
+                self.state.progress(client, name, placement.replica_id, 40)
             done = Released(name, placement.replica_id, failed=failed)
-            assert self.board.release(client, done, self.now) is not None
-            assert self.board.release(client, done, self.now) is None
+            assert self.state.release(client, done, self.now) is not None
+            assert self.state.release(client, done, self.now) is None
             self._dispatch()
 
     @rule(pick=st.randoms(use_true_random=False))
@@ -131,13 +131,13 @@ class BoardMachine(RuleBasedStateMachine):
         if self.waiting:
             key = pick.choice(sorted(self.waiting))
             del self.waiting[key]
-            self.board.cancel(*key)
+            self.state.cancel(*key)
             self._dispatch()
 
     @rule(client=CLIENTS)
     def client_dies(self, client: str) -> None:
-        self.board.drop_waiting(client)
-        self.board.drop_placements(client, self.now)
+        self.state.drop_waiting(client)
+        self.state.drop_placements(client, self.now)
         self.waiting = {key: at for key, at in self.waiting.items() if key[0] != client}
         self.held = {key: placement for key, placement in self.held.items() if key[0] != client}
         self._dispatch()
@@ -154,42 +154,42 @@ class BoardMachine(RuleBasedStateMachine):
             for (owner, name), deadline in self.waiting.items()
             if owner == client
         ]
-        self.board.announce(client, Announce(held, queued), self.now)
+        self.state.announce(client, Announce(held, queued), self.now)
         self._dispatch()
 
     @invariant()
     def nothing_is_lost_or_invented(self) -> None:
-        waiting = {queued.key for model_queue in self.board.desks.values() for queued in model_queue.queue}
+        waiting = {queued.key for model_queue in self.state.queues.values() for queued in model_queue.queue}
         assert waiting == set(self.waiting)
-        assert {key[:2]: key[2] for key in self.board.open} == {
+        assert {key[:2]: key[2] for key in self.state.active} == {
             key: placement.replica_id for key, placement in self.held.items()
         }
 
     @invariant()
     def counters_are_the_sum_of_what_is_open(self) -> None:
         for name in ("host/r0", "host/r1"):
-            entries = [entry for entry in self.board.open.values() if entry.replica_id == name]
+            entries = [entry for entry in self.state.active.values() if entry.replica_id == name]
             expected = (
                 len(entries),
                 sum(entry.uncached for entry in entries if not entry.prefilled),
                 sum(entry.uncached + entry.produced for entry in entries),
             )
-            assert astuple(self.board.fleet.replicas[name].load)[:3] == expected
+            assert astuple(self.state.fleet.replicas[name].load)[:3] == expected
 
     @invariant()
     def no_replica_is_oversubscribed(self) -> None:
-        for seen in self.board.fleet.replicas.values():
+        for seen in self.state.fleet.replicas.values():
             assert seen.load.running <= seen.slots
 
 
-TestBoard = BoardMachine.TestCase
+TestBoard = SchedulerMachine.TestCase
 TestBoard.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def story(seed: int) -> list[str]:
     """One fixed sequence of events; its decisions as text."""
     made, rng, order = (
-        board(*(replica(f"host/r{n}") for n in range(5))),
+        new_state(*(replica(f"host/r{n}") for n in range(5))),
         random.Random(seed),
         random.Random(7),
     )
@@ -218,12 +218,12 @@ def only(decisions):
 
 
 def test_agents_that_have_not_reported_yet_are_waited_for() -> None:
-    made, rng = board(grace_s=3.0), random.Random(0)
+    made, rng = new_state(grace_s=3.0), random.Random(0)
     made.submit("api", request("r1"), 0.0)
     assert made.dispatch(0.0, rng) == []
     made.heartbeat(beat(replica()), 1.0)
     assert isinstance(only(made.dispatch(1.0, rng)), Placed)
-    late = board(grace_s=3.0)
+    late = new_state(grace_s=3.0)
     late.submit("api", request("r1"), 0.0)
     late.dispatch(0.0, rng)
     late.tick()
@@ -234,7 +234,7 @@ def test_agents_that_have_not_reported_yet_are_waited_for() -> None:
     ("state", "reason"), [(ReplicaState.ASLEEP, "no_warm_replica"), (ReplicaState.LOADING, None)]
 )
 def test_a_loading_replica_is_waited_for_and_a_sleeping_one_is_not(state, reason) -> None:
-    made = board(replica(state=state))
+    made = new_state(replica(state=state))
     made.submit("api", request(), 0.0)
     decisions = made.dispatch(0.0, random.Random(0))
     if reason is None:
@@ -244,7 +244,7 @@ def test_a_loading_replica_is_waited_for_and_a_sleeping_one_is_not(state, reason
 
 
 def test_a_tenant_over_its_share_is_told_429_and_others_503() -> None:
-    made, rng = board(replica(slots=2)), random.Random(0)
+    made, rng = new_state(replica(slots=2)), random.Random(0)
     for n in range(2):
         made.submit("api", request(f"hog-{n}", tenant="hog"), 0.0)
     assert len(made.dispatch(0.0, rng)) == 2
@@ -267,7 +267,9 @@ def test_a_tenant_over_its_share_is_told_429_and_others_503() -> None:
 
 def test_the_queue_is_bounded_for_all_and_for_each() -> None:
     made, rng = (
-        board(replica(state=ReplicaState.LOADING), config=SchedulerConfig(queue=QueueRules(max_waiting=10))),
+        new_state(
+            replica(state=ReplicaState.LOADING), config=SchedulerConfig(queue=QueueRules(max_waiting=10))
+        ),
         random.Random(0),
     )
     made.submit("api", request("other", tenant="other"), 0.0)
@@ -277,12 +279,12 @@ def test_the_queue_is_bounded_for_all_and_for_each() -> None:
     assert (refusal.status, refusal.reason) == (429, "tenant_share")
     for n in range(6):
         made.submit("api", request(f"s{n}", tenant=f"tenant-{n}"), 0.0)
-    refusals = [decision.refusal for decision in made.dispatch(0.0, rng) if isinstance(decision, Turned)]
+    refusals = [decision.refusal for decision in made.dispatch(0.0, rng) if isinstance(decision, Rejection)]
     assert [(refusal.status, refusal.reason) for refusal in refusals] == [(503, "queue_full")] * 2
 
 
 def test_one_with_excluded_replicas_does_not_hold_up_those_behind_it() -> None:
-    made, rng = board(replica("host/r0", slots=2), replica("host/r1", slots=1)), random.Random(0)
+    made, rng = new_state(replica("host/r0", slots=2), replica("host/r1", slots=1)), random.Random(0)
     made.submit("api", request("a", exclude=["host/r0"]), 0.0)
     made.dispatch(0.0, rng)
     made.submit("api", request("stuck", exclude=["host/r0"]), 0.0)
@@ -292,7 +294,7 @@ def test_one_with_excluded_replicas_does_not_hold_up_those_behind_it() -> None:
 
 
 def test_an_announced_queue_keeps_its_order_of_arrival() -> None:
-    made, rng = board(replica(slots=1)), random.Random(0)
+    made, rng = new_state(replica(slots=1)), random.Random(0)
     made.submit("new", request("newcomer"), 10.0)
     made.announce("old", Announce([], [AnnouncedRequest(request("veteran"), 1.0)]), 10.0)
     made.heartbeat(beat(replica(slots=1)), 10.0)
@@ -302,7 +304,7 @@ def test_an_announced_queue_keeps_its_order_of_arrival() -> None:
 
 
 def test_placements_announced_before_the_agent_is_heard_count_when_it_is() -> None:
-    made, rng = board(grace_s=3.0), random.Random(0)
+    made, rng = new_state(grace_s=3.0), random.Random(0)
     held = AnnouncedPlacement("r1", "tenant-1", MODEL, "host/r0", "boot-1", 100, 0, 50)
     made.announce("api", Announce([held], [AnnouncedRequest(request("r2"), 0.1)]), 0.0)
     made.heartbeat(beat(replica(slots=1)), 0.0)
@@ -312,7 +314,7 @@ def test_placements_announced_before_the_agent_is_heard_count_when_it_is() -> No
 
 
 def test_a_restarted_engine_has_an_empty_cache() -> None:
-    made, rng = board(replica()), random.Random(0)
+    made, rng = new_state(replica()), random.Random(0)
     made.submit("api", request("a", blocks=[1, 2]), 0.0)
     made.dispatch(0.0, rng)
     assert len(made.fleet.replicas["host/r0"].prefix) == 2
@@ -321,7 +323,7 @@ def test_a_restarted_engine_has_an_empty_cache() -> None:
 
 
 def test_silent_hosts_are_forgotten_in_the_end() -> None:
-    made = board(replica())
+    made = new_state(replica())
     assert not made.forget_silent(59.0, 60.0)
     assert made.forget_silent(61.0, 60.0)
     assert made.fleet.replicas == {}
@@ -331,7 +333,7 @@ def test_silent_hosts_are_forgotten_in_the_end() -> None:
     ("given", "kept"), [(float("nan"), 0.0), (float("inf"), 600.0), (-1.0, 0.0), (1e9, 600.0), (5.0, 5.0)]
 )
 def test_figures_are_brought_into_range(given: float, kept: float) -> None:
-    made = bounded(request(deadline_s=given, prompt_tokens=-1, output_tokens=-1, blocks=list(range(10_000))))
+    made = clamped(request(deadline_s=given, prompt_tokens=-1, output_tokens=-1, blocks=list(range(10_000))))
     assert made.deadline_s == kept
     assert (made.prompt_tokens, made.output_tokens, len(made.blocks)) == (0, 0, 4096)
 
@@ -342,7 +344,7 @@ def test_nobody_starves_while_capacity_frees(seed: int, oldest_every: int, slack
     """Forty wait, many of them late, some too large to fit beside others, while a rival keeps asking."""
     rng = random.Random(seed)
     queue = QueueRules(oldest_every=oldest_every, slack=slack, starvation_limit=4)
-    made = board(config=SchedulerConfig(queue=queue, admission=AdmissionRules(enabled=False)))
+    made = new_state(config=SchedulerConfig(queue=queue, admission=AdmissionRules(enabled=False)))
     pool = beat(replica("host/r0", slots=2, kv=20_000))
     wanted = set()
     for n in range(40):
@@ -371,7 +373,7 @@ def test_nobody_starves_while_capacity_frees(seed: int, oldest_every: int, slack
 
 def test_one_that_fits_nowhere_is_overtaken_a_bounded_number_of_times() -> None:
     rules = SchedulerConfig(queue=QueueRules(starvation_limit=3, oldest_every=1))
-    made, rng = board(replica(slots=8, kv=10_000), config=rules), random.Random(0)
+    made, rng = new_state(replica(slots=8, kv=10_000), config=rules), random.Random(0)
     made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
     made.dispatch(0.0, rng)
     made.submit("api", request("large", "t1", prompt_tokens=8_000), 0.1)
@@ -384,7 +386,7 @@ def test_one_that_fits_nowhere_is_overtaken_a_bounded_number_of_times() -> None:
 
 def test_one_that_fits_nowhere_is_not_overtaken_more_often_because_all_come_at_once() -> None:
     rules = SchedulerConfig(queue=QueueRules(starvation_limit=3, oldest_every=1))
-    made, rng = board(replica(slots=16, kv=10_000), config=rules), random.Random(0)
+    made, rng = new_state(replica(slots=16, kv=10_000), config=rules), random.Random(0)
     made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
     made.dispatch(0.0, rng)
     made.submit("api", request("large", "t1", prompt_tokens=8_000), 0.1)
@@ -397,7 +399,7 @@ def test_one_that_fits_nowhere_is_not_overtaken_more_often_because_all_come_at_o
 @pytest.mark.parametrize("leave", ["cancel", "drop_waiting"])
 def test_who_waited_behind_one_that_left_is_placed_at_once(leave: str) -> None:
     rules = SchedulerConfig(queue=QueueRules(fair=False, max_skips=0, oldest_every=1))
-    made, rng = Board("epoch-1", 0.0, grace_s=0.0, config=rules), random.Random(0)
+    made, rng = SchedulerState("epoch-1", 0.0, grace_s=0.0, config=rules), random.Random(0)
     made.heartbeat(beat(replica(slots=4, kv=1000)), 0.0)
     for n, (client, tokens) in enumerate((("api", 500), ("api", 800), ("other", 100))):
         made.submit(client, request(f"r{n}", prompt_tokens=tokens, output_tokens=1), 0.0)
@@ -409,11 +411,11 @@ def test_who_waited_behind_one_that_left_is_placed_at_once(leave: str) -> None:
     assert [decision.placement.request_id for decision in made.dispatch(0.01, rng)] == ["r2"]
 
 
-def charged(made: Board, tenant: str = "tenant-1") -> float:
-    return sum(flow.counter for band in made.desks[MODEL].queue.bands for flow in [band.flow(tenant)])
+def charged(made: SchedulerState, tenant: str = "tenant-1") -> float:
+    return sum(flow.counter for band in made.queues[MODEL].queue.bands for flow in [band.flow(tenant)])
 
 
-def running(made: Board, **fields) -> tuple[Placement, AnnouncedPlacement]:
+def running(made: SchedulerState, **fields) -> tuple[Placement, AnnouncedPlacement]:
     """A request placed on the only replica, and how its client announces it."""
     asked = request("r1", prompt_tokens=1_000, output_tokens=100, blocks=[1, 2, 3])
     made.submit("api", asked, 0.0)
@@ -424,96 +426,98 @@ def running(made: Board, **fields) -> tuple[Placement, AnnouncedPlacement]:
     )
 
 
-@pytest.mark.parametrize("lapsed", [False, True])
+@pytest.mark.parametrize("orphaned", [False, True])
 @pytest.mark.parametrize("began", [False, True])
-def test_announcing_again_charges_nobody_twice_and_keeps_what_is_cached(lapsed: bool, began: bool) -> None:
-    made = board(replica(kv=1_000_000))
+def test_announcing_again_charges_nobody_twice_and_keeps_what_is_cached(orphaned: bool, began: bool) -> None:
+    made = new_state(replica(kv=1_000_000))
     placement, held = running(made, prefilled=began, produced=20 if began else 0)
     assert charged(made) == 1_200.0
     for round_ in range(3):
-        if lapsed:
+        if orphaned:
             made.drop_waiting("api")
             made.drop_placements("api", 4.0 + round_)
             assert charged(made) == (1_040.0 if began and round_ else 0.0), "what was seen of it"
         made.announce("api", Announce([held], []), 5.0 + round_)
         assert charged(made) == 1_200.0
-        assert list(made.open) == [("api", "r1", "host/r0")]
+        assert list(made.active) == [("api", "r1", "host/r0")]
         assert len(made.fleet.replicas["host/r0"].prefix) == 3
     made.release("api", Released("r1", placement.replica_id, 1_000, 400, 30), 9.0)
     assert charged(made) == 660.0
     assert made.fleet.replicas["host/r0"].load.running == 0
-    assert made.desks[MODEL].queue.running == 0
+    assert made.queues[MODEL].queue.running == 0
 
 
 def test_what_is_no_longer_announced_is_over_and_the_rest_goes_on() -> None:
-    made = board(replica(kv=1_000_000))
+    made = new_state(replica(kv=1_000_000))
     _, held = running(made)
     made.submit("api", request("r2"), 0.0)
     made.dispatch(0.0, random.Random(0))
     made.announce("api", Announce([held], []), 1.0)
-    assert list(made.open) == [("api", "r1", "host/r0")]
-    entry = made.open["api", "r1", "host/r0"]
+    assert list(made.active) == [("api", "r1", "host/r0")]
+    entry = made.active["api", "r1", "host/r0"]
     assert (entry.prefilled, entry.produced, entry.placed_at) == (True, 20, 0.0)
     assert made.fleet.reports.get(MODEL) is None, "nobody saw when its first token came"
 
 
 def test_what_lapsed_is_remembered_for_a_while_and_boundedly() -> None:
-    made = board(replica(slots=64))
+    made = new_state(replica(slots=64))
     for n in range(10):
         made.submit("api", request(f"r{n}"), 0.0)
     made.dispatch(0.0, random.Random(0))
-    made.lapsed.most = 4
+    made.orphans.limit = 4
     made.drop_placements("api", 1.0)
-    assert len(made.lapsed) == 4
-    made.forget_silent(1.0 + boards.LAPSED_S + 0.1, 1e9)
-    assert len(made.lapsed) == 0
+    assert len(made.orphans) == 4
+    made.forget_silent(1.0 + state_module.ORPHAN_TTL_S + 0.1, 1e9)
+    assert len(made.orphans) == 0
 
 
 def test_models_that_nobody_serves_are_forgotten_when_nobody_waits_for_them() -> None:
-    made, rng = board(replica()), random.Random(0)
+    made, rng = new_state(replica()), random.Random(0)
     running(made)
     counters = [TenantCounter("t1", f"adopted-{n}", 5.0) for n in range(20)]
     held = [AnnouncedPlacement(f"r{n}", "t1", f"held-{n}", "x/r0", "b", 10, 0, 5) for n in range(20)]
     made.announce("other", Announce(held, [], counters), 0.0)
     for n in range(20):
         made.submit("other", request(f"m{n}", model=f"made-up-{n}"), 0.0)
-    assert all(isinstance(decision, Turned) for decision in made.dispatch(0.0, rng))
-    later = boards.ADOPTED_S + 1.0
+    assert all(isinstance(decision, Rejection) for decision in made.dispatch(0.0, rng))
+    later = state_module.RESTORED_COUNTERS_S + 1.0
     made.heartbeat(beat(replica()), later)
     made.forget_silent(later, 60.0)
-    assert sorted(made.desks) == sorted([MODEL, *(f"held-{n}" for n in range(20))])
+    assert sorted(made.queues) == sorted([MODEL, *(f"held-{n}" for n in range(20))])
     made.drop_placements("other", later)
     made.forget_silent(later, 60.0)
-    assert list(made.desks) == [MODEL]
+    assert list(made.queues) == [MODEL]
     assert charged(made) == 1_200.0
 
 
 def test_announced_counters_wait_longer_for_an_agent_than_anybody_is_made_to() -> None:
-    made = board(grace_s=3.0)
+    made = new_state(grace_s=3.0)
     made.announce("api", Announce([], [], [TenantCounter("tenant-1", MODEL, 500.0)]), 0.0)
     made.announce("late", Announce([], [], [TenantCounter("tenant-1", "never served", 5.0)]), 10.0)
-    made.forget_silent(boards.ADOPTED_S - 0.1, 60.0)
+    made.forget_silent(state_module.RESTORED_COUNTERS_S - 0.1, 60.0)
     assert charged(made) == 500.0
-    made.heartbeat(beat(replica()), boards.ADOPTED_S)
-    made.forget_silent(boards.ADOPTED_S + 9.9, 60.0)
-    assert sorted(made.desks) == ["never served", MODEL]
-    made.forget_silent(boards.ADOPTED_S + 10.1, 60.0)
-    assert list(made.desks) == [MODEL]
+    made.heartbeat(beat(replica()), state_module.RESTORED_COUNTERS_S)
+    made.forget_silent(state_module.RESTORED_COUNTERS_S + 9.9, 60.0)
+    assert sorted(made.queues) == ["never served", MODEL]
+    made.forget_silent(state_module.RESTORED_COUNTERS_S + 10.1, 60.0)
+    assert list(made.queues) == [MODEL]
     assert charged(made) == 500.0
 
 
-def test_the_number_of_desks_and_of_announced_placements_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boards, "MAX_DESKS", 5)
-    monkeypatch.setattr(boards, "MAX_OPEN", 3)
-    made = board(grace_s=3.0)
+def test_the_number_of_model_queues_and_of_announced_placements_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_module, "MAX_MODEL_QUEUES", 5)
+    monkeypatch.setattr(state_module, "MAX_ACTIVE", 3)
+    made = new_state(grace_s=3.0)
     counters = [TenantCounter("t1", f"adopted-{n}", 5.0) for n in range(20)]
     held = [AnnouncedPlacement(f"r{n}", "t1", f"held-{n % 9}", "x/r0", "b", 10, 0, 5) for n in range(20)]
     made.announce("other", Announce(held, [], counters[:4]), 0.0)
     made.announce("other", Announce(held, [], counters, more=True), 0.0)
     for n in range(20):
         made.submit("other", request(f"m{n}", model=f"made-up-{n}"), 0.0)
-    assert len(made.desks) == 5
-    assert len(made.open) <= 3
+    assert len(made.queues) == 5
+    assert len(made.active) <= 3
     refused = made.dispatch(0.0, random.Random(0))
     assert {decision.refusal.reason for decision in refused} == {"no_replica"}
     assert len(refused) == 20
