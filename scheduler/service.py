@@ -270,7 +270,7 @@ class SchedulerService:
 
     def _resync(self, session: Session, replica_id: str, now: float) -> None:
         """Ask an agent for everything where some of what it said has not been heard."""
-        if self.state.fleet.must_ask(replica_id, now):
+        if self.state.fleet.needs_resync(replica_id, now):
             metrics.KV_RESYNCS.inc()
             session.send(KvResync(replica_id))
 

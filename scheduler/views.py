@@ -54,10 +54,10 @@ def pool_snapshot(state: SchedulerState, hosts: HostBook, now: float, at: dateti
 
 def _status(replica: Replica, now: float) -> ReplicaStatus:
     """A replica's status; one that is silent is shown as failed, one just commanded in the state to come."""
-    silent_s = now - replica.heard_at
+    silent_s = now - replica.last_seen_at
     if silent_s > HEARTBEAT_STALE_S:
         detail = f"no heartbeat for {silent_s:.0f} s"
         return msgspec.structs.replace(replica.status, state=ReplicaState.FAILED, detail=detail)
-    if replica.hold is not None:
-        return msgspec.structs.replace(replica.status, state=replica.hold)
+    if replica.expected_state is not None:
+        return msgspec.structs.replace(replica.status, state=replica.expected_state)
     return replica.status

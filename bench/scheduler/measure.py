@@ -67,7 +67,7 @@ def watched(world: World) -> Stopwatch:
     queue = state.queues[MODEL].queue
     watch.watch(queue, "pick", "choice")
     watch.watch(state.fleet, "place", "place")
-    watch.watch(state.fleet, "opened", "opened")
+    watch.watch(state.fleet, "on_open", "opened")
     watch.watch(queue, "on_open", "opened")
     return watch
 

@@ -154,9 +154,9 @@ def fill(fleet: Fleet, cached_blocks: int, prompts: Prompts, rng: random.Random)
             blocks=wanted.blocks,
             block_tokens=BLOCK_TOKENS,
         )
-        fleet.opened(entry)
-        fleet.prefilled(entry, 0.0)
-        fleet.closed(entry, None, 0.0)
+        fleet.on_open(entry)
+        fleet.on_prefill(entry, 0.0)
+        fleet.on_close(entry, None, 0.0)
         number += 1
 
 

@@ -56,7 +56,7 @@ class PolicyConfig:
     itl_miss_share: float = 0.05
     """... so that such a share of the answers in full batches misses the promise ..."""
     slack_step: float = 0.004
-    """... in steps of this for each that missed it, and `missed_share` of this for each that kept it. 0 = not learnt.
+    """... in steps of this for each that missed it, and `itl_miss_share` of this for each that kept it. 0 = not learnt.
     With 0.01 it overshoots: answers that are under way when it falls still count."""
     full_batch_share: float = 0.6
     """An answer came from a full batch when its predicted time per token was above this share of the promised one."""

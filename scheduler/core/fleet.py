@@ -11,9 +11,9 @@ from scheduler.core.mirror import Mirrored
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Blocked, Choice, Reason, Rng, place
 from scheduler.core.pool import Pool
-from scheduler.core.predict import Report
+from scheduler.core.predict import PredictionReport
 from scheduler.core.prefix import Exact, PrefixSource
-from scheduler.core.replica import Fixed, Learnt, Load, Replica
+from scheduler.core.replica import DerivedCapacity, Load, Replica, ReplicaStats
 from scheduler.wire import PlaceRequest, Released
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
 
@@ -27,59 +27,64 @@ class Fleet:
     def __init__(self, config: PolicyConfig | None = None) -> None:
         self.config = config or PolicyConfig()
         self.replicas: dict[str, Replica] = {}
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, PredictionReport] = {}
         """By model: how far predictions were off."""
         self._pools: dict[str, Pool] = {}
         self._loads: dict[str, Load] = {}
 
     # What agents say
 
-    def heartbeat(self, beat: Heartbeat, now: float) -> tuple[bool, set[str]]:
+    def heartbeat(self, heartbeat: Heartbeat, now: float) -> tuple[bool, set[str]]:
         """Take an agent's whole view.
 
         Returns whether replicas came, went or changed state, and the models whose queues should be looked at.
         """
         changed = False
         models: set[str] = set()
-        for status in beat.replicas:
+        for status in heartbeat.replicas:
             known = self.replicas.get(status.replica_id)
-            if known is not None and _moved(known.status, status):
+            if known is not None and _redefined(known.status, status):
                 models.add(self._forget(status.replica_id))
                 known = None
             if known is None:
-                known = self._discover(status, beat.agent_id, now)
+                known = self._discover(status, heartbeat.agent_id, now)
                 changed = True
             changed |= (known.status.state, known.status.boot_id) != (status.state, status.boot_id)
             if known.status.boot_id != status.boot_id:
                 known.prefix.clear()
-                known.learnt = Learnt(self.config)
-                known.clear_at = float("-inf")
-            known.status, known.agent_id, known.heard_at, known.hold = status, beat.agent_id, now, None
-            known.fixed = Fixed(status, self.config)
-            known.beats += 1
-            known.prefix.room_tokens = known.fixed.kv_capacity
+                known.stats = ReplicaStats(self.config)
+                known.prefill_done_at = float("-inf")
+            known.status, known.agent_id, known.last_seen_at, known.expected_state = (
+                status,
+                heartbeat.agent_id,
+                now,
+                None,
+            )
+            known.derived = DerivedCapacity(status, self.config)
+            known.heartbeats += 1
+            known.prefix.room_tokens = known.derived.kv_capacity
             known.prefix.trim(now)
             pool = self._pools[status.model]
-            pool.targets, pool.prefill_rate = status.targets, known.fixed.prefill_rate
+            pool.targets, pool.prefill_rate = status.targets, known.derived.prefill_rate
             pool.refresh(known, now)
             models.add(status.model)
-        listed = {status.replica_id for status in beat.replicas}
+        listed = {status.replica_id for status in heartbeat.replicas}
         for replica_id, replica in list(self.replicas.items()):
-            if replica.agent_id == beat.agent_id and replica_id not in listed:
+            if replica.agent_id == heartbeat.agent_id and replica_id not in listed:
                 models.add(self._forget(replica_id))
                 changed = True
         return changed, models
 
     def forget_silent(self, now: float, after_s: float) -> set[str]:
         """Drop replicas whose agent has not been heard of for `after_s`; the models that lost one."""
-        gone = [name for name, replica in self.replicas.items() if now - replica.heard_at > after_s]
+        gone = [name for name, replica in self.replicas.items() if now - replica.last_seen_at > after_s]
         return {self._forget(replica_id) for replica_id in gone}
 
-    def expect(self, replica_id: str, state: ReplicaState) -> None:
+    def expect_state(self, replica_id: str, state: ReplicaState) -> None:
         """Believe that a replica is in `state` until its next heartbeat: a command has just been sent."""
         if replica := self.replicas.get(replica_id):
-            replica.hold = state
-            self._pools[replica.status.model].refresh(replica, replica.heard_at)
+            replica.expected_state = state
+            self._pools[replica.status.model].refresh(replica, replica.last_seen_at)
 
     def kv_events(self, delta: KvDelta) -> None:
         """An engine's own word on its prefix cache; ignored when it is of another incarnation."""
@@ -87,7 +92,7 @@ class Fleet:
         if replica is not None and replica.status.boot_id == delta.boot_id:
             replica.prefix.apply(delta)
 
-    def must_ask(self, replica_id: str, now: float) -> bool:
+    def needs_resync(self, replica_id: str, now: float) -> bool:
         """Whether the replica's agent should be asked now to say all that its engine holds: deltas have gone missing,
         or the replica was found on a connection that had told everything before."""
         replica = self.replicas.get(replica_id)
@@ -96,7 +101,7 @@ class Fleet:
 
     # What is read
 
-    def of(self, model: str) -> list[Replica]:
+    def replicas_of(self, model: str) -> list[Replica]:
         """The replicas of a model."""
         pool = self._pools.get(model)
         return list(pool) if pool is not None else []
@@ -114,7 +119,7 @@ class Fleet:
     def best_hit(self, request: PlaceRequest) -> int:
         """Prompt tokens of `request` that some replica of its model is believed to hold; the fair queue asks."""
         pool = self._pools.get(request.model)
-        longest = pool.longest(request.blocks) if pool is not None else 0
+        longest = pool.longest_hit(request.blocks) if pool is not None else 0
         return min(request.prompt_tokens, int(longest * tokens_per_block(request)))
 
     def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:
@@ -124,7 +129,7 @@ class Fleet:
 
     # What happens to placements
 
-    def opened(self, entry: ActivePlacement, now: float | None = None) -> None:
+    def on_open(self, entry: ActivePlacement, now: float | None = None) -> None:
         """A placement begins, decided here, or announced `now` by a client: its load counts from now on."""
         load = self._loads.get(entry.replica_id)
         if load is None:
@@ -132,8 +137,8 @@ class Fleet:
         replica, baseline, uncached = self._current(entry), entry.baseline, entry.uncached
         now = baseline.opened_at = entry.placed_at if now is None else now
         if replica is not None and entry.predicted_ttft_s > 0.0:
-            baseline.raw_ttft_s = entry.predicted_ttft_s - replica.learnt.ttft.at(now)
-            baseline.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.learnt.slowdown.at(now))
+            baseline.raw_ttft_s = entry.predicted_ttft_s - replica.stats.ttft.at(now)
+            baseline.raw_itl_s = entry.predicted_itl_s / (1.0 + replica.stats.slowdown.at(now))
         load.running += 1
         load.kv_tokens += uncached + entry.produced
         load.context_tokens += entry.prompt_tokens + entry.produced
@@ -141,22 +146,22 @@ class Fleet:
         if not entry.prefilled:
             load.unprefilled += uncached
             if entry.predicted_ttft_s > 0.0:
-                load.due[id(entry)] = entry.placed_at + entry.predicted_ttft_s
+                load.first_tokens_due[id(entry)] = entry.placed_at + entry.predicted_ttft_s
         if replica is None:
             return
         pool = self._pools[entry.model]
         if not entry.prefilled:
-            left = uncached * pool.stats.uncached_ratio
-            seconds = left * replica.fixed.per_token
-            replica.clear_at = max(replica.clear_at, now) + seconds
-            pool.stats.observe_placement(left, entry.output_tokens)
-            replica.learnt.prefill_share.add(seconds, now)
+            left = uncached * pool.model_stats.uncached_ratio
+            seconds = left * replica.derived.prefill_s_per_token
+            replica.prefill_done_at = max(replica.prefill_done_at, now) + seconds
+            pool.model_stats.observe_placement(left, entry.output_tokens)
+            replica.stats.prefill_share.add(seconds, now)
         if entry.blocks:
             held = replica.prefix.routed(entry.blocks, _block_tokens(entry), now)
             baseline.prefix_blocks, baseline.prefix_used_at = held
         pool.refresh(replica, now)
 
-    def prefilled(self, entry: ActivePlacement, now: float) -> None:
+    def on_prefill(self, entry: ActivePlacement, now: float) -> None:
         """The first token came: the prompt no longer waits for prefill. Learns from the time it took."""
         if entry.prefilled:
             return
@@ -164,20 +169,22 @@ class Fleet:
         entry.first_token_at = now
         load = self._loads[entry.replica_id]
         load.unprefilled -= entry.uncached
-        load.due.pop(id(entry), None)
+        load.first_tokens_due.pop(id(entry), None)
         replica = self._current(entry)
         if replica is None:
             return
         pool = self._pools[entry.model]
-        replica.clear_at = now + load.unprefilled * pool.stats.uncached_ratio / replica.fixed.prefill_rate
+        replica.prefill_done_at = (
+            now + load.unprefilled * pool.model_stats.uncached_ratio / replica.derived.prefill_rate
+        )
         replica.prefix.prefilled(entry.blocks, now)
         if entry.baseline.raw_ttft_s >= 0.0:
             observed_s = now - entry.placed_at
-            replica.learnt.ttft.learn(observed_s - entry.baseline.raw_ttft_s, now)
+            replica.stats.ttft.learn(observed_s - entry.baseline.raw_ttft_s, now)
             self._report(entry.model).ttft.learn(entry.predicted_ttft_s, observed_s)
         self._pools[entry.model].refresh(replica, now)
 
-    def progressed(self, entry: ActivePlacement, produced: int) -> None:
+    def on_progress(self, entry: ActivePlacement, produced: int) -> None:
         """So many output tokens so far; counts never go back."""
         if produced > entry.produced:
             load = self._loads[entry.replica_id]
@@ -187,7 +194,7 @@ class Fleet:
             entry.produced = produced
             load.outstanding += _outstanding(entry)
 
-    def closed(self, entry: ActivePlacement, released: Released | None, now: float) -> None:
+    def on_close(self, entry: ActivePlacement, released: Released | None, now: float) -> None:
         """A placement is over. `released` is None when the client died or announced something else."""
         load = self._loads[entry.replica_id]
         load.running -= 1
@@ -196,7 +203,7 @@ class Fleet:
         load.outstanding -= _outstanding(entry)
         if not entry.prefilled:
             load.unprefilled -= entry.uncached
-            load.due.pop(id(entry), None)
+            load.first_tokens_due.pop(id(entry), None)
         if load.running == 0 and entry.replica_id not in self.replicas:
             del self._loads[entry.replica_id]
         replica = self._current(entry)
@@ -214,24 +221,24 @@ class Fleet:
             return
         if not entry.prefilled and (released is None or not released.output_tokens):
             prefix.given_up(entry.blocks, entry.baseline.prefix_blocks, entry.baseline.opened_at, now)
-            share = self._pools[entry.model].stats.uncached_ratio
-            replica.clear_at -= entry.uncached * share / replica.fixed.prefill_rate
+            share = self._pools[entry.model].model_stats.uncached_ratio
+            replica.prefill_done_at -= entry.uncached * share / replica.derived.prefill_rate
             return
         if not entry.prefilled:
             prefix.prefilled(entry.blocks, now)
         answer = max(entry.produced, released.output_tokens if released is not None else 0)
         prefix.ended(entry.blocks, block_tokens, answer, now)
         if released is not None and released.input_tokens:
-            self._correct(replica, entry, released)
+            self._learn_hits(replica, entry, released)
         if entry.first_token_at > 0.0 and entry.baseline.raw_itl_s > 0.0 and answer > 1:
             observed_s = (now - entry.first_token_at) / (answer - 1)
-            replica.learnt.slowdown.learn(observed_s / entry.baseline.raw_itl_s - 1.0, now)
+            replica.stats.slowdown.learn(observed_s / entry.baseline.raw_itl_s - 1.0, now)
             self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
-            self._pools[entry.model].stats.observe_itl(
+            self._pools[entry.model].model_stats.observe_itl(
                 entry.predicted_itl_s, observed_s, replica.status.targets.tpot_s, entry.queued_s
             )
 
-    def _correct(self, replica: Replica, entry: ActivePlacement, released: Released) -> None:
+    def _learn_hits(self, replica: Replica, entry: ActivePlacement, released: Released) -> None:
         """Compare what the engine found in its cache with what was believed.
 
         What it lost from a cache that is full, it lost by age, and all that is older with it. What it lacks of a cache
@@ -240,11 +247,11 @@ class Fleet:
         believed, found = entry.hit_tokens, released.cached_input_tokens
         # By the estimated length of the prompt: an error in it is none of the cache's.
         found_here = found * entry.prompt_tokens / released.input_tokens
-        self._pools[entry.model].stats.observe_prefill(entry.uncached, entry.prompt_tokens - found_here)
+        self._pools[entry.model].model_stats.observe_prefill(entry.uncached, entry.prompt_tokens - found_here)
         if not believed:
             return
-        learnt, config, prefix = replica.learnt, self.config, replica.prefix
-        learnt.trust += config.residual_gain * (min(1.0, found_here / believed) - learnt.trust)
+        stats, config, prefix = replica.stats, self.config, replica.prefix
+        stats.hit_precision += config.residual_gain * (min(1.0, found_here / believed) - stats.hit_precision)
         aged = entry.placed_at - entry.baseline.prefix_used_at >= config.miss_age_s
         if found >= config.miss_share * believed or not aged:
             return
@@ -253,8 +260,8 @@ class Fleet:
         else:
             prefix.given_up(entry.blocks, int(found / _block_tokens(entry)), math.inf, entry.placed_at)
 
-    def _report(self, model: str) -> Report:
-        return self.reports.setdefault(model, Report())
+    def _report(self, model: str) -> PredictionReport:
+        return self.reports.setdefault(model, PredictionReport())
 
     # Coming and going
 
@@ -271,11 +278,11 @@ class Fleet:
         pool = self._pools.setdefault(status.model, Pool(self.config))
         load = self._loads.setdefault(status.replica_id, Load())
         row = pool.next_row()
-        source, fixed = self._source(status, pool, row), Fixed(status, self.config)
-        found = Replica(status, agent_id, now, load, source, Learnt(self.config), row, fixed)
+        source, derived = self._source(status, pool, row), DerivedCapacity(status, self.config)
+        found = Replica(status, agent_id, now, load, source, ReplicaStats(self.config), row, derived)
         self.replicas[status.replica_id] = found
         pool.add(found)
-        self._share_memory()
+        self._divide_memory()
         return found
 
     def _source(self, status: ReplicaStatus, pool: Pool, row: int) -> PrefixSource:
@@ -292,10 +299,10 @@ class Fleet:
             del self._pools[replica.status.model]
         if replica.load.running == 0:
             self._loads.pop(replica_id, None)
-        self._share_memory()
+        self._divide_memory()
         return replica.status.model
 
-    def _share_memory(self) -> None:
+    def _divide_memory(self) -> None:
         """Divide what may be remembered of prefixes evenly among the replicas."""
         share = self.config.max_blocks // max(1, len(self.replicas))
         most = max(MIN_REPLICA_BLOCKS, min(self.config.max_replica_blocks, share))
@@ -303,7 +310,7 @@ class Fleet:
             replica.prefix.max_entries = most
 
 
-def _moved(known: ReplicaStatus, status: ReplicaStatus) -> bool:
+def _redefined(known: ReplicaStatus, status: ReplicaStatus) -> bool:
     """Whether a replica is now another thing under the same name."""
     return (known.model, known.prefix_kind) != (status.model, status.prefix_kind)
 

@@ -78,7 +78,7 @@ class HopelessReview:
         self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity, *, grace: bool
     ) -> Rejection | None:
         """The refusal of a request that fits nowhere, when waiting cannot help it; None when it may wait on."""
-        if not reason.worth_waiting and not grace:
+        if not reason.transient and not grace:
             return self._no_replica(queued, reason, pool)
         if 0 < pool.largest_kv_tokens < need_of(queued):
             largest = pool.largest_kv_tokens
@@ -101,7 +101,7 @@ class HopelessReview:
             queued = self._retries.popleft()
             if queued.outcome is None:
                 verdict = self._fleet.place(queued.request, now, rng)
-                if not isinstance(verdict, Choice) and not verdict.reason.worth_waiting:
+                if not isinstance(verdict, Choice) and not verdict.reason.transient:
                     refused.append(self._no_replica(queued, verdict.reason, self._pool.at(now)))
         return refused
 

@@ -1,7 +1,7 @@
 """What the answers of one model have taught about its requests, and how much of a promise its batches may use.
 
 Three corrections of beliefs that are off for all replicas of a model alike; what one replica's answers say about that
-replica is in `replica.Learnt`. Measured effect: docs/adr/0016.
+replica is in `replica.ReplicaStats`. Measured effect: docs/adr/0016.
 """
 
 from scheduler.core.config import PolicyConfig
@@ -57,7 +57,7 @@ class ModelStats:
         """An answer took `observed_s` per token where `predicted_s` was predicted and `promised_s` promised; its
         request had waited `queued_s` in our queue.
 
-        Answers of full batches move the slack, so that a share `missed_share` of them misses the promise (stochastic
+        Answers of full batches move the slack, so that a share `itl_miss_share` of them misses the promise (stochastic
         approximation, Robbins and Monro 1951). In a batch with room a miss has another cause: a long prompt beside a
         short answer, which a smaller batch would not have helped. Nor does one while nobody queues: it would only make
         them queue, and since that costs throughput, for good.

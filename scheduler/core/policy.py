@@ -1,7 +1,8 @@
 """Where should this request run? Filter, score, pick: three small steps behind one pure call (DESIGN §6).
 
 Deterministic given its arguments: no clock, no random source, no I/O of its own. Vectors run over the rows of the
-model's pool; where few replicas can take anything, `few` does the same in plain numbers. The formulas are in `cost`.
+model's pool; where few replicas can take anything, `scalar_policy` does the same in plain numbers. The formulas are in
+`cost`.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core import few
-from scheduler.core.cost import Vector, cost_s, enough, patience_s, tokens_per_block, ttft_s
+from scheduler.core import scalar_policy
+from scheduler.core.cost import Vector, cost_s, sticky_limit_s, sticky_threshold, tokens_per_block, ttft_s
 from scheduler.core.pool import Pool
 from scheduler.core.predict import MIN_TTFT_S
 from scheduler.core.replica import Replica
@@ -21,7 +22,7 @@ from workers.wire import ReplicaState
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.intp]
-FEW = 10
+SCALAR_MAX_REPLICAS = 10
 """Up to so many replicas that take anything are looked at one by one: about where vectors begin to be cheaper."""
 
 
@@ -44,13 +45,13 @@ class Reason(StrEnum):
     UNKNOWN_MODEL = "no_replica"
 
     @property
-    def worth_waiting(self) -> bool:
+    def transient(self) -> bool:
         """Whether time alone can cure it."""
-        return self in _CURABLE
+        return self in _TRANSIENT
 
 
-_CURABLE = frozenset({Reason.BUSY, Reason.KV_FULL, Reason.SILENT, Reason.STARTING})
-_HOPE = {reason: rank for rank, reason in enumerate(Reason)}
+_TRANSIENT = frozenset({Reason.BUSY, Reason.KV_FULL, Reason.SILENT, Reason.STARTING})
+_PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
 
 
 class Choice(NamedTuple):
@@ -89,18 +90,18 @@ def place(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | B
 
     Reads load counters and changes nothing: the caller moves them in the same step.
     """
-    rows = pool.takers(now)
-    if len(rows) > FEW:
-        return place_among_many(request, pool, now, rng)
-    able = few.options(request, pool, rows, now) if rows else []
+    rows = pool.open_rows(now)
+    if len(rows) > SCALAR_MAX_REPLICAS:
+        return place_vectorised(request, pool, now, rng)
+    able = scalar_policy.candidates(request, pool, rows, now) if rows else []
     if not able:
         return blocked(request, pool, now)
-    near = few.near_best(request, pool, able)
+    near = scalar_policy.near_best(request, pool, able)
     row, hits, ttft, cost = near[rng.randrange(len(near))]
-    return chosen(request, pool, row, hits, ttft, cost)
+    return choice_of(request, pool, row, hits, ttft, cost)
 
 
-def place_among_many(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | Blocked:
+def place_vectorised(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | Blocked:
     """The same with a few vector operations over all rows."""
     scores = score(request, pool, now)
     able = filter_(request, pool, scores, now)
@@ -110,13 +111,13 @@ def place_among_many(request: PlaceRequest, pool: Pool, now: float, rng: Rng) ->
         return blocked(request, pool, now)
     row = pick(request, pool, scores, cost_s, best_s, rng)
     hits = float(scores.hits[row]) if scores.hits is not None else 0.0
-    return chosen(request, pool, row, hits, float(scores.ttft_s[row]), float(cost_s[row]))
+    return choice_of(request, pool, row, hits, float(scores.ttft_s[row]), float(cost_s[row]))
 
 
-def chosen(request: PlaceRequest, pool: Pool, row: int, hits: float, ttft: float, cost: float) -> Choice:
+def choice_of(request: PlaceRequest, pool: Pool, row: int, hits: float, ttft: float, cost: float) -> Choice:
     """The verdict for a row."""
-    figures = pool.figures[row]
-    itl_s = figures.itl + request.prompt_tokens * figures.itl_per_kv
+    inputs = pool.inputs[row]
+    itl_s = inputs.itl + request.prompt_tokens * inputs.itl_per_kv
     return Choice(pool.replica(row), int(hits), max(MIN_TTFT_S, ttft), itl_s, cost)
 
 
@@ -125,13 +126,13 @@ def score(request: PlaceRequest, pool: Pool, now: float) -> Scores:
     prompt, output, columns = float(request.prompt_tokens), float(request.output_tokens), pool.columns
     hits = cached_tokens(request, pool)
     uncached = np.full(pool.size, prompt) if hits is None else prompt - hits
-    backlog = np.maximum(columns.clear_at - now, columns.least_backlog)
-    pushed_out = np.maximum(columns.overfull + (uncached + output), 0.0)
+    backlog = np.maximum(columns.prefill_done_at - now, columns.min_backlog_s)
+    evicted = np.maximum(columns.kv_excess + (uncached + output), 0.0)
     return Scores(
         hits,
         backlog,
         ttft_s(uncached, backlog, columns),
-        cost_s(prompt, output, uncached, backlog, pushed_out, columns),
+        cost_s(prompt, output, uncached, backlog, evicted, columns),
     )
 
 
@@ -155,7 +156,7 @@ def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Fl
     able &= columns.room >= need
     able &= scores.backlog_s <= config.backlog_cold_s
     if scores.hits is not None:
-        warm = scores.hits >= enough(request, config)
+        warm = scores.hits >= sticky_threshold(request, config)
         warm &= columns.warm_until >= now
         warm &= columns.kv_room >= need
         warm &= scores.backlog_s <= config.backlog_warm_s
@@ -187,13 +188,13 @@ def sticky(
     Both the first token and the whole cost may lag by T_max: a short prompt behind a long shared prefix costs little
     prefill anywhere it is cached, and it is the decode batch that fills up there.
     """
-    rows: Rows = (hits >= enough(request, pool.config)).nonzero()[0]
+    rows: Rows = (hits >= sticky_threshold(request, pool.config)).nonzero()[0]
     if not rows.size:
         return rows
-    patience = patience_s(request, pool.prefill_rate, pool.config)
+    limit_s = sticky_limit_s(request, pool.prefill_rate, pool.config)
     reachable = np.where(cost_s < np.inf, ttft_s, np.inf)
     soonest = reachable[reachable.argmin()]
-    kept: Rows = rows[(cost_s[rows] <= best_s + patience) & (ttft_s[rows] <= soonest + patience)]
+    kept: Rows = rows[(cost_s[rows] <= best_s + limit_s) & (ttft_s[rows] <= soonest + limit_s)]
     return kept
 
 
@@ -207,14 +208,14 @@ def blocked(request: PlaceRequest, pool: Pool, now: float) -> Blocked:
     if awake.any():
         fits = awake & (pool.columns.room >= request.prompt_tokens + request.output_tokens)
         return Blocked(Reason.BUSY if fits.any() else Reason.KV_FULL)
-    reasons = {replica.status.replica_id: obstacle(replica, pool, now) for replica in pool}
+    reasons = {replica.status.replica_id: blocked_reason(replica, pool, now) for replica in pool}
     reasons |= {replica_id: Reason.EXCLUDED for replica_id in excluded & reasons.keys()}
-    return Blocked(min(reasons.values(), key=_HOPE.__getitem__))
+    return Blocked(min(reasons.values(), key=_PRECEDENCE.__getitem__))
 
 
-def obstacle(replica: Replica, pool: Pool, now: float) -> Reason:
+def blocked_reason(replica: Replica, pool: Pool, now: float) -> Reason:
     """What keeps a replica that is not open from any request."""
-    if now - replica.heard_at > pool.config.heartbeat_stale_s:
+    if now - replica.last_seen_at > pool.config.heartbeat_stale_s:
         return Reason.SILENT
     if replica.state in (ReplicaState.LOADING, ReplicaState.FAILED):
         return Reason.STARTING

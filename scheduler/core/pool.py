@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from scheduler.core.config import PolicyConfig
-from scheduler.core.cost import Figures, Vector
+from scheduler.core.cost import ScoreInputs, Vector
 from scheduler.core.model_stats import ModelStats
 from scheduler.core.predict import step_s
 from scheduler.core.prefix_index import PrefixIndex
@@ -18,13 +18,15 @@ from workers.wire import ReplicaState, Targets
 
 INITIAL_ROWS = 8
 INFINITE = float("inf")
-NOBODY: Figures[float] = Figures(-INFINITE, -INFINITE, -INFINITE, *[0.0] * (len(Figures._fields) - 3))
+EMPTY_ROW: ScoreInputs[float] = ScoreInputs(
+    -INFINITE, -INFINITE, -INFINITE, *[0.0] * (len(ScoreInputs._fields) - 3)
+)
 """Of a row that is free."""
 MIN_HIT_SHARE = 1 / 16
 """A smaller part of a prompt is not looked for: many replicas may hold it, and it changes nothing."""
-LEAST_SHARE = 0.1
+MIN_PREFILL_SHARE = 0.1
 """Prefill share that every replica is granted."""
-BITS_BY_HAND = 12
+MAX_SCALAR_BITS = 12
 """Up to so many replicas are written one by one, more as a vector."""
 
 
@@ -40,25 +42,25 @@ class Pool:
         self.targets = Targets()
         self.prefill_rate = 1.0
         """R of the replica heard of last: what a request's own prefill is measured by."""
-        self.stats = ModelStats(config)
+        self.model_stats = ModelStats(config)
         """What its answers have taught."""
-        self._takers: set[int] = set()
+        self._open_rows: set[int] = set()
         """Rows that are open and have some room."""
-        self.figures: list[Figures[float]] = []
+        self.inputs: list[ScoreInputs[float]] = []
         """Of each row."""
         self._rows: list[Replica | None] = []
         self._by_id: dict[str, int] = {}
-        self._table = np.zeros((len(NOBODY), INITIAL_ROWS))
-        self._columns: Figures[Vector] = Figures(*self._table[:, :0])
-        self._stale: set[int] = set()
+        self._table = np.zeros((len(EMPTY_ROW), INITIAL_ROWS))
+        self._columns: ScoreInputs[Vector] = ScoreInputs(*self._table[:, :0])
+        self._dirty_rows: set[int] = set()
         """Rows whose figures have changed since they were written into the table: it is read more rarely."""
 
     @property
-    def columns(self) -> Figures[Vector]:
+    def columns(self) -> ScoreInputs[Vector]:
         """The figures of all rows, used or free, as vectors."""
-        for row in self._stale:
-            self._table[:, row] = self.figures[row]
-        self._stale.clear()
+        for row in self._dirty_rows:
+            self._table[:, row] = self.inputs[row]
+        self._dirty_rows.clear()
         return self._columns
 
     def __len__(self) -> int:
@@ -91,13 +93,13 @@ class Pool:
         """Take a replica into its row, which `next_row` has named."""
         if replica.row == len(self._rows):
             self._rows.append(replica)
-            self.figures.append(NOBODY)
+            self.inputs.append(EMPTY_ROW)
             count, room = len(self._rows), self._table.shape[1]
             if count > room:
-                self._table = np.zeros((len(NOBODY), 2 * room))
-                self._stale.update(range(room))
-            self._columns = Figures(*self._table[:, :count])
-            self._stale.add(replica.row)
+                self._table = np.zeros((len(EMPTY_ROW), 2 * room))
+                self._dirty_rows.update(range(room))
+            self._columns = ScoreInputs(*self._table[:, :count])
+            self._dirty_rows.add(replica.row)
         else:
             self._rows[replica.row] = replica
         self._by_id[replica.status.replica_id] = replica.row
@@ -107,43 +109,43 @@ class Pool:
         replica.prefix.clear()
         self._rows[replica.row] = None
         del self._by_id[replica.status.replica_id]
-        self.figures[replica.row] = NOBODY
-        self._stale.add(replica.row)
-        self._takers.discard(replica.row)
+        self.inputs[replica.row] = EMPTY_ROW
+        self._dirty_rows.add(replica.row)
+        self._open_rows.discard(replica.row)
 
     def refresh(self, replica: Replica, now: float) -> None:
         """Compute a replica's figures anew: something about it has changed."""
-        config, row, status, fixed = self.config, replica.row, replica.status, replica.fixed
-        load, learnt = replica.load, replica.learnt
+        config, row, status, derived = self.config, replica.row, replica.status, replica.derived
+        load, stats = replica.load, replica.stats
         running, kv_tokens = replica.running, replica.kv_tokens
-        accept, per_token, per_kv = fixed.accept, fixed.per_token, fixed.itl_per_kv
-        share = learnt.prefill_share.at(now)
+        accept, per_token, per_kv = derived.accept, derived.prefill_s_per_token, derived.itl_per_kv
+        share = stats.prefill_share.at(now)
         context = replica.context_tokens
         step = step_s(status.capacity, running + 1, context)
-        batch_s, limit_s = step / accept, self._limit_s(replica, context, share)
-        itl = step / (accept * (1.0 - share)) * (1.0 + learnt.slowdown.at(now))
-        awake = running < fixed.slots and replica.state is ReplicaState.READY
+        batch_s, limit_s = step / accept, self._itl_limit_s(replica, context, share)
+        itl = step / (accept * (1.0 - share)) * (1.0 + stats.slowdown.at(now))
+        awake = running < derived.slots and replica.state is ReplicaState.READY
         warm = awake and (not running or batch_s <= limit_s * config.warm_slack)
         open_ = warm and status.waiting <= config.max_engine_waiting and (not running or batch_s <= limit_s)
-        until = replica.heard_at + config.heartbeat_stale_s
+        until = replica.last_seen_at + config.heartbeat_stale_s
         room = kv_room = INFINITE
         if running:
             planned = kv_tokens + config.kv_reserve * load.outstanding
-            room = kv_room = config.kv_fill * fixed.kv_capacity - planned
+            room = kv_room = config.kv_fill * derived.kv_capacity - planned
             if per_kv > 0:
                 room = min(kv_room, (limit_s - batch_s) / per_kv)
         cached = replica.prefix.tokens
         believed = 1.0 if load.overdue(now) else config.backlog_floor
         turnover_s = cached * per_token / max(share, 1e-3)
-        self.figures[row] = Figures(
+        self.inputs[row] = ScoreInputs(
             until if awake else -INFINITE,
             until if open_ else -INFINITE,
             until if warm else -INFINITE,
             kv_room,
             room,
-            replica.clear_at,
-            believed * load.unprefilled * self.stats.uncached_ratio * per_token,
-            learnt.ttft.at(now),
+            replica.prefill_done_at,
+            believed * load.unprefilled * self.model_stats.uncached_ratio * per_token,
+            stats.ttft.at(now),
             per_token,
             per_token * (1.0 + config.eta * running),
             itl,
@@ -151,15 +153,15 @@ class Pool:
             per_kv,
             cached + load.outstanding - replica.prefix.room_tokens,
             config.epsilon * per_token * max(0.0, 1.0 - turnover_s / config.hot_s),
-            learnt.trust,
+            stats.hit_precision,
         )
-        self._stale.add(row)
+        self._dirty_rows.add(row)
         if warm and kv_room > 0.0:
-            self._takers.add(row)
+            self._open_rows.add(row)
         else:
-            self._takers.discard(row)
+            self._open_rows.discard(row)
 
-    def _limit_s(self, replica: Replica, context_tokens: int, prefill_share: float) -> float:
+    def _itl_limit_s(self, replica: Replica, context_tokens: int, prefill_share: float) -> float:
         """Seconds per token that a batch may take without prefill.
 
         The share of the promised time per token that may be used (`ModelStats.itl_slack`), less the part that prefill
@@ -171,15 +173,15 @@ class Pool:
 
         A higher phi means that the engine works off a backlog of prefill; fewer running answers would not end it.
         """
-        capacity, fixed, stats = replica.status.capacity, replica.fixed, self.stats
-        promised_s = max(stats.itl_slack * fixed.promised_s, fixed.floor_s)
-        prefill_s = stats.typical_uncached / fixed.prefill_rate
-        decode_s = stats.typical_output * capacity.step_per_seq_s / fixed.accept
+        capacity, derived, stats = replica.status.capacity, replica.derived, self.model_stats
+        promised_s = max(stats.itl_slack * derived.target_itl_s, derived.min_itl_s)
+        prefill_s = stats.typical_uncached / derived.prefill_rate
+        decode_s = stats.typical_output * capacity.step_per_seq_s / derived.accept
         fixed_s = capacity.step_base_s + capacity.step_per_kv_token_s * context_tokens
         sustained = (
-            (1.0 - fixed_s / (promised_s * fixed.accept)) * prefill_s / max(prefill_s + decode_s, 1e-9)
+            (1.0 - fixed_s / (promised_s * derived.accept)) * prefill_s / max(prefill_s + decode_s, 1e-9)
         )
-        return promised_s * (1.0 - min(max(sustained, LEAST_SHARE), prefill_share))
+        return promised_s * (1.0 - min(max(sustained, MIN_PREFILL_SHARE), prefill_share))
 
     def match(self, blocks: Sequence[int], among: int = -1) -> list[tuple[int, int]]:
         """Which of the rows `among` (bits) hold how many leading blocks of a chain, if it is worth looking for."""
@@ -187,7 +189,7 @@ class Pool:
         found = self.tree.match(blocks, least, among)
         return found + self.index.match(blocks, least, among) if len(self.index) else found
 
-    def longest(self, blocks: Sequence[int]) -> int:
+    def longest_hit(self, blocks: Sequence[int]) -> int:
         """Leading blocks of a chain that some row holds."""
         known = self.tree.longest(blocks)
         return max(known, *(depth for _, depth in self.index.match(blocks)), 0) if len(self.index) else known
@@ -195,7 +197,7 @@ class Pool:
     def hits(self, matches: list[tuple[int, int]], tokens_per_block: float, most: int) -> Vector:
         """Cached tokens of a prompt per row, from a match in the index; never more than `most`."""
         size = len(self._rows)
-        if sum(bits.bit_count() for bits, _ in matches) <= BITS_BY_HAND:
+        if sum(bits.bit_count() for bits, _ in matches) <= MAX_SCALAR_BITS:
             hits = np.zeros(size)
             for bits, depth in matches:
                 tokens = min(depth * tokens_per_block, most)
@@ -209,18 +211,18 @@ class Pool:
             held = np.unpackbits(raw, bitorder="little").reshape(len(matches), 8 * width)[:, :size]
             tokens_held = np.array([depth for _, depth in matches], np.float64) * tokens_per_block
             hits = np.minimum(tokens_held, most) @ held
-        hits *= self.columns.trust
+        hits *= self.columns.hit_precision
         return hits
 
     def has_room(self, now: float) -> bool:
         """Whether any replica may have room for some request; False = trying is pointless."""
         limit = max(self.config.backlog_cold_s, self.config.backlog_warm_s)
-        for row in self._takers:
-            figures = self.figures[row]
-            if figures.warm_until >= now and max(figures.clear_at - now, figures.least_backlog) <= limit:
+        for row in self._open_rows:
+            inputs = self.inputs[row]
+            if inputs.warm_until >= now and max(inputs.prefill_done_at - now, inputs.min_backlog_s) <= limit:
                 return True
         return False
 
-    def takers(self, now: float) -> list[int]:
+    def open_rows(self, now: float) -> list[int]:
         """The rows that are open and have some room, in order: no other can be chosen."""
-        return sorted([row for row in self._takers if self.figures[row].warm_until >= now])
+        return sorted([row for row in self._open_rows if self.inputs[row].warm_until >= now])

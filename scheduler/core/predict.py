@@ -14,9 +14,9 @@ MAX_PREFILL_SHARE = 0.8
 """Above this the formula says little; answers are slow at any rate."""
 PREFILL_SHARE_S = 10.0
 """Time constant of the running mean of phi."""
-BAND = 0.9
+BOUND_QUANTILE = 0.9
 """Share of first tokens that should come within the stated bound."""
-BAND_STEP = 0.02
+BOUND_STEP = 0.02
 REPORT_GAIN = 0.01
 """Weight of one answer in the report: about the last hundred count."""
 MIN_TTFT_S = 1e-3
@@ -98,7 +98,7 @@ class Accuracy:
     """Mean absolute error as a share of what was observed."""
     bias_s: float = 0.0
     """Mean of observed minus predicted, in seconds."""
-    coverage: float = BAND
+    coverage: float = BOUND_QUANTILE
     """Share of answers within the bound that was stated for them."""
     width: float = field(default=math.log(2.0))
 
@@ -111,7 +111,7 @@ class Accuracy:
         self.mape += gain * (abs(observed_s - predicted_s) / observed_s - self.mape)
         self.bias_s += gain * (observed_s - predicted_s - self.bias_s)
         self.coverage += gain * (within - self.coverage)
-        self.width = max(0.0, self.width + BAND_STEP * (BAND - within))
+        self.width = max(0.0, self.width + BOUND_STEP * (BOUND_QUANTILE - within))
 
     def bound(self, predicted_s: float) -> float:
         """Seconds that a share BAND of such answers stays within."""
@@ -119,7 +119,7 @@ class Accuracy:
 
 
 @dataclass(slots=True)
-class Report:
+class PredictionReport:
     """How well placement predicts for one model."""
 
     ttft: Accuracy = field(default_factory=Accuracy)

@@ -122,7 +122,7 @@ class Reservations:
         own, request.exclude = request.exclude, [*request.exclude, held.replica_id]
         verdict = self._fleet.place(request, now, rng)
         request.exclude = own
-        if isinstance(verdict, Choice) or verdict.reason.worth_waiting:
+        if isinstance(verdict, Choice) or verdict.reason.transient:
             return verdict
         return Blocked(Reason.BUSY)
 
@@ -151,7 +151,7 @@ class Reservations:
                 self._drop(held, now)
 
     def _reserve(self, queued: QueuedRequest, now: float) -> Reservation | None:
-        replicas = self._fleet.of(self._model)
+        replicas = self._fleet.replicas_of(self._model)
         return reserve(queued, replicas, now, self._stale_s, self._fleet.config.kv_fill)
 
     def _may_reserve(self, queued: QueuedRequest, now: float) -> bool:

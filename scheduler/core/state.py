@@ -65,9 +65,9 @@ class SchedulerState:
 
     # What agents say
 
-    def heartbeat(self, beat: Heartbeat, now: float) -> bool:
+    def heartbeat(self, heartbeat: Heartbeat, now: float) -> bool:
         """Take an agent's whole view; True when replicas came, went or changed state."""
-        changed, models = self.fleet.heartbeat(beat, now)
+        changed, models = self.fleet.heartbeat(heartbeat, now)
         self._mark_dirty(models, changed)
         return changed
 
@@ -83,7 +83,7 @@ class SchedulerState:
         self._restored_until = {model: until for model, until in self._restored_until.items() if until > now}
         if now >= self._grace_ends:
             for model in [model for model, model_queue in self.queues.items() if model_queue.queue.idle]:
-                if model not in self._restored_until and not self.fleet.of(model):
+                if model not in self._restored_until and not self.fleet.replicas_of(model):
                     del self.queues[model]
         return bool(models)
 
@@ -99,7 +99,7 @@ class SchedulerState:
 
     def expect_state(self, replica_id: str, state: ReplicaState) -> None:
         """Believe that a replica is in `state` until its next heartbeat: a command has just been sent."""
-        self.fleet.expect(replica_id, state)
+        self.fleet.expect_state(replica_id, state)
         if replica := self.fleet.replicas.get(replica_id):
             self._mark_dirty({replica.status.model}, True)
 
@@ -142,14 +142,14 @@ class SchedulerState:
         entry = self.active.get((client, request_id, replica_id))
         if entry is None or entry.prefilled:
             return None
-        self.fleet.prefilled(entry, now)
+        self.fleet.on_prefill(entry, now)
         return entry
 
     def progress(self, client: str, request_id: str, replica_id: str, produced: int) -> None:
         """So many output tokens so far; counts never go back."""
         entry = self.active.get((client, request_id, replica_id))
         if entry is not None:
-            self.fleet.progressed(entry, produced)
+            self.fleet.on_progress(entry, produced)
             self._queue_of(entry.model).queue.on_progress(entry)
 
     def release(self, client: str, released: Released, now: float) -> ActivePlacement | None:
@@ -186,7 +186,7 @@ class SchedulerState:
                 entry.baseline.raw_ttft_s = (
                     entry.baseline.raw_itl_s
                 ) = -1.0  # nobody saw when its first token came
-                self.fleet.prefilled(entry, now)
+                self.fleet.on_prefill(entry, now)
                 entry.first_token_at = 0.0
             self.progress(*key, held.produced)
             return
@@ -288,7 +288,9 @@ class SchedulerState:
 
     def _may_queue(self, model: str) -> bool:
         """Whether a model may have a queue: there is room for one more name, or a host serves it."""
-        return model in self.queues or len(self.queues) < MAX_MODEL_QUEUES or bool(self.fleet.of(model))
+        return (
+            model in self.queues or len(self.queues) < MAX_MODEL_QUEUES or bool(self.fleet.replicas_of(model))
+        )
 
     def _queue_of(self, model: str) -> ModelQueue:
         model_queue = self.queues.get(model)
@@ -344,13 +346,13 @@ class SchedulerState:
         key = (entry.client, request_id, entry.replica_id)
         self._deactivate(key, None, now)
         self.active[key] = entry
-        self.fleet.opened(entry, now)
+        self.fleet.on_open(entry, now)
         return self._queue_of(entry.model).queue.on_open(entry, counted=counted)
 
     def _deactivate(self, key: PlacementKey, released: Released | None, now: float) -> ActivePlacement | None:
         entry = self.active.pop(key, None)
         if entry is not None:
-            self.fleet.closed(entry, released, now)
+            self.fleet.on_close(entry, released, now)
             self._queue_of(entry.model).queue.on_close(entry, released)
             self._dirty.add(entry.model)
         return entry

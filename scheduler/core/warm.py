@@ -36,7 +36,7 @@ class WarmPool:
     def at(self, now: float) -> WarmCapacity:
         """The capacity at `now` (monotonic seconds)."""
         if now >= self._fresh_until:
-            known = self._fleet.of(self._model)
+            known = self._fleet.replicas_of(self._model)
             ready = [replica for replica in known if usable(replica, now, self.stale_s)]
             self._capacity = WarmCapacity(
                 len(ready),
@@ -55,4 +55,4 @@ class WarmPool:
 
 def usable(replica: Replica, now: float, stale_s: float) -> bool:
     """Whether a replica takes requests: ready, and heard of within `stale_s` seconds."""
-    return replica.state is ReplicaState.READY and now - replica.heard_at <= stale_s
+    return replica.state is ReplicaState.READY and now - replica.last_seen_at <= stale_s

@@ -34,18 +34,18 @@ def test_missing_deltas_are_asked_for_once_and_again_when_nothing_comes() -> Non
     fleet = fleet_of()
     fleet.kv_events(KvDelta(NAME, "boot-1", 1, stored=CHAIN[:4], cleared=True))
     fleet.kv_events(KvDelta(NAME, "boot-1", 2, stored=CHAIN[4:6]))
-    assert not fleet.must_ask(NAME, 1.0)
+    assert not fleet.needs_resync(NAME, 1.0)
     fleet.kv_events(KvDelta(NAME, "boot-1", 4, stored=CHAIN[7:8]))
     assert known(fleet) == 600, "nobody is worse off until everything is here"
-    assert [fleet.must_ask(NAME, at) for at in (1.0, 1.1)] == [True, False]
+    assert [fleet.needs_resync(NAME, at) for at in (1.0, 1.1)] == [True, False]
     fleet.kv_events(KvDelta(NAME, "boot-1", 5, stored=CHAIN[8:9]))
-    assert [fleet.must_ask(NAME, at) for at in (1.2, 1.0 + RESYNC_S)] == [False, True]
+    assert [fleet.needs_resync(NAME, at) for at in (1.2, 1.0 + RESYNC_S)] == [False, True]
     fleet.kv_events(KvDelta(NAME, "boot-1", 6, stored=CHAIN[:5], cleared=True))
     fleet.kv_events(KvDelta(NAME, "boot-1", 7, stored=CHAIN[5:9]))
     assert known(fleet) == 900
-    assert not fleet.must_ask(NAME, 100.0)
+    assert not fleet.needs_resync(NAME, 100.0)
     fleet.kv_events(KvDelta(NAME, "boot-1", 9))
-    assert fleet.must_ask(NAME, 100.0), "another gap is asked for at once"
+    assert fleet.needs_resync(NAME, 100.0), "another gap is asked for at once"
 
 
 def test_what_was_said_to_an_earlier_belief_is_asked_for() -> None:
@@ -53,18 +53,18 @@ def test_what_was_said_to_an_earlier_belief_is_asked_for() -> None:
     fleet = fleet_of()
     fleet.kv_events(KvDelta(NAME, "boot-1", 1, stored=CHAIN, cleared=True))
     fleet.forget_silent(60.0, 30.0)
-    assert not fleet.must_ask(NAME, 60.0)
+    assert not fleet.needs_resync(NAME, 60.0)
     fleet.heartbeat(beat(EXACT), 61.0)
-    asked = [fleet.must_ask(NAME, 61.0 + step) for step in (0.0, RESYNC_S - 0.1, RESYNC_S)]
+    asked = [fleet.needs_resync(NAME, 61.0 + step) for step in (0.0, RESYNC_S - 0.1, RESYNC_S)]
     assert asked == [False, False, True], "it may be about to say so"
     fleet.heartbeat(beat(replica(NAME, prefix_kind="tokens", boot_id="boot-2")), 70.0)
-    assert not fleet.must_ask(NAME, 70.0)
+    assert not fleet.needs_resync(NAME, 70.0)
     fleet.kv_events(KvDelta(NAME, "boot-2", 3, stored=CHAIN))
-    assert fleet.must_ask(NAME, 70.1), "it goes on from what we do not know"
+    assert fleet.needs_resync(NAME, 70.1), "it goes on from what we do not know"
 
 
 def test_a_mirror_is_told_nothing_and_asks_for_nothing() -> None:
-    assert not fleet_of(replica(NAME)).must_ask(NAME, 1e6)
+    assert not fleet_of(replica(NAME)).needs_resync(NAME, 1e6)
 
 
 def test_a_prompt_of_an_earlier_belief_takes_nothing_from_a_later_one() -> None:
@@ -74,13 +74,13 @@ def test_a_prompt_of_an_earlier_belief_takes_nothing_from_a_later_one() -> None:
              block_tokens=100)
         for asked, at in ((prompt(), 0.0), (prompt(), 61.0))
     )  # fmt: skip
-    fleet.opened(old)
+    fleet.on_open(old)
     fleet.forget_silent(60.0, 30.0)
     fleet.heartbeat(beat(EXACT), 61.0)
-    fleet.opened(new)
-    fleet.closed(old, Released("r", NAME), 62.0)
+    fleet.on_open(new)
+    fleet.on_close(old, Released("r", NAME), 62.0)
     assert known(fleet) == 1000, "the later prompt still brings it"
-    fleet.closed(new, Released("r", NAME), 62.0)
+    fleet.on_close(new, Released("r", NAME), 62.0)
     assert known(fleet) == 0
 
 
@@ -129,8 +129,8 @@ def test_a_prompt_announced_after_its_first_token_is_not_believed_for_ever(faile
     asked = prompt()
     entry = ActivePlacement("api", "t", asked.model, NAME, "boot-1", 1000, 0, 20, 5, True, 0.0, blocks=asked.blocks,
                  block_tokens=100)  # fmt: skip
-    fleet.opened(entry)
+    fleet.on_open(entry)
     assert known(fleet) == 1000
-    fleet.closed(entry, Released("r", NAME, 1000, 0, 20, failed), 1.0)
+    fleet.on_close(entry, Released("r", NAME, 1000, 0, 20, failed), 1.0)
     fleet.heartbeat(beat(EXACT), 60.0)
     assert known(fleet) == 0

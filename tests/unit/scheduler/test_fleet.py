@@ -43,12 +43,12 @@ def run(
     fleet: Fleet, entry: ActivePlacement, *, found: int | None = None, now: float = 0.0, answer: int = 20
 ) -> None:
     """A whole life of a placement; `found` = cached tokens that its answer reports."""
-    fleet.opened(entry)
-    fleet.prefilled(entry, now)
+    fleet.on_open(entry)
+    fleet.on_prefill(entry, now)
     released = None
     if found is not None:
         released = Released("r", entry.replica_id, entry.prompt_tokens, found, answer)
-    fleet.closed(entry, released, now)
+    fleet.on_close(entry, released, now)
 
 
 def known(fleet: Fleet, wanted: PlaceRequest = PROMPT) -> int:
@@ -102,13 +102,13 @@ class FleetMachine(RuleBasedStateMachine):
             assert 0 <= verdict.hit_tokens <= tokens
             entry = opened(wanted, status.replica_id, verdict.hit_tokens, self.now, boot_id=status.boot_id,
                            predicted_ttft_s=verdict.ttft_s, predicted_itl_s=verdict.itl_s)  # fmt: skip
-            self.fleet.opened(entry)
+            self.fleet.on_open(entry)
             self.open.append(entry)
 
     @rule(name=st.sampled_from(NAMES), prefilled=st.booleans(), produced=st.integers(0, 50))
     def announce(self, name: str, prefilled: bool, produced: int) -> None:
         entry = opened(request(), name, 30, self.now, prefilled=prefilled, produced=produced)
-        self.fleet.opened(entry)
+        self.fleet.on_open(entry)
         self.open.append(entry)
 
     @rule(pick=st.randoms(use_true_random=False), produced=st.integers(0, 100), told=st.booleans())
@@ -116,15 +116,15 @@ class FleetMachine(RuleBasedStateMachine):
         if self.open:
             entry = pick.choice(self.open)
             if told:
-                self.fleet.prefilled(entry, self.now)
-            self.fleet.progressed(entry, produced)
+                self.fleet.on_prefill(entry, self.now)
+            self.fleet.on_progress(entry, produced)
 
     @rule(pick=st.randoms(use_true_random=False), found=st.integers(-1, 3000), failed=st.booleans())
     def close(self, pick: random.Random, found: int, failed: bool) -> None:
         if self.open:
             entry = self.open.pop(pick.randrange(len(self.open)))
             released = Released("r", entry.replica_id, entry.prompt_tokens, max(0, found), 10, failed)
-            self.fleet.closed(entry, released if found >= 0 else None, self.now)
+            self.fleet.on_close(entry, released if found >= 0 else None, self.now)
 
     @rule(name=st.sampled_from(NAMES), stored=st.lists(st.integers(1, 20)), cleared=st.booleans())
     def events(self, name: str, stored: list[int], cleared: bool) -> None:
@@ -148,7 +148,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for entry in self.open:
-            self.fleet.closed(entry, None, self.now)
+            self.fleet.on_close(entry, None, self.now)
         self.fleet.heartbeat(beat(), self.now)
         assert (self.fleet.replicas, self.fleet._loads, self.fleet._pools) == ({}, {}, {})
 
@@ -192,15 +192,15 @@ def test_trust_in_beliefs_follows_what_answers_find() -> None:
     fleet = fleet_of(replica())
     for turn in range(40):
         run(fleet, opened(hit=1000, now=float(turn)), found=250, now=float(turn))
-    assert fleet.replicas[NAMES[0]].learnt.trust == pytest.approx(0.25, abs=0.02)
+    assert fleet.replicas[NAMES[0]].stats.hit_precision == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_prompt_that_is_cancelled_before_its_prefill_leaves_nothing() -> None:
     fleet = fleet_of(replica())
     entry = opened()
-    fleet.opened(entry)
+    fleet.on_open(entry)
     assert known(fleet) == 1000
-    fleet.closed(entry, Released("r", NAMES[0]), 0.5)
+    fleet.on_close(entry, Released("r", NAMES[0]), 0.5)
     assert known(fleet) == 0
     assert fleet.place(PROMPT, 0.5, random.Random(0)).ttft_s == pytest.approx(0.1)
 
@@ -208,8 +208,8 @@ def test_a_prompt_that_is_cancelled_before_its_prefill_leaves_nothing() -> None:
 def test_a_failed_replica_holds_nothing() -> None:
     fleet = fleet_of(replica())
     run(fleet, opened())
-    fleet.opened(entry := opened())
-    fleet.closed(entry, Released("r", NAMES[0], failed=True), 0.5)
+    fleet.on_open(entry := opened())
+    fleet.on_close(entry, Released("r", NAMES[0], failed=True), 0.5)
     assert known(fleet) == 0
 
 
@@ -218,11 +218,11 @@ def test_a_failed_attempt_does_not_make_the_engines_word_untrue(prefilled: bool)
     """The engine says once what it stored: forgotten here, it would be unknown until the engine evicts it."""
     fleet = fleet_of(replica(prefix_kind="tokens"))
     fleet.kv_events(KvDelta(NAMES[0], "boot-1", 1, stored=CHAIN[:8]))
-    fleet.opened(entry := opened())
+    fleet.on_open(entry := opened())
     assert known(fleet) == 1000
     if prefilled:
-        fleet.prefilled(entry, 0.1)
-    fleet.closed(entry, Released("r", NAMES[0], failed=True), 0.2)
+        fleet.on_prefill(entry, 0.1)
+    fleet.on_close(entry, Released("r", NAMES[0], failed=True), 0.2)
     fleet.heartbeat(beat(replica(prefix_kind="tokens")), 5.0)
     assert known(fleet) == 800
 
@@ -230,12 +230,12 @@ def test_a_failed_attempt_does_not_make_the_engines_word_untrue(prefilled: bool)
 def test_exact_knowledge_is_the_engines_word_and_a_short_belief() -> None:
     fleet = fleet_of(replica(prefix_kind="tokens"))
     entry = opened()
-    fleet.opened(entry)
+    fleet.on_open(entry)
     assert known(fleet) == 1000, "a burst with the same prefix sticks together"
-    fleet.prefilled(entry, 1.0)
+    fleet.on_prefill(entry, 1.0)
     assert known(fleet) == 1000, "the events are under way"
     fleet.kv_events(KvDelta(NAMES[0], "boot-1", 1, stored=CHAIN[:8]))
-    fleet.closed(entry, None, 5.0)
+    fleet.on_close(entry, None, 5.0)
     assert known(fleet) == 800
     fleet.kv_events(KvDelta(NAMES[0], "boot-0", 2, cleared=True))
     assert known(fleet) == 800, "of another incarnation"
@@ -254,9 +254,9 @@ def test_a_replica_that_is_late_is_expected_to_be_late() -> None:
         verdict = fleet.place(wanted, now, random.Random(0))
         assert isinstance(verdict, Choice)
         entry = opened(wanted, now=now, predicted_ttft_s=verdict.ttft_s, predicted_itl_s=verdict.itl_s)
-        fleet.opened(entry)
-        fleet.prefilled(entry, now + 0.4)
-        fleet.closed(entry, Released("r", NAMES[0], 1000, 0, 50), now + 0.9)
+        fleet.on_open(entry)
+        fleet.on_prefill(entry, now + 0.4)
+        fleet.on_close(entry, Released("r", NAMES[0], 1000, 0, 50), now + 0.9)
     assert verdict.ttft_s == pytest.approx(0.4, abs=0.05)
     report = fleet.reports[MODEL]
     assert report.ttft.count == 40
@@ -275,7 +275,7 @@ def test_a_replica_that_serves_another_model_now_is_another_replica() -> None:
     run(fleet, opened())
     changed, models = fleet.heartbeat(beat(replica(model="penstock/other")), 1.0)
     assert (changed, models) == (True, {MODEL, "penstock/other"})
-    assert (fleet.of(MODEL), len(fleet.of("penstock/other"))) == ([], 1)
+    assert (fleet.replicas_of(MODEL), len(fleet.replicas_of("penstock/other"))) == ([], 1)
 
 
 def test_a_replica_that_stands_still_keeps_its_whole_backlog() -> None:
@@ -285,14 +285,14 @@ def test_a_replica_that_stands_still_keeps_its_whole_backlog() -> None:
     large = request(prompt_tokens=6_000, output_tokens=20)
     entries = [opened(large, predicted_ttft_s=0.6, now=at) for at in (0.0, 0.5)]
     for entry in entries:
-        fleet.opened(entry)
+        fleet.on_open(entry)
     fleet.heartbeat(beat(still, other), 2.0)
     assert fleet.place(request(exclude=[NAMES[1]]), 2.0, random.Random(0)).replica.row == 0, (
         "late, but not by much"
     )
     fleet.heartbeat(beat(still, other), 4.0)
     assert not isinstance(fleet.place(request(exclude=[NAMES[1]]), 4.0, random.Random(0)), Choice)
-    fleet.prefilled(entries[0], 4.0)
-    fleet.closed(entries[1], None, 4.0)
+    fleet.on_prefill(entries[0], 4.0)
+    fleet.on_close(entries[1], None, 4.0)
     assert isinstance(fleet.place(request(exclude=[NAMES[1]]), 4.0, random.Random(0)), Choice)
-    assert not fleet.replicas[NAMES[0]].load.due
+    assert not fleet.replicas[NAMES[0]].load.first_tokens_due

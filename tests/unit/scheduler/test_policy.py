@@ -51,10 +51,10 @@ def load(
     """Open placements on a replica; `waiting` of the prompt tokens of the last are still unprefilled."""
     for place in range(sequences):
         entry = opened(request(prompt_tokens=prompt, output_tokens=output), name)
-        fleet.opened(entry)
-        fleet.prefilled(entry, 0.0)
+        fleet.on_open(entry)
+        fleet.on_prefill(entry, 0.0)
         if place == sequences - 1 and waiting:
-            fleet.opened(opened(request(prompt_tokens=waiting, output_tokens=0), name))
+            fleet.on_open(opened(request(prompt_tokens=waiting, output_tokens=0), name))
 
 
 def chosen(fleet: Fleet, wanted: PlaceRequest | None = None, *, now: float = 0.0, seed: int = 0) -> Choice:
@@ -69,7 +69,7 @@ def route(fleet: Fleet, wanted: PlaceRequest, rng: random.Random, now: float = 0
     if isinstance(verdict, Blocked):
         return None
     entry = opened(wanted, verdict.replica.status.replica_id, verdict.hit_tokens, now, verdict.ttft_s)
-    fleet.opened(entry)
+    fleet.on_open(entry)
     return entry
 
 
@@ -111,7 +111,7 @@ def test_an_idle_replica_takes_what_does_not_fit_the_plan() -> None:
 
 def test_a_command_under_way_counts_before_the_heartbeat_says_so() -> None:
     fleet = fleet_of(replica())
-    fleet.expect(FIRST, ReplicaState.DRAINING)
+    fleet.expect_state(FIRST, ReplicaState.DRAINING)
     assert fleet.place(request(), 0.0, random.Random(0)) == Blocked(Reason.NOT_WARM)
 
 
@@ -171,8 +171,8 @@ def test_a_cached_prefix_draws_a_request_though_the_replica_is_busier() -> None:
     warm = request(blocks=[1, 2, 3, 4, 5], prompt_tokens=5_000, output_tokens=10)
     for _ in range(2):
         entry = opened(warm, "host/warm")
-        fleet.opened(entry)
-        fleet.prefilled(entry, 0.0)
+        fleet.on_open(entry)
+        fleet.on_prefill(entry, 0.0)
     got = chosen(fleet, warm)
     assert (got.replica.status.replica_id, got.hit_tokens) == ("host/warm", 5_000)
 
@@ -181,7 +181,7 @@ def test_a_cached_prefix_draws_a_request_though_the_replica_is_busier() -> None:
 def test_a_shared_prefix_does_not_send_everybody_to_one_replica(sequences: int, waiting: int) -> None:
     fleet = fleet_of(replica("host/warm", slots=100, kv=10_000_000), replica("host/cold", slots=100))
     shared = request(blocks=[1, 2, 3], prompt_tokens=300)
-    fleet.opened(opened(shared, "host/warm"))
+    fleet.on_open(opened(shared, "host/warm"))
     load(fleet, "host/warm", sequences, waiting=waiting)
     assert chosen(fleet, shared).replica.status.replica_id == "host/cold"
 
@@ -197,7 +197,7 @@ def test_many_users_of_one_system_prompt_end_up_on_every_replica() -> None:
         )
         entry = route(fleet, wanted, rng, now=user * 0.01)
         assert entry is not None
-        fleet.prefilled(entry, user * 0.01)
+        fleet.on_prefill(entry, user * 0.01)
         counts[entry.replica_id] += 1
     assert set(counts) == set(names)
     assert max(counts.values()) < 2 * 160 / 4
@@ -237,7 +237,7 @@ def test_long_prompts_with_one_token_answers_are_counted_in_tokens() -> None:
     assert busiest is not None
     for entry in long[1:]:
         assert entry is not None
-        fleet.prefilled(entry, 0.0)
+        fleet.on_prefill(entry, 0.0)
     for n in range(6):
         entry = route(fleet, request(f"short{n}"), rng)
         assert entry is not None
@@ -259,8 +259,8 @@ def test_affinity_survives_imbalance() -> None:
     fleet = fleet_of(*(replica(name, slots=64, kv=1_000_000) for name in names))
     mine = request(blocks=list(range(1, 11)), prompt_tokens=8_000, output_tokens=50)
     entry = opened(mine, "host/r1")
-    fleet.opened(entry)
-    fleet.prefilled(entry, 0.0)
+    fleet.on_open(entry)
+    fleet.on_prefill(entry, 0.0)
     load(fleet, "host/r3", 40)
     assert chosen(fleet, mine).replica.status.replica_id == "host/r1"
 
@@ -270,9 +270,9 @@ def test_a_miss_does_not_go_to_the_smallest_cache() -> None:
     fleet, rng = fleet_of(replica(), replica("host/new")), random.Random(0)
     for n in range(50):
         entry = opened(request(blocks=[10 * n, 10 * n + 1], prompt_tokens=200))
-        fleet.opened(entry)
-        fleet.prefilled(entry, 0.0)
-        fleet.closed(entry, None, 0.0)
+        fleet.on_open(entry)
+        fleet.on_prefill(entry, 0.0)
+        fleet.on_close(entry, None, 0.0)
     counts = Counter()
     for n in range(400):
         verdict = fleet.place(request(blocks=[-1 - n]), 60.0 * 0, rng)
@@ -287,9 +287,9 @@ def test_hot_cached_tokens_are_not_pushed_out_when_there_is_room_elsewhere() -> 
         entry = opened(
             request(blocks=[10 * n + 1, 10 * n + 2], prompt_tokens=2_500, output_tokens=0), "host/full"
         )
-        fleet.opened(entry)
-        fleet.prefilled(entry, 0.0)
-        fleet.closed(entry, None, 0.0)
+        fleet.on_open(entry)
+        fleet.on_prefill(entry, 0.0)
+        fleet.on_close(entry, None, 0.0)
     fleet.heartbeat(beat(replica("host/full", kv=20_000), replica("host/room", kv=20_000)), 1.5)
     wanted = request(prompt_tokens=5_000, output_tokens=0)
     homes = {chosen(fleet, wanted, now=1.5, seed=seed).replica.status.replica_id for seed in range(20)}
@@ -300,8 +300,8 @@ def test_a_cold_prompt_waits_in_our_queue_and_a_warm_one_may_follow_its_prefix()
     fleet = fleet_of(replica(slots=64, kv=1_000_000))
     warm = request(blocks=[1, 2, 3, 4], prompt_tokens=4_000)
     entry = opened(warm)
-    fleet.opened(entry)
-    fleet.prefilled(entry, 0.0)
+    fleet.on_open(entry)
+    fleet.on_prefill(entry, 0.0)
     load(fleet, FIRST, 1, waiting=11_000)
     assert fleet.place(request(), 0.0, random.Random(0)) == Blocked(Reason.BUSY)
     assert chosen(fleet, warm).hit_tokens == 4_000

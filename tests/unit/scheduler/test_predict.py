@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.predict import BAND, MAX_PREFILL_SHARE, Accuracy, PrefillShare, Residual, step_s
+from scheduler.core.predict import BOUND_QUANTILE, MAX_PREFILL_SHARE, Accuracy, PrefillShare, Residual, step_s
 from workers.wire import Capacity
 
 
@@ -60,9 +60,9 @@ def test_the_bound_covers_what_it_says(bias: float, spread: float, seed: int) ->
         within += step >= 1000 and observed <= accuracy.bound(predicted)
         accuracy.learn(predicted, observed)
     if bias * math.exp(1.3 * spread) > 1.0:  # the bound is never below the prediction itself
-        assert within / 2000 == pytest.approx(BAND, abs=0.05)
+        assert within / 2000 == pytest.approx(BOUND_QUANTILE, abs=0.05)
     else:
-        assert within / 2000 >= BAND - 0.05
+        assert within / 2000 >= BOUND_QUANTILE - 0.05
 
 
 def test_the_report_is_the_error() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scheduler.core.fleet import Fleet
 from scheduler.core.placement import ActivePlacement
-from scheduler.core.policy import FEW, Choice, place, place_among_many
+from scheduler.core.policy import SCALAR_MAX_REPLICAS, Choice, place, place_vectorised
 from scheduler.wire import PlaceRequest
 from tests.support.scheduling import MODEL, beat, replica
 from workers.wire import ReplicaState
@@ -27,7 +27,7 @@ def wanted(rng: random.Random, number: int) -> PlaceRequest:
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.randoms(use_true_random=False), st.integers(1, FEW), st.integers(0, 50))
+@given(st.randoms(use_true_random=False), st.integers(1, SCALAR_MAX_REPLICAS), st.integers(0, 50))
 def test_few_and_many_decide_alike(rng: random.Random, replicas: int, before: int) -> None:
     fleet = Fleet()
     states = (ReplicaState.READY, ReplicaState.READY, ReplicaState.READY, ReplicaState.LOADING)
@@ -45,7 +45,7 @@ def test_few_and_many_decide_alike(rng: random.Random, replicas: int, before: in
     pool = fleet._pools[MODEL]
     for number in range(before + 1):
         now, request, seed = 0.05 * number, wanted(rng, number), rng.getrandbits(32)
-        alike = place_among_many(request, pool, now, random.Random(seed))
+        alike = place_vectorised(request, pool, now, random.Random(seed))
         verdict = place(request, pool, now, random.Random(seed))
         assert verdict == alike
         if isinstance(verdict, Choice):
@@ -55,7 +55,7 @@ def test_few_and_many_decide_alike(rng: random.Random, replicas: int, before: in
                 verdict.hit_tokens, request.output_tokens, produced=0, prefilled=False, placed_at=now,
                 blocks=request.blocks, block_tokens=64,
             )  # fmt: skip
-            fleet.opened(entry)
+            fleet.on_open(entry)
             if rng.random() < 0.6:
-                fleet.prefilled(entry, now)
-                fleet.closed(entry, None, now)
+                fleet.on_prefill(entry, now)
+                fleet.on_close(entry, None, now)

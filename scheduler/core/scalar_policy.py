@@ -7,12 +7,12 @@ operation over all of them costs more than the arithmetic of the one, and only i
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.core.cost import cost_s, enough, patience_s, tokens_per_block, ttft_s
+from scheduler.core.cost import cost_s, sticky_limit_s, sticky_threshold, tokens_per_block, ttft_s
 from scheduler.core.pool import Pool
 from scheduler.wire import PlaceRequest
 
 
-class Option(NamedTuple):
+class Candidate(NamedTuple):
     """A row that can take the request."""
 
     row: int
@@ -22,30 +22,30 @@ class Option(NamedTuple):
     cost_s: float
 
 
-def options(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: float) -> list[Option]:
+def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: float) -> list[Candidate]:
     """Filter and score: which of `rows` can take the request, and what it would cost there."""
     config, prompt, output = pool.config, request.prompt_tokens, request.output_tokens
     need, held = prompt + output, cached_tokens(request, pool, rows)
-    holding = enough(request, config)
+    holding = sticky_threshold(request, config)
     excluded = [pool.row_of(replica_id) for replica_id in request.exclude]
     able = []
     for row in rows:
-        figures = pool.figures[row]
-        hits = held.get(row, 0.0) * figures.trust
-        backlog_s = max(figures.clear_at - now, figures.least_backlog)
-        cold = figures.open_until >= now and figures.room >= need and backlog_s <= config.backlog_cold_s
+        inputs = pool.inputs[row]
+        hits = held.get(row, 0.0) * inputs.hit_precision
+        backlog_s = max(inputs.prefill_done_at - now, inputs.min_backlog_s)
+        cold = inputs.open_until >= now and inputs.room >= need and backlog_s <= config.backlog_cold_s
         warm = (
             hits >= holding
-            and figures.warm_until >= now
-            and figures.kv_room >= need
+            and inputs.warm_until >= now
+            and inputs.kv_room >= need
             and backlog_s <= config.backlog_warm_s
         )
         if not (cold or warm) or row in excluded:
             continue
         uncached = prompt - hits
-        pushed_out = max(figures.overfull + (uncached + output), 0.0)
-        cost = cost_s(float(prompt), float(output), uncached, backlog_s, pushed_out, figures)
-        able.append(Option(row, hits, ttft_s(uncached, backlog_s, figures), cost))
+        evicted = max(inputs.kv_excess + (uncached + output), 0.0)
+        cost = cost_s(float(prompt), float(output), uncached, backlog_s, evicted, inputs)
+        able.append(Candidate(row, hits, ttft_s(uncached, backlog_s, inputs), cost))
     return able
 
 
@@ -61,20 +61,20 @@ def cached_tokens(request: PlaceRequest, pool: Pool, rows: Sequence[int]) -> dic
     return {row: min(depth * each, most) for bits, depth in matches for row in rows if bits >> row & 1}
 
 
-def near_best(request: PlaceRequest, pool: Pool, able: list[Option]) -> list[Option]:
+def near_best(request: PlaceRequest, pool: Pool, able: list[Candidate]) -> list[Candidate]:
     """Those to choose among, as `policy.pick` finds them: who holds the prompt first, then the near-ties in cost."""
     if len(able) == 1:
         return able
     best_s = min(option.cost_s for option in able)
-    holding = enough(request, pool.config)
+    holding = sticky_threshold(request, pool.config)
     warm = [option for option in able if option.hits >= holding]
     if warm:
-        patience = patience_s(request, pool.prefill_rate, pool.config)
+        limit_s = sticky_limit_s(request, pool.prefill_rate, pool.config)
         soonest = min(option.ttft_s for option in able)
         warm = [
             option
             for option in warm
-            if option.cost_s <= best_s + patience and option.ttft_s <= soonest + patience
+            if option.cost_s <= best_s + limit_s and option.ttft_s <= soonest + limit_s
         ]
     kept = warm or able
     best_s = min(option.cost_s for option in kept)
