@@ -33,7 +33,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         recorded = [point["recorded"]["mean_us"] for point in points]
         axis.plot(across, recorded, ":", color="#336699", label="mean, recorded")
         for name, color in (("p99_us", "#cc6633"), ("mean_us", "#6699cc")):
-            axis.axhline(report["marks"][name], color=color, linewidth=0.8, linestyle=":")
+            axis.axhline(report["targets"][name], color=color, linewidth=0.8, linestyle=":")
         axis.set(xscale="log", ylim=(0, 1.05 * top), xlabel=label)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("CPU microseconds per decision")

@@ -7,12 +7,12 @@ import math
 
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import tokens_per_block
-from scheduler.core.mirror import Mirrored
+from scheduler.core.mirror import MirroredPrefixes
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.policy import Blocked, Choice, Reason, Rng, place
 from scheduler.core.pool import Pool
 from scheduler.core.predict import PredictionReport
-from scheduler.core.prefix import Exact, PrefixSource
+from scheduler.core.prefix import ExactPrefixes, PrefixSource
 from scheduler.core.replica import DerivedCapacity, Load, Replica, ReplicaStats
 from scheduler.wire import PlaceRequest, Released
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
@@ -97,7 +97,7 @@ class Fleet:
         or the replica was found on a connection that had told everything before."""
         replica = self.replicas.get(replica_id)
         exact = replica.prefix if replica is not None else None
-        return isinstance(exact, Exact) and exact.must_ask(now)
+        return isinstance(exact, ExactPrefixes) and exact.needs_resync(now)
 
     # What is read
 
@@ -157,7 +157,7 @@ class Fleet:
             pool.model_stats.observe_placement(left, entry.output_tokens)
             replica.stats.prefill_share.add(seconds, now)
         if entry.blocks:
-            held = replica.prefix.routed(entry.blocks, _block_tokens(entry), now)
+            held = replica.prefix.on_route(entry.blocks, _block_tokens(entry), now)
             baseline.prefix_blocks, baseline.prefix_used_at = held
         pool.refresh(replica, now)
 
@@ -177,7 +177,7 @@ class Fleet:
         replica.prefill_done_at = (
             now + load.unprefilled * pool.model_stats.uncached_ratio / replica.derived.prefill_rate
         )
-        replica.prefix.prefilled(entry.blocks, now)
+        replica.prefix.on_prefill(entry.blocks, now)
         if entry.baseline.raw_ttft_s >= 0.0:
             observed_s = now - entry.placed_at
             replica.stats.ttft.learn(observed_s - entry.baseline.raw_ttft_s, now)
@@ -217,17 +217,17 @@ class Fleet:
         """What an ended placement says about its replica's cache and speed."""
         prefix, block_tokens = replica.prefix, _block_tokens(entry)
         if released is not None and released.failed:
-            prefix.failed(entry.blocks, entry.prefilled, now)
+            prefix.on_failure(entry.blocks, entry.prefilled, now)
             return
         if not entry.prefilled and (released is None or not released.output_tokens):
-            prefix.given_up(entry.blocks, entry.baseline.prefix_blocks, entry.baseline.opened_at, now)
+            prefix.on_abandon(entry.blocks, entry.baseline.prefix_blocks, entry.baseline.opened_at, now)
             share = self._pools[entry.model].model_stats.uncached_ratio
             replica.prefill_done_at -= entry.uncached * share / replica.derived.prefill_rate
             return
         if not entry.prefilled:
-            prefix.prefilled(entry.blocks, now)
+            prefix.on_prefill(entry.blocks, now)
         answer = max(entry.produced, released.output_tokens if released is not None else 0)
-        prefix.ended(entry.blocks, block_tokens, answer, now)
+        prefix.on_close(entry.blocks, block_tokens, answer, now)
         if released is not None and released.input_tokens:
             self._learn_hits(replica, entry, released)
         if entry.first_token_at > 0.0 and entry.baseline.raw_itl_s > 0.0 and answer > 1:
@@ -256,9 +256,9 @@ class Fleet:
         if found >= config.miss_share * believed or not aged:
             return
         if prefix.tokens > config.full_share * prefix.room_tokens:
-            prefix.missed(entry.baseline.prefix_used_at)
+            prefix.on_miss(entry.baseline.prefix_used_at)
         else:
-            prefix.given_up(entry.blocks, int(found / _block_tokens(entry)), math.inf, entry.placed_at)
+            prefix.on_abandon(entry.blocks, int(found / _block_tokens(entry)), math.inf, entry.placed_at)
 
     def _report(self, model: str) -> PredictionReport:
         return self.reports.setdefault(model, PredictionReport())
@@ -288,8 +288,8 @@ class Fleet:
     def _source(self, status: ReplicaStatus, pool: Pool, row: int) -> PrefixSource:
         most = self.config.max_replica_blocks
         if status.prefix_kind == "tokens":
-            return Exact(pool.index, 1 << row, 0, most, self.config.kv_event_grace_s)
-        return Mirrored(pool.tree, row, 0, most)
+            return ExactPrefixes(pool.index, 1 << row, 0, most, self.config.kv_event_grace_s)
+        return MirroredPrefixes(pool.tree, row, 0, most)
 
     def _forget(self, replica_id: str) -> str:
         replica = self.replicas.pop(replica_id)

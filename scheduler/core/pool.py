@@ -191,7 +191,7 @@ class Pool:
 
     def longest_hit(self, blocks: Sequence[int]) -> int:
         """Leading blocks of a chain that some row holds."""
-        known = self.tree.longest(blocks)
+        known = self.tree.longest_hit(blocks)
         return max(known, *(depth for _, depth in self.index.match(blocks)), 0) if len(self.index) else known
 
     def hits(self, matches: list[tuple[int, int]], tokens_per_block: float, most: int) -> Vector:

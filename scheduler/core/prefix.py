@@ -1,32 +1,32 @@
 """What one replica's prefix cache is believed to hold, from either of two sources (DESIGN §6).
 
-`Mirrored` (`mirror`) guesses: an LRU of the prompts that were routed there, as large as the engine's cache. `Exact`
-knows: the engine's own events, plus a short-lived belief for prompts on their way.
+`MirroredPrefixes` (in `mirror`) is an estimate: an LRU of the prompts that were routed there, as large as the engine's
+cache. `ExactPrefixes` follows the engine's own events, and expects prompts that are on their way for a short time.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from scheduler.core.prefix_index import Numbers, PrefixIndex, marks
+from scheduler.core.prefix_index import Hashes, PrefixIndex, sampled_hashes
 from workers.wire import KvDelta
 
 NEVER = float("-inf")
 RESYNC_S = 5.0
 """An agent says by itself all that an engine holds, right after the heartbeat that names it; one that has not within
 this, or not after it was asked, is asked (again)."""
-OUT_OF_STEP = -1
+UNSYNCED = -1
 
 
-class Held(NamedTuple):
+class CachedPrefix(NamedTuple):
     """What a replica held of a prompt before it came."""
 
     blocks: int
-    used_at: float
+    last_used_at: float
     """When it was last used, or a little earlier; -inf = never."""
 
 
-NOTHING = Held(0, NEVER)
+NOT_CACHED = CachedPrefix(0, NEVER)
 
 
 class PrefixSource(Protocol):
@@ -44,22 +44,22 @@ class PrefixSource(Protocol):
     def __len__(self) -> int:
         """Entries kept in memory."""
 
-    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> Held:
+    def on_route(self, blocks: Sequence[int], block_tokens: float, now: float) -> CachedPrefix:
         """A prompt is on its way there; what was held of it before."""
 
-    def prefilled(self, blocks: Sequence[int], now: float) -> None:
+    def on_prefill(self, blocks: Sequence[int], now: float) -> None:
         """Its blocks are cached from now on."""
 
-    def ended(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
+    def on_close(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
         """The request is over: its prompt and its answer are now what was used last."""
 
-    def given_up(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
+    def on_abandon(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
         """Beyond its first `kept` blocks nothing of a prompt is cached, save what was used after `used_until`."""
 
-    def failed(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
+    def on_failure(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
         """The replica failed the request."""
 
-    def missed(self, used_at: float) -> None:
+    def on_miss(self, last_used_at: float) -> None:
         """The engine did not have a chain last used at `used_at`."""
 
     def apply(self, delta: KvDelta) -> None:
@@ -72,7 +72,7 @@ class PrefixSource(Protocol):
         """The cache is empty."""
 
 
-class Exact:
+class ExactPrefixes:
     """What the engine says it holds, and prompts on their way to it.
 
     Events are 5-50 ms late, so a prompt is believed from routing until `grace_s` after its first token; without that
@@ -89,66 +89,66 @@ class Exact:
         self.grace_s = grace_s
         self.dropped = 0
         """Blocks the engine stored that did not fit in our bound."""
-        self._seq = OUT_OF_STEP
-        """Number of the last delta; OUT_OF_STEP = one is missing, or nothing has been heard yet."""
-        self._ask_at: float | None = None
+        self._seq = UNSYNCED
+        """Number of the last delta; UNSYNCED = one is missing, or nothing has been heard yet."""
+        self._resync_at: float | None = None
         """When to ask the agent for everything; None = a time is set at the next look."""
-        self._asked = False
+        self._resync_sent = False
         self._index = index
         self._bit = bit
         self._held: set[int] = set()
-        self._pledged: dict[int, int] = {}
+        self._expected: dict[int, int] = {}
         """Block -> prompts on their way that bring it."""
-        self._on_way: dict[int, tuple[Sequence[int], int]] = {}
+        self._in_flight: dict[int, tuple[Sequence[int], int]] = {}
         """By the identity of a chain: it, and how many prompts with it are on their way. One that was pledged before
         `clear`, or to another belief, withdraws nothing of those that came after it."""
-        self._leaving: deque[tuple[float, Numbers]] = deque()
+        self._expiring: deque[tuple[float, Hashes]] = deque()
         """Pledges that end, by when."""
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._pledged)
+        return len(self._held) + len(self._expected)
 
     @property
     def tokens(self) -> int:
         """Tokens the engine holds."""
         return int(len(self._held) * self.block_tokens)
 
-    def routed(self, blocks: Sequence[int], block_tokens: float, now: float) -> Held:
+    def on_route(self, blocks: Sequence[int], block_tokens: float, now: float) -> CachedPrefix:
         """Believe it until it is prefilled."""
         self._expire(now)
         self.block_tokens = block_tokens
         if not blocks:
-            return NOTHING
-        pledged, index, bit = self._pledged, self._index, self._bit
-        for block in marks(blocks)[0]:
-            count = pledged.get(block, 0)
+            return NOT_CACHED
+        expected, index, bit = self._expected, self._index, self._bit
+        for block in sampled_hashes(blocks)[0]:
+            count = expected.get(block, 0)
             if not count and block not in self._held:
                 index.add(block, bit)
-            pledged[block] = count + 1
-        self._on_way[id(blocks)] = (blocks, self._on_way.get(id(blocks), (blocks, 0))[1] + 1)
-        return NOTHING
+            expected[block] = count + 1
+        self._in_flight[id(blocks)] = (blocks, self._in_flight.get(id(blocks), (blocks, 0))[1] + 1)
+        return NOT_CACHED
 
-    def prefilled(self, blocks: Sequence[int], now: float) -> None:
+    def on_prefill(self, blocks: Sequence[int], now: float) -> None:
         """The engine's event is under way: the belief ends a little later."""
-        if pledged := self._arrived(blocks):
-            self._leaving.append((now + self.grace_s, pledged))
+        if expected := self._take_in_flight(blocks):
+            self._expiring.append((now + self.grace_s, expected))
         self._expire(now)
 
-    def ended(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
+    def on_close(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
         """The engine tells itself. A prompt announced after its first token is pledged until here."""
-        self.prefilled(blocks, now)
+        self.on_prefill(blocks, now)
 
-    def given_up(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
+    def on_abandon(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
         """Its belief ends now."""
-        self._withdraw(self._arrived(blocks))
+        self._forget(self._take_in_flight(blocks))
         self._expire(now)
 
-    def failed(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
+    def on_failure(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
         """What the engine holds it says itself, and only once: an engine that restarted has another boot."""
-        self._withdraw(self._arrived(blocks))
+        self._forget(self._take_in_flight(blocks))
         self._expire(now)
 
-    def missed(self, used_at: float) -> None:
+    def on_miss(self, last_used_at: float) -> None:
         """The engine's own events will tell."""
 
     def apply(self, delta: KvDelta) -> None:
@@ -156,17 +156,17 @@ class Exact:
 
         After a gap they are the best that is known until the agent has said everything again.
         """
-        self._number(delta)
-        held, index, bit, pledged = self._held, self._index, self._bit, self._pledged
+        self._check_sequence(delta)
+        held, index, bit, expected = self._held, self._index, self._bit, self._expected
         if delta.cleared:
             for block in held:
-                if block not in pledged:
+                if block not in expected:
                     index.drop(block, bit)
             held.clear()
         for block in delta.removed:
             if block in held:
                 held.remove(block)
-                if block not in pledged:
+                if block not in expected:
                     index.drop(block, bit)
         for block in delta.stored:
             if len(held) >= self.max_entries:
@@ -181,52 +181,52 @@ class Exact:
 
     def clear(self) -> None:
         """The engine restarted: nothing is held and nothing is on its way."""
-        for block in self._held | self._pledged.keys():
+        for block in self._held | self._expected.keys():
             self._index.drop(block, self._bit)
         self._held.clear()
-        self._pledged.clear()
-        self._on_way.clear()
-        self._leaving.clear()
-        self._seq, self._ask_at, self._asked = OUT_OF_STEP, None, False
+        self._expected.clear()
+        self._in_flight.clear()
+        self._expiring.clear()
+        self._seq, self._resync_at, self._resync_sent = UNSYNCED, None, False
 
-    def must_ask(self, now: float) -> bool:
+    def needs_resync(self, now: float) -> bool:
         """Whether the agent should be asked now for all that the engine holds; asking is then taken for done."""
-        if self._seq != OUT_OF_STEP:
+        if self._seq != UNSYNCED:
             return False
-        if self._ask_at is None:
-            self._ask_at = now + RESYNC_S
-        if now < self._ask_at:
+        if self._resync_at is None:
+            self._resync_at = now + RESYNC_S
+        if now < self._resync_at:
             return False
-        self._ask_at, self._asked = now + RESYNC_S, True
+        self._resync_at, self._resync_sent = now + RESYNC_S, True
         return True
 
-    def _number(self, delta: KvDelta) -> None:
+    def _check_sequence(self, delta: KvDelta) -> None:
         """Notices deltas that went missing; those that were under way when the agent was asked are no news."""
-        if delta.cleared or (self._seq != OUT_OF_STEP and delta.seq == self._seq + 1):
-            self._seq, self._asked = delta.seq, False
+        if delta.cleared or (self._seq != UNSYNCED and delta.seq == self._seq + 1):
+            self._seq, self._resync_sent = delta.seq, False
             return
-        if not self._asked:
-            self._ask_at = NEVER
-        self._seq = OUT_OF_STEP
+        if not self._resync_sent:
+            self._resync_at = NEVER
+        self._seq = UNSYNCED
 
-    def _arrived(self, blocks: Sequence[int]) -> Numbers:
+    def _take_in_flight(self, blocks: Sequence[int]) -> Hashes:
         """The marks that a prompt pledged, which is on its way no longer; none when nothing is known of it."""
-        chain, prompts = self._on_way.pop(id(blocks), (blocks, 0))
+        chain, prompts = self._in_flight.pop(id(blocks), (blocks, 0))
         if prompts > 1:
-            self._on_way[id(blocks)] = (chain, prompts - 1)
-        return marks(blocks)[0] if prompts else ()
+            self._in_flight[id(blocks)] = (chain, prompts - 1)
+        return sampled_hashes(blocks)[0] if prompts else ()
 
     def _expire(self, now: float) -> None:
-        while self._leaving and self._leaving[0][0] <= now:
-            self._withdraw(self._leaving.popleft()[1])
+        while self._expiring and self._expiring[0][0] <= now:
+            self._forget(self._expiring.popleft()[1])
 
-    def _withdraw(self, hashes: Sequence[int]) -> None:
-        pledged = self._pledged
+    def _forget(self, hashes: Sequence[int]) -> None:
+        expected = self._expected
         for block in hashes:
-            count = pledged.get(block, 0)
+            count = expected.get(block, 0)
             if count > 1:
-                pledged[block] = count - 1
+                expected[block] = count - 1
             elif count == 1:
-                del pledged[block]
+                del expected[block]
                 if block not in self._held:
                     self._index.drop(block, self._bit)

@@ -1,7 +1,7 @@
 """Which replicas hold which prompt prefix: one inverted index per model, block hash -> bitmask of replicas.
 
 Hashes are chained, so one hash names a whole prefix, and it is enough to know the chain at some depths. The depths
-are those of `RULER`: every block up to 32, then 8 in every doubling. A prompt of 4,096 blocks costs at most 89
+are those of `SAMPLED_DEPTHS`: every block up to 32, then 8 in every doubling. A prompt of 4,096 blocks costs at most 89
 look-ups, and what is held is known to 1/8 of its length, on average to 1/16, always from below: a look-up in a million
 blocks is a cache miss of the processor, so their number is what a decision costs.
 """
@@ -12,12 +12,12 @@ from operator import itemgetter
 
 FINE_DEPTH = 32
 """Up to this depth every block is a mark."""
-MARKS_PER_DOUBLING = 8
+SAMPLES_PER_DOUBLING = 8
 MAX_DEPTH = 4096
 """Blocks of one chain that are looked at."""
 
 
-def depths(fine: int, step: int, per_doubling: int) -> tuple[int, ...]:
+def spaced_depths(fine: int, step: int, per_doubling: int) -> tuple[int, ...]:
     """Depths up to MAX_DEPTH: every `step` blocks up to `fine`, a power of two, then so many in every doubling."""
     found = list(range(step, fine + 1, step))
     start = fine
@@ -28,22 +28,25 @@ def depths(fine: int, step: int, per_doubling: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-RULER = depths(FINE_DEPTH, 1, MARKS_PER_DOUBLING)
+SAMPLED_DEPTHS = spaced_depths(FINE_DEPTH, 1, SAMPLES_PER_DOUBLING)
 """Depths (1 = the first block) at which chains are marked."""
 
-_AT_MARKS = tuple(itemgetter(*[depth - 1 for depth in RULER[: count + 1]]) for count in range(1, len(RULER)))
+_SAMPLERS = tuple(
+    itemgetter(*[depth - 1 for depth in SAMPLED_DEPTHS[: count + 1]])
+    for count in range(1, len(SAMPLED_DEPTHS))
+)
 """Takes a chain's first n marks out of its blocks at once, n from 2 on."""
-Numbers = tuple[int, ...]
+Hashes = tuple[int, ...]
 """A tuple of numbers is no business of the garbage collector, as a list would be."""
 
 
-def marks(blocks: Sequence[int]) -> tuple[Numbers, Numbers]:
+def sampled_hashes(blocks: Sequence[int]) -> tuple[Hashes, Hashes]:
     """The hashes at a chain's marks, first to last, and their depths; its end is always the last mark."""
     length = min(len(blocks), MAX_DEPTH)
     if length <= FINE_DEPTH:
-        return tuple(blocks[:length]), RULER[:length]
-    count = bisect_right(RULER, length)
-    hashes, at = _AT_MARKS[count - 2](blocks), RULER[:count]
+        return tuple(blocks[:length]), SAMPLED_DEPTHS[:length]
+    count = bisect_right(SAMPLED_DEPTHS, length)
+    hashes, at = _SAMPLERS[count - 2](blocks), SAMPLED_DEPTHS[:count]
     if at[-1] != length:
         hashes += (blocks[length - 1],)
         at += (length,)
@@ -81,7 +84,7 @@ class PrefixIndex:
         """
         if not blocks:
             return []
-        hashes, at = marks(blocks)
+        hashes, at = sampled_hashes(blocks)
         first = bisect_left(at, least)
         found: list[tuple[int, int]] = []
         alive, place = among, first

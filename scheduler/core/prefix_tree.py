@@ -3,8 +3,8 @@
 A node is a run of blocks that nothing has yet parted, so a prompt is written down once for each parting on its way, not
 for each block. Hashes are chained, hence each names a whole prefix: where two chains are equal at one depth they are
 equal before it, and where they part is found by bisection. What the tree knows of a chain ends at one block, which is
-found by bisection over the depths of ENTRIES, five look-ups for four thousand blocks, and again within the node. From
-there parents lead back to the root. Look-ups and entries outside of the processor's caches are what a decision costs.
+found by bisection over INDEXED_DEPTHS, five look-ups for four thousand blocks, and again within the node. From there
+parents lead back to the root. Look-ups and entries outside of the processor's caches are what a decision costs.
 """
 
 from array import array
@@ -12,40 +12,40 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler.core.prefix_index import MAX_DEPTH, depths
+from scheduler.core.prefix_index import MAX_DEPTH, spaced_depths
 
-ENTRIES = depths(64, 8, 4)
+INDEXED_DEPTHS = spaced_depths(64, 8, 4)
 """Depths (1 = the first block) at which nodes can be found, besides by their first block."""
 
 
 @dataclass(slots=True)
-class Touch:
+class PrefixUse:
     """One use of a chain by one replica, or one answer."""
 
     at: float
     number: int
     """Of all uses there, in order."""
-    leaf: "Node | None"
+    leaf: "PrefixNode | None"
     """The chain's end; once that is forgotten, the node above which this is now the last use of."""
     answer_tokens: int
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """A run of blocks, and who holds it."""
 
     hashes: "array[int]"
     """64-bit; an array, for the garbage collector would walk through a tuple."""
     start: int
     """Blocks of the chain before it."""
-    parent: "Node | None"
+    parent: "PrefixNode | None"
     children: int = 0
     holders: int = 0
     """Replicas (bits) that hold all of it."""
-    used: dict[int, Touch] = field(default_factory=dict)
+    last_use: dict[int, PrefixUse] = field(default_factory=dict)
     """By row of every replica that holds all or the first part of it: the last use there that ended here, or brought
     it. Who uses a chain uses all that is above its end, which is not written down: it outlives what is below."""
-    below: dict[int, int] = field(default_factory=dict)
+    children_held: dict[int, int] = field(default_factory=dict)
     """By row: how many of its children the replica holds."""
     partial: dict[int, int] = field(default_factory=dict)
     """By row: blocks held, where not all of them are."""
@@ -55,12 +55,12 @@ class Node:
         """Depth of its last block."""
         return self.start + len(self.hashes)
 
-    def has(self, block: int, depth: int) -> bool:
+    def contains(self, block: int, depth: int) -> bool:
         """Whether a block is the chain's at a depth, which lies in this node."""
         start = self.start
         return start < depth <= start + len(self.hashes) and self.hashes[depth - 1 - start] == block
 
-    def common(self, blocks: Sequence[int], low: int, length: int) -> int:
+    def common_depth(self, blocks: Sequence[int], low: int, length: int) -> int:
         """How deep a chain is equal to it, if it is at depth `low`, which lies in this node."""
         hashes, start = self.hashes, self.start
         high = min(start + len(hashes), length)
@@ -74,13 +74,16 @@ class Node:
                 high = middle
         return low
 
-    def entries(self) -> list[int]:
+    def indexed_hashes(self) -> list[int]:
         """The blocks that it is found by; the first may be named twice."""
         hashes, start = self.hashes, self.start
-        first, last = bisect_left(ENTRIES, start + 1), bisect_right(ENTRIES, start + len(hashes))
-        return [hashes[0], *[hashes[depth - 1 - start] for depth in ENTRIES[first:last]]]
+        first, last = (
+            bisect_left(INDEXED_DEPTHS, start + 1),
+            bisect_right(INDEXED_DEPTHS, start + len(hashes)),
+        )
+        return [hashes[0], *[hashes[depth - 1 - start] for depth in INDEXED_DEPTHS[first:last]]]
 
-    def held(self, row: int) -> int:
+    def blocks_held(self, row: int) -> int:
         """Blocks of it that a replica which uses it holds."""
         return self.partial.get(row, len(self.hashes))
 
@@ -89,44 +92,44 @@ class PrefixTree:
     """The chains of all mirrors of one model, to a depth of MAX_DEPTH blocks."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, Node] = {}
-        """By first block, and by those at the depths of ENTRIES. Of the latter a chain has all up to one of them, and
-        none after it, whence bisection."""
-        self._found: tuple[Sequence[int], Node | None, int] | None = None
+        self._nodes: dict[int, PrefixNode] = {}
+        """By first block, and by those at INDEXED_DEPTHS. Of the latter a chain has all up to one of them, and none
+        after it, whence bisection."""
+        self._last_lookup: tuple[Sequence[int], PrefixNode | None, int] | None = None
         """What was last looked up, until a block changes its node: who is placed was looked up just before."""
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def deepest(self, blocks: Sequence[int]) -> tuple[Node | None, int]:
+    def deepest(self, blocks: Sequence[int]) -> tuple[PrefixNode | None, int]:
         """The last node along a chain, and how many of the chain's blocks are known.
 
         A hash that is known at another depth is no chained one: it is taken for unknown.
         """
-        if self._found is not None and self._found[0] is blocks:
-            return self._found[1], self._found[2]
+        if self._last_lookup is not None and self._last_lookup[0] is blocks:
+            return self._last_lookup[1], self._last_lookup[2]
         get, length = self._nodes.get, min(len(blocks), MAX_DEPTH)
-        node: Node | None = None
-        low, high = 0, bisect_right(ENTRIES, length)
+        node: PrefixNode | None = None
+        low, high = 0, bisect_right(INDEXED_DEPTHS, length)
         while low < high:
             middle = (low + high + 1) >> 1
-            depth = ENTRIES[middle - 1]
+            depth = INDEXED_DEPTHS[middle - 1]
             block = blocks[depth - 1]
             found = get(block)
-            if found is None or not found.has(block, depth):
+            if found is None or not found.contains(block, depth):
                 high = middle - 1
             else:
                 low, node = middle, found
         reached = 0
         if node is not None:
-            reached = node.common(blocks, ENTRIES[low - 1], length)
+            reached = node.common_depth(blocks, INDEXED_DEPTHS[low - 1], length)
         while reached < length and (node is None or reached == node.end):
             below = get(blocks[reached])
-            if below is None or not below.has(blocks[reached], reached + 1) or below.start != reached:
+            if below is None or not below.contains(blocks[reached], reached + 1) or below.start != reached:
                 break
             node = below
-            reached = node.common(blocks, reached + 1, length)
-        self._found = blocks, node, reached
+            reached = node.common_depth(blocks, reached + 1, length)
+        self._last_lookup = blocks, node, reached
         return node, reached
 
     def match(self, blocks: Sequence[int], least: float = 1, among: int = -1) -> list[tuple[int, int]]:
@@ -149,7 +152,7 @@ class PrefixTree:
             node = node.parent
         return found
 
-    def longest(self, blocks: Sequence[int]) -> int:
+    def longest_hit(self, blocks: Sequence[int]) -> int:
         """Leading blocks that whoever holds most of the chain holds."""
         node, reached = self.deepest(blocks)
         while node is not None and not node.holders:
@@ -159,24 +162,24 @@ class PrefixTree:
             node = node.parent
         return reached
 
-    def add(self, hashes: "array[int]", start: int, parent: Node | None) -> Node:
+    def add(self, hashes: "array[int]", start: int, parent: PrefixNode | None) -> PrefixNode:
         """A new node below `parent`."""
-        node = Node(hashes, start, parent)
-        self._enter(node)
+        node = PrefixNode(hashes, start, parent)
+        self._index(node)
         if parent is not None:
             parent.children += 1
         return node
 
-    def extend(self, node: Node, hashes: "array[int]") -> None:
+    def extend(self, node: PrefixNode, hashes: "array[int]") -> None:
         """Let a node without children go on."""
         node.hashes += hashes
-        self._enter(node)
+        self._index(node)
 
-    def split(self, node: Node, at: int) -> Node:
+    def split(self, node: PrefixNode, at: int) -> PrefixNode:
         """Part a node after its first `at` blocks; its upper part, which is new. Uses keep naming the lower."""
-        upper = Node(node.hashes[:at], node.start, node.parent, 1, node.holders, node.used.copy())
-        upper.below = dict.fromkeys(node.used, 1)
-        self._enter(upper)
+        upper = PrefixNode(node.hashes[:at], node.start, node.parent, 1, node.holders, node.last_use.copy())
+        upper.children_held = dict.fromkeys(node.last_use, 1)
+        self._index(upper)
         node.hashes, node.start, node.parent = node.hashes[at:], node.start + at, upper
         self._nodes[node.hashes[0]] = node
         for row, held in list(node.partial.items()):
@@ -185,39 +188,39 @@ class PrefixTree:
             else:
                 upper.holders |= 1 << row
             if held <= at:
-                del node.partial[row], upper.below[row]
-                if (touch := node.used.pop(row)).leaf is node:
-                    touch.leaf = upper
+                del node.partial[row], upper.children_held[row]
+                if (use := node.last_use.pop(row)).leaf is node:
+                    use.leaf = upper
             else:
                 node.partial[row] = held - at
         self._prune(node)
         return upper
 
-    def release(self, node: Node, row: int) -> None:
+    def release(self, node: PrefixNode, row: int) -> None:
         """A replica holds nothing of a node any more."""
-        del node.used[row]
+        del node.last_use[row]
         above = node.parent
         if above is not None:
-            left = above.below[row] - 1
+            left = above.children_held[row] - 1
             if left:
-                above.below[row] = left
+                above.children_held[row] = left
             else:
-                del above.below[row]
+                del above.children_held[row]
         node.partial.pop(row, None)
         node.holders &= ~(1 << row)
         self._prune(node)
 
-    def _enter(self, node: Node) -> None:
-        self._found = None
-        for block in node.entries():
+    def _index(self, node: PrefixNode) -> None:
+        self._last_lookup = None
+        for block in node.indexed_hashes():
             self._nodes[block] = node
 
-    def _prune(self, node: Node) -> None:
+    def _prune(self, node: PrefixNode) -> None:
         """Forget nodes that nobody uses; one with others below it stays, for they hang on it."""
-        self._found = None
-        below: Node | None = node
-        while below is not None and not below.used and not below.children:
-            for block in below.entries():
+        self._last_lookup = None
+        below: PrefixNode | None = node
+        while below is not None and not below.last_use and not below.children:
+            for block in below.indexed_hashes():
                 if self._nodes.get(block) is below:
                     del self._nodes[block]
             below = below.parent

@@ -205,7 +205,7 @@ class PenstockRouting:
         return len(self._held) + waiting
 
     def remembered(self) -> int:
-        """Prefix marks held of all replicas together."""
+        """Prefix entries held of all replicas together."""
         return sum(len(replica.prefix) for replica in self._state.fleet.replicas.values())
 
     # Translation

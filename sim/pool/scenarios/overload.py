@@ -87,7 +87,7 @@ class Remembers(Protocol):
     """A routing system that says how much it knows of prefixes."""
 
     def remembered(self) -> int:
-        """Prefix blocks, or marks that stand for several, that it holds."""
+        """Prefix blocks, or sampled hashes that stand for several, that it holds."""
 
 
 _REQUESTS, _BLOCKS = 1_000, 2_000

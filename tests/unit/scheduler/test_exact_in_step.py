@@ -4,7 +4,7 @@ import pytest
 
 from scheduler.core.fleet import Fleet
 from scheduler.core.placement import ActivePlacement
-from scheduler.core.prefix import RESYNC_S, Exact
+from scheduler.core.prefix import RESYNC_S, ExactPrefixes
 from scheduler.core.prefix_index import PrefixIndex
 from scheduler.wire import PlaceRequest, Released
 from tests.support.scheduling import beat, replica, request
@@ -87,38 +87,38 @@ def test_a_prompt_of_an_earlier_belief_takes_nothing_from_a_later_one() -> None:
 @pytest.mark.parametrize("how", ["prefilled", "given_up", "failed"])
 def test_prompts_that_were_on_their_way_to_a_cleared_cache_withdraw_nothing(how: str) -> None:
     index = PrefixIndex()
-    exact = Exact(index, 1, 10_000, 100, grace_s=1.0)
+    exact = ExactPrefixes(index, 1, 10_000, 100, grace_s=1.0)
     old, new = list(CHAIN), list(CHAIN)
-    exact.routed(old, 100, 0.0)
+    exact.on_route(old, 100, 0.0)
     exact.clear()
     assert (len(index), len(exact)) == (0, 0)
-    exact.routed(new, 100, 1.0)
+    exact.on_route(new, 100, 1.0)
     if how == "prefilled":
-        exact.prefilled(old, 1.0)
+        exact.on_prefill(old, 1.0)
     elif how == "given_up":
-        exact.given_up(old, 0, 1.0, 1.0)
+        exact.on_abandon(old, 0, 1.0, 1.0)
     else:
-        exact.failed(old, False, 1.0)
+        exact.on_failure(old, False, 1.0)
     exact.trim(5.0)
     assert len(index) == len(CHAIN), "the later prompt still brings it"
-    exact.prefilled(new, 5.0)
+    exact.on_prefill(new, 5.0)
     exact.trim(6.0)
     assert (len(index), len(exact)) == (0, 0)
 
 
 def test_a_cache_that_the_engine_cleared_still_gets_what_is_on_its_way() -> None:
     index = PrefixIndex()
-    exact = Exact(index, 1, 10_000, 100, grace_s=1.0)
+    exact = ExactPrefixes(index, 1, 10_000, 100, grace_s=1.0)
     blocks = list(CHAIN)
     exact.apply(KvDelta(NAME, "boot-1", 1, stored=[50], cleared=True))
     for _ in range(2):
-        exact.routed(blocks, 100, 0.0)
+        exact.on_route(blocks, 100, 0.0)
     exact.apply(KvDelta(NAME, "boot-1", 2, cleared=True))
     assert len(index) == len(CHAIN)
-    exact.given_up(blocks, 0, 1.0, 1.0)
+    exact.on_abandon(blocks, 0, 1.0, 1.0)
     assert len(index) == len(CHAIN), "one of two prompts is still on its way"
-    exact.prefilled(blocks, 1.0)
-    exact.prefilled(blocks, 1.0)
+    exact.on_prefill(blocks, 1.0)
+    exact.on_prefill(blocks, 1.0)
     exact.trim(2.0)
     assert (len(index), len(exact)) == (0, 0)
 

@@ -8,9 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scheduler.core.mirror import MAX_LOG, MIN_LOG, OVERFILL, Mirrored
-from scheduler.core.prefix import NEVER, NOTHING, Exact, Held
-from scheduler.core.prefix_index import FINE_DEPTH, MARKS_PER_DOUBLING, MAX_DEPTH, RULER, PrefixIndex, marks
+from scheduler.core.mirror import COMPACT_FACTOR, COMPACT_MIN, OVERFILL_FACTOR, MirroredPrefixes
+from scheduler.core.prefix import NEVER, NOT_CACHED, CachedPrefix, ExactPrefixes
+from scheduler.core.prefix_index import (
+    FINE_DEPTH,
+    MAX_DEPTH,
+    SAMPLED_DEPTHS,
+    SAMPLES_PER_DOUBLING,
+    PrefixIndex,
+    sampled_hashes,
+)
 from scheduler.core.prefix_tree import PrefixTree
 from workers.wire import KvDelta
 
@@ -38,13 +45,13 @@ prompts = st.lists(
 chains = st.tuples(st.integers(0, 2), st.integers(1, 9)).map(lambda drawn: CHAINS[drawn[0]][: drawn[1]])
 
 
-def mirrored(room: int = 100_000, most: int = 1000) -> Mirrored:
-    return Mirrored(PrefixTree(), 0, room, most)
+def mirrored(room: int = 100_000, most: int = 1000) -> MirroredPrefixes:
+    return MirroredPrefixes(PrefixTree(), 0, room, most)
 
 
-def held(source: Mirrored | Exact, blocks: list[int], bit: int = 1) -> int:
+def held(source: MirroredPrefixes | ExactPrefixes, blocks: list[int], bit: int = 1) -> int:
     """Leading blocks that the index gives to the replica `bit`."""
-    known = source._tree if isinstance(source, Mirrored) else source._index
+    known = source._tree if isinstance(source, MirroredPrefixes) else source._index
     return next((depth for bits, depth in known.match(blocks) if bits & bit), 0)
 
 
@@ -56,23 +63,23 @@ def delta(
 
 @given(st.integers(1, 5000))
 def test_marks_reach_from_the_first_block_to_the_last(length: int) -> None:
-    hashes, depths = marks(range(1, length + 1))
+    hashes, depths = sampled_hashes(range(1, length + 1))
     assert hashes == depths
     assert depths[0] == 1
     assert depths[-1] == min(length, MAX_DEPTH)
-    assert len(depths) <= len(RULER) + 1
+    assert len(depths) <= len(SAMPLED_DEPTHS) + 1
     for lower, upper in pairwise(depths):
-        assert 1 <= upper - lower <= max(1, lower // MARKS_PER_DOUBLING)
+        assert 1 <= upper - lower <= max(1, lower // SAMPLES_PER_DOUBLING)
 
 
 def test_the_ruler_is_fine_where_prompts_are_short() -> None:
-    assert RULER[:FINE_DEPTH] == tuple(range(1, FINE_DEPTH + 1))
-    assert RULER[-1] == MAX_DEPTH
+    assert SAMPLED_DEPTHS[:FINE_DEPTH] == tuple(range(1, FINE_DEPTH + 1))
+    assert SAMPLED_DEPTHS[-1] == MAX_DEPTH
 
 
 def naive(owned: list[set[int]], blocks: list[int]) -> list[int]:
     """Leading marked blocks that each replica holds, without a hole among them."""
-    hashes, depths = marks(blocks)
+    hashes, depths = sampled_hashes(blocks)
     found = []
     for mine in owned:
         reached = 0
@@ -90,7 +97,7 @@ def test_a_match_is_what_sets_of_blocks_would_say(rng: random.Random, length: in
     index, owned = PrefixIndex(), [set[int]() for _ in range(70)]
     chain = [rng.getrandbits(64) for _ in range(length)]
     for row, mine in enumerate(owned):
-        for block in marks(chain[: rng.randrange(length + 1)])[0]:
+        for block in sampled_hashes(chain[: rng.randrange(length + 1)])[0]:
             mine.add(block)
             index.add(block, 1 << row)
     for _ in range(length // 3):
@@ -113,10 +120,10 @@ def test_a_match_is_what_sets_of_blocks_would_say(rng: random.Random, length: in
 def test_a_mirror_stays_within_its_bounds(routed: list[tuple[list[int], int]], room: int, most: int) -> None:
     mirror = mirrored(room, most)
     for now, (prompt, tokens) in enumerate(routed):
-        mirror.routed(prompt, tokens, now)
-        assert len(mirror) <= OVERFILL * max(most, MAX_DEPTH)
-        assert mirror.tokens <= OVERFILL * room
-        mirror.ended(prompt, tokens, 7, now)
+        mirror.on_route(prompt, tokens, now)
+        assert len(mirror) <= OVERFILL_FACTOR * max(most, MAX_DEPTH)
+        assert mirror.tokens <= OVERFILL_FACTOR * room
+        mirror.on_close(prompt, tokens, 7, now)
         assert len(mirror) <= most
         assert 0 <= mirror.tokens <= room
     mirror.clear()
@@ -126,8 +133,8 @@ def test_a_mirror_stays_within_its_bounds(routed: list[tuple[list[int], int]], r
 def test_prompts_that_nobody_ends_are_bounded_too() -> None:
     mirror = mirrored(room=10**9, most=100)
     for number in range(6):
-        mirror.routed(range(number * 10_000, number * 10_000 + 3_000), 10, float(number))
-        assert len(mirror) <= OVERFILL * MAX_DEPTH
+        mirror.on_route(range(number * 10_000, number * 10_000 + 3_000), 10, float(number))
+        assert len(mirror) <= OVERFILL_FACTOR * MAX_DEPTH
     mirror.trim(7.0)
     assert len(mirror) == 100
 
@@ -135,53 +142,53 @@ def test_prompts_that_nobody_ends_are_bounded_too() -> None:
 @given(st.lists(st.integers(0, MAX_HASH), min_size=1, max_size=200, unique=True))
 def test_a_prompt_that_fits_is_matched_whole(prompt: list[int]) -> None:
     mirror = mirrored()
-    mirror.routed(prompt, 10, 0.0)
+    mirror.on_route(prompt, 10, 0.0)
     assert held(mirror, prompt) == held(mirror, [*prompt, 1]) == len(prompt)
 
 
 def test_leaves_are_forgotten_before_their_prefix() -> None:
     mirror = mirrored(room=400)
-    mirror.ended([1, 2, 3, 4], 100, 0, 0.0)
-    mirror.ended([9, 8], 100, 0, 1.0)
+    mirror.on_close([1, 2, 3, 4], 100, 0, 0.0)
+    mirror.on_close([9, 8], 100, 0, 1.0)
     assert (held(mirror, [1, 2, 3, 4]), held(mirror, [9, 8])) == (2, 2)
 
 
 def test_answers_take_room_too() -> None:
     mirror = mirrored(room=400)
-    mirror.ended([1, 2, 3], 100, 250, 0.0)
+    mirror.on_close([1, 2, 3], 100, 250, 0.0)
     assert (held(mirror, [1, 2, 3]), mirror.tokens) == (3, 300)
-    mirror.ended([1, 2, 3], 100, 50, 1.0)
+    mirror.on_close([1, 2, 3], 100, 50, 1.0)
     assert mirror.tokens == 350
 
 
 def test_what_a_full_engine_has_lost_takes_all_that_is_older_with_it() -> None:
     mirror = mirrored()
     for now, prompt in enumerate(([1, 2], [3, 4], [5, 6])):
-        assert mirror.routed(prompt, 10, float(now)) == NOTHING
-    before = mirror.routed([3, 4], 10, 10.0)
-    assert before == Held(2, 1.0)
-    mirror.missed(before.used_at)
+        assert mirror.on_route(prompt, 10, float(now)) == NOT_CACHED
+    before = mirror.on_route([3, 4], 10, 10.0)
+    assert before == CachedPrefix(2, 1.0)
+    mirror.on_miss(before.last_used_at)
     assert [held(mirror, prompt) for prompt in ([1, 2], [3, 4], [5, 6])] == [0, 2, 2]
 
 
 def test_a_prompt_given_up_before_its_prefill_leaves_what_was_cached_before() -> None:
     mirror = mirrored()
-    mirror.ended([1, 2], 10, 0, 0.0)
-    mirror.routed([1, 2, 3, 4], 10, 1.0)
-    mirror.given_up([1, 2, 3, 4], 2, 1.0, 2.0)
+    mirror.on_close([1, 2], 10, 0, 0.0)
+    mirror.on_route([1, 2, 3, 4], 10, 1.0)
+    mirror.on_abandon([1, 2, 3, 4], 2, 1.0, 2.0)
     assert held(mirror, [1, 2, 3, 4]) == 2
 
 
 def test_what_others_use_is_not_given_up_with_a_prompt() -> None:
     mirror = mirrored()
-    mirror.routed([1, 2, 3, 4], 10, 1.0)
-    mirror.routed([1, 2, 3, 4, 5, 6], 10, 2.0)
-    mirror.given_up([1, 2, 3, 4], 0, 1.0, 3.0)
+    mirror.on_route([1, 2, 3, 4], 10, 1.0)
+    mirror.on_route([1, 2, 3, 4, 5, 6], 10, 2.0)
+    mirror.on_abandon([1, 2, 3, 4], 0, 1.0, 3.0)
     assert held(mirror, [1, 2, 3, 4, 5, 6]) == len(mirror) == 6, "the longer prompt brings what it needs"
-    mirror.routed([1, 2, 3, 4, 5, 6], 10, 4.0)
-    mirror.given_up([1, 2, 3, 4, 5, 6], 0, 2.0, 5.0)
+    mirror.on_route([1, 2, 3, 4, 5, 6], 10, 4.0)
+    mirror.on_abandon([1, 2, 3, 4, 5, 6], 0, 2.0, 5.0)
     assert held(mirror, [1, 2, 3, 4, 5, 6]) == 6, "somebody has come since"
-    mirror.given_up([1, 2, 3, 4, 5, 6], 0, 4.0, 5.0)
+    mirror.on_abandon([1, 2, 3, 4, 5, 6], 0, 4.0, 5.0)
     assert len(mirror) == 0
 
 
@@ -189,9 +196,9 @@ def test_uses_are_told_apart_only_as_far_as_matters() -> None:
     """Prompts without blocks, and one prompt again and again: the log of uses stays short, answers still take room."""
     mirror = mirrored(room=1_000_000)
     for now in range(20_000):
-        mirror.ended([] if now % 2 else [1, 2], 10, 3, float(now))
+        mirror.on_close([] if now % 2 else [1, 2], 10, 3, float(now))
     assert mirror.tokens == 20 + 3 * 20_000
-    assert len(mirror._touches) <= 2 * (MAX_LOG * 256 + MIN_LOG)
+    assert len(mirror._log) <= 2 * (COMPACT_FACTOR * 256 + COMPACT_MIN)
     mirror.room_tokens = 30_000
     mirror.trim(20_000.0)
     assert 30_000 - 1_000_000 / 256 <= mirror.tokens <= 30_000
@@ -202,11 +209,11 @@ def test_uses_are_told_apart_only_as_far_as_matters() -> None:
 def test_hashes_that_are_not_chained_do_no_harm(routed: list[list[int]]) -> None:
     """Whoever sends them finds less, or more, than there is; nobody else notices."""
     tree = PrefixTree()
-    mirrors = [Mirrored(tree, row, 400, 40) for row in range(2)]
+    mirrors = [MirroredPrefixes(tree, row, 400, 40) for row in range(2)]
     for now, blocks in enumerate(routed):
         mirror = mirrors[now % 2]
-        mirror.routed(blocks, 10, now)
-        (mirror.ended if now % 3 else mirror.given_up)(blocks, 1, 7, now)
+        mirror.on_route(blocks, 10, now)
+        (mirror.on_close if now % 3 else mirror.on_abandon)(blocks, 1, 7, now)
         mirror.trim(now)
         assert 0 <= mirror.tokens <= 400
         assert 0 <= len(mirror) <= 40
@@ -214,7 +221,7 @@ def test_hashes_that_are_not_chained_do_no_harm(routed: list[list[int]]) -> None
     for mirror in mirrors:
         mirror.clear()
         assert (len(mirror), mirror.tokens) == (0, 0)
-    mirrors[0].routed(CHAINS[0], 10, 100.0)
+    mirrors[0].on_route(CHAINS[0], 10, 100.0)
     assert held(mirrors[0], CHAINS[0]) == 9
 
 
@@ -224,7 +231,7 @@ class MirrorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         tree = PrefixTree()
-        self.mirrors = [Mirrored(tree, row, 400, 40) for row in range(2)]
+        self.mirrors = [MirroredPrefixes(tree, row, 400, 40) for row in range(2)]
         self.orders: list[list[tuple[int, int, float]]] = [[], []]
         """Block, tokens and last use, oldest first; answers have negative blocks."""
         self.now = 0.0
@@ -249,7 +256,7 @@ class MirrorMachine(RuleBasedStateMachine):
     def serve(self, row: int, blocks: list[int], answer: int) -> None:
         self._touch(row, blocks, answer)
         self._trim(row)
-        self.mirrors[row].ended(blocks, 10, answer, self.now)
+        self.mirrors[row].on_close(blocks, 10, answer, self.now)
 
     @rule(row=st.integers(0, 1), blocks=st.sampled_from(BRANCHES))
     def route(self, row: int, blocks: list[int]) -> None:
@@ -257,19 +264,19 @@ class MirrorMachine(RuleBasedStateMachine):
         held = [uses[block] for block in blocks if block in uses]
         self._touch(row, blocks, 0)
         self._trim(row)
-        before = self.mirrors[row].routed(blocks, 10, self.now)
+        before = self.mirrors[row].on_route(blocks, 10, self.now)
         assert before.blocks == len(held)
-        assert 0 < before.used_at <= held[-1] if held else before.used_at == NEVER
+        assert 0 < before.last_used_at <= held[-1] if held else before.last_used_at == NEVER
         self.mirrors[row].trim(self.now)
 
     @rule(row=st.integers(0, 1))
     def rewrite(self, row: int) -> None:
-        self.mirrors[row]._rewrite()
+        self.mirrors[row]._compact()
 
     @rule(row=st.integers(0, 1), back=st.integers(0, 6))
     def miss(self, row: int, back: int) -> None:
         self.orders[row] = [entry for entry in self.orders[row] if entry[2] > self.now - back]
-        self.mirrors[row].missed(self.now - back)
+        self.mirrors[row].on_miss(self.now - back)
 
     @rule(row=st.integers(0, 1))
     def clear(self, row: int) -> None:
@@ -301,7 +308,7 @@ class ExactMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = PrefixIndex()
-        self.sources = [Exact(self.index, 1 << row, 10_000, 100, grace_s=1.0) for row in range(2)]
+        self.sources = [ExactPrefixes(self.index, 1 << row, 10_000, 100, grace_s=1.0) for row in range(2)]
         self.engines: list[set[int]] = [set(), set()]
         self.way: list[list[tuple[list[int], float | None]]] = [[], []]
         """Prompts on their way, and until when they are believed after their first token."""
@@ -331,7 +338,7 @@ class ExactMachine(RuleBasedStateMachine):
     @rule(row=st.integers(0, 1), blocks=chains)
     def route(self, row: int, blocks: list[int]) -> None:
         self.way[row].append((blocks, None))
-        assert self.sources[row].routed(blocks, 16, self.now) == NOTHING
+        assert self.sources[row].on_route(blocks, 16, self.now) == NOT_CACHED
 
     @rule(row=st.integers(0, 1), pick=st.randoms(use_true_random=False), served=st.booleans())
     def arrive(self, row: int, pick: random.Random, served: bool) -> None:
@@ -342,10 +349,10 @@ class ExactMachine(RuleBasedStateMachine):
         blocks = self.way[row][place][0]
         if served:
             self.way[row][place] = (blocks, self.now + 1.0)
-            self.sources[row].prefilled(blocks, self.now)
+            self.sources[row].on_prefill(blocks, self.now)
         else:
             del self.way[row][place]
-            self.sources[row].given_up(blocks, 0, self.now, self.now)
+            self.sources[row].on_abandon(blocks, 0, self.now, self.now)
 
     @rule(seconds=st.floats(0, 2))
     def wait(self, seconds: float) -> None:
@@ -374,17 +381,17 @@ TestExact.settings = settings(max_examples=50, stateful_step_count=40, deadline=
 
 
 def test_an_engine_that_tells_more_than_fits_is_cut_off() -> None:
-    exact = Exact(PrefixIndex(), 1, 10_000, 3, grace_s=0.1)
+    exact = ExactPrefixes(PrefixIndex(), 1, 10_000, 3, grace_s=0.1)
     exact.apply(delta(stored=[1, 2, 3, 4, 5]))
     assert (held(exact, [1, 2, 3, 4, 5]), exact.dropped, len(exact)) == (3, 2, 3)
 
 
-@pytest.mark.parametrize("source", [mirrored(), Exact(PrefixIndex(), 1, 100, 100, 0.1)])
-def test_a_prompt_without_blocks_leaves_no_trace(source: Mirrored | Exact) -> None:
-    assert source.routed([], 10, 0.0) == NOTHING
-    source.prefilled([], 1.0)
-    source.ended([], 10, 0, 2.0)
-    source.given_up([], 0, 3.0, 3.0)
+@pytest.mark.parametrize("source", [mirrored(), ExactPrefixes(PrefixIndex(), 1, 100, 100, 0.1)])
+def test_a_prompt_without_blocks_leaves_no_trace(source: MirroredPrefixes | ExactPrefixes) -> None:
+    assert source.on_route([], 10, 0.0) == NOT_CACHED
+    source.on_prefill([], 1.0)
+    source.on_close([], 10, 0, 2.0)
+    source.on_abandon([], 0, 3.0, 3.0)
     assert len(source) == 0
 
 
