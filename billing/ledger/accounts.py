@@ -1,4 +1,4 @@
-"""Billing accounts: the one row per tenant that says what it may spend."""
+"""Billing accounts: one row per tenant with its balance, holds, budget and credit limit."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from tenants.scoping import platform_wide
 Mode = Literal["prepaid", "postpaid"]
 
 MAX_AMOUNT = 10**12 * 10**12
-"""Picodollars of a single grant, budget or credit limit: a trillion dollars, far below NUMERIC(38,0)."""
+"""The largest grant, budget or credit limit in picodollars: a trillion dollars, far below NUMERIC(38,0)."""
 
 
 _SELECT = (
@@ -27,28 +27,28 @@ _SELECT = (
 
 
 class AccountView(msgspec.Struct, frozen=True):
-    """A billing account as people see it; amounts are exact decimal dollars."""
+    """A billing account for display; amounts are exact decimal dollars."""
 
     tenant_id: UUID
     mode: str
     """prepaid | postpaid"""
     balance_usd: str
-    """Prepaid credit that is left; open holds are part of it."""
+    """Unused prepaid credit, open holds included."""
     held_usd: str
-    """Reserved by requests that run now."""
+    """Reserved by open holds."""
     available_usd: str | None
-    """What a new request may still reserve, the budget included; None = no bound."""
+    """What a new request may still reserve, also under the budget; None = no bound."""
     open_requests: int
     owed_usd: str
-    """Postpaid usage that is not invoiced yet."""
+    """Postpaid usage that is not invoiced yet; below 0 when the customer is in credit."""
     credit_limit_usd: str | None
     budget_usd: str | None
-    """Monthly budget (UTC month); None = none."""
+    """Budget per UTC month; None = none."""
     spent_this_month_usd: str
 
 
 class GrantView(msgspec.Struct, frozen=True):
-    """Credit that was given."""
+    """One credit grant."""
 
     id: UUID
     tenant_id: UUID
@@ -59,7 +59,7 @@ class GrantView(msgspec.Struct, frozen=True):
 
 
 async def open_account(connection: AsyncConnection, tenant_id: UUID, mode: Mode) -> None:
-    """Make the tenant's billing account and its ledger accounts; doing it twice changes nothing."""
+    """Create the tenant's billing account and ledger accounts. Idempotent."""
     await connection.execute(
         text("SELECT penstock_open_account(:tenant, :mode)"), {"tenant": tenant_id, "mode": mode}
     )
@@ -80,7 +80,7 @@ async def get_account(connection: AsyncConnection, tenant_id: UUID, *, lock: boo
 
 @platform_wide("the console's list of organisations shows what each of them has")
 async def list_accounts(connection: AsyncConnection) -> list[AccountView]:
-    """The accounts that the session may see; for the platform's session those of all organisations."""
+    """The accounts that the session may see; a platform session sees those of all tenants."""
     return [_view(row) for row in await connection.execute(text(_SELECT))]
 
 
@@ -111,10 +111,11 @@ async def grant_credit(
     expires_at: datetime | None = None,
     priority: int | None = None,
 ) -> AccountView:
-    """Add prepaid credit: one lot, one ledger transfer, in the caller's transaction; idempotent by `grant_id`.
+    """Add `amount_usd` of prepaid credit: one lot and one ledger transfer, in the caller's transaction.
 
-    Raises InvalidRequest for an amount that is not positive or not exact, a wrong kind, priority or expiry; Conflict
-    for a postpaid account or another credit of the same id, NotFound.
+    Idempotent by `grant_id`; `kind`, `expires_at` and `priority` are those of `credits.add_lot`. Raises InvalidRequest
+    for an amount that is not positive or not exact, or a wrong kind, priority or expiry; Conflict for a postpaid
+    account or another lot of the same id; NotFound without an account.
     """
     amount = parse_usd(amount_usd, "amount_usd")
     if amount == 0:
@@ -137,7 +138,7 @@ async def grant_credit(
 
 
 async def list_grants(connection: AsyncConnection, tenant_id: UUID, limit: int = 100) -> list[GrantView]:
-    """The newest credits of a tenant first."""
+    """At most `limit` credit grants of a tenant, the newest first."""
     rows = await connection.execute(
         text(
             "SELECT id, tenant_id, amount, reason, created_by, created_at FROM credit_grants "
@@ -149,7 +150,7 @@ async def list_grants(connection: AsyncConnection, tenant_id: UUID, limit: int =
 
 
 async def set_budget(connection: AsyncConnection, tenant_id: UUID, usd: str | None) -> AccountView:
-    """Set or lift (None) the monthly budget. Running requests are not stopped. Raises InvalidRequest, NotFound."""
+    """Set the monthly budget in dollars, None for none. Running requests go on. Raises InvalidRequest, NotFound."""
     amount = None if usd is None else parse_usd(usd, "budget_usd")
     await get_account(connection, tenant_id, lock=True)
     await connection.execute(
@@ -160,7 +161,10 @@ async def set_budget(connection: AsyncConnection, tenant_id: UUID, usd: str | No
 
 
 async def set_credit_limit(connection: AsyncConnection, tenant_id: UUID, usd: str | None) -> AccountView:
-    """Bound what a postpaid tenant may owe; None = no bound. Raises InvalidRequest, Conflict, NotFound."""
+    """Limit in dollars what a postpaid tenant may owe, None for no limit.
+
+    Raises InvalidRequest, Conflict for a prepaid account, NotFound.
+    """
     amount = None if usd is None else parse_usd(usd, "credit_limit_usd")
     account = await get_account(connection, tenant_id, lock=True)
     if account.mode != "postpaid":
@@ -173,7 +177,10 @@ async def set_credit_limit(connection: AsyncConnection, tenant_id: UUID, usd: st
 
 
 def parse_usd(value: str, param: str) -> int:
-    """Picodollars of an amount that a person wrote. Raises InvalidRequest: not a number, negative or too large."""
+    """The picodollars of a decimal dollar amount of the parameter `param`.
+
+    Raises InvalidRequest for an amount that is not a number, not exact, negative or above MAX_AMOUNT.
+    """
     try:
         amount = usd_to_pico(value)
     except ValueError as error:

@@ -1,7 +1,8 @@
-"""Adjustments: dated corrections of what a customer owes. Nothing is rewritten; a correction is booked when it is made.
+"""Adjustments: dated corrections of what a customer owes. Earlier bookings are never changed.
 
-A positive amount is in the customer's favour: less revenue, and credit (prepaid: a lot) or less owed (postpaid). A
-negative one is the reverse; a prepaid customer pays what is free of the balance and the rest is uncollectible.
+A positive amount is in the customer's favour: it lowers revenue, and gives credit (a lot) to a prepaid customer or
+lowers what a postpaid customer owes. A negative amount is the reverse. From a prepaid customer it collects the balance
+that no open hold needs, and books the rest as uncollectible.
 """
 
 from datetime import date
@@ -19,20 +20,21 @@ from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
 MAX_LIST = 1000
+"""Adjustments in one list at most."""
 
 
 class Adjustment(msgspec.Struct, frozen=True):
-    """One correction; amounts are exact decimal dollars."""
+    """One adjustment; amounts are exact decimal dollars."""
 
     id: UUID
     tenant_id: UUID
     amount_usd: str
-    """Above 0: in the customer's favour."""
+    """Positive in the customer's favour."""
     uncollectible_usd: str
-    """What of a charge the prepaid balance did not cover, or what of that a reversal takes back."""
+    """The part of a charge that the prepaid balance did not cover, or of a reversal that gives no credit for it."""
     reason: str
     corrects: str | None
-    """The month that was wrong, YYYY-MM."""
+    """The corrected month, YYYY-MM."""
     facts: dict[str, Any] | None
     created_by: str
     approved_by: str | None
@@ -52,11 +54,12 @@ async def adjust(
     approved_by: str | None = None,
     never_paid: int = 0,
 ) -> None:
-    """Book a correction of `amount` picodollars (above 0: in the customer's favour), in the caller's transaction.
+    """Book a correction of `amount` picodollars, positive in the customer's favour, in the caller's transaction.
 
-    Idempotent by `adjustment_id`. `corrects` is the first day of the month that was wrong. `never_paid` is what of an
-    amount above 0 the charge that it undoes could not collect: it lowers that expense and gives nobody credit. Raises
-    InvalidRequest, NotFound, Conflict for the same id with other facts.
+    Idempotent by `adjustment_id`. `corrects` is the first day of the corrected month. When a positive amount reverses a
+    charge, `never_paid` is the uncollectible part of that charge: it lowers that expense and gives no credit. Raises
+    InvalidRequest for an amount of 0 or arguments out of range, NotFound without an account, Conflict when the id is
+    booked with another tenant or amount.
     """
     if amount == 0:
         raise InvalidRequest("an adjustment of 0 changes nothing", param="amount_usd")
@@ -116,7 +119,7 @@ async def adjust(
 
 
 async def _is_booked(connection: AsyncConnection, adjustment_id: UUID, tenant_id: UUID, amount: int) -> bool:
-    """Whether this very adjustment is booked. Raises Conflict when another one has the id."""
+    """Whether this adjustment is booked. Raises Conflict when another tenant or amount has its id."""
     row = (
         await connection.execute(
             select(adjustments.c.tenant_id, adjustments.c.amount).where(adjustments.c.id == adjustment_id)
@@ -133,7 +136,9 @@ async def _is_booked(connection: AsyncConnection, adjustment_id: UUID, tenant_id
 async def list_adjustments(
     connection: AsyncConnection, *, tenant_id: UUID | None = None, month: date | None = None, limit: int = 100
 ) -> list[Adjustment]:
-    """The newest first; `month` (its first day) narrows to those booked in it."""
+    """At most `limit` adjustments (up to MAX_LIST), the newest first, of one tenant and of the month they were booked
+    in (its first day).
+    """
     query = select(adjustments).order_by(adjustments.c.created_at.desc(), adjustments.c.id)
     if tenant_id is not None:
         query = query.where(adjustments.c.tenant_id == tenant_id)

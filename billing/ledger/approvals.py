@@ -1,7 +1,7 @@
-"""Approvals: what one person asks for takes effect when another person agrees.
+"""Approvals: a request of one person takes effect when another person approves it (four-eyes principle).
 
-This file keeps the requests and the decisions. What an approval allows is done by the owner of its `kind`, in the
-transaction of the decision.
+This module stores requests and decisions. The code that owns an approval's `kind` carries it out, in the transaction of
+the decision.
 """
 
 from typing import Any
@@ -18,10 +18,11 @@ from core.ids import uuid7
 from tenants.scoping import platform_wide
 
 MAX_LIST = 1000
+"""Open approvals in one list at most."""
 
 
 class Approval(msgspec.Struct, frozen=True):
-    """A request for a second person's yes, and what became of it."""
+    """A request for approval and its decision."""
 
     id: UUID
     kind: str
@@ -43,7 +44,7 @@ async def request(
     by: str,
     tenant_id: UUID | None = None,
 ) -> UUID:
-    """Ask for a second person's yes; `by` is the label of who asks. Returns the approval's id."""
+    """Request an approval; `by` is the label of the requesting person. Returns the approval's id."""
     approval_id = uuid7()
     await connection.execute(
         insert(approvals).values(id=approval_id, kind=kind, tenant_id=tenant_id, facts=facts, requested_by=by)
@@ -53,9 +54,9 @@ async def request(
 
 @platform_wide("approvals are found by their id; only the platform's roles may see the table")
 async def decide(connection: AsyncConnection, approval_id: UUID, *, by: str, approve: bool) -> Approval:
-    """Say yes or no, once. The asking person may take the request back (a no), never say yes.
+    """Approve or reject an open request. The requesting person may reject (withdraw) it, but not approve it.
 
-    Raises NotFound, Conflict when it is decided already or `by` would approve what `by` asked for.
+    Raises NotFound; Conflict when it is decided already, or when `by` would approve a request of their own.
     """
     row = (
         await connection.execute(select(approvals).where(approvals.c.id == approval_id).with_for_update())
@@ -80,7 +81,7 @@ async def decide(connection: AsyncConnection, approval_id: UUID, *, by: str, app
 async def list_open(
     connection: AsyncConnection, *, kind: str | None = None, tenant_id: UUID | None = None
 ) -> list[Approval]:
-    """Requests that wait for a decision, the oldest first."""
+    """Open requests, the oldest first, of one kind and tenant (None = any)."""
     query = select(approvals).where(approvals.c.decision.is_(None))
     if kind is not None:
         query = query.where(approvals.c.kind == kind)

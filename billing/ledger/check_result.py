@@ -1,4 +1,4 @@
-"""What a check of the close finds. Apart from the checks, so that other packages can write theirs."""
+"""The result of a check of the month close, which several packages write."""
 
 from collections.abc import Awaitable, Callable
 from datetime import date
@@ -8,12 +8,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What a check found."""
+    """The result of one check."""
 
     name: str
     ok: bool
     detail: str
-    """What was found; when red also what to do next."""
+    """The finding, and the next step when the check failed."""
 
 
 Check = Callable[[AsyncConnection, date], Awaitable[CheckResult]]
+"""A check of the month that begins on a date."""

@@ -1,8 +1,8 @@
 """Credit lots of prepaid customers: purchased, promotional, service level, adjustment; with expiry and priority.
 
-The hot path moves only `billing_accounts.balance`. Which lots the used credit came from is said later
-(`penstock_allocate`): in the order of priority (lower first), expiry, age. So `sum(remaining) >= balance` always, equal
-after an allocation; every act on lots allocates first, with the account locked. Each taking is a row of `grant_draws`.
+Settlement changes only `billing_accounts.balance`. `penstock_allocate` later draws the used credit from the lots, in
+the order of priority (lower first), expiry and age. So `sum(remaining) >= balance` always holds, with equality after an
+allocation. Every function here allocates first, with the account locked. Each draw is a row of `grant_draws`.
 """
 
 from datetime import UTC, datetime
@@ -25,8 +25,9 @@ LotKind = Literal["purchased", "promotional", "sla", "adjustment"]
 
 LOT_KINDS: tuple[LotKind, ...] = ("purchased", "promotional", "sla", "adjustment")
 PRIORITIES: dict[LotKind, int] = {"promotional": 10, "sla": 20, "adjustment": 30, "purchased": 40}
-"""Which lots are used first unless somebody says otherwise: what was a gift before what was paid for."""
+"""Default priority by kind: free credit is used before purchased credit."""
 MAX_PRIORITY = 1000
+"""The largest priority, which is used last."""
 
 _EXPIRY_ACCOUNTS = {
     "purchased": "breakage",
@@ -34,12 +35,12 @@ _EXPIRY_ACCOUNTS = {
     "promotional": "promotions",
     "sla": "sla_credits",
 }
-"""Where credit goes that nobody used in time."""
+"""The account that an expired lot is credited to, by kind of lot."""
 _COUNTER_ACCOUNTS = {"refund": "cash", "clawback": "disputed"}
 
 
 class Lot(msgspec.Struct, frozen=True):
-    """One credit as people see it; amounts are exact decimal dollars."""
+    """One credit lot for display; amounts are exact decimal dollars."""
 
     id: UUID
     tenant_id: UUID
@@ -49,11 +50,11 @@ class Lot(msgspec.Struct, frozen=True):
     """Lower is used first."""
     amount_usd: str
     remaining_usd: str
-    """Not used, expired or taken back, as of the last allocation."""
+    """Not used, expired or returned, as of the last allocation."""
     used_usd: str
     expired_usd: str
     returned_usd: str
-    """Refunded or taken back after a dispute."""
+    """Refunded, or withdrawn because of a dispute."""
     expires_at: str | None
     created_at: str
     reason: str
@@ -72,11 +73,12 @@ async def add_lot(
     expires_at: datetime | None = None,
     priority: int | None = None,
 ) -> bool:
-    """Give a prepaid customer `amount` picodollars of credit as a lot, and book it (`purchase`, `grant`, `sla_credit`
-    or `adjustment`, with the lot's id as source). Idempotent by `lot_id`; returns whether it is new.
+    """Add a lot of `amount` picodollars to a prepaid account and book it; idempotent by `lot_id`.
 
-    Raises InvalidRequest for an amount that is not positive, an unknown kind or priority, an expiry that is over;
-    Conflict for a postpaid account or another lot of the same id.
+    The transfer is a `purchase`, `grant`, `sla_credit` or `adjustment` with the lot's id as source. `priority` (0 to
+    MAX_PRIORITY, lower is used first) defaults to that of the kind; `expires_at` needs a time zone, None = never.
+    Returns whether the lot is new. Raises InvalidRequest for an amount that is not positive, an unknown kind, or a
+    priority or expiry out of range; Conflict for a postpaid account or another lot of the same id.
     """
     if amount <= 0:
         raise InvalidRequest("the amount of a credit must be above 0", param="amount_usd")
@@ -110,7 +112,7 @@ async def add_lot(
 async def _check_expiry(
     connection: AsyncConnection, lot_id: UUID, tenant_id: UUID, expires_at: datetime
 ) -> None:
-    """Refuse an expiry without a zone or in the past, unless the lot exists: a repetition may come late."""
+    """Refuse an expiry without a time zone, or in the past unless the lot exists (a retry may come after it)."""
     if expires_at.tzinfo is None:
         raise InvalidRequest("expires_at needs a time zone, such as Z", param="expires_at")
     row = (
@@ -127,7 +129,7 @@ async def _check_expiry(
 
 
 async def allocate(connection: AsyncConnection, tenant_id: UUID) -> int:
-    """Say which lots the credit used so far came from; locks the account. Returns the picodollars allocated now."""
+    """Draw the credit used so far from the lots; locks the account. Returns the picodollars drawn now."""
     allocated = await connection.execute(
         text("SELECT penstock_allocate(:tenant_id)"), {"tenant_id": tenant_id}
     )
@@ -142,10 +144,11 @@ async def debit_lot(
     kind: Literal["refund", "clawback"],
     source_id: UUID,
 ) -> int:
-    """Take credit out of a lot: `amount` picodollars (None = all), at most what remains in it and no open hold needs.
+    """Withdraw `amount` picodollars (None = all) from a lot, at most what remains in it and no open hold needs.
 
-    Books `refund` (credit -> cash) or `clawback` (credit -> disputed) with `source_id`; idempotent by it. Returns the
-    picodollars taken, which may be 0. Raises NotFound, InvalidRequest, Conflict when the source is another lot's.
+    Books `refund` (credit -> cash) or `clawback` (credit -> disputed); idempotent by `source_id`. Returns the
+    picodollars withdrawn, which may be 0. Raises NotFound, InvalidRequest for a negative amount, Conflict when the
+    source has debited another lot.
     """
     if amount is not None and amount < 0:
         raise InvalidRequest("the amount to take back must not be negative", param="amount_usd")
@@ -167,8 +170,10 @@ async def debit_lot(
 
 
 async def reverse_clawback(connection: AsyncConnection, *, lot_id: UUID, source_id: UUID) -> int:
-    """Put back what a clawback with this `source_id` took, after a dispute that was won: books `clawback_return`
-    (disputed -> credit). Idempotent by `source_id`; returns the picodollars given back. Raises NotFound, Conflict.
+    """Return the credit of the clawback `source_id` to its lot, after a dispute was won.
+
+    Books `clawback_return` (disputed -> credit); idempotent by `source_id`. Returns the picodollars returned. Raises
+    NotFound, Conflict when the lot has no such clawback.
     """
     tenant_id = await _tenant_of(connection, lot_id)
     await allocate(connection, tenant_id)
@@ -198,8 +203,9 @@ async def give_sla_credit(
 ) -> bool:
     """Credit `amount` picodollars for a missed service level: a lot if the customer is prepaid, less owed if postpaid.
 
-    `effective_at` says to which month a postpaid customer's credit belongs (None = now); a lot counts from now on.
-    Idempotent by `credit_id`; returns whether it is new. Raises NotFound, InvalidRequest, Conflict.
+    `effective_at` dates a postpaid customer's credit (None = now); a lot is always dated now. Idempotent by
+    `credit_id`; returns whether it is new. Raises NotFound, InvalidRequest for an amount that is not positive, Conflict
+    as `transfers.book` and `add_lot`.
     """
     mode = await _mode_of(connection, tenant_id)
     if mode == "prepaid":
@@ -220,8 +226,10 @@ async def give_sla_credit(
 
 
 async def expire(connection: AsyncConnection, tenant_id: UUID) -> int:
-    """End the tenant's lots whose time is over: first the use until then is allocated, then what remains and no open
-    hold needs is booked as `expiry`; the rest at a later run. Returns the picodollars that expired.
+    """Expire the tenant's lots that are past their expiry; returns the picodollars that expired.
+
+    Use before the expiry is allocated first. What remains and no open hold needs is booked as `expiry`; a part that
+    open holds need expires at a later run.
     """
     await allocate(connection, tenant_id)
     rows = await connection.execute(
@@ -248,7 +256,7 @@ async def expire(connection: AsyncConnection, tenant_id: UUID) -> int:
 
 
 async def expire_all(database: Database) -> int:
-    """The job: end every customer's lots that are due, one transaction each. Returns how many customers it touched."""
+    """Expire the due lots of every tenant, one transaction each; returns the number of tenants with due lots."""
     return await _for_each_tenant(
         database,
         "SELECT DISTINCT tenant_id FROM credit_grants WHERE remaining > 0 AND expires_at <= clock_timestamp()",
@@ -257,7 +265,7 @@ async def expire_all(database: Database) -> int:
 
 
 async def allocate_all(database: Database) -> int:
-    """The job: allocate every customer's use, one transaction each. Returns how many customers had any."""
+    """Allocate the use of every tenant, one transaction each; returns the number of tenants with unallocated use."""
     return await _for_each_tenant(
         database,
         "SELECT g.tenant_id FROM credit_grants g JOIN billing_accounts b ON b.tenant_id = g.tenant_id "
@@ -267,7 +275,7 @@ async def allocate_all(database: Database) -> int:
 
 
 async def _for_each_tenant(database: Database, due: str, act: Any) -> int:
-    """Run `act(connection, tenant_id)` for the tenants that the query `due` names."""
+    """Run `act(connection, tenant_id)` for each tenant that the query `due` returns; returns their number."""
     async with database.read() as connection:
         tenants = list(await connection.scalars(text(due)))
     for tenant_id in sorted(tenants):
@@ -277,7 +285,7 @@ async def _for_each_tenant(database: Database, due: str, act: Any) -> int:
 
 
 async def list_lots(connection: AsyncConnection, tenant_id: UUID, *, spent: bool = False) -> list[Lot]:
-    """A customer's lots in the order in which they are used; `spent` adds those with nothing left."""
+    """A tenant's lots in the order of their use; `spent` includes lots with nothing left."""
     rows = await connection.execute(
         text(
             "SELECT g.*, coalesce(d.used, 0) AS used, coalesce(d.expired, 0) AS expired, "
@@ -295,7 +303,7 @@ async def list_lots(connection: AsyncConnection, tenant_id: UUID, *, spent: bool
 
 
 async def _remaining_and_free(connection: AsyncConnection, tenant_id: UUID, lot_id: UUID) -> tuple[int, int]:
-    """What remains in a lot, and what of the balance no open hold needs; the account is locked."""
+    """Picodollars that remain in a lot, and that are free of holds in the balance. The account must be locked."""
     row = (
         await connection.execute(
             text(
@@ -322,7 +330,7 @@ async def _draw(
 async def _find_draw(
     connection: AsyncConnection, tenant_id: UUID, kind: str, source_id: UUID
 ) -> Row[Any] | None:
-    """The draw that this source made already."""
+    """The draw of this kind and source, or None."""
     rows = await connection.execute(
         text(
             "SELECT grant_id, amount FROM grant_draws "

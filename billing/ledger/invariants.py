@@ -1,4 +1,4 @@
-"""Invariants of the books (billing/README.md) as queries: a row that one returns is a violation of its key."""
+"""Invariants of the books (billing/README.md) as queries; each row that a query returns is a violation."""
 
 LEDGER_CHECKS = {
     "trial balance does not close": """
@@ -58,6 +58,7 @@ LEDGER_CHECKS = {
             UNION ALL SELECT transfers FROM ledger_unsealed) c)
         SELECT t.id FROM ledger_transfers t, covered c WHERE NOT c.ids @> t.id""",
 }
+"""Queries on transfers, accounts, usage, holds and seals, by the violation that they find."""
 
 BOOK_CHECKS = {
     "credit lots hold less than the balance": """
@@ -115,4 +116,4 @@ BOOK_CHECKS = {
             penstock_discounted(l.input, c.discount_bps), penstock_discounted(l.cached_input, c.discount_bps),
             penstock_discounted(l.output, c.discount_bps), penstock_discounted(l.reasoning, c.discount_bps))""",
 }
-"""What is wrong, by the query that finds it."""
+"""Queries on lots, adjustments, invoices, disputes and prices, by the violation that they find."""

@@ -1,7 +1,8 @@
-"""The books as finance reads them: trial balance, general-ledger journal, deferred revenue. All by `effective_at`.
+"""Trial balance, general-ledger journal and deferred revenue.
 
-An account's type says what it is to finance: prepaid credit is a liability until it is used (revenue), expires
-(breakage) or is refunded; promotional and service-level credit reduce revenue (contra-revenue).
+Prepaid credit is a liability until it is used (revenue), expires (breakage) or is refunded. Promotional and
+service-level credit reduce revenue (contra-revenue). Balances and journal date transfers by `effective_at`, deferred
+revenue by the instant of booking.
 """
 
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from tenants.scoping import platform_wide
 
 
 class AccountType(msgspec.Struct, frozen=True):
-    """What an account of the chart is to finance."""
+    """An account of the chart of accounts."""
 
     name: str
     type: str
@@ -46,7 +47,7 @@ CHART: dict[str, AccountType] = {
 
 
 class TrialLine(msgspec.Struct, frozen=True):
-    """One account in a trial balance; exact dollars. Opening and closing are above 0 on the side of `grows_by`."""
+    """One account in a trial balance, in exact dollars; a balance on the side of `grows_by` is positive."""
 
     account: str
     name: str
@@ -59,7 +60,7 @@ class TrialLine(msgspec.Struct, frozen=True):
 
 
 class TrialBalance(msgspec.Struct, frozen=True):
-    """The books over [period_start, period_end). Debits equal credits, or the books are broken."""
+    """The trial balance over [period_start, period_end); in sound books debits equal credits."""
 
     period_start: str
     period_end: str
@@ -67,13 +68,13 @@ class TrialBalance(msgspec.Struct, frozen=True):
     debit_usd: str
     credit_usd: str
     closing_debit_usd: str
-    """What all accounts with a debit balance hold at the end; equals `closing_credit_usd`."""
+    """Sum of all debit balances at the end; equals `closing_credit_usd`."""
     closing_credit_usd: str
     balanced: bool
 
 
 class JournalLine(msgspec.Struct, frozen=True):
-    """One side of the transfers of a day, an account and a kind."""
+    """The transfers of one UTC day, kind and account, summed by side."""
 
     date: str
     kind: str
@@ -101,12 +102,12 @@ class TransferLine(msgspec.Struct, frozen=True):
 
 
 class DeferredLine(msgspec.Struct, frozen=True):
-    """Unused credit of one lot at an instant."""
+    """Unused credit of one lot at an instant, in exact dollars."""
 
     tenant_id: UUID
     tenant: str
     lot_id: UUID | None
-    """None = used and not yet taken from a lot; below 0."""
+    """None: credit used but not yet allocated to lots, a negative amount."""
     kind: str
     purchased_at: str | None
     expires_at: str | None
@@ -137,7 +138,10 @@ _TRIAL = """
 async def trial_balance(
     connection: AsyncConnection, start: datetime, end: datetime, tenant_id: UUID | None = None
 ) -> TrialBalance:
-    """Every account's opening balance, movements in [start, end) and closing balance. Raises InvalidRequest."""
+    """Every account's opening balance, movements in [start, end) and closing balance, of one tenant or all.
+
+    Raises InvalidRequest for an empty period or instants without a time zone.
+    """
     _check_period(start, end)
     rows = {
         row.code: row
@@ -196,7 +200,7 @@ _JOURNAL = """
 async def journal(
     connection: AsyncConnection, start: datetime, end: datetime, tenant_id: UUID | None = None
 ) -> list[JournalLine]:
-    """The general-ledger journal of [start, end): one line per UTC day, kind and account. Raises InvalidRequest."""
+    """The general-ledger journal of [start, end), one line per UTC day, kind and account; errors as `trial_balance`."""
     _check_period(start, end)
     rows = await connection.execute(text(_JOURNAL), {"start": start, "end": end, "tenant": tenant_id})
     return [
@@ -230,7 +234,7 @@ _TRANSFERS = """
 async def transfers(
     connection: AsyncConnection, start: datetime, end: datetime, tenant_id: UUID | None = None
 ) -> AsyncIterator[TransferLine]:
-    """Every transfer of [start, end) in its order, streamed: memory stays flat. Raises InvalidRequest."""
+    """Every transfer of [start, end) in the order of its id, streamed; errors as `trial_balance`."""
     _check_period(start, end)
     rows = await connection.stream(text(_TRANSFERS), {"start": start, "end": end, "tenant": tenant_id})
     try:
@@ -262,8 +266,9 @@ _LIABILITY = """
 async def deferred_revenue(
     connection: AsyncConnection, at: datetime, tenant_id: UUID | None = None
 ) -> list[DeferredLine]:
-    """Unused credit by lot as it was booked at `at`; with the lines of use not yet allocated it adds up to the ledger's
-    `credit` accounts.
+    """Unused credit by lot as it was booked at `at`, of one tenant or all.
+
+    The lines, with those of use not yet allocated, add up to the ledger's `credit` accounts.
     """
     lots = (await connection.execute(text(_DEFERRED), {"at": at, "tenant": tenant_id})).all()
     balances = (await connection.execute(text(_LIABILITY), {"at": at, "tenant": tenant_id})).all()

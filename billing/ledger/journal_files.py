@@ -1,4 +1,4 @@
-"""The journal as files: CSV (UTF-8, exact decimals), JSON, XLSX with number formats."""
+"""The journal as CSV (UTF-8, exact decimals), JSON and XLSX files."""
 
 import csv
 import io
@@ -13,15 +13,19 @@ from core.errors import InvalidRequest
 
 FORMATS = ("csv", "json", "xlsx")
 MAX_XLSX_ROWS = 1_048_575
-"""What a sheet holds below its header."""
+"""Rows of a sheet below its header."""
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""First characters that make a spreadsheet read a cell as a formula."""
 _EXACT_DIGITS = 15
-"""Digits of a number that a spreadsheet keeps; longer amounts are written as text, exactly."""
+"""Significant digits of a spreadsheet's numbers; longer amounts are written as text."""
 
 
 def write(rows: Sequence[msgspec.Struct], columns: Sequence[str], file_format: str) -> bytes:
-    """The rows as one file. Raises InvalidRequest for an unknown format or too many rows for a sheet."""
+    """The rows as one file in one of FORMATS, with `columns` in their order (JSON: all fields).
+
+    Raises InvalidRequest for an unknown format or too many rows for a sheet.
+    """
     if file_format == "csv":
         return "".join(csv_lines(rows, columns)).encode()
     if file_format == "json":
@@ -34,7 +38,7 @@ def write(rows: Sequence[msgspec.Struct], columns: Sequence[str], file_format: s
 
 
 def csv_lines(rows: Iterable[msgspec.Struct], columns: Sequence[str]) -> Iterable[str]:
-    """RFC 4180, the header first. A text that a spreadsheet would take for a formula gets a leading apostrophe."""
+    """CSV lines (RFC 4180) with a header; a text that looks like a formula gets a leading apostrophe."""
     yield _csv_line(columns)
     for row in rows:
         yield csv_row(row, columns)
@@ -46,7 +50,7 @@ def csv_row(row: msgspec.Struct, columns: Sequence[str]) -> str:
 
 
 async def stream_csv(rows: AsyncIterator[Any], columns: Sequence[str]) -> AsyncIterator[str]:
-    """CSV of rows that arrive one by one; never held together."""
+    """The lines of `csv_lines` for streamed rows, one at a time."""
     yield _csv_line(columns)
     async for row in rows:
         yield csv_row(row, columns)
@@ -96,5 +100,5 @@ def _xlsx(rows: Sequence[msgspec.Struct], columns: Sequence[str]) -> bytes:
 
 
 def _is_exact_number(amount: str) -> bool:
-    """Whether a spreadsheet's number holds the amount exactly enough to show and add up every digit."""
+    """Whether the amount has few enough digits for a spreadsheet's number to be exact."""
     return len(amount.replace("-", "").replace(".", "").strip("0")) <= _EXACT_DIGITS

@@ -1,4 +1,4 @@
-"""Accounting months: UTC calendar months, written 2026-11, known by their first day."""
+"""Accounting months: UTC calendar months, written 2026-11 and represented by their first day."""
 
 import re
 from datetime import UTC, date, datetime, timedelta
@@ -6,13 +6,13 @@ from datetime import UTC, date, datetime, timedelta
 from core.errors import InvalidRequest
 
 LATE_WINDOW_HOURS = 48
-"""Usage may reach its own month for this long after the month's end (DESIGN §5); later it belongs to the present."""
+"""Hours after a month's end in which late usage is still dated into the month (DESIGN §5)."""
 _MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])", re.ASCII)
-"""A month of this millennium: one of the year 1 would make two thousand years of open months before the present."""
+"""Months from the year 2000 on, so that a typing error cannot name an open month of long ago."""
 
 
 def parse_month(value: str, param: str = "month") -> date:
-    """The first day of a month such as 2026-11, from 2000-01 on. Raises InvalidRequest."""
+    """The first day of a month such as 2026-11, from 2000-01 to 2999-12. Raises InvalidRequest naming `param`."""
     found = _MONTH.fullmatch(value)
     if found is None:
         raise InvalidRequest(f"{param} must be a month such as 2026-11, not {value[:40]!r}", param=param)
@@ -20,7 +20,7 @@ def parse_month(value: str, param: str = "month") -> date:
 
 
 def month_name(month: date) -> str:
-    """`month` as people write it: 2026-11."""
+    """`month` as text: 2026-11."""
     return month.strftime("%Y-%m")
 
 
@@ -39,10 +39,10 @@ def bounds(month: date) -> tuple[datetime, datetime]:
 
 
 def final_at(month: date) -> datetime:
-    """From this instant on no usage can reach the month any more."""
+    """The instant from which on no late usage is dated into the month."""
     return bounds(month)[1] + timedelta(hours=LATE_WINDOW_HOURS)
 
 
 def month_of(instant: datetime) -> date:
-    """The accounting month of an instant."""
+    """The accounting month of an instant with a time zone."""
     return instant.astimezone(UTC).date().replace(day=1)

@@ -46,7 +46,7 @@ billing_accounts = Table(
     instant("created_at", now=True),
     CheckConstraint("balance >= 0", name="balance"),
 )
-"""One row per tenant, the point where concurrent requests meet: prepaid `balance`, postpaid `owed`, money held."""
+"""One row per tenant, locked by every booking: prepaid `balance`, postpaid `owed`, money held."""
 
 ledger_accounts = Table(
     "ledger_accounts",
@@ -74,7 +74,7 @@ ledger_transfers = Table(
     Index("ix_ledger_transfers_tenant_id_at", "tenant_id", "at"),
     Index("ix_ledger_transfers_effective_at", "effective_at", postgresql_using="brin"),
 )
-"""Double entry, append-only: one transfer debits one account and credits another by the same amount."""
+"""Append-only double entry: a transfer debits one account and credits another by the same amount."""
 
 ledger_unsealed = Table(
     "ledger_unsealed",
@@ -82,7 +82,7 @@ ledger_unsealed = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("transfers", INT8MULTIRANGE, nullable=False),
 )
-"""Transfers that wait for the sealer, a row per statement that booked; filled by a trigger."""
+"""Transfers not sealed yet, one row per booking statement; filled by a trigger."""
 
 ledger_seals = Table(
     "ledger_seals",
@@ -93,7 +93,7 @@ ledger_seals = Table(
     Column("transfers", INT8MULTIRANGE),
     UniqueConstraint("transfer_id"),
 )
-"""The hash chain over the transfers: a link covers a set of them (the earliest links one each)."""
+"""The hash chain over the transfers; a link covers a set of them, the earliest links one each."""
 
 billing_periods = Table(
     "billing_periods",
@@ -116,7 +116,7 @@ billing_periods = Table(
     Column("closed_by", Text),
     Column("checklist", JSONB),
 )
-"""Accounting months; a closed one never changes."""
+"""Accounting months; a closed month never changes."""
 
 credit_grants = Table(
     "credit_grants",
@@ -140,7 +140,7 @@ credit_grants = Table(
         postgresql_where=text("remaining > 0 AND expires_at IS NOT NULL"),
     ),
 )
-"""Credit lots of prepaid customers: what was given, and what is left of it after the last allocation."""
+"""Credit lots of prepaid customers: the amount given, and what remained of it at the last allocation."""
 
 grant_draws = Table(
     "grant_draws",
@@ -155,7 +155,7 @@ grant_draws = Table(
     UniqueConstraint("source_id", "kind"),
     Index("ix_grant_draws_grant_id", "grant_id"),
 )
-"""What was taken from a lot and why; append-only."""
+"""Amounts drawn from a lot, with the reason; append-only."""
 
 approvals = Table(
     "approvals",
@@ -171,7 +171,7 @@ approvals = Table(
     Column("decision", Text),
     Index("ix_approvals_open", "requested_at", postgresql_where=text("decision IS NULL")),
 )
-"""What one person asks for and another must agree to."""
+"""Requests of one person that another person must approve."""
 
 adjustments = Table(
     "adjustments",
@@ -189,4 +189,4 @@ adjustments = Table(
     Index("ix_adjustments_tenant_id_created_at", "tenant_id", "created_at"),
     Index("ix_adjustments_created_at", "created_at"),
 )
-"""Dated corrections of what a customer owes; a positive amount is in the customer's favour; append-only."""
+"""Append-only, dated corrections of what a customer owes; a positive amount is in the customer's favour."""

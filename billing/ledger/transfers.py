@@ -1,4 +1,4 @@
-"""Booking transfers and sealing them into the hash chain. PostgreSQL functions make every entry (billing/README.md)."""
+"""Booking transfers and sealing them into the hash chain, by PostgreSQL functions (billing/README.md)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from core.errors import Conflict
 
 SEAL_BATCH = 20_000
-"""Transfers that one link of the chain covers, at most about."""
+"""Approximate maximum of the transfers in one link of the chain."""
 
 
 async def book(
@@ -25,12 +25,14 @@ async def book(
     source_id: UUID,
     effective_at: datetime | None = None,
 ) -> bool:
-    """Book `amount` picodollars from the account `debit` to `credit` (codes of billing/README.md), in the caller's
-    transaction; the tenant's billing account stays locked and follows. Idempotent by (source_id, kind): returns
-    whether the transfer is new. Credit that a customer gains through it must become a lot (billing/ledger/credits.py).
+    """Debit one account and credit another (codes of billing/README.md) by `amount` picodollars.
 
-    Raises Conflict: the month of `effective_at` is closed, the source is booked with other facts, or the credit is
-    needed by open holds. The transaction is then spoilt and must be rolled back.
+    Runs in the caller's transaction, locks the tenant's billing account and updates its counters. Idempotent by
+    (`source_id`, `kind`); returns whether the transfer is new. `effective_at` dates it (None = now). The caller adds a
+    lot for credit that the customer gains (billing/ledger/credits.py).
+
+    Raises Conflict when the month of `effective_at` is closed, when the source is booked with other facts, or when open
+    holds need the credit. The transaction has then failed and must be rolled back.
     """
     with booking_errors():
         booked = await connection.execute(
@@ -50,7 +52,7 @@ async def book(
 
 @contextmanager
 def booking_errors() -> Iterator[None]:
-    """Turn the refusals of the books' functions into Conflict, in words."""
+    """Translate the errors of the booking functions into Conflict with a message."""
     try:
         yield
     except DBAPIError as error:
@@ -67,6 +69,9 @@ def booking_errors() -> Iterator[None]:
 
 
 async def seal(connection: AsyncConnection) -> int:
-    """Put waiting transfers into the hash chain; returns how many. Only one sealer works at a time."""
+    """Append up to about SEAL_BATCH unsealed transfers to the hash chain; returns how many.
+
+    One sealer works at a time; others return 0.
+    """
     sealed = await connection.execute(text("SELECT penstock_seal(:limit)"), {"limit": SEAL_BATCH})
     return int(sealed.scalar_one())

@@ -1,4 +1,4 @@
-"""Verification of the books: every invariant of billing/README.md, and the hash chain recomputed from the transfers."""
+"""Verification of the books: the invariants of billing/README.md, and the hash chain recomputed from the transfers."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from tenants.scoping import platform_wide
 
 
 class VerificationResult(msgspec.Struct):
-    """What a verification found; sound when `problems` is empty. Amounts are picodollars."""
+    """The result of a verification; the books are sound when `problems` is empty. Amounts are picodollars."""
 
     transfers: int
     sealed: int
@@ -25,7 +25,7 @@ class VerificationResult(msgspec.Struct):
 
 @platform_wide("the books are verified as a whole")
 async def verify(connection: AsyncConnection) -> VerificationResult:
-    """Check every invariant in the caller's transaction (best REPEATABLE READ on a busy system)."""
+    """Check every invariant in the caller's transaction, which should be REPEATABLE READ on a busy system."""
     problems: list[str] = []
     for check, statement in (LEDGER_CHECKS | BOOK_CHECKS).items():
         for row in await connection.execute(text(statement)):
@@ -77,7 +77,10 @@ _CHAIN = """
 
 
 class _ChainVerifier:
-    """The hash chain while its transfers pass by in order; memory does not grow with them."""
+    """Verifies the hash chain from transfers in their order, in constant memory.
+
+    `sealed` counts the transfers of sound links; a broken link is added to `problems`.
+    """
 
     def __init__(self, problems: list[str]) -> None:
         self.sealed = 0
@@ -89,7 +92,7 @@ class _ChainVerifier:
         self._count = 0
 
     def add_row(self, row: "Row[Any]") -> bool:
-        """The next transfer; False when the chain is broken."""
+        """Add the next transfer of the chain; False when the chain is broken."""
         if self._link is not None and row.seq != self._link.seq and not self.finish_link():
             return False
         if self._link is None:
@@ -106,7 +109,7 @@ class _ChainVerifier:
         return True
 
     def finish_link(self) -> bool:
-        """All transfers of the open link have passed; False when its hash is not what they give."""
+        """Compare the open link's hash with that of its transfers; False when they differ."""
         link, self._link = self._link, None
         if link is None:
             return True
@@ -126,7 +129,7 @@ class _ChainVerifier:
 
 
 def _sealed_text(row: "Row[Any]") -> bytes:
-    """What a seal covers of one transfer; `penstock_sealed_text` builds the same."""
+    """The text of one transfer that a seal covers; `penstock_sealed_text` builds the same."""
     return (
         f"{row.id}|{_microseconds(row.at)}|{_microseconds(row.effective_at)}|{row.tenant_id}|{row.kind}|"
         f"{row.debit_account}|{row.credit_account}|{int(row.amount)}|{row.source_id}"
@@ -134,7 +137,7 @@ def _sealed_text(row: "Row[Any]") -> bytes:
 
 
 def _single_seal_text(row: "Row[Any]") -> bytes:
-    """The same in links that cover one transfer, written before links covered many."""
+    """The sealed text in links of the earlier format, which cover one transfer each."""
     fields = [
         row.seq,
         row.id,
