@@ -78,7 +78,7 @@ async def get_account(connection: AsyncConnection, tenant_id: UUID, *, lock: boo
     return _view(row)
 
 
-@platform_wide("the console's list of organisations shows what each of them has")
+@platform_wide("the console lists the accounts of all organisations")
 async def list_accounts(connection: AsyncConnection) -> list[AccountView]:
     """The accounts that the session may see; a platform session sees those of all tenants."""
     return [_view(row) for row in await connection.execute(text(_SELECT))]

@@ -341,7 +341,7 @@ async def _find_draw(
     return rows.one_or_none()
 
 
-@platform_wide("a refund or dispute knows the lot; the lot knows whose it is")
+@platform_wide("the lot of a refund or dispute identifies the organisation")
 async def _tenant_of(connection: AsyncConnection, lot_id: UUID) -> UUID:
     row = (
         await connection.execute(

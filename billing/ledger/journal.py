@@ -134,7 +134,7 @@ _TRIAL = """
 """
 
 
-@platform_wide("the books are the platform's; `tenant` narrows them")
+@platform_wide("the books cover all organisations; `tenant_id` narrows them")
 async def trial_balance(
     connection: AsyncConnection, start: datetime, end: datetime, tenant_id: UUID | None = None
 ) -> TrialBalance:
@@ -262,7 +262,7 @@ _LIABILITY = """
 """
 
 
-@platform_wide("finance sees the unused credit of all organisations; `tenant` narrows it")
+@platform_wide("finance sees the unused credit of all organisations; `tenant_id` narrows it")
 async def deferred_revenue(
     connection: AsyncConnection, at: datetime, tenant_id: UUID | None = None
 ) -> list[DeferredLine]:

@@ -1,9 +1,8 @@
-"""Contracts: discount, committed monthly spend, payment terms and service level of a customer, by the time they hold.
+"""Contracts: discount, committed monthly spend, payment terms and service level of a customer, with a validity period.
 
-A discount becomes prices: for every list version that holds while the contract does, the customer gets a derived
-version (`price_versions.contract_id`), half up to the picodollar a token. A price that somebody set for the customer
-wins over it. Derived prices follow the list: they are made anew whenever a list price, a customer's own price or a
-contract is set or ended.
+For every list version that is valid during the contract, the discount yields a derived version for the customer
+(`price_versions.contract_id`), rounded half up to the picodollar per token. A price set for the customer takes
+precedence. Derived versions are renewed whenever a list price, a customer's own price or a contract is set or ended.
 """
 
 from datetime import UTC, datetime
@@ -22,13 +21,14 @@ from core.money import MAX_PICO, pico_to_usd
 from tenants.scoping import platform_wide
 
 DEFAULT_PAYMENT_DAYS = 30
+"""Days from an invoice to its due date without a contract."""
 
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('penstock_prices'))"
-"""One change of price books at a time: a list price moves many customers' books."""
+"""Serializes changes of price books, because a list price changes the books of many customers."""
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """What holds between us and a customer."""
+    """The terms of one customer in a validity period."""
 
     id: UUID
     tenant_id: UUID
@@ -37,11 +37,11 @@ class Contract(msgspec.Struct, frozen=True):
     discount_bps: int
     """Basis points off the list price: 1500 = 15 %."""
     commit_monthly: int | None
-    """Picodollars that a month costs at least."""
+    """Committed spend per month in picodollars; None = none."""
     payment_days: int
     """Days from an invoice to its due date."""
     sla: dict[str, Any] | None
-    """Service level (billing/pricing/sla_terms.py): metric, percentile, threshold, credit_percent."""
+    """Service level (billing/pricing/sla_terms.py); None = none."""
     reason: str
     created_by: str
     ended_by: str | None
@@ -54,7 +54,7 @@ class Contract(msgspec.Struct, frozen=True):
 
 @platform_wide("finance lists the contracts of all organisations")
 async def list_contracts(connection: AsyncConnection, tenant_id: UUID | None = None) -> list[Contract]:
-    """Contracts, past and future, by customer and start; withdrawn ones left out."""
+    """Contracts of one tenant or all, past and future, by tenant and start, without withdrawn ones."""
     rows = await connection.execute(
         text(
             "SELECT * FROM contracts WHERE withdrawn_at IS NULL "
@@ -79,9 +79,11 @@ async def add_contract(
     reason: str,
     created_by: str,
 ) -> Contract:
-    """Let a contract hold in [effective_from (None = now), effective_to (None = open)) and make its prices.
+    """Add a contract valid in [effective_from (None = now), effective_to (None = open)), and derive its prices.
 
-    Raises InvalidRequest for values out of range or a start in the past, Conflict when it overlaps another contract.
+    `discount_bps` is 0 to 10,000 basis points, `commit_monthly` picodollars, `payment_days` 0 to 365, `sla` a rule of
+    sla_terms.py. Raises InvalidRequest for values out of range or a start in the past, Conflict when the tenant has
+    another contract in this period.
     """
     sla_rule = _validate(discount_bps, commit_monthly, payment_days, sla)
     now = await lock_price_books(connection)
@@ -128,8 +130,9 @@ async def add_contract(
 async def end_contract(
     connection: AsyncConnection, contract_id: UUID, *, at: datetime | None, by: str
 ) -> Contract:
-    """Let a contract end at `at` (None = now), and its derived prices with it. One that has not begun by then is
-    withdrawn as if it had never been. Raises NotFound, InvalidRequest, Conflict when it is over already.
+    """End a contract and its derived prices at `at` (None = now); withdraw it when it would not have begun by then.
+
+    Raises NotFound, InvalidRequest for an instant in the past, Conflict when the contract ends by then already.
     """
     now = await lock_price_books(connection)
     end = at or now
@@ -158,7 +161,7 @@ async def end_contract(
 
 @platform_wide("a contract is found by its id")
 async def get_contract(connection: AsyncConnection, contract_id: UUID) -> Contract:
-    """One contract, withdrawn or not. Raises NotFound."""
+    """One contract, also a withdrawn one. Raises NotFound."""
     row = (
         await connection.execute(text("SELECT * FROM contracts WHERE id = :id"), {"id": contract_id})
     ).one_or_none()
@@ -168,7 +171,7 @@ async def get_contract(connection: AsyncConnection, contract_id: UUID) -> Contra
 
 
 async def lock_price_books(connection: AsyncConnection) -> datetime:
-    """Hold the price books until the end of the transaction; returns the database's time after that."""
+    """Lock all price books until the end of the transaction; returns the database's time once locked."""
     await connection.execute(text(_LOCK))
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     return now
@@ -183,8 +186,9 @@ async def derive_prices(
     tier: str | None = None,
     by: str,
 ) -> int:
-    """Make the prices that follow from contracts what they should be from `now` on (None = of all); the books are
-    locked. Returns how many versions were made.
+    """Renew the derived prices from `now` on, of one tenant, model and tier (None = all).
+
+    The caller has locked the books (`lock_price_books`). Returns the number of new versions.
     """
     made = await connection.execute(
         text(

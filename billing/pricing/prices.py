@@ -1,8 +1,8 @@
-"""Price books: list prices and contract prices per model and tier, each with the time it holds.
+"""Price books: list prices and contract prices per model and tier, in versions with a validity period.
 
-A version's amounts never change. A new price closes the version that is open at its start and ends where the next
-scheduled one begins; the database refuses overlaps (an exclusion constraint). A book that has begun has no gap until
-somebody ends it. Requests pin a version at admission. Contract discounts add versions of their own (contracts.py).
+A version's amounts never change. A new price ends the version that is valid at its start, and ends itself where the
+next scheduled version begins; an exclusion constraint refuses overlaps. A book has no gap until it is ended. Requests
+pin a version at admission. Contract discounts add derived versions (contracts.py).
 """
 
 from datetime import UTC, datetime
@@ -22,11 +22,11 @@ from tenants.scoping import platform_wide
 TIERS = ("priority", "standard", "batch")
 CURRENCY = "USD"
 MAX_PICO_PER_TOKEN = 10**15
-"""A thousand dollars a token; above it lies a typing error."""
+"""The highest price: a thousand dollars per token."""
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """A price in decimal dollars per million tokens, as people write it."""
+    """A price in decimal dollars per million tokens, as entered."""
 
     input: str
     cached_input: str
@@ -34,7 +34,7 @@ class Rates(msgspec.Struct, frozen=True):
     reasoning: str
 
     def to_pico(self) -> dict[str, int]:
-        """Picodollars per token of each class. Raises InvalidRequest naming the class that is wrong."""
+        """Picodollars per token of each class. Raises InvalidRequest naming the invalid class."""
         return {name: _parse_rate(value, name) for name, value in msgspec.structs.asdict(self).items()}
 
 
@@ -56,27 +56,27 @@ class PriceView(msgspec.Struct, frozen=True):
     status: str
     """ended | current | scheduled | withdrawn (before it began)"""
     contract_id: UUID | None
-    """The contract whose discount made it."""
+    """The contract from whose discount it is derived."""
     ended_by: str | None
-    """Who ended the book at `effective_to`; None when the next version follows."""
+    """The person who ended the book at `effective_to`; None when another version follows."""
     currency: str = CURRENCY
 
 
 class Unpriced(msgspec.Struct, frozen=True):
-    """Traffic that was refused, or would be, because there is no price."""
+    """A model and tier without a price, and the requests refused because of it."""
 
     model: str
     tier: str
     tenant_id: UUID | None
-    """None = any organisation: the model is offered and has no list price."""
+    """None: an offered model without a list price."""
     requests: int
-    """Refused so far."""
+    """Requests refused so far."""
     first_at: str | None
     last_at: str | None
 
 
 def check_currency(currency: str) -> None:
-    """Raise InvalidRequest unless `currency` is the one we account in."""
+    """Raise InvalidRequest unless `currency` is CURRENCY."""
     if currency != CURRENCY:
         raise InvalidRequest(
             f"the currency {currency[:20]!r} is not supported: prices and accounts are in {CURRENCY}, before tax",
@@ -94,10 +94,10 @@ async def set_price(
     effective_from: datetime | None,
     created_by: str,
 ) -> PriceView:
-    """Let a price hold from `effective_from` (None = now, by the database's clock) until the next scheduled one.
+    """Add a price valid from `effective_from` (None = now, by the database's clock) until the next scheduled version.
 
-    Prices that follow from contracts are made anew with it. Raises InvalidRequest for a negative or inexact price, an
-    unknown tier, a start in the past; Conflict when a version of the same book starts at that very instant.
+    `tenant_id` None sets the list price. Updates the prices derived from it. Raises InvalidRequest for a negative or
+    inexact price, an unknown tier, or a start in the past; Conflict when a version of the book starts at that instant.
     """
     book = _book_key(model, tier, tenant_id)
     amounts = rates.to_pico()
@@ -122,10 +122,10 @@ async def end_price(
     at: datetime | None,
     ended_by: str,
 ) -> list[PriceView]:
-    """End a price book at `at` (None = now): the version that holds then ends, later ones are withdrawn.
+    """End a price book at `at` (None = now): the version valid then ends, later ones are withdrawn.
 
-    From then on the customer pays the list or discounted price; without a list price requests are refused. Returns the
-    versions that changed. Raises InvalidRequest, NotFound when nothing would end.
+    From then on the list or discounted price applies; without a list price requests are refused. Returns the changed
+    versions. Raises InvalidRequest for an unknown tier or an instant in the past, NotFound when no version would end.
     """
     book = _book_key(model, tier, tenant_id)
     now = await lock_price_books(connection)
@@ -150,9 +150,9 @@ async def end_price(
 
 
 async def withdraw_price(connection: AsyncConnection, version: int, *, withdrawn_by: str) -> PriceView:
-    """Take back a scheduled price before it begins; the one before it then holds on until the next.
+    """Withdraw a scheduled price before it begins; the version before it is then valid until the next.
 
-    Raises NotFound, Conflict when it has begun, follows from a contract or is withdrawn already.
+    Raises NotFound; Conflict when the version has begun, is derived from a contract, or is withdrawn already.
     """
     now = await lock_price_books(connection)
     price = await _get_version(connection, version)
@@ -183,7 +183,7 @@ async def withdraw_price(connection: AsyncConnection, version: int, *, withdrawn
 
 
 def _book_key(model: str, tier: str, tenant_id: UUID | None) -> dict[str, object]:
-    """A price book's key. Raises InvalidRequest."""
+    """The columns that identify a price book. Raises InvalidRequest for a bad model name or an unknown tier."""
     if not model or len(model) > 200:
         raise InvalidRequest("model must be a name of 1 to 200 characters", param="model")
     if tier not in TIERS:
@@ -197,7 +197,7 @@ def _book_key(model: str, tier: str, tenant_id: UUID | None) -> dict[str, object
 
 
 def _effective_instant(at: datetime | None, now: datetime, param: str) -> datetime:
-    """`at`, or now. Raises InvalidRequest for an instant without a zone or in the past."""
+    """`at`, or `now` for None. Raises InvalidRequest for an instant without a time zone or before `now`."""
     instant = at or now
     if instant.tzinfo is None:
         raise InvalidRequest(f"{param} needs a time zone, such as Z", param=param)
@@ -215,7 +215,7 @@ async def _insert_version(
     amounts: dict[str, int],
     created_by: str,
 ) -> Row[tuple[object, ...]]:
-    """Close the version that covers `start` and insert the new one up to the next start; discounted ones give way."""
+    """End the version that covers `start` and insert the new one up to the next start; withdraws later derived ones."""
     parameters = {"book": book["book"], "start": start}
     await connection.execute(
         text(
@@ -246,7 +246,7 @@ async def _insert_version(
     return result.one()
 
 
-@platform_wide("only finance's acts look a version up by its number")
+@platform_wide("only finance's changes look a version up by its id")
 async def _get_version(connection: AsyncConnection, version: int) -> PriceView:
     row = (
         await connection.execute(
@@ -265,9 +265,9 @@ async def list_prices(
     tenant_id: UUID | None = None,
     history: bool = False,
 ) -> list[PriceView]:
-    """Current and scheduled versions by model, tier, tenant and start; `history` adds the ended and withdrawn ones.
+    """Current and scheduled versions by model, tier, tenant and start; `history` includes ended and withdrawn ones.
 
-    `tenant_id` narrows to the list prices and that tenant's contract prices.
+    `model` (None = any) narrows the list; `tenant_id` narrows it to list prices and that tenant's own prices.
     """
     rows = await connection.execute(
         text(
@@ -283,11 +283,11 @@ async def list_prices(
     return [_view(row) for row in rows]
 
 
-@platform_wide("what has no price is the platform's to mend, whoever asked for it")
+@platform_wide("the platform sets the missing prices of all organisations")
 async def list_unpriced(connection: AsyncConnection, start: datetime, end: datetime) -> list[Unpriced]:
-    """What has no price now: requests refused in [start, end) by model, tier and customer, and models that are offered.
+    """Models without a price now: those requested in [start, end), by tier and customer, and those that are offered.
 
-    Empty when all is well; a refusal leaves the list when its price is set or its model is retired.
+    An entry disappears when its price is set or its model is retired.
     """
     rows = await connection.execute(
         text(

@@ -1,4 +1,4 @@
-"""The service-level rule of a contract: what is measured, what was promised, what a miss gives back.
+"""The service-level rule of a contract: metric, threshold, and the credit for a missed threshold.
 
 `{"metric": "ttft", "percentile": 95, "threshold": 800, "credit_percent": 10}`: when in a month the 95th percentile of
 the time to the first token is above 800 ms, 10 % of the month's charges are credited.
@@ -19,20 +19,20 @@ MAX_TTFT_MS = 600_000
 
 
 class Sla(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A checked rule."""
+    """A valid rule."""
 
     metric: str
     """ttft | availability"""
     threshold: int | str
-    """ttft: milliseconds that may not be exceeded; availability: percent that must be reached, a decimal string."""
+    """ttft: the highest milliseconds allowed; availability: the lowest percentage allowed, a decimal string."""
     credit_percent: int
-    """1 to 100: what share of the month's charges a miss gives back."""
+    """Percent of the month's charges that are credited, 1 to 100."""
     percentile: int | None = None
-    """Of the times to the first token; None for availability."""
+    """Percentile of the times to the first token; None for availability."""
 
 
 def parse_sla(rule: dict[str, Any]) -> Sla:
-    """The rule that somebody wrote. Raises InvalidRequest naming the field that is wrong."""
+    """The validated rule. Raises InvalidRequest naming the invalid field."""
     unknown = set(rule) - set(Sla.__struct_fields__)
     if unknown:
         raise _invalid(f"has an unknown field {sorted(unknown)[0][:40]!r}")
@@ -57,7 +57,7 @@ def parse_sla(rule: dict[str, Any]) -> Sla:
 
 
 def _parse_percent(value: object) -> str:
-    """A percentage above 0 and at most 100, with at most three decimals, as written."""
+    """A percentage above 0 and at most 100, with at most three decimals, as entered."""
     try:
         percent = (
             Decimal(value) if isinstance(value, int | str) and not isinstance(value, bool) else Decimal(-1)
@@ -70,7 +70,7 @@ def _parse_percent(value: object) -> str:
 
 
 def _as_int(value: object) -> int | None:
-    """The value when it is a whole number."""
+    """The value when it is an integer (not a bool), else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -45,7 +45,7 @@ price_versions = Table(
     Index("ix_price_versions_model_tier", "model", "tier"),
     Index("ix_price_versions_contract_id", "contract_id", postgresql_where=text("contract_id IS NOT NULL")),
 )
-"""Price books in picodollars a token: list prices (no tenant) and contract prices, never overlapping, never changed."""
+"""Price versions in picodollars per token: list prices (no tenant) and customers' prices; no overlap, no change."""
 
 contracts = Table(
     "contracts",
@@ -64,4 +64,4 @@ contracts = Table(
     instant("withdrawn_at", nullable=True),
     Index("ix_contracts_tenant_id", "tenant_id"),
 )
-"""Discount, committed spend, payment terms and service level of a customer, by the time they hold."""
+"""Discount, committed spend, payment terms and service level of a customer, with the validity period."""

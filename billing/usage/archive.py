@@ -1,8 +1,8 @@
-"""Closed months of usage in Parquet: written streaming, checked against the rows, the same bytes every time.
+"""Closed months of usage in Parquet files: streamed, checked against the rows, and reproducible byte for byte.
 
-One file and one manifest a month in `Settings.archive_dir`: `usage-2026-10.parquet` and `usage-2026-10.json`. The rows
-stand in the order of their hour, organisation, end and request id; every column of the view `usage` is there, amounts
-as DECIMAL(38,0) picodollars. billing/reports/archive_report.py reads them. The archive belongs on storage that lasts.
+Each month has a file and a manifest in `Settings.archive_dir`: `usage-2026-10.parquet` and `usage-2026-10.json`. The
+file has every column of the view `usage`, amounts as DECIMAL(38,0) picodollars, and is ordered by hour, organisation,
+end and request id. billing/reports/archive_report.py reads it. The directory should be on durable storage.
 """
 
 import asyncio
@@ -30,10 +30,13 @@ from core.money import pico_to_usd
 from core.settings import Settings
 
 SCHEMA_VERSION = 1
+"""Version of the columns, written into the manifest."""
 ROW_GROUP = 262_144
+"""Rows of a row group."""
 BUSY_HOUR_ROWS = 500_000
-"""Rows; busier hours are read minute by minute, so that memory stays flat."""
+"""Hours with more rows are read minute by minute, to bound memory."""
 _BLOCK = 1 << 20
+"""Bytes read at a time for a digest."""
 
 _LABEL = pa.dictionary(pa.int32(), pa.string())
 _INSTANT = pa.timestamp("us", tz="UTC")
@@ -69,7 +72,7 @@ _COPY = f"""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an archived month says of itself. Sums are exact decimal strings; cost and list_cost in picodollars."""
+    """The manifest of an archived month; sums are exact decimal strings, those of costs in picodollars."""
 
     schema_version: int
     month: str
@@ -83,17 +86,17 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def archive_dir(settings: Settings) -> Path:
-    """Where archived months lie: `archive_dir`, else `archive` in the data directory."""
+    """The directory of archived months: `archive_dir`, or `archive` in the data directory when it is not set."""
     return settings.data_dir / "archive" if settings.archive_dir == Path() else settings.archive_dir
 
 
 def parquet_path(folder: Path, month: date) -> Path:
-    """The file of a month."""
+    """The path of a month's Parquet file."""
     return folder / f"usage-{month_name(month)}.parquet"
 
 
 def read_manifest(folder: Path, month: date) -> Manifest:
-    """The manifest of an archived month. Raises NotFound."""
+    """The manifest of an archived month. Raises NotFound, Conflict when it cannot be read."""
     path = parquet_path(folder, month).with_suffix(".json")
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -104,7 +107,7 @@ def read_manifest(folder: Path, month: date) -> Manifest:
 
 
 def verify_archive(folder: Path, month: date) -> Manifest:
-    """The manifest, after its file has been read and found as written. Raises NotFound, Conflict."""
+    """The manifest, after its file's digest was compared with it. Raises NotFound, Conflict when they differ."""
     manifest = read_manifest(folder, month)
     path = parquet_path(folder, month)
     try:
@@ -117,9 +120,10 @@ def verify_archive(folder: Path, month: date) -> Manifest:
 
 
 async def archive_month(database: Database, folder: Path, month: date) -> Manifest:
-    """Write a closed month, or find it written; its row in `usage_archives` follows. May run twice.
+    """Archive a closed month into `folder` and record it in `usage_archives`. Idempotent.
 
-    Raises Conflict: the month is open, or its rows have been dropped and the file differs from what was recorded.
+    When its rows were dropped already, the existing file is verified instead. Raises Conflict when the month is open,
+    when the file does not add up to the rows, or when the existing file differs from the record.
     """
     async with database.read() as connection:
         recorded = await _archive_record(connection, month)
@@ -157,7 +161,7 @@ async def archive_month(database: Database, folder: Path, month: date) -> Manife
 
 
 async def archive_closed_months(database: Database, folder: Path) -> int:
-    """Archive every closed month that is not yet; returns how many."""
+    """Archive every closed month that is not archived yet; returns their number."""
     async with database.read() as connection:
         months = await connection.scalars(
             text(
@@ -172,9 +176,9 @@ async def archive_closed_months(database: Database, folder: Path) -> int:
 
 
 async def drop_rows(connection: AsyncConnection, folder: Path, month: date) -> Manifest:
-    """Drop a month's rows from PostgreSQL after its archive has been verified. Rollups and ledger stay.
+    """Verify a month's archive and drop its rows from PostgreSQL; rollups and ledger stay.
 
-    Raises Conflict when anything does not agree: the file, the record of it, the rollups, or the ledger.
+    Raises NotFound, Conflict when the file, its record, the rollups or the ledger disagree.
     """
     manifest = await asyncio.to_thread(verify_archive, folder, month)
     recorded = await _archive_record(connection, month)
@@ -189,9 +193,9 @@ async def drop_rows(connection: AsyncConnection, folder: Path, month: date) -> M
 
 
 async def write_month(connection: AsyncConnection, folder: Path, month: date) -> Manifest:
-    """Write one month's usage, closed or not, from the caller's transaction; file and manifest appear whole.
+    """Write the file and manifest of a month, closed or not, each atomically, from the caller's transaction.
 
-    Raises Conflict when what was written does not add up to the rows.
+    Raises Conflict when the written rows or their cost differ from those of the table.
     """
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     path = parquet_path(folder, month)
@@ -222,7 +226,7 @@ async def write_month(connection: AsyncConnection, folder: Path, month: date) ->
 
 
 async def _row_groups(connection: AsyncConnection, month: date) -> AsyncIterator[pa.Table]:
-    """The month's rows as tables of a row group or a little more."""
+    """The month's rows as tables of at least ROW_GROUP rows (the last may have fewer)."""
     waiting: list[pa.Table] = []
     for start, end in await _time_slices(connection, month):
         table = await _copy_rows(connection, start, end)
@@ -235,7 +239,7 @@ async def _row_groups(connection: AsyncConnection, month: date) -> AsyncIterator
 
 
 async def _time_slices(connection: AsyncConnection, month: date) -> list[tuple[datetime, datetime]]:
-    """Hours with usage, and minutes where an hour has much of it."""
+    """[start, end) of the month's hours with usage; of single minutes in hours above BUSY_HOUR_ROWS."""
     start, end = bounds(month)
     counted = await connection.execute(
         text(
@@ -255,7 +259,7 @@ async def _time_slices(connection: AsyncConnection, month: date) -> list[tuple[d
 
 
 async def _copy_rows(connection: AsyncConnection, start: datetime, end: datetime) -> pa.Table:
-    """The rows that ended in [start, end), through PostgreSQL's COPY."""
+    """The rows that ended in [start, end), read with PostgreSQL's COPY."""
     buffer = io.BytesIO()
 
     async def write(data: bytes) -> None:
@@ -312,7 +316,7 @@ async def _archive_record(connection: AsyncConnection, month: date) -> Any:
 
 @contextmanager
 def _atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is whole and on the disk."""
+    """A file that gets its name only when it is complete and synced to the disk."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with scratch.open("wb") as file:
@@ -336,7 +340,7 @@ def _writer(file: IO[bytes]) -> Iterator[pq.ParquetWriter]:
 
 
 def _sha256(path: Path) -> tuple[str, int]:
-    """The digest and the length of a file."""
+    """The hexadecimal digest and the length in bytes of a file."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

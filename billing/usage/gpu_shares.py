@@ -1,13 +1,14 @@
-"""Every request's part of what the hosts cost: one rule for all reports, worked out by PostgreSQL.
+"""The share of the host cost of each line of usage: one rule for all reports, computed by PostgreSQL.
 
-What a model's replicas cost in an hour while they served is shared over that hour's usage of the model by estimated
-GPU time (weights.py): largest remainder, as core/apportion.py, over the lines of `usage_hours`. Ties go to the earlier
-one in the order of tenant, project, key, tier, region, price version, list price version, simulated. Reports only add
-these parts up, so each grouping tells the same. A line's cost is split into input and output in the same way.
+The cost of a model's serving replicas in an hour is apportioned over the model's lines of `usage_hours` of that hour,
+by estimated GPU time (weights.py) with the largest remainder method (core/apportion.py). Ties go to the first line in
+the order of tenant, project, key, tier, region, price version, list price version, simulated. Each line's share is
+split into input and output by the same weights. Reports only add shares up, so all groupings give the same totals.
 
-Past days carry the sums of their hours' parts (`usage_days`), with the digest of the host costs and weights behind them
-(`usage_day_state.shared_by`). A reader takes a day from there only if nothing has touched its usage and the digest is
-that of today's books; else it shares the day's hours itself. `share_due` brings days up to date.
+`usage_days` stores the sums of the shares of past days, and `usage_day_state.shared_by` the digest of the host costs
+and weights that they were computed from. A query uses a stored day only if it is not dirty and its digest equals that
+of the present costs; otherwise it computes the shares of the day's hours. `share_new_days` and `reshare_changed_days`
+write them.
 """
 
 import hashlib
@@ -35,10 +36,10 @@ from core.db import Database
 from tenants.scoping import platform_wide
 
 GPU_SUMS = ("gpu_input_cost", "gpu_output_cost", "gpu_us", "machine_us")
-"""Picodollars of input and of output; GPU-microseconds; the same where a host without GPUs counts as one."""
+"""Picodollars of input and of output; GPU-microseconds; GPU-microseconds with hosts without GPUs counted as one GPU."""
 
 RECENT_DAYS = 62
-"""How far back late host seconds and new prices are looked for every five minutes: the open months."""
+"""Days that are checked for changed costs every five minutes: at least the open months."""
 
 _TIE_ORDER = """tenant_id, project_id, key_id, tier COLLATE "C", region COLLATE "C", price_version, list_price_version,
                 simulated"""
@@ -70,7 +71,7 @@ COST_SHARES = f"""
             coalesce(div(2 * cost_share * input_work + work, nullif(2 * work, 0)), 0) AS gpu_input_cost
         FROM shares)
 """  # noqa: S608 - the names above
-"""CTEs that share `served` (see `HostCosts.bound`) over `fresh`, which has the columns of usage_hours."""
+"""CTEs that apportion the bound host costs (`HostCosts.cost_parameters`) over `hour_sums` (columns of usage_hours)."""
 
 _SHARES = """coalesce(gpu_input_cost, 0) AS gpu_input_cost,
             coalesce(cost_share - gpu_input_cost, 0) AS gpu_output_cost,
@@ -91,7 +92,7 @@ DAILY_SUMS_WITH_GPU = f"""
         UNION ALL
         SELECT hour, {SUM_COLUMNS}, {_SHARES} FROM hour_sums LEFT JOIN shared USING (hour, {KEY_COLUMNS}))
 """  # noqa: S608 - the names above
-"""The body of a WITH: `counted` is as in COUNTED_DAYS, with GPU_SUMS. Bound by `HostCosts.bound`."""
+"""The body of a WITH clause: `usage_sums` as in DAILY_SUMS with the columns GPU_SUMS; binds `HostCosts.parameters`."""
 
 _UNSHARED_DAYS = "SELECT day FROM usage_day_state WHERE whole AND shared_by IS NULL ORDER BY day"
 _SHARED_DAYS = "SELECT day, shared_by FROM usage_day_state WHERE whole AND day >= :since ORDER BY day"
@@ -117,18 +118,18 @@ _SET_DIGEST = text("UPDATE usage_day_state SET shared_by = :digest WHERE day = :
 
 
 class HostCosts(msgspec.Struct, frozen=True):
-    """What the hosts of a period cost, ready to be shared."""
+    """The host costs of a period by hour, and the weights by which they are apportioned."""
 
     hours: dict[datetime, HourCost]
     weights: GpuWeights
 
     @classmethod
     def empty(cls) -> "HostCosts":
-        """Of a report without GPU cost."""
+        """No costs, for a report without GPU cost."""
         return cls({}, GpuWeights({}))
 
     def parameters(self, start: datetime, end: datetime, *, by_hour: bool = False) -> dict[str, Any]:
-        """What COUNTED_GPU binds besides `tenant`. `by_hour`: no day may stand for its hours."""
+        """The parameters of DAILY_SUMS_WITH_GPU besides `tenant`; with `by_hour`, no day replaces its hours."""
         days = [] if by_hour else list(_days(start, end))
         return {
             "start": start,
@@ -139,7 +140,7 @@ class HostCosts(msgspec.Struct, frozen=True):
         }
 
     def cost_parameters(self) -> dict[str, list[Any]]:
-        """What SHARED binds: each hour and model that served, its cost and the weights of its tokens."""
+        """The parameters of COST_SHARES: cost and token weights of each serving hour and model, by column."""
         names = ("hour", "model", "cost", "us", "machine_us")
         columns: dict[str, list[Any]] = {f"served_{name}": [] for name in names}
         columns |= {name: [] for name in ("uncached", "cached", "output")}
@@ -154,7 +155,7 @@ class HostCosts(msgspec.Struct, frozen=True):
         return columns
 
     def digest(self, day: datetime) -> bytes:
-        """SHA-256 of what the day's usage is shared by: every hour's and model's cost, time and weights."""
+        """SHA-256 of the day's cost, time and weights of every hour and model."""
         digest = hashlib.sha256()
         for number in range(24):
             hour = day + timedelta(hours=number)
@@ -167,12 +168,12 @@ class HostCosts(msgspec.Struct, frozen=True):
 
 @platform_wide("what hosts cost is shared over everybody's use")
 async def host_costs(connection: AsyncConnection, start: datetime, end: datetime) -> HostCosts:
-    """The costs of [start, end) and the catalog's weights."""
+    """The host costs of [start, end), and the catalog's weights."""
     return HostCosts(await host_hours(connection, start, end), catalog_weights())
 
 
 async def share_new_days(database: Database) -> int:
-    """Share the days that were rolled since; returns how many. May run twice."""
+    """Store the shares of days that were rolled up and have none; returns their number. Idempotent."""
     async with database.system() as connection:
         days = (await connection.execute(text(_UNSHARED_DAYS))).scalars().all()
     for day in days:
@@ -181,7 +182,9 @@ async def share_new_days(database: Database) -> int:
 
 
 async def reshare_changed_days(database: Database, now: datetime, days_back: int = RECENT_DAYS) -> int:
-    """Share those of the last `back` days anew whose hosts' seconds, prices or weights have changed; how many."""
+    """Store new shares for those of the last `days_back` days (up to MAX_DAYS) whose costs or weights have changed;
+    returns their number.
+    """
     since = bucket_start(now, "day") - timedelta(days=min(days_back, MAX_DAYS))
     async with database.system() as connection:
         shared_days = (await connection.execute(text(_SHARED_DAYS), {"since": since})).all()
@@ -197,7 +200,7 @@ async def reshare_changed_days(database: Database, now: datetime, days_back: int
 
 @platform_wide("what hosts cost is shared over everybody's use")
 async def share_day(database: Database, day: datetime) -> None:
-    """Write the day's parts into its rolled sums, in one transaction; a day that is not whole stays as it is."""
+    """Store the day's shares in its sums, in one transaction; a day whose sums are stale keeps its state."""
     end = day + timedelta(days=1)
     async with database.system() as connection:
         await connection.execute(text(_LOCK))

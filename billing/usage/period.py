@@ -1,4 +1,4 @@
-"""The report's period and grouping as people write them: in a URL, on the command line, in the console."""
+"""Parsing of a report's period and grouping from URLs, the command line and the console."""
 
 from datetime import UTC, datetime
 
@@ -7,7 +7,7 @@ from core.errors import InvalidRequest
 
 
 def parse_instant(value: str, param: str) -> datetime:
-    """A date such as 2026-03-01 (midnight UTC) or an ISO 8601 instant. Raises InvalidRequest."""
+    """A date such as 2026-03-01 (midnight UTC) or an ISO 8601 instant, in UTC. Raises InvalidRequest naming `param`."""
     try:
         instant = datetime.fromisoformat(value)
     except ValueError:
@@ -24,7 +24,7 @@ def parse_instant(value: str, param: str) -> datetime:
 def parse_period(
     start: str | None, end: str | None, now: datetime | None = None
 ) -> tuple[datetime, datetime]:
-    """[start, end) of a report; what is missing comes from this UTC month. Raises InvalidRequest."""
+    """[start, end) of a report; a missing end comes from the UTC month of `now`. Raises InvalidRequest."""
     month = this_month(now or datetime.now(UTC))
     return (
         month[0] if start is None else parse_instant(start, "from"),
@@ -33,5 +33,5 @@ def parse_period(
 
 
 def parse_group_by(value: str) -> tuple[str, ...]:
-    """The dimensions of `tenant,model,day`; the report checks their names."""
+    """The names in a list such as `tenant,model,day`; `check_query` validates them."""
     return tuple(name for part in value.split(",") if (name := part.strip()))

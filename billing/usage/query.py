@@ -1,4 +1,4 @@
-"""What a usage report is asked for and what its lines hold. The columns are those of DESIGN §9, in their order."""
+"""The query and the rows of a usage report; the columns are those of DESIGN §9, in their order."""
 
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
@@ -20,23 +20,25 @@ DIMENSIONS = (
     *TIME_DIMENSIONS,
 )
 MAX_DAYS = 400
+"""The longest period of a report."""
 
 GroupKey = tuple[object, ...]
+"""The values of a row's dimensions, in the order of `ReportQuery.group_by`."""
 
 
 class ReportQuery(msgspec.Struct, frozen=True):
-    """Which usage, and how to group it. `start` and `end` are whole UTC hours, the end excluded."""
+    """A period of whole UTC hours (end excluded), the dimensions to group by, and one tenant or all."""
 
     start: datetime
     end: datetime
     group_by: tuple[str, ...] = ("tenant",)
     tenant_id: UUID | None = None
     with_gpu: bool = True
-    """GPU cost and margin: for the platform only; its session must see all tenants."""
+    """Include GPU cost and margin; only for the platform, whose session must see all tenants."""
 
 
 class ReportRow(msgspec.Struct):
-    """One line. Amounts are exact decimal dollars, instants ISO 8601 in UTC; None = does not apply."""
+    """One row. Amounts are exact decimal dollars, instants ISO 8601 in UTC; None = does not apply."""
 
     period_start: str
     period_end: str
@@ -76,13 +78,13 @@ class ReportRow(msgspec.Struct):
 
 
 def this_month(now: datetime) -> tuple[datetime, datetime]:
-    """The UTC month of `now`: the report's default period."""
+    """[start, end) of the UTC month of `now`, a report's default period."""
     start = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return start, (start + timedelta(days=32)).replace(day=1)
 
 
 def check_query(query: ReportQuery) -> None:
-    """Raise InvalidRequest for a period or a grouping that cannot be."""
+    """Raise InvalidRequest for an invalid period or grouping."""
     unknown = [name for name in query.group_by if name not in DIMENSIONS]
     if unknown or not query.group_by or len(set(query.group_by)) != len(query.group_by):
         raise InvalidRequest(
@@ -108,12 +110,12 @@ def check_period(start: datetime, end: datetime) -> None:
 
 
 def time_dimension(group_by: tuple[str, ...]) -> str | None:
-    """The one of hour, day and month that a grouping has, or None."""
+    """The time dimension (hour, day or month) of a grouping, or None."""
     return next((name for name in group_by if name in TIME_DIMENSIONS), None)
 
 
 def bucket_start(instant: datetime, unit: str) -> datetime:
-    """The start of the UTC hour, day or month that `instant` is in."""
+    """The start of the UTC `unit` (hour, day or month) that contains `instant`."""
     whole = instant.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
     if unit == "hour":
         return whole
@@ -121,7 +123,7 @@ def bucket_start(instant: datetime, unit: str) -> datetime:
 
 
 def bucket_end(start: datetime, unit: str) -> datetime:
-    """The end, excluded, of the bucket that begins at `start`."""
+    """The end, excluded, of the `unit` that begins at `start`."""
     if unit == "hour":
         return start + timedelta(hours=1)
     if unit == "day":
@@ -130,7 +132,7 @@ def bucket_end(start: datetime, unit: str) -> datetime:
 
 
 def months_of(start: datetime, end: datetime) -> list[date]:
-    """The first days of the UTC months that [start, end) touches."""
+    """The first days of the UTC months that overlap [start, end)."""
     months = []
     at = bucket_start(start, "month")
     while at < end:

@@ -1,7 +1,7 @@
-"""Settled requests, the newest first, for people who look for one (one alone: billing/statements/receipts.py).
+"""A searchable list of settled requests, the newest first (receipts of one: billing/statements/receipts.py).
 
-Ids are UUIDv7, so a span of time is a span of ids, which is how the partitions of usage are cut: a look back of some
-days reads the index of those days only.
+Request ids are UUIDv7, so a period is a range of ids, by which usage is partitioned: a query over a few days reads only
+the index of their partitions.
 """
 
 from datetime import datetime
@@ -34,7 +34,7 @@ _MAX_ID = UUID(int=2**128 - 1)
 
 
 class RequestFilter(msgspec.Struct, frozen=True):
-    """Which requests; None = any."""
+    """Criteria that requests must match; None = any."""
 
     key_id: UUID | None = None
     model: str | None = None
@@ -42,7 +42,7 @@ class RequestFilter(msgspec.Struct, frozen=True):
 
 
 class RequestView(msgspec.Struct, frozen=True):
-    """One settled request. Times are microseconds, the cost exact decimal dollars."""
+    """One settled request; durations are microseconds, the cost exact decimal dollars."""
 
     request_id: UUID
     tenant_id: UUID
@@ -70,11 +70,11 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 def id_floor(at: datetime) -> UUID:
-    """The smallest UUIDv7 of an instant or later."""
+    """The smallest UUIDv7 of `at` or later."""
     return UUID(int=max(0, int(at.timestamp() * 1000)) << 80)
 
 
-@platform_wide("with a tenant: that organisation's; without: the platform's own list")
+@platform_wide("the platform lists requests of all organisations; `tenant_id` narrows the list")
 async def list_requests(
     connection: AsyncConnection,
     tenant_id: UUID | None,
@@ -84,9 +84,9 @@ async def list_requests(
     before: UUID | None,
     limit: int,
 ) -> list[RequestView]:
-    """Requests that began at `since` or later, the newest first; `before` goes on after the last one seen.
+    """At most `limit` requests that began at `since` or later, the newest first, with ids below `before` (None = any).
 
-    Raises InvalidRequest for an outcome that does not exist.
+    Raises InvalidRequest for an unknown outcome.
     """
     if filters.outcome is not None and filters.outcome not in {one.value for one in Outcome}:
         raise InvalidRequest(
@@ -104,11 +104,11 @@ async def list_requests(
     return [_view(row._mapping) for row in await connection.execute(_LIST, parameters)]
 
 
-@platform_wide("with a tenant: that organisation's; without: by the request's own id")
+@platform_wide("the platform finds a request by its id alone; `tenant_id` restricts the search")
 async def find_request(
     connection: AsyncConnection, tenant_id: UUID | None, request_id: UUID
 ) -> RequestView | None:
-    """One request by its id."""
+    """One request by its id, or None; with `tenant_id`, only if it is that tenant's."""
     parameters = {
         "tenant": tenant_id,
         "floor": request_id,

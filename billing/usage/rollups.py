@@ -1,10 +1,9 @@
-"""Hourly sums of usage. A closed hour is recomputed whole whenever a settled batch touched it; no watermarks.
+"""Hourly and daily sums of usage, recomputed whole when new rows make them dirty; no watermarks.
 
-Every settled batch leaves a mark for the hours it touched (`dirty_hours`), in its own transaction. A report takes an
-hour from the rollup only when it carries no mark, else from the rows; so it always equals the rows
-(billing/reports/usage_report.py).
-Past days are summed from their hours in the same way: rolling an hour unmakes its day until the day is rolled again.
-A day that was rolled is given its part of what the hosts cost (billing/usage/gpu_shares.py).
+Every settled batch marks the hours of its rows as dirty (`dirty_hours`), in its own transaction. A report takes a clean
+hour from its sum and a dirty one from the rows, so it always equals the rows (billing/usage/sums.py). Past days are
+summed from their hours; rolling up an hour invalidates its day until the day is rolled up again. Then the day's share
+of the host cost is computed (billing/usage/gpu_shares.py).
 """
 
 from sqlalchemy import text
@@ -28,8 +27,9 @@ _INCOMPLETE_PAST_DAYS = (
 
 
 async def roll_up(database: Database) -> int:
-    """Recompute every touched closed hour, then the past days of those, each in its own transaction; returns how many
-    hours. May run twice.
+    """Recompute every dirty closed hour, then the past days of those, each in its own transaction.
+
+    Idempotent; returns the number of hours.
     """
     async with database.system() as connection:
         hours = (await connection.execute(text(_DIRTY_CLOSED_HOURS))).scalars().all()
@@ -48,6 +48,6 @@ async def roll_up(database: Database) -> int:
 
 
 async def make_partitions(connection: AsyncConnection, months_ahead: int = 2) -> int:
-    """Partitions of holds and usage for this month and the next ones; returns how many were new."""
+    """Create the partitions of holds and usage of this month and the next `months_ahead`; returns how many are new."""
     made = await connection.execute(text("SELECT penstock_make_partitions(:ahead)"), {"ahead": months_ahead})
     return int(made.scalar_one())

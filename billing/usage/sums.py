@@ -1,6 +1,6 @@
-"""Usage of a period, grouped by PostgreSQL: hours from the rollups where they are whole, else from the rows.
+"""Usage of a period, grouped by PostgreSQL: clean hours from the rollups, dirty hours from the rows.
 
-One statement and so one snapshot: what it returns always equals the rows.
+One statement reads both in one snapshot, so the result always equals the rows.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -54,7 +54,7 @@ HOURLY_SUMS = f"""
         UNION ALL
         {_SUMS_FROM_ROWS})
 """  # noqa: S608 - the names above
-"""The body of a WITH: `counted` has the columns of usage_hours for every hour of [:start, :end)."""
+"""The body of a WITH clause: `usage_sums` has the columns of usage_hours for every hour of [:start, :end)."""
 
 COMPLETE_DAYS = """
         SELECT s.day FROM usage_day_state s WHERE s.whole AND s.day >= :start AND s.day + interval '1 day' <= :end
@@ -80,7 +80,7 @@ DAILY_SUMS = f"""
         UNION ALL
         {REMAINING_HOURS})
 """  # noqa: S608 - the names above
-"""The same sums with past days already added up (`hour` is then the day's first): for whoever needs no hours."""
+"""As HOURLY_SUMS, with complete past days as one row each, whose `hour` is the start of the day."""
 
 
 async def grouped_usage(
@@ -90,9 +90,9 @@ async def grouped_usage(
     parameters: Mapping[str, Any],
     extra_sums: Sequence[str] = (),
 ) -> AsyncIterator[Row[Any]]:
-    """Usage by the dimensions of `query`, organisation and facets; with `more` sums, by model too.
+    """Sums of usage by the dimensions of `query`, tenant and FACETS, and by model when `extra_sums` are given.
 
-    `counted` is the body of a WITH as COUNTED; `bound` what it binds besides the period.
+    `source` is the body of a WITH clause such as HOURLY_SUMS, and `parameters` what it binds besides the period.
     """
     named = [(f"{_COLUMNS.get(name, name)}", f"by_{name}") for name in query.group_by]
     columns = ["tenant_id", *FACETS]
@@ -115,5 +115,5 @@ async def grouped_usage(
 
 
 def group_key(query: ReportQuery, row: Row[Any]) -> GroupKey:
-    """The values of a row's dimensions, in their order."""
+    """The values of a row's dimensions."""
     return tuple(getattr(row, f"by_{name}") for name in query.group_by)

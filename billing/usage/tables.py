@@ -27,7 +27,7 @@ dirty_hours = Table(
     instant("hour"),
     Index("ix_dirty_hours_hour", "hour"),
 )
-"""Hours whose rollup is missing or stale: one mark per settled batch, taken away by the rollup that covers it."""
+"""Hours whose rollup is missing or stale: a row per settled batch and hour, deleted by the next rollup of the hour."""
 
 usage_hours = Table(
     "usage_hours",
@@ -85,7 +85,7 @@ usage_days = Table(
         for name in ("gpu_input_cost", "gpu_output_cost", "gpu_us", "machine_us")
     ),
 )
-"""Usage summed per UTC day, from the hours, with its part of what the hosts cost (billing/usage/gpu_shares.py)."""
+"""Usage summed per UTC day, from the hours, with its share of the host cost (billing/usage/gpu_shares.py)."""
 
 usage_day_state = Table(
     "usage_day_state",
@@ -95,7 +95,7 @@ usage_day_state = Table(
     Column("shared_by", LargeBinary),
     Index("ix_usage_day_state_due", "day", postgresql_where=text("NOT whole")),
 )
-"""Whether a day's sums equal its rolled hours; no row: none is rolled."""
+"""Whether a day's sums equal its hours (`whole`), and the digest of its host costs; no row: no hour is rolled up."""
 
 usage_archives = Table(
     "usage_archives",
@@ -109,4 +109,4 @@ usage_archives = Table(
     instant("archived_at", now=True),
     instant("dropped_at", nullable=True),
 )
-"""Months of usage that lie in Parquet too (billing/usage/archive.py)."""
+"""Months of usage that are archived in Parquet files (billing/usage/archive.py)."""
