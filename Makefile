@@ -50,9 +50,11 @@ browser: ## find Chromium; as root on Debian, install it
 	  echo "the browser tests need Chromium: install the package 'chromium' and run again" >&2; exit 1; \
 	fi
 
-# The quick ones first. Each call of pytest ends with its counts.
-test: check docs ## test everything: checks, unit, integration, the real engine, killed processes, the browser
+unit: env ## the quick tests: unit and architecture, on two cores
 	$(BIN)/pytest -q -n 2 tests/unit tests/architecture
+
+# The quick ones first. Each call of pytest ends with its counts.
+test: check docs unit ## test everything: checks, unit, integration, the real engine, killed processes, the browser
 	@$(MAKE) --no-print-directory engine browser
 	$(BIN)/pytest -q -n 2 tests/integration tests/security
 	$(BIN)/pytest -q -n 0 tests/browser tests/faults tests/e2e
