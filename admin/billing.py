@@ -22,7 +22,7 @@ from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from tenants import organisations
 from tenants.names import clean_reason
-from tenants.roles import PLATFORM_ROLES, READERS, TENANT_RUNNERS
+from tenants.roles import PLATFORM_ROLES, READERS, TENANT_MANAGERS
 
 
 async def set_price(
@@ -260,7 +260,7 @@ async def get_account(database: Database, actor: Actor, *, tenant_id: UUID) -> A
 
 async def set_budget(database: Database, actor: Actor, *, tenant_id: UUID, usd: str | None) -> AccountView:
     """Set the monthly budget, or lift it with None. New requests beyond it get 402. Raises InvalidRequest, NotFound."""
-    require(actor, "platform_admin", "finance", *TENANT_RUNNERS, tenant_id=tenant_id)
+    require(actor, "platform_admin", "finance", *TENANT_MANAGERS, tenant_id=tenant_id)
     async with write_system(database) as connection:
         before = await accounts.get_account(connection, tenant_id, lock=True)
         after = await accounts.set_budget(connection, tenant_id, usd)

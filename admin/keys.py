@@ -15,7 +15,7 @@ from core.ids import uuid7
 from tenants import key_store, organisations, projects
 from tenants.key_format import hash_key, new_key, parse_key
 from tenants.names import clean_models, clean_name, clean_reason
-from tenants.roles import KEY_MAKERS, PLATFORM_ROLES, READERS
+from tenants.roles import KEY_MANAGERS, PLATFORM_ROLES, READERS
 from tenants.views import KeyView
 
 
@@ -47,7 +47,7 @@ async def create_key(
 
     Raises NotFound (no such project), Conflict (project archived), InvalidRequest.
     """
-    require(actor, *KEY_MAKERS, tenant_id=tenant_id)
+    require(actor, *KEY_MANAGERS, tenant_id=tenant_id)
     name = clean_name(name)
     allowed_models = clean_models(allowed_models)
     if kind not in ("live", "test"):
@@ -113,7 +113,7 @@ async def get_key(database: Database, actor: Actor, *, key_id: UUID) -> KeyView:
 
 async def revoke_key(database: Database, actor: Actor, *, key_id: UUID, reason: str | None = None) -> KeyView:
     """Refuse a key for good and cut its streams. Raises Conflict when it is revoked already, NotFound."""
-    require(actor, *KEY_MAKERS, tenant_id=actor.tenant_id)
+    require(actor, *KEY_MANAGERS, tenant_id=actor.tenant_id)
     reason = None if reason is None else clean_reason(reason)
     async with write(database, actor) as connection:
         tenant_id = await key_store.tenant_of_key(connection, key_id)

@@ -12,7 +12,7 @@ from core.errors import InvalidRequest, NotFound
 from tenants import limit_store, organisations
 from tenants.limit_store import ScopedLimits
 from tenants.principal import Limits
-from tenants.roles import PLATFORM_ADMIN, READERS, TENANT_RUNNERS
+from tenants.roles import PLATFORM_ADMIN, READERS, TENANT_MANAGERS
 
 SCOPE_KINDS = ("tenant", "project", "key")
 MAX_LIMIT = 10**15
@@ -34,7 +34,7 @@ async def set_limits(
     Raises NotFound when the organisation has no such scope, InvalidRequest for a limit below 1.
     """
     _check_scope(scope_kind)
-    roles = (PLATFORM_ADMIN,) if scope_kind == "tenant" else TENANT_RUNNERS
+    roles = (PLATFORM_ADMIN,) if scope_kind == "tenant" else TENANT_MANAGERS
     require(actor, *roles, tenant_id=tenant_id)
     _check_values(limits)
     async with write(database, actor) as connection:

@@ -64,7 +64,7 @@ async def verify_login(database: Database, email: str, password: str, *, address
     actor = _actor("user", login.user)
     fresh_hash = await hash_password(password) if needs_rehash(login.password_hash) else None
     async with database.system() as connection:
-        await logins.strike_out(connection, email, address)
+        await logins.clear_failures(connection, email, address)
         if fresh_hash is not None:
             await members.set_password_hash(connection, login.user.id, fresh_hash)
         await record(

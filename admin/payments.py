@@ -27,9 +27,9 @@ from core.ids import uuid7
 from core.money import PICO_PER_CENT, pico_to_usd, usd_to_pico
 from core.outbox import enqueue
 from tenants.names import clean_reason
-from tenants.roles import FINANCE, PLATFORM_ROLES, READERS, TENANT_RUNNERS
+from tenants.roles import FINANCE, PLATFORM_ROLES, READERS, TENANT_MANAGERS
 
-BUYERS = (*TENANT_RUNNERS, FINANCE)
+BUYERS = (*TENANT_MANAGERS, FINANCE)
 """Who may spend a customer's money: its owner, and the platform's people on its behalf."""
 REFUND = "refund"
 """The kind of approvals of refunds."""

@@ -12,13 +12,13 @@ from core.errors import Conflict, NotFound
 from core.ids import uuid7
 from tenants import organisations, projects
 from tenants.names import clean_name, clean_reason
-from tenants.roles import READERS, TENANT_RUNNERS
+from tenants.roles import READERS, TENANT_MANAGERS
 from tenants.views import ProjectView
 
 
 async def create_project(database: Database, actor: Actor, *, tenant_id: UUID, name: str) -> ProjectView:
     """Make a project. Raises Conflict when the organisation has one of that name, NotFound, InvalidRequest."""
-    require(actor, *TENANT_RUNNERS, tenant_id=tenant_id)
+    require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
     name = clean_name(name)
     async with write(database, actor) as connection:
         if await organisations.get_tenant(connection, tenant_id) is None:
@@ -73,7 +73,7 @@ async def _change_status(
     reason: str | None,
 ) -> ProjectView:
     """Raises NotFound, or Conflict when the project is in that state already."""
-    require(actor, *TENANT_RUNNERS, tenant_id=tenant_id)
+    require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
     reason = None if reason is None else clean_reason(reason)
     async with write(database, actor) as connection:
         before = await _locked(connection, tenant_id, project_id)

@@ -16,7 +16,7 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
 from tenants import organisations, projects
 from tenants.names import clean_name, clean_reason, slug_of
-from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES, READERS, TENANT_RUNNERS
+from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES, READERS, TENANT_MANAGERS
 from tenants.views import TenantView
 
 BillingMode = Literal["prepaid", "postpaid"]
@@ -109,7 +109,7 @@ async def list_tenants(
 
 async def rename_tenant(database: Database, actor: Actor, *, tenant_id: UUID, name: str) -> TenantView:
     """Another name; the short name stays. Raises NotFound, InvalidRequest."""
-    require(actor, *TENANT_RUNNERS, tenant_id=tenant_id)
+    require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
     name = clean_name(name)
     async with write(database, actor) as connection:
         before = await _locked(connection, tenant_id)

@@ -31,8 +31,8 @@ from tenants.roles import (
     PLATFORM_ADMIN,
     PLATFORM_ROLES,
     READERS,
+    TENANT_MANAGERS,
     TENANT_OWNER,
-    TENANT_RUNNERS,
     Role,
     parse_role,
 )
@@ -71,7 +71,7 @@ async def create_user(
     Raises PermissionDenied for a role the actor may not give, Conflict when the address is taken, NotFound,
     InvalidRequest.
     """
-    require(actor, *TENANT_RUNNERS, tenant_id=tenant_id)
+    require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
     new_role = _grantable(actor, role)
     if (new_role in PLATFORM_ROLES) != (tenant_id is None):
         need = "takes no organisation" if tenant_id is not None else "needs an organisation"
@@ -189,9 +189,9 @@ def _grantable(actor: Actor, role: str) -> Role:
 
 async def _locked(connection: AsyncConnection, actor: Actor, user_id: UUID, own_act: str) -> UserView:
     """The person to change, locked, once it is sure that the actor may change exactly this one."""
-    await members.lock_heads(connection)
+    await members.lock_administrators(connection)
     user = visible_user(actor, user_id, await members.get_user(connection, user_id, lock=True))
-    require(actor, *TENANT_RUNNERS, tenant_id=user.tenant_id)
+    require(actor, *TENANT_MANAGERS, tenant_id=user.tenant_id)
     if actor.kind in ("user", "token") and actor.id == str(user_id):
         raise PermissionDenied(f"you cannot {own_act}")
     if user.role not in GRANTABLE[actor.role]:
@@ -203,7 +203,7 @@ async def _keep_a_head(connection: AsyncConnection, user: UserView) -> None:
     """Refuse to take away the last active owner of an organisation or the last platform admin."""
     if user.status != "active" or user.role not in (PLATFORM_ADMIN, TENANT_OWNER):
         return
-    if await members.count_other_heads(connection, user.tenant_id, user.id) == 0:
+    if await members.count_other_administrators(connection, user.tenant_id, user.id) == 0:
         raise Conflict(f"{user.email} is the last active {user.role}; make another one first")
 
 

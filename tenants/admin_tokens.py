@@ -1,4 +1,4 @@
-"""Repository of the admin REST's bearer tokens. A token acts with the present role of the person it belongs to."""
+"""Repository of the admin REST's bearer tokens. A token acts with its owner's current role."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from tenants.tables import admin_tokens, users
 from tenants.views import TokenView
 
 TOUCH_EVERY = timedelta(minutes=1)
-"""last_used_at is written at most this often for one token."""
+"""Shortest time between two writes of one token's last_used_at."""
 
 _COLUMNS = (
     admin_tokens.c.id,
@@ -39,7 +39,7 @@ async def insert_token(
     last4: str,
     expires_at: datetime | None = None,
 ) -> TokenView:
-    """Insert a token of a person; only its hash is kept."""
+    """Insert a token of a user; only its hash is stored."""
     statement = (
         insert(admin_tokens)
         .values(id=token_id, user_id=user_id, name=name, hash=token_hash, last4=last4, expires_at=expires_at)
@@ -55,13 +55,13 @@ async def get_token(connection: AsyncConnection, token_id: UUID) -> TokenView | 
 
 
 async def list_tokens(connection: AsyncConnection, user_id: UUID) -> list[TokenView]:
-    """All tokens of a person, dead ones included."""
+    """All tokens of a user, revoked and expired ones included."""
     statement = select(*_COLUMNS).where(admin_tokens.c.user_id == user_id).order_by(admin_tokens.c.id)
     return [_view(row) for row in await connection.execute(statement)]
 
 
 async def find_live_token(connection: AsyncConnection, token_hash: bytes) -> TokenView | None:
-    """The token with this hash if it is neither revoked nor expired and its person is active."""
+    """The token with this hash, if it is neither revoked nor expired and its user is active; else None."""
     statement = (
         select(*_COLUMNS)
         .join(users, users.c.id == admin_tokens.c.user_id)
@@ -77,7 +77,7 @@ async def find_live_token(connection: AsyncConnection, token_hash: bytes) -> Tok
 
 
 async def touch(connection: AsyncConnection, token_id: UUID) -> None:
-    """Note the use of a token, at most once a minute."""
+    """Update last_used_at of a token, at most once per TOUCH_EVERY."""
     await connection.execute(
         update(admin_tokens)
         .where(
@@ -92,7 +92,7 @@ async def touch(connection: AsyncConnection, token_id: UUID) -> None:
 
 
 async def mark_revoked(connection: AsyncConnection, token_id: UUID) -> bool:
-    """Revoke a token for good; False when it was already."""
+    """Revoke a token permanently; False when it was revoked already or does not exist."""
     result = await connection.execute(
         update(admin_tokens)
         .where(admin_tokens.c.id == token_id, admin_tokens.c.revoked_at.is_(None))

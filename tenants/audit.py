@@ -1,4 +1,4 @@
-"""Repository of the audit log. Rows are only ever added; the database refuses anything else."""
+"""Repository of the audit log. Rows are only added; the database refuses updates and deletes."""
 
 from typing import Any
 from uuid import UUID
@@ -26,7 +26,7 @@ async def insert_entry(
     before: dict[str, Any] | None,
     after: dict[str, Any] | None,
 ) -> None:
-    """Add one row, dated by the database."""
+    """Add one row; the database sets its time."""
     await connection.execute(
         insert(audit_log).values(
             id=entry_id,
@@ -54,7 +54,7 @@ async def list_entries(
     limit: int,
     before_id: UUID | None,
 ) -> list[AuditEntry]:
-    """The newest rows first; `before_id` continues after the last one seen. `action` matches its beginning."""
+    """Rows, newest first, at most `limit`; `before_id` continues after that row. `action` matches as a prefix."""
     statement = select(*audit_log.c).order_by(audit_log.c.id.desc()).limit(limit)
     if tenant_id is not None:
         statement = statement.where(audit_log.c.tenant_id == tenant_id)

@@ -1,7 +1,7 @@
-"""The feed of tenancy changes: triggers write rows, API processes poll them, Redis only says "look now".
+"""The feed of tenancy changes: triggers write rows, API processes poll them, and Redis carries hints to poll now.
 
-What is true stands in PostgreSQL. A message on the Redis channel carries nothing but the hint, so a lost one costs at
-most one poll interval and a forged one nothing.
+PostgreSQL is the only source of truth. A message on the Redis channel carries no data, so a lost one delays a change
+by at most one poll interval and a forged one has no effect.
 """
 
 import logging
@@ -23,11 +23,11 @@ CHANNEL = "penstock:tenancy"
 """Redis pub/sub channel of the hints."""
 
 KEEP = timedelta(days=7)
-"""How long the feed is kept: far longer than any process goes without a poll."""
+"""Retention of the feed: far longer than any process goes without a poll."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """Something about an organisation changed."""
+    """A change to one object of an organisation."""
 
     id: int
     kind: str
@@ -41,16 +41,16 @@ _HORIZON = text("SELECT CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS tex
 
 @platform_wide("every API process follows the changes of all organisations")
 async def horizon(connection: AsyncConnection) -> int:
-    """The oldest transaction id that may still be open: all changes below it are visible to this session's snapshot."""
+    """The oldest transaction id that may still be in progress: changes below it are visible to this snapshot."""
     value: int = await connection.scalar(_HORIZON)
     return value
 
 
 @platform_wide("every API process follows the changes of all organisations")
 async def changes_since(connection: AsyncConnection, since: int) -> list[Change]:
-    """Changes written by transactions from id `since` on, in order of writing.
+    """Changes written by transactions from id `since` on, in the order of their ids.
 
-    With `since` the horizon of the last look, no change is ever missed; some are seen twice.
+    With `since` the horizon of the previous poll, no change is missed; some are returned twice.
     """
     columns = (
         tenancy_changes.c.id,
@@ -64,13 +64,13 @@ async def changes_since(connection: AsyncConnection, since: int) -> list[Change]
 
 @platform_wide("housekeeping over all organisations")
 async def prune_changes(connection: AsyncConnection) -> int:
-    """Delete changes older than KEEP; returns how many."""
+    """Delete changes older than KEEP; returns the number of rows."""
     result = await connection.execute(delete(tenancy_changes).where(tenancy_changes.c.at < func.now() - KEEP))
     return result.rowcount
 
 
 async def announce(redis: "Redis") -> None:
-    """Tell every API process to look at the feed now. Redis away is no error: they poll anyway."""
+    """Publish a hint to poll the feed now. A failing Redis is only logged, because the polls find the change."""
     try:
         await redis.publish(CHANNEL, b"changed")
     except (RedisError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The key ring's memory: admissions and refusals by full hash, bounded, dropped by organisation."""
+"""Bounded cache of admitted and refused keys, by full hash; invalidated by organisation."""
 
 from uuid import UUID
 
@@ -7,10 +7,11 @@ from tenants.principal import Principal
 from tenants.resolve import Admission, Refusal
 
 REFUSAL_TTL_S = 60.0
+"""Life of a cached refusal."""
 
 
 class KeyCache:
-    """Two bounded maps from the 32-byte hash of a key. When one is full its oldest entry goes."""
+    """Two bounded maps by the 32-byte hash of a key. A full map evicts its oldest entry."""
 
     def __init__(self, clock: Clock, admitted_size: int, refused_size: int) -> None:
         self._clock = clock
@@ -20,14 +21,14 @@ class KeyCache:
         self._by_tenant: dict[UUID, set[bytes]] = {}
         self._refused: dict[bytes, tuple[float, Refusal]] = {}
         self.generation = 0
-        """Goes up whenever something is dropped: what was read before may be stale."""
+        """Incremented by every invalidation: a key that was read before it may be stale."""
 
     def __len__(self) -> int:
         """Entries of both maps together."""
         return len(self._admitted) + len(self._refused)
 
     def admitted(self, digest: bytes) -> Principal | None:
-        """The principal of a cached, good key; an expired one turns into a refusal."""
+        """The principal of a cached valid key, else None; a key that has expired becomes a refusal."""
         entry = self._admitted.get(digest)
         if entry is None:
             return None
@@ -37,7 +38,7 @@ class KeyCache:
         return principal
 
     def refused(self, digest: bytes) -> Refusal | None:
-        """Why this key was refused within the last minute."""
+        """The refusal of this key within the last REFUSAL_TTL_S; None without one."""
         entry = self._refused.get(digest)
         if entry is None:
             return None
@@ -48,7 +49,7 @@ class KeyCache:
         return refusal
 
     def put(self, digest: bytes, verdict: Admission | Refusal) -> None:
-        """Remember a verdict, in place of any earlier one."""
+        """Cache a verdict in place of any earlier one."""
         self._drop(digest)
         self._refused.pop(digest, None)
         if isinstance(verdict, Refusal):
@@ -61,8 +62,8 @@ class KeyCache:
         self._admitted[digest] = verdict
         self._by_tenant.setdefault(verdict.principal.tenant_id, set()).add(digest)
 
-    def forget_tenants(self, tenant_ids: set[UUID]) -> None:
-        """Drop every admission of these organisations, and all refusals: any may have become good."""
+    def invalidate_tenants(self, tenant_ids: set[UUID]) -> None:
+        """Drop all admissions of these organisations, and all refusals, since any of them may now be valid."""
         self.generation += 1
         self._refused.clear()
         for tenant_id in tenant_ids:

@@ -1,8 +1,8 @@
-"""The shape of keys and tokens: `pen_<kind>_<32 random characters><6 characters of checksum>`, all base62.
+"""The format of keys and tokens: `pen_<kind>_<32 random characters><6 characters of checksum>`, all base62.
 
-The checksum lets a mistyped or truncated key be refused without any look-up and lets secret scanners tell a key
-from noise; it is no protection. At rest there is only an HMAC-SHA256 with a pepper: 190 random bits need no slow
-hash, and a stolen table is useless without the pepper.
+The checksum refuses a mistyped or truncated key without a look-up and lets secret scanners recognise keys; it is no
+protection. Only an HMAC-SHA256 with a pepper is stored: 190 random bits need no slow hash, and a stolen table is
+useless without the pepper.
 """
 
 import base64
@@ -19,9 +19,9 @@ SecretKind = Literal["live", "test", "admin"]
 
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 RANDOM_LENGTH = 32
-"""log2(62**32) = 190 bits."""
+"""Random characters: log2(62**32) = 190 bits."""
 CHECKSUM_LENGTH = 6
-"""62**6 > 2**32."""
+"""Characters of the CRC-32 in base62: 62**6 > 2**32."""
 
 _SHAPE = re.compile(
     rf"(pen_(?:live|test|admin)_[0-9A-Za-z]{{{RANDOM_LENGTH}}})([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})", re.ASCII
@@ -29,7 +29,7 @@ _SHAPE = re.compile(
 
 
 def new_key(kind: SecretKind) -> str:
-    """A fresh secret of `kind`: `live` and `test` are customers' keys, `admin` is a token of the admin REST."""
+    """A new secret of `kind`: `live` and `test` are customers' keys, `admin` is a token of the admin REST."""
     body = f"pen_{kind}_" + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
     return body + checksum(body)
 
@@ -54,23 +54,23 @@ def secret_kind(raw: str) -> SecretKind | None:
 
 
 def parse_key(raw: str) -> bool:
-    """Whether `raw` has the shape and the checksum of a customer's API key. No I/O."""
+    """Whether `raw` has the format and the checksum of a customer's API key. No I/O."""
     return secret_kind(raw) in ("live", "test")
 
 
 def hash_key(raw: str, pepper: bytes) -> bytes:
-    """The 32 bytes kept of a key or token: HMAC-SHA256 under the pepper.
+    """The 32 bytes stored of a key or token: HMAC-SHA256 under the pepper.
 
-    Takes any text, also what is no key. Looking a hash up tells an attacker nothing by its timing, because without
-    the pepper nobody can choose a key by its hash.
+    `raw` may be any text. The timing of a look-up by hash reveals nothing: without the pepper, an attacker cannot
+    choose a key by its hash.
     """
     return hmac.digest(pepper, raw.encode("utf-8", "surrogatepass"), "sha256")
 
 
 def cache_salt(tenant_id: UUID, pepper: bytes) -> str:
-    """The prefix-cache salt of a tenant: 32 bytes of HMAC, stable as long as the pepper is.
+    """The prefix-cache salt of a tenant: 32 bytes of HMAC in URL-safe base64, stable while the pepper is.
 
-    In the URL-safe alphabet: vLLM 0.32 answers 400 to a salt with `/` in it.
+    vLLM 0.32 answers 400 to a salt that contains `/`.
     """
     digest = hmac.digest(pepper, b"cache-salt:" + tenant_id.bytes, "sha256")
     return base64.urlsafe_b64encode(digest).decode("ascii")

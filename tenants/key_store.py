@@ -20,7 +20,7 @@ _EFFECTIVE_STATUS = case(
 
 
 def _select_views() -> Select[*tuple[Any, ...]]:
-    """Keys with their project's name; the hash is not among the columns."""
+    """Keys with their project's name, without the hash."""
     return select(
         api_keys.c.id,
         api_keys.c.tenant_id,
@@ -57,7 +57,7 @@ async def insert_key(
     expires_at: datetime | None,
     allowed_models: list[str] | None,
 ) -> None:
-    """Insert an active key of the organisation's project."""
+    """Insert an active key into the organisation's project."""
     await connection.execute(
         insert(api_keys).values(
             id=key_id,
@@ -74,7 +74,7 @@ async def insert_key(
 
 
 async def get_key(connection: AsyncConnection, tenant_id: UUID, key_id: UUID) -> KeyView | None:
-    """One key of the organisation; None when it has none of that id."""
+    """One key of the organisation; None when it has no key with that id."""
     statement = _select_views().where(api_keys.c.tenant_id == tenant_id, api_keys.c.id == key_id)
     row = (await connection.execute(statement)).one_or_none()
     return None if row is None else _view(row)
@@ -83,7 +83,7 @@ async def get_key(connection: AsyncConnection, tenant_id: UUID, key_id: UUID) ->
 async def list_keys(
     connection: AsyncConnection, tenant_id: UUID, *, limit: int, after: UUID | None
 ) -> list[KeyView]:
-    """Keys of the organisation from the oldest on, dead ones included."""
+    """Keys of the organisation, oldest first, at most `limit`, after the key `after`; inactive ones included."""
     statement = _select_views().where(api_keys.c.tenant_id == tenant_id).order_by(api_keys.c.id).limit(limit)
     if after is not None:
         statement = statement.where(api_keys.c.id > after)
@@ -91,7 +91,7 @@ async def list_keys(
 
 
 async def mark_revoked(connection: AsyncConnection, tenant_id: UUID, key_id: UUID) -> bool:
-    """Revoke a key of the organisation for good; False when it is revoked already (or not there)."""
+    """Revoke a key of the organisation permanently; False when it is revoked already or does not exist."""
     result = await connection.execute(
         update(api_keys)
         .where(api_keys.c.tenant_id == tenant_id, api_keys.c.id == key_id, api_keys.c.status == "active")
@@ -102,14 +102,14 @@ async def mark_revoked(connection: AsyncConnection, tenant_id: UUID, key_id: UUI
 
 @platform_wide("a key id alone names its organisation; the caller checks that it may see it")
 async def tenant_of_key(connection: AsyncConnection, key_id: UUID) -> UUID | None:
-    """The organisation that owns a key; in a tenant's own session only its keys are found."""
+    """The organisation that owns a key, or None; a tenant's own session finds only its keys."""
     found: UUID | None = await connection.scalar(select(api_keys.c.tenant_id).where(api_keys.c.id == key_id))
     return found
 
 
 @platform_wide("who owns a leaked key is a question of platform people")
 async def find_by_hash(connection: AsyncConnection, key_hash: bytes) -> KeyView | None:
-    """The key with this hash, whatever its state."""
+    """The key with this hash in any state, or None."""
     row = (await connection.execute(_select_views().where(api_keys.c.hash == key_hash))).one_or_none()
     return None if row is None else _view(row)
 
@@ -130,5 +130,5 @@ _TOUCH = text(
     "one batch of last_used_at over all organisations; rows locked by others wait for the next batch"
 )
 async def touch(connection: AsyncConnection, used: dict[UUID, datetime]) -> None:
-    """Note when keys were last used; never moves a date back."""
+    """Update last_used_at by key id; never moves it back."""
     await connection.execute(_TOUCH, {"ids": list(used), "ats": list(used.values())})

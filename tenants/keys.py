@@ -1,9 +1,9 @@
-"""API keys in an API process: the key ring turns a key into a principal, mostly without leaving the process.
+"""Authenticates API keys in an API process, mostly from its cache.
 
-* Found keys and refused ones are cached by the full 32-byte hash; both caches are bounded.
-* Every change in tenancy (a trigger writes it, see tenants/changes.py) drops what it touches: within the poll
-  interval of 2 s, at once when Redis delivers its hint. Keys that died are reported, so that their streams are cut.
-* PostgreSQL away: cached keys keep working, unknown ones get Unavailable, never "wrong key".
+* Admitted and refused keys are cached by their full 32-byte hash; both caches are bounded.
+* A change of tenancy (tenants/changes.py) invalidates what it touches: within the poll interval of 2 s, or at once when
+  Redis delivers its hint. Keys that became inactive are reported, so that their streams are aborted.
+* While PostgreSQL is unavailable, cached keys keep working and unknown keys get Unavailable, never "wrong key".
 """
 
 import asyncio
@@ -33,7 +33,7 @@ __all__ = ["KeyKind", "KeyRing", "cache_salt", "hash_key", "new_key", "parse_key
 
 logger = logging.getLogger("penstock.tenants")
 
-DATABASE_AWAY = (
+DATABASE_ERRORS = (
     SQLAlchemyError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -41,22 +41,27 @@ DATABASE_AWAY = (
     RuntimeError,
     TimeoutError,
 )
-"""What a database that is gone, frozen or starting shows itself as; RuntimeError is uvloop's word for a transport that
-has just closed (sqlalchemy #8871)."""
+"""Errors of a database that is down, frozen or starting. uvloop raises RuntimeError for a transport that has just
+closed (sqlalchemy #8871)."""
 
 POLL_S = 2.0
+"""Seconds between polls of the change feed."""
 PUSH_RETRY_S = 1.0
+"""Seconds between attempts to subscribe to Redis; also the timeout of one read."""
 FLUSH_S = 30.0
-"""Interval of the last_used_at batches."""
+"""Seconds between batches of last_used_at."""
 LOOKUP_TIMEOUT_S = 2.0
+"""Longest time that a request waits for the look-up of its key."""
 MAX_LOOKUPS_OPEN = 256
-"""Distinct unknown keys waiting for PostgreSQL; more are refused with Unavailable."""
+"""Distinct keys whose look-up is queued or running; further ones are refused with Unavailable."""
 MAX_LOOKUPS_RUNNING = 4
+"""Look-ups that use a database connection at the same time."""
 CLOSE_TIMEOUT_S = 5.0
+"""Seconds that `close` waits for running tasks before it cancels them."""
 
 
 class KeyRing:
-    """Authenticates keys for one API process. `start` before use, `close` at the end."""
+    """Authenticates the keys of one API process. `start` it before use and `close` it at the end."""
 
     def __init__(
         self,
@@ -77,7 +82,7 @@ class KeyRing:
         self._poll_s = poll_s
         self._flush_s = flush_s
         self._cache = KeyCache(clock, cache_size, refused_size)
-        self._flights: dict[bytes, asyncio.Task[Admission | Refusal | None]] = {}
+        self._lookups: dict[bytes, asyncio.Task[Admission | Refusal | None]] = {}
         self._slots = asyncio.Semaphore(MAX_LOOKUPS_RUNNING)
         self._used: dict[UUID, datetime] = {}
         self._flushed_at = clock.monotonic()
@@ -91,19 +96,19 @@ class KeyRing:
         self._listening: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take up the change feed. A database that is away at this moment is waited for in the background."""
+        """Begin to follow the change feed; an unavailable database is retried in the background."""
         await self._follow()
         self._polling = asyncio.create_task(self._poll(), name="keyring-poll")
         if self._redis is not None:
             self._listening = asyncio.create_task(self._listen(self._redis), name="keyring-push")
 
     async def close(self) -> None:
-        """Stop following and write the last batch of last_used_at; gives up on a frozen database after 5 s."""
+        """Stop following and write the last batch of last_used_at, within CLOSE_TIMEOUT_S."""
         self._closing.set()
         self._wake.set()
         if self._listening is not None:
-            self._listening.cancel()  # it has nothing to finish, and would wait for Redis for up to a second
-        parts = (self._polling, self._listening, *self._flights.values())
+            self._listening.cancel()  # it has nothing to finish, and may wait PUSH_RETRY_S for Redis
+        parts = (self._polling, self._listening, *self._lookups.values())
         pending: list[asyncio.Task[Any]] = [task for task in parts if task is not None]
         if pending:
             _, late = await asyncio.wait(pending, timeout=CLOSE_TIMEOUT_S)
@@ -112,14 +117,15 @@ class KeyRing:
             await asyncio.gather(*late, return_exceptions=True)
 
     def on_revoked(self, callback: Callable[[frozenset[UUID]], None]) -> None:
-        """Call `callback` with the ids of keys that died: revoked, expired, project archived or tenant suspended.
+        """Call `callback` with the ids of keys that became inactive.
 
-        Ids may be reported more than once and need not be in use here.
+        A key is inactive when it is revoked or expired, its project archived or its tenant suspended. An id may be
+        reported more than once and need not be in use here.
         """
         self._callbacks.append(callback)
 
     def authenticate_cached(self, raw: str) -> Principal | None:
-        """The principal of a key this process knows to be good; None = ask `authenticate`. Awaits nothing."""
+        """The principal of a key with a cached admission; None = use `authenticate`. Does not wait."""
         principal = self._cache.admitted(hash_key(raw, self._pepper))
         if principal is not None:
             self._used[principal.key_id] = self._clock.now()
@@ -150,32 +156,32 @@ class KeyRing:
         return principal
 
     async def _look_up_once(self, digest: bytes) -> Admission | Refusal:
-        """One query for all who ask for the same key; callers wait, the query itself is never cancelled."""
-        flight = self._flights.get(digest)
-        if flight is None:
-            if len(self._flights) >= MAX_LOOKUPS_OPEN:
-                raise _away()
-            flight = asyncio.create_task(self._look_up(digest), name="keyring-lookup")
-            self._flights[digest] = flight
-            flight.add_done_callback(lambda _: self._flights.pop(digest, None))
+        """Look a key up; concurrent requests with the same key share one query, which is never cancelled."""
+        lookup = self._lookups.get(digest)
+        if lookup is None:
+            if len(self._lookups) >= MAX_LOOKUPS_OPEN:
+                raise _lookup_unavailable()
+            lookup = asyncio.create_task(self._look_up(digest), name="keyring-lookup")
+            self._lookups[digest] = lookup
+            lookup.add_done_callback(lambda _: self._lookups.pop(digest, None))
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                verdict = await asyncio.shield(flight)
+                verdict = await asyncio.shield(lookup)
         except TimeoutError:
-            raise _away() from None
+            raise _lookup_unavailable() from None
         if verdict is None:
-            raise _away()
+            raise _lookup_unavailable()
         return verdict
 
     async def _look_up(self, digest: bytes) -> Admission | Refusal | None:
-        """The verdict on a key, cached unless changes kept coming in while it was read; None = database away."""
+        """The verdict on a key; None = database unavailable. Cached unless it changed during each of three reads."""
         verdict: Admission | Refusal | None = None
         for _ in range(3):
             generation = self._cache.generation
             try:
                 async with self._slots, self._database.system() as connection:
                     verdict = await resolve.resolve_key(connection, digest, self._pepper, self._clock.now())
-            except DATABASE_AWAY as error:
+            except DATABASE_ERRORS as error:
                 logger.warning("key look-up failed: %s", type(error).__name__)
                 return None
             if generation == self._cache.generation:
@@ -184,7 +190,7 @@ class KeyRing:
         return verdict
 
     async def _poll(self) -> None:
-        """Follow the feed every `poll_s` seconds, or sooner when a hint arrives."""
+        """Read the feed every `poll_s` seconds, or sooner when a hint arrives."""
         while not self._closing.is_set():
             try:
                 async with asyncio.timeout(self._poll_s):
@@ -195,13 +201,13 @@ class KeyRing:
             try:
                 await self._follow()
             except Exception:
-                # Whatever it is: a process that no longer follows would honour revoked keys for ever.
+                # The loop must survive any error: without it this process would accept revoked keys for ever.
                 logger.exception("tenancy changes not read, cached keys stay")
             if self._closing.is_set() or self._clock.monotonic() - self._flushed_at >= self._flush_s:
                 await self._flush_used()
 
     async def _follow(self) -> None:
-        """Apply what changed since the last look. On a database that is away: try again at the next turn."""
+        """Apply the changes since the last poll; an unavailable database is retried at the next poll."""
         now = self._clock.now()
         try:
             async with self._database.read() as connection:
@@ -210,38 +216,38 @@ class KeyRing:
                 first = since is None or horizon < since
                 feed = await changes.changes_since(connection, horizon if since is None or first else since)
                 news = [] if first else [change for change in feed if change.id not in self._seen]
-                dead = await self._dead(connection, news)
-                dead |= await resolve.expired_between(connection, self._expiry_checked, now)
-        except DATABASE_AWAY as error:
+                inactive = await self._find_inactive(connection, news)
+                inactive |= await resolve.expired_between(connection, self._expiry_checked, now)
+        except DATABASE_ERRORS as error:
             logger.warning("tenancy changes not read, cached keys stay: %s", type(error).__name__)
             return
         self._horizon = horizon
         self._seen = {change.id for change in feed}
         self._expiry_checked = now
         if first:
-            # Nothing cached is vouched for; a lower horizon means another cluster behind the same address.
+            # Cached keys may be stale; a lower horizon means another cluster behind the same address.
             self._cache.clear()
         if news:
-            self._cache.forget_tenants({change.tenant_id for change in news})
-        if dead:
-            self._report(dead)
+            self._cache.invalidate_tenants({change.tenant_id for change in news})
+        if inactive:
+            self._notify_revoked(inactive)
 
-    async def _dead(self, connection: AsyncConnection, news: Iterable[Change]) -> set[UUID]:
-        """The keys that died by the changes in `news`."""
+    async def _find_inactive(self, connection: AsyncConnection, news: Iterable[Change]) -> set[UUID]:
+        """The keys that the changes in `news` made inactive."""
         ids: dict[str, list[UUID]] = {"key": [], "project": [], "tenant": [], "limits": []}
         for change in news:
             ids[change.kind].append(change.object_id)
         if not (ids["key"] or ids["project"] or ids["tenant"]):
             return set()
-        return await resolve.dead_keys(connection, ids["key"], ids["project"], ids["tenant"])
+        return await resolve.inactive_keys(connection, ids["key"], ids["project"], ids["tenant"])
 
-    def _report(self, dead: set[UUID]) -> None:
-        """Tell everyone who asked which keys died."""
+    def _notify_revoked(self, inactive: set[UUID]) -> None:
+        """Call every callback with the inactive keys."""
         for callback in self._callbacks:
-            callback(frozenset(dead))
+            callback(frozenset(inactive))
 
     async def _listen(self, redis: "Redis") -> None:
-        """Wake the poll at each hint from Redis; reconnect for ever while it is away."""
+        """Start a poll at each hint from Redis; reconnect for ever while Redis is unavailable."""
         while True:
             try:
                 async with redis.pubsub(ignore_subscribe_messages=True) as pubsub:
@@ -255,7 +261,7 @@ class KeyRing:
                 await asyncio.sleep(PUSH_RETRY_S)
 
     async def _flush_used(self) -> None:
-        """Write last_used_at of every key used since the last batch; keep the batch when the database is away."""
+        """Write last_used_at of the keys used since the last batch; keep the batch when the database fails."""
         self._flushed_at = self._clock.monotonic()
         used, self._used = self._used, {}
         if not used:
@@ -263,12 +269,12 @@ class KeyRing:
         try:
             async with self._database.system() as connection:
                 await key_store.touch(connection, used)
-        except DATABASE_AWAY as error:
+        except DATABASE_ERRORS as error:
             logger.warning("last use of keys not written, kept for later: %s", type(error).__name__)
             self._used = used | self._used
 
 
-def _away() -> Unavailable:
+def _lookup_unavailable() -> Unavailable:
     return Unavailable(
         "The API key cannot be checked at the moment; it is not refused. Try again shortly.",
         code="key_lookup_unavailable",

@@ -24,7 +24,10 @@ class ScopedLimits(msgspec.Struct, frozen=True):
 
 
 async def scope_exists(connection: AsyncConnection, tenant_id: UUID, scope_kind: str, scope_id: UUID) -> bool:
-    """Whether the project or key belongs to the organisation, or the scope is the organisation itself."""
+    """Whether the project or key belongs to the organisation, or the scope is the organisation itself.
+
+    `scope_kind` is tenant, project or key.
+    """
     if scope_kind == "tenant":
         return scope_id == tenant_id
     table = projects if scope_kind == "project" else api_keys
@@ -35,7 +38,7 @@ async def scope_exists(connection: AsyncConnection, tenant_id: UUID, scope_kind:
 
 
 async def get_limits(connection: AsyncConnection, tenant_id: UUID, scope_kind: str, scope_id: UUID) -> Limits:
-    """The limits set on a scope; a scope nobody has limited has none."""
+    """The limits of a scope; NO_LIMITS when none are set."""
     statement = select(*_VALUES).where(
         limits.c.tenant_id == tenant_id, limits.c.scope_kind == scope_kind, limits.c.scope_id == scope_id
     )
@@ -44,7 +47,7 @@ async def get_limits(connection: AsyncConnection, tenant_id: UUID, scope_kind: s
 
 
 async def list_limits(connection: AsyncConnection, tenant_id: UUID) -> list[ScopedLimits]:
-    """Every scope of the organisation that has limits; the organisation's own first."""
+    """All scopes of the organisation that have limits; the organisation itself first."""
     statement = (
         select(limits.c.scope_kind, limits.c.scope_id, *_VALUES)
         .where(limits.c.tenant_id == tenant_id)
@@ -59,7 +62,7 @@ async def list_limits(connection: AsyncConnection, tenant_id: UUID) -> list[Scop
 async def put_limits(
     connection: AsyncConnection, tenant_id: UUID, scope_kind: str, scope_id: UUID, value: Limits
 ) -> None:
-    """Replace all limits of a scope; no limits at all removes its row."""
+    """Replace all limits of a scope; NO_LIMITS deletes its row."""
     if value == NO_LIMITS:
         await connection.execute(
             delete(limits).where(

@@ -1,7 +1,7 @@
-"""Throttling of sign-ins: failures counted per address of mail and of network, and over all networks per mail address.
+"""Throttles sign-ins: counts failures per email address, per network address, and per pair of both.
 
-An attempt counts as failed before the password is looked at, and is struck out when it was right: attempts in
-parallel cannot slip past the count.
+An attempt counts as failed before the password is checked, and is removed when the password was right, so parallel
+attempts cannot evade the count.
 """
 
 import hashlib
@@ -14,13 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tenants.tables import login_failures
 
 WINDOW = timedelta(minutes=15)
+"""Period over which failures are counted, from the first one on."""
 FAILURES_PER_EMAIL_AND_ADDRESS = 5
 FAILURES_PER_EMAIL = 50
 FAILURES_PER_ADDRESS = 100
 
 
 def _subjects(email: str, address: str) -> dict[bytes, int]:
-    """Hash of each thing counted -> how often it may fail within the window. Addresses are not kept in clear."""
+    """Hash of each counted subject -> failures allowed within the window. Addresses are stored only as hashes."""
     named = {f"email:{email}": FAILURES_PER_EMAIL}
     if address:
         named[f"pair:{email}|{address}"] = FAILURES_PER_EMAIL_AND_ADDRESS
@@ -32,7 +33,10 @@ def _subjects(email: str, address: str) -> dict[bytes, int]:
 
 
 async def count_attempt(connection: AsyncConnection, email: str, address: str) -> float | None:
-    """Count an attempt; the seconds to wait when there were too many, else None."""
+    """Count an attempt as failed; the seconds to wait when there were too many, else None.
+
+    `address` is the client's network address; empty = unknown, only `email` is counted.
+    """
     window_over = login_failures.c.window_start <= func.now() - WINDOW
     wait_s: float | None = None
     for subject, allowed in sorted(_subjects(email, address).items()):
@@ -54,13 +58,13 @@ async def count_attempt(connection: AsyncConnection, email: str, address: str) -
             )
         ).one()
         if row[0] > allowed:
-            # A transaction that began before the window's first one waits no longer than the window.
+            # now() of a transaction that began before the window did would give more than the window.
             wait_s = max(wait_s or 0.0, min(float(row[1]), WINDOW.total_seconds()), 1.0)
     return wait_s
 
 
-async def strike_out(connection: AsyncConnection, email: str, address: str) -> None:
-    """The attempt was right: forget the failures of this mail address here and everywhere."""
+async def clear_failures(connection: AsyncConnection, email: str, address: str) -> None:
+    """Delete the failures of this email address after a successful sign-in; those of `address` remain."""
     subjects = [
         subject for subject, allowed in _subjects(email, address).items() if allowed != FAILURES_PER_ADDRESS
     ]
@@ -68,7 +72,7 @@ async def strike_out(connection: AsyncConnection, email: str, address: str) -> N
 
 
 async def prune(connection: AsyncConnection) -> int:
-    """Delete counters whose window is over; returns how many."""
+    """Delete counters whose window is over; returns the number of rows."""
     old = select(login_failures.c.subject).where(login_failures.c.window_start <= func.now() - WINDOW)
     result = await connection.execute(delete(login_failures).where(login_failures.c.subject.in_(old)))
     return result.rowcount

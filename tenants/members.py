@@ -1,5 +1,7 @@
-"""Repository of people and their roles. Users span organisations, so these run in platform sessions only;
-whoever calls for one organisation passes its id."""
+"""Repository of users and their roles.
+
+Users span organisations, so these functions run in platform sessions only; a call for one organisation passes its id.
+"""
 
 from typing import Any
 from uuid import UUID
@@ -14,12 +16,12 @@ from tenants.scoping import platform_wide
 from tenants.tables import memberships, tenants, users
 from tenants.views import UserView
 
-_HEADS_LOCK = 0x70656E5F68656164
-"""Advisory lock: "pen_head"."""
+_ADMINISTRATORS_LOCK = 0x70656E5F68656164
+"""Key of the advisory lock: "pen_head" in ASCII."""
 
 
 class Login(msgspec.Struct, frozen=True):
-    """What signing in needs to know of a person."""
+    """A user with the password hash that a sign-in is checked against."""
 
     user: UserView
     password_hash: str
@@ -62,7 +64,7 @@ async def insert_user(
     password_hash: str,
     role: str,
 ) -> bool:
-    """Insert an active person with a role in the organisation (None: on the platform); False = address taken."""
+    """Insert an active user with a role in the organisation (None: on the platform); False = email taken."""
     inserted = await connection.scalar(
         pg_insert(users)
         .values(id=user_id, email=email, password_hash=password_hash)
@@ -77,7 +79,7 @@ async def insert_user(
 
 @platform_wide("a user id alone names its organisation; the caller checks that it may see the person")
 async def get_user(connection: AsyncConnection, user_id: UUID, *, lock: bool = False) -> UserView | None:
-    """One person with the role held, locked when `lock`; None when there is none."""
+    """One user with the role, locked when `lock`; None when there is none."""
     statement = _select_views().where(users.c.id == user_id)
     if lock:
         statement = statement.with_for_update(of=[users, memberships])
@@ -87,7 +89,7 @@ async def get_user(connection: AsyncConnection, user_id: UUID, *, lock: bool = F
 
 @platform_wide("signing in: the address says who it is")
 async def find_login(connection: AsyncConnection, email: str) -> Login | None:
-    """The person with this address, with the password's hash."""
+    """The user with this email address and the password hash, or None."""
     statement = _select_views(users.c.password_hash).where(users.c.email == email)
     row = (await connection.execute(statement)).one_or_none()
     return None if row is None else Login(_view(row), row.password_hash)
@@ -97,7 +99,7 @@ async def find_login(connection: AsyncConnection, email: str) -> Login | None:
 async def list_users(
     connection: AsyncConnection, tenant_id: UUID | None, *, limit: int, after: UUID | None
 ) -> list[UserView]:
-    """People from the oldest on: of one organisation, or all when `tenant_id` is None."""
+    """Users, oldest first, at most `limit`, after the user `after`: of one organisation, or all with None."""
     statement = _select_views().order_by(users.c.id).limit(limit)
     if tenant_id is not None:
         statement = statement.where(memberships.c.tenant_id == tenant_id)
@@ -108,28 +110,30 @@ async def list_users(
 
 @platform_wide("by user id; the caller has checked that it may change the person")
 async def set_role(connection: AsyncConnection, user_id: UUID, role: str) -> None:
-    """Another role in the same organisation (or on the platform)."""
+    """Change the role within the same organisation, or on the platform."""
     await connection.execute(update(memberships).where(memberships.c.user_id == user_id).values(role=role))
 
 
 async def set_status(connection: AsyncConnection, user_id: UUID, status: str) -> None:
-    """`active` or `disabled`; a disabled person can neither sign in nor use tokens."""
+    """Set `active` or `disabled`; a disabled user can neither sign in nor use tokens."""
     await connection.execute(update(users).where(users.c.id == user_id).values(status=status))
 
 
 async def set_password_hash(connection: AsyncConnection, user_id: UUID, password_hash: str) -> None:
-    """Replace the password's hash."""
+    """Replace the password hash."""
     await connection.execute(update(users).where(users.c.id == user_id).values(password_hash=password_hash))
 
 
 @platform_wide("a lock, no rows")
-async def lock_heads(connection: AsyncConnection) -> None:
-    """Wait for other changes of roles to commit, so that two heads cannot remove each other at the same time."""
-    await connection.execute(select(func.pg_advisory_xact_lock(_HEADS_LOCK)))
+async def lock_administrators(connection: AsyncConnection) -> None:
+    """Wait for other changes of roles to commit, so that two administrators cannot remove each other at once."""
+    await connection.execute(select(func.pg_advisory_xact_lock(_ADMINISTRATORS_LOCK)))
 
 
-async def count_other_heads(connection: AsyncConnection, tenant_id: UUID | None, user_id: UUID) -> int:
-    """How many active owners the organisation (platform admins, when None) has besides this person."""
+async def count_other_administrators(
+    connection: AsyncConnection, tenant_id: UUID | None, user_id: UUID
+) -> int:
+    """The number of active owners of the organisation besides this user; with None, of platform admins."""
     statement = (
         select(func.count())
         .select_from(memberships)

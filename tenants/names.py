@@ -1,4 +1,4 @@
-"""What people type as names, reasons, addresses and passwords: cleaned, bounded, refused with a word on why."""
+"""Cleans and validates names, reasons, email addresses, passwords and model names that people enter."""
 
 import re
 import unicodedata
@@ -6,7 +6,9 @@ import unicodedata
 from core.errors import InvalidRequest
 
 NAME_LENGTH = 100
+"""Most characters of a name."""
 REASON_LENGTH = 500
+"""Most characters of a reason."""
 PASSWORD_MIN_LENGTH = 12
 PASSWORD_MAX_LENGTH = 256
 MAX_ALLOWED_MODELS = 100
@@ -18,12 +20,12 @@ _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}", re.ASCII)
 
 
 def clean_name(value: str, param: str = "name") -> str:
-    """`value` without blanks around it: 1 to 100 printable characters. Raises InvalidRequest."""
+    """`value` in NFC without surrounding blanks: 1 to 100 printable characters. Raises InvalidRequest."""
     return _clean(value, param, NAME_LENGTH)
 
 
 def clean_reason(value: str, param: str = "reason") -> str:
-    """Why something was done: 1 to 500 printable characters. Raises InvalidRequest."""
+    """The same for the reason of an act: 1 to 500 printable characters. Raises InvalidRequest."""
     return _clean(value, param, REASON_LENGTH)
 
 
@@ -44,7 +46,10 @@ def _clean(value: str, param: str, max_length: int) -> str:
 
 
 def slug_of(name: str) -> str:
-    """A short name for addresses and commands: lower-case ASCII letters, digits and single dashes."""
+    """A short name for URLs and commands: 1 to 60 lower-case ASCII letters, digits and single dashes.
+
+    Raises InvalidRequest when `name` has no Latin letter or digit.
+    """
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode("ascii").lower()
     slug = re.sub(r"[^a-z0-9]+", "-", ascii_name).strip("-")[:60].strip("-")
     if not slug:
@@ -55,7 +60,7 @@ def slug_of(name: str) -> str:
 
 
 def clean_email(value: str, param: str = "email") -> str:
-    """An address in lower case. Raises InvalidRequest when it cannot be one."""
+    """An email address in lower case. Raises InvalidRequest when `value` is none."""
     email = value.strip().lower()
     if len(email) > 254 or _EMAIL.fullmatch(email) is None:
         raise InvalidRequest("email is no mail address such as ada@example.com", param=param)
@@ -63,7 +68,7 @@ def clean_email(value: str, param: str = "email") -> str:
 
 
 def check_password(value: str, param: str = "password") -> str:
-    """`value` itself when it is 12 to 256 characters without NUL. Raises InvalidRequest, never echoing it."""
+    """`value` itself: 12 to 256 characters, no control characters. Raises InvalidRequest without the password."""
     if not PASSWORD_MIN_LENGTH <= len(value) <= PASSWORD_MAX_LENGTH:
         raise InvalidRequest(
             f"{param} must have {PASSWORD_MIN_LENGTH} to {PASSWORD_MAX_LENGTH} characters, not {len(value)}",
@@ -75,7 +80,7 @@ def check_password(value: str, param: str = "password") -> str:
 
 
 def clean_models(values: list[str] | None, param: str = "allowed_models") -> list[str] | None:
-    """Sorted, distinct model names; None = every model. Raises InvalidRequest for an empty or odd list."""
+    """Sorted, distinct model names, 1 to 100 of them; None = every model. Raises InvalidRequest."""
     if values is None:
         return None
     if not 1 <= len(values) <= MAX_ALLOWED_MODELS:

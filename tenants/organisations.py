@@ -47,7 +47,7 @@ async def insert_tenant(
 async def get_tenant(
     connection: AsyncConnection, tenant_id: UUID, *, lock: bool = False
 ) -> TenantView | None:
-    """One organisation, with its row locked for a change when `lock`; None when there is none."""
+    """One organisation, locked when `lock`; None when there is none."""
     statement = select(*_COLUMNS).where(tenants.c.id == tenant_id)
     if lock:
         statement = statement.with_for_update()
@@ -57,7 +57,7 @@ async def get_tenant(
 
 @platform_wide("platform people look organisations up by what they have at hand")
 async def find_tenants(connection: AsyncConnection, text: str) -> list[TenantView]:
-    """Organisations whose short name is `text` or whose name is, ignoring case; the short name first."""
+    """At most 10 organisations whose short name or name is `text`, ignoring case; the short name's first."""
     statement = (
         select(*_COLUMNS)
         .where(or_(tenants.c.slug == text.lower(), func.lower(tenants.c.name) == text.lower()))
@@ -69,7 +69,7 @@ async def find_tenants(connection: AsyncConnection, text: str) -> list[TenantVie
 
 @platform_wide("the list of all organisations; a tenant's own session sees one row by row-level security")
 async def list_tenants(connection: AsyncConnection, *, limit: int, after: UUID | None) -> list[TenantView]:
-    """Organisations from the oldest on, after the one with id `after`."""
+    """Organisations, oldest first, at most `limit`, after the organisation `after`."""
     statement = select(*_COLUMNS).order_by(tenants.c.id).limit(limit)
     if after is not None:
         statement = statement.where(tenants.c.id > after)
@@ -77,22 +77,22 @@ async def list_tenants(connection: AsyncConnection, *, limit: int, after: UUID |
 
 
 async def set_name(connection: AsyncConnection, tenant_id: UUID, name: str) -> None:
-    """Rename; the short name stays, because links and scripts use it."""
+    """Change the name; the short name stays, because links and scripts use it."""
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(name=name))
 
 
 async def set_status(connection: AsyncConnection, tenant_id: UUID, status: str) -> None:
-    """`active` or `suspended`."""
+    """Set `active` or `suspended`."""
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(status=status))
 
 
 async def set_tier(connection: AsyncConnection, tenant_id: UUID, tier: str) -> None:
-    """The band its requests queue in and the prices that apply."""
+    """Set the tier: priority, standard or batch. It decides the band its requests queue in, and its prices."""
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(tier=tier))
 
 
 async def set_share(connection: AsyncConnection, tenant_id: UUID, percent: int) -> None:
-    """What it gets of a busy pool beside others of its tier, 100 = the usual."""
+    """Set its weight in a busy pool relative to others of its tier, in percent of the usual."""
     await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(share_percent=percent))
 
 
@@ -103,7 +103,7 @@ async def set_throttle(
     requests_per_min: int | None,
     concurrency: int | None,
 ) -> None:
-    """Cap the organisation's requests until `until`; all None lifts the cap."""
+    """Cap the organisation's requests until `until`; None in all three removes the cap."""
     await connection.execute(
         update(tenants)
         .where(tenants.c.id == tenant_id)

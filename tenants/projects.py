@@ -20,7 +20,7 @@ def _view(row: Row[*tuple[Any, ...]]) -> ProjectView:
 async def insert_project(
     connection: AsyncConnection, tenant_id: UUID, project_id: UUID, name: str
 ) -> ProjectView | None:
-    """Insert an active project; None when the organisation has one of that name."""
+    """Insert an active project; None when the organisation has a project with that name."""
     statement = (
         insert(projects)
         .values(id=project_id, tenant_id=tenant_id, name=name)
@@ -34,7 +34,7 @@ async def insert_project(
 async def get_project(
     connection: AsyncConnection, tenant_id: UUID, project_id: UUID, *, lock: bool = False
 ) -> ProjectView | None:
-    """One project of the organisation, locked when `lock`; None when it has none of that id."""
+    """One project of the organisation, locked when `lock`; None when it has no project with that id."""
     statement = select(*_COLUMNS).where(projects.c.tenant_id == tenant_id, projects.c.id == project_id)
     if lock:
         statement = statement.with_for_update()
@@ -45,7 +45,7 @@ async def get_project(
 async def list_projects(
     connection: AsyncConnection, tenant_id: UUID, *, limit: int, after: UUID | None
 ) -> list[ProjectView]:
-    """Projects of the organisation from the oldest on, archived ones included."""
+    """Projects of the organisation, oldest first, at most `limit`, after `after`; archived ones included."""
     statement = (
         select(*_COLUMNS).where(projects.c.tenant_id == tenant_id).order_by(projects.c.id).limit(limit)
     )
@@ -55,7 +55,7 @@ async def list_projects(
 
 
 async def set_status(connection: AsyncConnection, tenant_id: UUID, project_id: UUID, status: str) -> None:
-    """`active` or `archived`; keys of an archived project are refused."""
+    """Set `active` or `archived`; keys of an archived project are refused."""
     await connection.execute(
         update(projects)
         .where(projects.c.tenant_id == tenant_id, projects.c.id == project_id)

@@ -1,4 +1,4 @@
-"""The x-ratelimit-* headers of OpenAI's API, for the scope that has least left."""
+"""The x-ratelimit-* headers of OpenAI's API, for the scope with the least remaining."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +9,9 @@ Header = tuple[bytes, bytes]
 
 
 def rate_headers(limits: Sequence[Limits], levels: Sequence[int]) -> list[Header]:
-    """Headers for requests and tokens, each from the tightest limit; none for what is not limited.
+    """Headers for requests and for tokens, each from the limit with the least remaining; none without a limit.
 
-    `levels` holds, per scope, what is used of requests, input and output tokens per minute.
+    `levels` holds three bucket levels per scope of `limits`: requests, input tokens and output tokens.
     """
     requests: list[tuple[int, int]] = []
     tokens: list[tuple[int, int]] = []
@@ -27,9 +27,10 @@ def rate_headers(limits: Sequence[Limits], levels: Sequence[int]) -> list[Header
 
 
 def refusal_headers(details: Mapping[str, Any], wait_s: float) -> list[Header]:
-    """Headers of an answer refused by a limit on requests; what is left of other limits is not known.
+    """Headers of a response refused by requests per minute; empty for a refusal by another limit.
 
-    `wait_s` is the time until one request fits, so the bucket holds `limit - 1` and what drains in `wait_s`.
+    `details` are those of the RateLimited error. `wait_s` is the time until one request conforms, so the bucket
+    holds `limit - 1` requests and what drains in `wait_s`.
     """
     limit = details.get("limit")
     if details.get("kind") != "requests_per_min" or not isinstance(limit, int):

@@ -1,4 +1,4 @@
-"""What a process decides by itself: refusals it still remembers, and a small cap while Redis is away."""
+"""Rate decisions without Redis: cached refusals, and a local limiter while Redis is unavailable."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -8,57 +8,59 @@ from core.errors import RateLimited
 from tenants.principal import Limits
 from tenants.rate_scopes import SCOPES, Scopes
 
-MAX_REMEMBERED = 50_000
-ASK_AGAIN_S = 1.0
-"""A refusal is repeated no longer than this without asking Redis: a limit filled by estimates of what still runs, here
-or in another process, has room again as soon as less was used."""
+MAX_ENTRIES = 50_000
+"""Entries of each map in this module; a full map is emptied."""
+REFUSAL_TTL_S = 1.0
+"""Longest life of a cached refusal. Settling a request below its estimate, in any process, frees a limit early."""
 TENANT = SCOPES.index("tenant")
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Entry:
     error: RateLimited
-    until: float
-    """When the scope conforms if nothing is given back: what the caller is told."""
-    ask_again_at: float
+    retry_at: float
+    """Monotonic instant at which the scope conforms if no reservation is returned; the source of Retry-After."""
+    expires_at: float
     limits: Limits
 
 
 class RefusalCache:
-    """Scopes that were refused whatever the request: within ASK_AGAIN_S there is no need to ask Redis again."""
+    """Scopes that refuse every request for now; for REFUSAL_TTL_S such a refusal needs no call to Redis."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: dict[UUID, _Known] = {}
+        self._entries: dict[UUID, _Entry] = {}
 
-    def remember(self, scopes: Scopes, index: int, error: RateLimited, for_s: float) -> None:
-        """Scope number `index` refuses everything for `for_s`, unless reservations are given back."""
-        if len(self._known) >= MAX_REMEMBERED:
-            self._known.clear()
+    def put(self, scopes: Scopes, index: int, error: RateLimited, blocked_s: float) -> None:
+        """Cache that scope number `index` of SCOPES refuses everything for `blocked_s` seconds."""
+        if len(self._entries) >= MAX_ENTRIES:
+            self._entries.clear()
         now = self._clock.monotonic()
-        ask_again_at = now + min(for_s, ASK_AGAIN_S)
-        self._known[scopes.ids[index]] = _Known(error, now + for_s, ask_again_at, scopes.limits[index])
+        expires_at = now + min(blocked_s, REFUSAL_TTL_S)
+        self._entries[scopes.ids[index]] = _Entry(error, now + blocked_s, expires_at, scopes.limits[index])
 
-    def find(self, scopes: Scopes) -> RateLimited | None:
-        """The refusal that still holds, with what remains of its time; a scope whose limits changed is asked anew."""
-        if not self._known:
+    def get(self, scopes: Scopes) -> RateLimited | None:
+        """A cached refusal with its remaining time; None without one, or when the scope's limits have changed."""
+        if not self._entries:
             return None
         now = self._clock.monotonic()
         for id_, limits in zip(scopes.ids, scopes.limits, strict=True):
-            known = self._known.get(id_)
-            if known is None:
+            entry = self._entries.get(id_)
+            if entry is None:
                 continue
-            if known.ask_again_at <= now or known.limits != limits:
-                del self._known[id_]
+            if entry.expires_at <= now or entry.limits != limits:
+                del self._entries[id_]
                 continue
-            error = known.error
-            return RateLimited(error.message, details=error.details, retry_after_s=known.until - now)
+            error = entry.error
+            return RateLimited(error.message, details=error.details, retry_after_s=entry.retry_at - now)
         return None
 
 
-class LocalCap:
-    """Leaky buckets of this process, used only while Redis is away: `per_s` requests per tenant, and no scope above
-    its own requests per minute."""
+class LocalLimiter:
+    """Leaky buckets of this process for the time that Redis is unavailable.
+
+    They allow `per_s` requests per second to a tenant, and to every scope at most its own requests per minute.
+    """
 
     def __init__(self, clock: Clock, per_s: int) -> None:
         self._clock = clock
@@ -66,7 +68,7 @@ class LocalCap:
         self._levels: dict[UUID, tuple[float, float]] = {}
 
     def admit(self, scopes: Scopes) -> None:
-        """Count one request in every scope that has a rate. Raises RateLimited, having counted nothing."""
+        """Count one request in every scope that has a rate. Raises RateLimited and then counts nothing."""
         now = self._clock.monotonic()
         after: dict[UUID, float] = {}
         for index, (id_, limits) in enumerate(zip(scopes.ids, scopes.limits, strict=True)):
@@ -80,7 +82,7 @@ class LocalCap:
             after[id_] = max(0.0, level - (now - at) * rate) + 1.0
             if after[id_] > burst:
                 raise self._refusal(index, burst, (after[id_] - burst) / rate if rate else 60.0)
-        if len(self._levels) >= MAX_REMEMBERED:
+        if len(self._levels) >= MAX_ENTRIES:
             self._levels.clear()
         self._levels.update((id_, (level, now)) for id_, level in after.items())
 

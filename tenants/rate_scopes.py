@@ -1,4 +1,4 @@
-"""How limits are told to rates.lua: encoded once per key, because they are most of every call."""
+"""Encodes limits as arguments of rates.lua: once per key, because they are most of each call."""
 
 from hashlib import sha1
 from pathlib import Path
@@ -9,6 +9,7 @@ import msgspec
 from tenants.principal import Limits, Principal
 
 SCOPES = ("key", "project", "tenant")
+"""Scopes in the order of the script's keys and arguments."""
 KINDS = {
     "r": "requests_per_min",
     "i": "input_tokens_per_min",
@@ -16,8 +17,9 @@ KINDS = {
     "c": "concurrency",
     "d": "tokens_per_day",
 }
+"""The script's letter for a limit -> the field of Limits."""
 COMMON_PARTS = 3 + 8 + 18
-"""EVALSHA, digest and count of keys; keys; scopes."""
+"""Bulk strings before the operation: EVALSHA, digest and number of keys (3), keys (8), values of the scopes (18)."""
 Args = list[str | int]
 
 SOURCE = (Path(__file__).parent / "rates.lua").read_text()
@@ -27,18 +29,18 @@ SHA = sha1(SOURCE.encode(), usedforsecurity=False).hexdigest()
 class Scopes(msgspec.Struct, frozen=True):
     """The three scopes of a key as the script takes them."""
 
-    call: bytes
-    """EVALSHA with keys and scopes in Redis's protocol, without the head of the array: `COMMON_PARTS` bulk strings."""
+    encoded: bytes
+    """EVALSHA with keys and scopes as `COMMON_PARTS` RESP bulk strings, without the header of the array."""
     ids: tuple[UUID, UUID, UUID]
     limits: tuple[Limits, Limits, Limits]
 
     @property
-    def leased(self) -> bool:
+    def limits_concurrency(self) -> bool:
         """Whether any scope limits concurrency."""
         return any(limits.concurrency is not None for limits in self.limits)
 
     @property
-    def daily(self) -> list[UUID]:
+    def daily_ids(self) -> list[UUID]:
         """Ids of the scopes with a limit per day."""
         return [
             id_
@@ -48,7 +50,7 @@ class Scopes(msgspec.Struct, frozen=True):
 
 
 def scopes_of(principal: Principal) -> Scopes | None:
-    """What the script must look at for `principal`; None when nothing is limited, so that nothing need be asked."""
+    """The scopes of `principal`; None when none of them has a limit, which saves the call to Redis."""
     limits = (principal.key_limits, principal.project_limits, principal.tenant_limits)
     if not any(_values(each) != _NONE for each in limits):
         return None
@@ -68,9 +70,9 @@ def bulk(*parts: str | int) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in encoded])
 
 
-def command(call: bytes, *args: str | int) -> bytes:
-    """One run of the script: `call` of a `Scopes` and the operation with its own arguments."""
-    return b"*%d\r\n%b%b" % (COMMON_PARTS + len(args), call, bulk(*args))
+def command(encoded: bytes, *args: str | int) -> bytes:
+    """A whole EVALSHA command: `encoded` of a `Scopes`, then the operation and its arguments."""
+    return b"*%d\r\n%b%b" % (COMMON_PARTS + len(args), encoded, bulk(*args))
 
 
 _NONE = [-1] * 5

@@ -1,14 +1,14 @@
--- Limits of a key, its project and its tenant: checked together, taken together or not at all.
+-- Checks the limits of a key, its project and its tenant, and reserves in all three or in none.
 --
--- Levels are GCRA in its leaky-bucket form (ITU-T I.371, annex A.1): a level drains at limit per minute and a request
--- conforms when level + cost <= limit. Time is the server's. Every key of a tenant carries its hash tag.
+-- Levels are GCRA in its leaky-bucket form (ITU-T I.371, annex A.1): a level drains at its limit per minute, and a
+-- request conforms when level + cost <= limit. Time is the server's. All keys of a tenant share a hash tag.
 --
 -- KEYS: 1 epoch, 2 day, then for key, project, tenant: 3/5/7 levels (hash t r i o), 4/6/8 leases (sorted set).
--- ARGV: 1 to 18 the scopes, six values each: id, requests/min, input/min, output/min, concurrency, tokens/day, where -1
--- is no limit; 19 the operation, then its own. Costs are at least 1.
+-- ARGV: 1 to 18 the scopes, six values each: id, requests/min, input/min, output/min, concurrency, tokens/day (-1 = no
+-- limit); 19 the operation; from 20 on its arguments. Costs are at least 1.
 local MINUTE_US = 60000000
 local DAY_S = 86400
-local SLOP = 0.000001 -- doubles: a level that should be whole may be off by less than this
+local SLOP = 0.000001 -- rounding error of a double that should be a whole number is below this
 local KINDS = {'r', 'i', 'o'}
 
 local time = redis.call('TIME')
@@ -67,7 +67,7 @@ local function store_levels(scope, levels)
   redis.call('EXPIRE', scope.levels_key, math.min(30 * DAY_S, math.ceil(drained_s) + 60))
 end
 
--- Tokens of a scope today; nil when nobody has counted (or seeded) them yet.
+-- Tokens of a scope today; nil when they were neither counted nor seeded yet.
 local function tokens_today(scope)
   if redis.call('HGET', KEYS[2], 'day') ~= tostring(today) then
     return nil
@@ -95,7 +95,7 @@ local function acquire()
     end
   end
 
-  local worst = nil -- the refusal that lasts longest, so that who comes back then is not refused by another limit
+  local worst = nil -- the refusal with the longest wait, so that a retry then is not refused by another limit
   local function refuse(index, kind, wait_us, blocked_us, limit)
     if not worst or wait_us > worst[4] then
       worst = {0, index, kind, math.ceil(wait_us), math.ceil(math.max(0, blocked_us)), limit}
@@ -156,7 +156,7 @@ local function acquire()
   return answer
 end
 
--- Correct a reservation to what was used; of another epoch, only the lease is dropped.
+-- Correct a reservation to what was used. If the epoch has changed since, remove only the lease.
 local function settle()
   local epoch, lease, day = ARGV[20], ARGV[21], tonumber(ARGV[22])
   local deltas = {r = tonumber(ARGV[23]), i = tonumber(ARGV[24]), o = tonumber(ARGV[25])}
@@ -182,7 +182,7 @@ local function settle()
   return {1}
 end
 
--- Keep leases alive; one lost with the server's memory is put back.
+-- Renew leases; one that was lost with the server's memory is created again.
 local function renew()
   local ttl_us = tonumber(ARGV[20])
   local scopes = read_scopes()
@@ -196,7 +196,7 @@ local function renew()
   return {1}
 end
 
--- Day counters from PostgreSQL, where nobody has counted yet; pairs of scope id and tokens from ARGV 22 on.
+-- Set day counters that do not exist yet; ARGV 22 on are pairs of scope id and tokens.
 local function seed()
   local new_epoch, day = ARGV[20], tonumber(ARGV[21])
   if day ~= today then

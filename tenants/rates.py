@@ -1,8 +1,8 @@
-"""Rates: requests and tokens per minute, concurrency and tokens per day of a key, its project and its tenant.
+"""Limits of a key, its project and its tenant: requests and tokens per minute, concurrency, tokens per day.
 
-All three scopes are decided by one atomic script in Redis (rates.lua). Requests and concurrency are exact across
-processes; tokens reserve an estimate, are corrected on settling, and a shortfall is carried as debt. Nothing here is
-money: a Redis that is away or emptied changes no balance, and a small local cap holds until it is back.
+One atomic script in Redis (rates.lua) decides all three scopes. Requests and concurrency are exact across processes.
+Tokens are reserved by an estimate and corrected when the request settles; a shortfall is carried as debt. No money
+depends on these counters: while Redis is unavailable a local limiter applies, and balances are not affected.
 """
 
 import asyncio
@@ -20,32 +20,35 @@ from core.clock import Clock
 from core.errors import RateLimited, Unavailable
 from tenants.principal import Limits, Principal
 from tenants.rate_headers import Header, rate_headers
-from tenants.rate_local import LocalCap, RefusalCache
-from tenants.rate_pipe import Answer, RatePipe, RedisAway
+from tenants.rate_local import LocalLimiter, RefusalCache
+from tenants.rate_pipeline import RatePipeline, RedisUnavailable, Reply
 from tenants.rate_scopes import KINDS, SCOPES, Args, Scopes, command, scopes_of
 
 LEASE_US = 30_000_000
-"""A concurrency lease not renewed for this long is free again: its process died."""
+"""Microseconds after which a concurrency lease that is not renewed expires: its process has died."""
 RENEW_S = 10.0
+"""Seconds between renewals of the open leases."""
 DAY_S = 86_400
-MAX_SEEDS = 3
-"""Rounds of seeding before giving up; more than one is needed only at midnight or while Redis is being emptied."""
+MAX_SEED_ROUNDS = 3
+"""Attempts to seed the day's counters. More than one is needed at midnight, or when Redis is flushed meanwhile."""
 MAX_SCOPES_CACHED = 10_000
+"""Principals with cached scopes; a full cache is emptied."""
 
 
-class _Answer(IntEnum):
-    """First element of what the script returns to `acquire`; 0 is a refusal."""
+class _ReplyCode(IntEnum):
+    """First element of the script's reply to `acquire`; 0 is a refusal."""
 
     GRANTED = 1
     NEED_SEED = 2
 
 
 log = logging.getLogger(__name__)
-Seed = Callable[[UUID, datetime], Awaitable[dict[UUID, int]]]
+TokensToday = Callable[[UUID, datetime], Awaitable[dict[UUID, int]]]
+"""(tenant id, UTC day) -> tokens used on that day by scope id."""
 
 
 class RateGrant(msgspec.Struct):
-    """Leave to go on; give it back exactly once, with `settle` or `refund`."""
+    """The reservation of one request; return it exactly once, with `settle` or `refund`."""
 
     request_id: str
     headers: list[Header]
@@ -53,23 +56,25 @@ class RateGrant(msgspec.Struct):
     input_estimate: int
     output_estimate: int
     scopes: Scopes | None = None
-    """None = nothing is reserved anywhere: no limits, or Redis was away."""
+    """None = nothing is reserved: the principal has no limits, or Redis was unavailable."""
     epoch: str = ""
     day: int = 0
 
 
 class RateLimiter:
-    """Decides for one API process.
+    """Rate limits of one API process.
 
-    `seed(tenant_id, day)` reads tokens used per scope id on a UTC day from PostgreSQL. `local_cap_per_s` is what a
-    tenant may start per second in this process while Redis is away.
+    `tokens_today` reads the day's tokens from PostgreSQL. `local_limit_per_s` is the number of requests per second
+    that a tenant may start in this process while Redis is unavailable.
     """
 
-    def __init__(self, redis: Redis, clock: Clock, seed: Seed, local_cap_per_s: int = 20) -> None:
+    def __init__(
+        self, redis: Redis, clock: Clock, tokens_today: TokensToday, local_limit_per_s: int = 20
+    ) -> None:
         self._clock = clock
-        self._seed = seed
-        self._pipe = RatePipe(redis, clock)
-        self._local = LocalCap(clock, local_cap_per_s)
+        self._tokens_today = tokens_today
+        self._pipeline = RatePipeline(redis, clock)
+        self._local = LocalLimiter(clock, local_limit_per_s)
         self._refused = RefusalCache(clock)
         self._open: dict[str, RateGrant] = {}
         self._seeding: dict[UUID, asyncio.Task[None]] = {}
@@ -78,57 +83,55 @@ class RateLimiter:
 
     async def start(self) -> None:
         """Begin to run calls and to renew leases."""
-        await self._pipe.start()
+        await self._pipeline.start()
         self._renewer = asyncio.create_task(self._renew_forever())
 
     async def close(self) -> None:
-        """Send what is still to be settled, then stop."""
+        """Send the queued settlements, then stop."""
         if self._renewer is not None:
             self._renewer.cancel()
             await asyncio.gather(self._renewer, *self._seeding.values(), return_exceptions=True)
-        await self._pipe.close()
+        await self._pipeline.close()
 
     async def acquire(
         self, request_id: str, principal: Principal, input_estimate: int, output_estimate: int
     ) -> RateGrant:
         """Reserve one request, its estimated tokens and a concurrency lease in every scope, or nothing at all.
 
-        Raises RateLimited with `retry_after_s` and `details` (scope, kind, limit), and Unavailable when today's
-        tokens must be read from PostgreSQL and cannot.
+        Estimates are tokens; below 1 they count as 1. Raises RateLimited with `retry_after_s` and `details` (scope,
+        kind, limit), and Unavailable when today's tokens must be read from PostgreSQL and cannot be.
         """
         grant = RateGrant(request_id, [], max(1, input_estimate), max(1, output_estimate))
         scopes = self._scopes_of(principal)
         if scopes is None:
             return grant
-        if (known := self._refused.find(scopes)) is not None:
-            raise known
-        for _ in range(MAX_SEEDS):
+        if (refusal := self._refused.get(scopes)) is not None:
+            raise refusal
+        for _ in range(MAX_SEED_ROUNDS):
             try:
-                answer = await self._ask(grant, scopes)
-            except RedisAway:
+                reply = await self._request(grant, scopes)
+            except RedisUnavailable:
                 self._local.admit(scopes)
                 return grant
-            match answer[0]:
-                case _Answer.GRANTED:
-                    return self._granted(grant, scopes, answer)
-                case _Answer.NEED_SEED:
-                    await self._seeded(scopes, int(answer[1]))
+            match reply[0]:
+                case _ReplyCode.GRANTED:
+                    return self._grant(grant, scopes, reply)
+                case _ReplyCode.NEED_SEED:
+                    await self._seed_once(scopes, int(reply[1]))
                 case _:
-                    raise self._refusal(scopes, answer)
+                    raise self._refusal(scopes, reply)
         raise Unavailable("today's tokens are being counted anew; try again in a second", retry_after_s=1.0)
 
     def settle(self, grant: RateGrant, input_tokens: int, output_tokens: int) -> None:
-        """The request is over: correct the reservation to what was used and return the lease."""
-        self._give_back(grant, 0, input_tokens, output_tokens)
+        """Correct the reservation of a finished request to the tokens it used, and return its lease."""
+        self._release(grant, 0, input_tokens, output_tokens)
 
     def refund(self, grant: RateGrant) -> None:
-        """The request was refused after all: it counts for nothing."""
-        self._give_back(grant, -1, 0, 0)
-
-    # Inside
+        """Return the whole reservation of a request that was refused later."""
+        self._release(grant, -1, 0, 0)
 
     def _scopes_of(self, principal: Principal) -> Scopes | None:
-        """Cached by the whole principal, so that changed limits make a new entry."""
+        """Cached by the whole principal, so changed limits make a new entry."""
         try:
             return self._scopes[principal]
         except KeyError:
@@ -137,47 +140,49 @@ class RateLimiter:
             scopes = self._scopes[principal] = scopes_of(principal)
             return scopes
 
-    async def _ask(self, grant: RateGrant, scopes: Scopes) -> Answer:
+    async def _request(self, grant: RateGrant, scopes: Scopes) -> Reply:
         reserve = (grant.request_id, LEASE_US, grant.input_estimate, grant.output_estimate)
 
-        def undo(answer: Answer) -> None:
-            """The caller has gone: what was granted in the meantime is given back."""
-            if answer[0] == _Answer.GRANTED:
-                self.refund(self._granted(grant, scopes, answer))
+        def refund_unclaimed(reply: Reply) -> None:
+            """Return what was granted after the caller was cancelled."""
+            if reply[0] == _ReplyCode.GRANTED:
+                self.refund(self._grant(grant, scopes, reply))
 
-        return await self._pipe.call(command(scopes.call, "acquire", token_hex(8), *reserve), undo)
+        return await self._pipeline.call(
+            command(scopes.encoded, "acquire", token_hex(8), *reserve), refund_unclaimed
+        )
 
-    def _granted(self, grant: RateGrant, scopes: Scopes, answer: Answer) -> RateGrant:
-        epoch = answer[1]
+    def _grant(self, grant: RateGrant, scopes: Scopes, reply: Reply) -> RateGrant:
+        epoch = reply[1]
         grant.epoch = epoch.decode() if isinstance(epoch, bytes) else str(epoch)
-        grant.day = int(answer[2])
+        grant.day = int(reply[2])
         grant.scopes = scopes
-        grant.headers = rate_headers(scopes.limits, [int(level) for level in answer[3:12]])
-        if scopes.leased:
+        grant.headers = rate_headers(scopes.limits, [int(level) for level in reply[3:12]])
+        if scopes.limits_concurrency:
             self._open[grant.request_id] = grant
         return grant
 
-    def _refusal(self, scopes: Scopes, answer: Answer) -> RateLimited:
-        index, kind = int(answer[1]) - 1, bytes(answer[2]).decode() if isinstance(answer[2], bytes) else ""
-        wait_s, blocked_s = int(answer[3]) / 1e6, int(answer[4]) / 1e6
+    def _refusal(self, scopes: Scopes, reply: Reply) -> RateLimited:
+        index, kind = int(reply[1]) - 1, bytes(reply[2]).decode() if isinstance(reply[2], bytes) else ""
+        wait_s, blocked_s = int(reply[3]) / 1e6, int(reply[4]) / 1e6
         error = rate_limited(scopes, index, KINDS[kind], wait_s)
         if blocked_s > 0:
-            self._refused.remember(scopes, index, error, blocked_s)
+            self._refused.put(scopes, index, error, blocked_s)
         return error
 
-    def _give_back(self, grant: RateGrant, requests: int, input_tokens: int, output_tokens: int) -> None:
+    def _release(self, grant: RateGrant, requests: int, input_tokens: int, output_tokens: int) -> None:
         self._open.pop(grant.request_id, None)
         scopes, grant.scopes = grant.scopes, None
         if scopes is None:
             return
         deltas = [requests, input_tokens - grant.input_estimate, output_tokens - grant.output_estimate]
         used = input_tokens + output_tokens
-        self._pipe.tell(
-            command(scopes.call, "settle", grant.epoch, grant.request_id, grant.day, *deltas, used)
+        self._pipeline.send(
+            command(scopes.encoded, "settle", grant.epoch, grant.request_id, grant.day, *deltas, used)
         )
 
-    async def _seeded(self, scopes: Scopes, day: int) -> None:
-        """Have the tenant's day counters read from PostgreSQL, once however many requests ask."""
+    async def _seed_once(self, scopes: Scopes, day: int) -> None:
+        """Seed the tenant's day counters from PostgreSQL; concurrent requests share one read."""
         tenant_id = scopes.ids[2]
         task = self._seeding.get(tenant_id)
         if task is None:
@@ -187,16 +192,16 @@ class RateLimiter:
 
     async def _seed_tenant(self, scopes: Scopes, day: int) -> None:
         try:
-            used = await self._seed(scopes.ids[2], datetime.fromtimestamp(day * DAY_S, UTC))
+            used = await self._tokens_today(scopes.ids[2], datetime.fromtimestamp(day * DAY_S, UTC))
         except Exception as error:
             log.warning("today's tokens of a tenant cannot be read: %s", error)
             text = "today's tokens cannot be counted now; try again in a few seconds"
             raise Unavailable(text, retry_after_s=2.0) from error
-        counts = {**dict.fromkeys(scopes.daily, 0), **used}
+        counts = {**dict.fromkeys(scopes.daily_ids, 0), **used}
         pairs: Args = [part for id_, tokens in counts.items() for part in (str(id_), int(tokens))]
         try:
-            await self._pipe.call(command(scopes.call, "seed", token_hex(8), day, *pairs))
-        except RedisAway:
+            await self._pipeline.call(command(scopes.encoded, "seed", token_hex(8), day, *pairs))
+        except RedisUnavailable:
             log.warning("redis went away while today's tokens were being stored")
 
     async def _renew_forever(self) -> None:
@@ -205,7 +210,7 @@ class RateLimiter:
             self.renew()
 
     def renew(self) -> None:
-        """Renew the leases of every open grant, one call per key."""
+        """Renew the leases of all open grants, with one call per key."""
         by_key: dict[UUID, list[RateGrant]] = {}
         for grant in self._open.values():
             if grant.scopes is not None:
@@ -214,11 +219,14 @@ class RateLimiter:
             scopes = grants[-1].scopes
             if scopes is not None:
                 leases = [grant.request_id for grant in grants]
-                self._pipe.tell(command(scopes.call, "renew", LEASE_US, *leases))
+                self._pipeline.send(command(scopes.encoded, "renew", LEASE_US, *leases))
 
 
 def rate_limited(scopes: Scopes, index: int, kind: str, wait_s: float) -> RateLimited:
-    """The error of a request over the limit `kind` of scope number `index`."""
+    """The error of a request above the limit `kind` (a field of Limits) of scope number `index` of SCOPES.
+
+    `wait_s` is the time until the request conforms.
+    """
     limits: Limits = scopes.limits[index]
     limit = getattr(limits, kind)
     scope = SCOPES[index]

@@ -1,4 +1,4 @@
-"""From the hash of a key to the principal it stands for, or the reason why it is refused."""
+"""Resolves the hash of a key to its principal, or to the reason of its refusal."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -52,25 +52,25 @@ _REFUSALS: dict[str, tuple[type[PenstockError], str, str]] = {
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a key gets nothing."""
+    """Why a key is refused."""
 
     reason: str
-    """A key of the table of refusals."""
+    """A key of _REFUSALS."""
     key_id: UUID | None = None
 
     def error(self) -> PenstockError:
-        """The error to raise: it says what to do and never repeats the key."""
+        """The error to raise; its message says what to do and never contains the key."""
         kind, code, message = _REFUSALS[self.reason]
         return kind(message, code=code)
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """A key that is good: until when, and who it is."""
+    """A valid key: its principal and until when it applies."""
 
     principal: Principal
     expires_at: datetime | None
     throttled: Principal | None = None
-    """The same with a throttle applied, in force before `throttle_until`."""
+    """The principal with the throttle applied, valid before `throttle_until`."""
     throttle_until: datetime | None = None
 
     def at(self, now: datetime) -> Principal | None:
@@ -128,14 +128,14 @@ _PRINCIPAL_QUERY = select(
 async def resolve_key(
     connection: AsyncConnection, key_hash: bytes, pepper: bytes, now: datetime
 ) -> Admission | Refusal:
-    """Look a key up by its hash; the one query behind every cold authentication."""
+    """Look a key up by its hash, with the one query of every authentication that is not cached."""
     query = _PRINCIPAL_QUERY.where(api_keys.c.hash == key_hash)
     row = (await connection.execute(query)).one_or_none()
-    return Refusal("unknown") if row is None else _judge(row, pepper, now)
+    return Refusal("unknown") if row is None else _evaluate(row, pepper, now)
 
 
-def _judge(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admission | Refusal:
-    """Admission or refusal of one key's row."""
+def _evaluate(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admission | Refusal:
+    """The admission or refusal of one key's row."""
     if row.status != "active":
         return Refusal("revoked", row.id)
     if row.expires_at is not None and row.expires_at <= now:
@@ -170,24 +170,24 @@ def _limits_of(row: Row[*tuple[Any, ...]], kind: str) -> Limits:
     return Limits(*(getattr(row, f"{kind}_{name}") for name in LIMIT_NAMES))
 
 
-@platform_wide("revocation: finds the dead among the keys that changes of any organisation touch")
-async def dead_keys(
+@platform_wide("revocation: finds the inactive keys among those that changes of any organisation touch")
+async def inactive_keys(
     connection: AsyncConnection,
     key_ids: Sequence[UUID],
     project_ids: Sequence[UUID],
     tenant_ids: Sequence[UUID],
 ) -> set[UUID]:
-    """Those of the named keys, and of the keys of the named projects and tenants, that no longer authenticate.
+    """Those of the given keys, and of the keys of the given projects and tenants, that no longer authenticate.
 
-    A named key that has no row any more is dead too.
+    A given key without a row counts as inactive.
     """
-    alive = and_(
+    active = and_(
         api_keys.c.status == "active",
         projects.c.status == "active",
         tenants.c.status == "active",
     )
     query = (
-        select(api_keys.c.id, alive.label("alive"))
+        select(api_keys.c.id, active.label("active"))
         .select_from(_SOURCE)
         .where(
             or_(
@@ -197,12 +197,12 @@ async def dead_keys(
             )
         )
     )
-    state = {row.id: row.alive for row in await connection.execute(query)}
-    return {key_id for key_id, is_alive in state.items() if not is_alive} | (set(key_ids) - state.keys())
+    state = {row.id: row.active for row in await connection.execute(query)}
+    return {key_id for key_id, is_active in state.items() if not is_active} | (set(key_ids) - state.keys())
 
 
 @platform_wide("expiry of keys of any organisation")
 async def expired_between(connection: AsyncConnection, after: datetime, until: datetime) -> set[UUID]:
-    """Keys whose time ran out after `after` and not later than `until`."""
+    """Keys that expired after `after` and not later than `until`."""
     query = select(api_keys.c.id).where(api_keys.c.expires_at > after, api_keys.c.expires_at <= until)
     return set((await connection.execute(query)).scalars())

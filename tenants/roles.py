@@ -1,4 +1,4 @@
-"""Roles of people, and who may hand out which. The rule behind it: nobody raises himself, nobody leaves his tenant."""
+"""Roles of users and the roles that each may grant, so that no user can exceed the own role or leave the own tenant."""
 
 from typing import Literal
 
@@ -11,14 +11,14 @@ TENANT_DEVELOPER: Role = "tenant_developer"
 TENANT_VIEWER: Role = "tenant_viewer"
 
 PLATFORM_ROLES: tuple[Role, ...] = (PLATFORM_ADMIN, FINANCE)
-"""See every organisation; `finance` changes prices and credits only."""
+"""Roles that see every organisation; `finance` changes only prices and credits."""
 TENANT_ROLES: tuple[Role, ...] = (TENANT_OWNER, TENANT_DEVELOPER, TENANT_VIEWER)
-"""See one organisation: the owner runs it, a developer makes and revokes keys, a viewer reads."""
+"""Roles that see one organisation: the owner manages it, a developer creates and revokes keys, a viewer reads."""
 ALL_ROLES: tuple[Role, ...] = (*PLATFORM_ROLES, *TENANT_ROLES)
 
 READERS: tuple[Role, ...] = ALL_ROLES
-KEY_MAKERS: tuple[Role, ...] = (PLATFORM_ADMIN, TENANT_OWNER, TENANT_DEVELOPER)
-TENANT_RUNNERS: tuple[Role, ...] = (PLATFORM_ADMIN, TENANT_OWNER)
+KEY_MANAGERS: tuple[Role, ...] = (PLATFORM_ADMIN, TENANT_OWNER, TENANT_DEVELOPER)
+TENANT_MANAGERS: tuple[Role, ...] = (PLATFORM_ADMIN, TENANT_OWNER)
 
 GRANTABLE: dict[Role, tuple[Role, ...]] = {
     PLATFORM_ADMIN: ALL_ROLES,
@@ -27,7 +27,7 @@ GRANTABLE: dict[Role, tuple[Role, ...]] = {
     TENANT_DEVELOPER: (),
     TENANT_VIEWER: (),
 }
-"""Role -> the roles its holder may give to others (a tenant owner only inside his own organisation)."""
+"""Role -> the roles that it may grant, for a tenant owner within the own organisation only."""
 
 
 def parse_role(value: str) -> Role | None:

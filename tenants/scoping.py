@@ -1,7 +1,7 @@
-"""The mark of a repository function that reads or writes across organisations on purpose.
+"""The decorator of repository functions that read or write across organisations on purpose.
 
-Every function that touches a table with a tenant_id must be scoped by it or carry this mark; a test reads the source
-and fails on any other (tests/architecture/test_tenant_scoping.py).
+A function that uses a table with a tenant_id must filter by it or carry this decorator
+(tests/architecture/test_tenant_scoping.py reads the source).
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def platform_wide(reason: str) -> Callable[[F], F]:
-    """Mark a function as deliberately not scoped to a tenant; `reason` says why, for the reader."""
+    """Mark a function as deliberately not scoped to a tenant. Raises ValueError for an empty `reason`."""
     if not reason:
         raise ValueError("say why the function is platform-wide")
 
-    def mark(function: F) -> F:
+    def decorate(function: F) -> F:
         return function
 
-    return mark
+    return decorate

@@ -3,7 +3,6 @@
 from sqlalchemy import (
     BigInteger,
     Column,
-    DateTime,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -17,17 +16,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
+from core.columns import instant
 from core.db import metadata
-
-_NOW = text("now()")
-
-
-def _instant(name: str, *, now: bool = False) -> "Column[object]":
-    """A timestamptz column: set by the database's clock at insertion, or nullable."""
-    if now:
-        return Column(name, DateTime(timezone=True), nullable=False, server_default=_NOW)
-    return Column(name, DateTime(timezone=True))
-
 
 tenants = Table(
     "tenants",
@@ -37,13 +27,13 @@ tenants = Table(
     Column("slug", Text, nullable=False, unique=True),
     Column("status", Text, nullable=False, server_default="active"),
     Column("tier", Text, nullable=False, server_default="standard"),
-    _instant("created_at", now=True),
-    _instant("throttle_until"),
+    instant("created_at", now=True),
+    instant("throttle_until", nullable=True),
     Column("throttle_requests_per_min", Integer),
     Column("throttle_concurrency", Integer),
     Column("share_percent", Integer, nullable=False, server_default="100"),
 )
-"""Organisations: who pays. Until `throttle_until` the two throttle figures cap the tenant's limits."""
+"""Organisations, the customers that pay. Until `throttle_until` the throttle columns cap the tenant's limits."""
 
 projects = Table(
     "projects",
@@ -52,11 +42,11 @@ projects = Table(
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
     Column("name", Text, nullable=False),
     Column("status", Text, nullable=False, server_default="active"),
-    _instant("created_at", now=True),
+    instant("created_at", now=True),
     UniqueConstraint("tenant_id", "name"),
     UniqueConstraint("tenant_id", "id"),
 )
-"""What keys and limits are grouped by inside an organisation."""
+"""Groups of keys and limits inside an organisation."""
 
 api_keys = Table(
     "api_keys",
@@ -70,15 +60,15 @@ api_keys = Table(
     Column("last4", Text, nullable=False),
     Column("status", Text, nullable=False, server_default="active"),
     Column("allowed_models", ARRAY(Text)),
-    _instant("created_at", now=True),
-    _instant("expires_at"),
-    _instant("revoked_at"),
-    _instant("last_used_at"),
+    instant("created_at", now=True),
+    instant("expires_at", nullable=True),
+    instant("revoked_at", nullable=True),
+    instant("last_used_at", nullable=True),
     ForeignKeyConstraint(["tenant_id", "project_id"], ["projects.tenant_id", "projects.id"]),
     Index(None, "tenant_id", "project_id"),
     Index(None, "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
 )
-"""Customers' keys: HMAC and last four characters only, never the key itself."""
+"""Customers' keys: only HMAC and last four characters, never the key itself."""
 
 limits = Table(
     "limits",
@@ -93,7 +83,7 @@ limits = Table(
     Column("tokens_per_day", BigInteger),
     Index(None, "tenant_id"),
 )
-"""Limits of a tenant, project or key; null = none of that kind."""
+"""Limits of a tenant, project or key; null = no limit of that kind."""
 
 users = Table(
     "users",
@@ -102,9 +92,9 @@ users = Table(
     Column("email", Text, nullable=False, unique=True),
     Column("password_hash", Text, nullable=False),
     Column("status", Text, nullable=False, server_default="active"),
-    _instant("created_at", now=True),
+    instant("created_at", now=True),
 )
-"""People who sign in to the console. Addresses are stored in lower case."""
+"""Users of the console. Email addresses are stored in lower case."""
 
 memberships = Table(
     "memberships",
@@ -114,7 +104,7 @@ memberships = Table(
     Column("role", Text, nullable=False),
     Index(None, "tenant_id"),
 )
-"""The one role a person has: in one organisation, or on the platform (tenant null)."""
+"""The one role of a user, in one organisation or on the platform (tenant null)."""
 
 admin_tokens = Table(
     "admin_tokens",
@@ -124,19 +114,19 @@ admin_tokens = Table(
     Column("name", Text, nullable=False),
     Column("hash", LargeBinary, nullable=False, unique=True),
     Column("last4", Text, nullable=False),
-    _instant("created_at", now=True),
-    _instant("expires_at"),
-    _instant("revoked_at"),
-    _instant("last_used_at"),
+    instant("created_at", now=True),
+    instant("expires_at", nullable=True),
+    instant("revoked_at", nullable=True),
+    instant("last_used_at", nullable=True),
     Index(None, "user_id"),
 )
-"""Bearer tokens of the admin REST; each acts with its user's present role."""
+"""Bearer tokens of the admin REST; each acts with its user's current role."""
 
 audit_log = Table(
     "audit_log",
     metadata,
     Column("id", Uuid, primary_key=True),
-    _instant("at", now=True),
+    instant("at", now=True),
     Column("actor_kind", Text, nullable=False),
     Column("actor_id", Text, nullable=False),
     Column("actor_label", Text, nullable=False),
@@ -149,7 +139,7 @@ audit_log = Table(
     Column("after", JSONB(none_as_null=True)),
     Index(None, "tenant_id", "id"),
 )
-"""Who changed what, when and why. Append-only: a trigger refuses update and delete."""
+"""Records of administrative changes. Append-only: a trigger refuses update and delete."""
 
 tenancy_changes = Table(
     "tenancy_changes",
@@ -158,18 +148,18 @@ tenancy_changes = Table(
     Column("kind", Text, nullable=False),
     Column("tenant_id", Uuid, nullable=False),
     Column("object_id", Uuid, nullable=False),
-    _instant("at", now=True),
+    instant("at", now=True),
     Column("xact", BigInteger, nullable=False),
     Index(None, "xact"),
 )
-"""Written by triggers on the tables above, polled by every API process. `xact` is the writing transaction's id:
-readers continue from the oldest transaction that was still open, so that a late commit is never skipped."""
+"""Changes of the tables above, written by their triggers and polled by every API process. `xact` is the id of the
+writing transaction: readers continue from the oldest one still in progress, so no late commit is skipped."""
 
 login_failures = Table(
     "login_failures",
     metadata,
     Column("subject", LargeBinary, primary_key=True),
     Column("failures", Integer, nullable=False),
-    _instant("window_start", now=True),
+    instant("window_start", now=True),
 )
-"""Failed sign-ins by a hash of what was tried (address book kept out of it)."""
+"""Failed sign-ins per hash of email address, network address, or both."""

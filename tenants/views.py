@@ -1,4 +1,4 @@
-"""What reading tenancy returns: plain values for the API, the console and the command line. No secrets."""
+"""Values that tenancy queries return, for the API, the console and the command line. They hold no secrets."""
 
 from datetime import datetime
 from typing import Any
@@ -22,7 +22,7 @@ class TenantView(msgspec.Struct, frozen=True):
     throttle_requests_per_min: int | None = None
     throttle_concurrency: int | None = None
     share_percent: int = 100
-    """What it gets of a busy pool beside others of its tier."""
+    """Weight in a busy pool relative to others of its tier, in percent."""
 
 
 class ProjectView(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class ProjectView(msgspec.Struct, frozen=True):
 
 
 class KeyView(msgspec.Struct, frozen=True):
-    """An API key as far as it may be shown: never the key itself."""
+    """An API key as it may be shown, without the key itself."""
 
     id: UUID
     tenant_id: UUID
@@ -57,7 +57,7 @@ class KeyView(msgspec.Struct, frozen=True):
 
 
 class UserView(msgspec.Struct, frozen=True):
-    """A person who may sign in, with the one role held."""
+    """A user with the one role."""
 
     id: UUID
     email: str
@@ -70,7 +70,7 @@ class UserView(msgspec.Struct, frozen=True):
 
 
 class TokenView(msgspec.Struct, frozen=True):
-    """A token of the admin REST as far as it may be shown."""
+    """A token of the admin REST as it may be shown, without the token itself."""
 
     id: UUID
     user_id: UUID

@@ -22,7 +22,7 @@ from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, 
 from core.settings import Settings
 from scheduler.client import SchedulerClient
 from tenants.changes import announce
-from tenants.keys import DATABASE_AWAY
+from tenants.keys import DATABASE_ERRORS
 
 PREFIX = "/admin/v1"
 MAX_BODY_BYTES = 64 * 1024
@@ -209,7 +209,7 @@ class AdminDeps:
             )
         try:
             actor = await authenticate_token(self.database, credentials.credentials, pepper=self.pepper)
-        except DATABASE_AWAY as error:
+        except DATABASE_ERRORS as error:
             raise Unavailable(
                 "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0
             ) from error

@@ -10,7 +10,7 @@ from billing.pricing.prices import PriceView, list_prices
 from core.db import Database
 from core.errors import AuthenticationFailed, ModelNotFound, Unavailable
 from scheduler.wire import PoolSnapshot
-from tenants.keys import DATABASE_AWAY
+from tenants.keys import DATABASE_ERRORS
 from tenants.principal import Principal
 from workers.models import ModelInfo
 from workers.wire import ReplicaState
@@ -61,7 +61,7 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
         try:
             async with asyncio.timeout(PRICES_TIMEOUT_S):
                 return await asyncio.shield(reading)  # do not cancel a running query
-        except DATABASE_AWAY as error:
+        except DATABASE_ERRORS as error:
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
             raise Unavailable(
                 "The prices cannot be read at the moment. Try again shortly.", retry_after_s=1.0

@@ -21,7 +21,7 @@ from api.admin.deps import ERROR_RESPONSES, AdminDeps, SizeLimitedRoute
 from billing.exports.openai_usage import UsageQuery
 from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, Unavailable
 from tenants.key_format import secret_kind
-from tenants.keys import DATABASE_AWAY
+from tenants.keys import DATABASE_ERRORS
 
 MAX_UNIX_SECONDS = 253_402_300_799
 """Largest accepted time in seconds since 1970: the last second of the year 9999."""
@@ -141,7 +141,7 @@ async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredential
         )
     try:
         return await authenticate_token(deps.database, credentials.credentials, pepper=deps.pepper)
-    except DATABASE_AWAY as error:
+    except DATABASE_ERRORS as error:
         raise Unavailable(
             "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0
         ) from error

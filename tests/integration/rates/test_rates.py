@@ -300,8 +300,8 @@ async def test_a_frozen_redis_holds_nobody_up_and_late_grants_are_given_back(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy that stops passing answers on, then passes them all."""
-    monkeypatch.setattr("tenants.rate_pipe.ANSWER_S", 0.2)
-    monkeypatch.setattr("tenants.rate_pipe.PAUSE_S", 0.1)
+    monkeypatch.setattr("tenants.rate_pipeline.REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tenants.rate_pipeline.RETRY_INTERVAL_S", 0.1)
     flowing = asyncio.Event()
     flowing.set()
     target = urlsplit(redis_url)
@@ -330,7 +330,7 @@ async def test_a_frozen_redis_holds_nobody_up_and_late_grants_are_given_back(
         frozen = [await asyncio.wait_for(rates.acquire(rid(), who, 1, 1), 10) for _ in range(3)]
         assert [grant.headers for grant in frozen] == [[], [], []]
         flowing.set()
-        await until(lambda: not rates._pipe.away)
+        await until(lambda: not rates._pipeline.unavailable)
         await until(lambda: _really_granted(rates, who))
         for grant in frozen:
             rates.settle(grant, 1, 1)

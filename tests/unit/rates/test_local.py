@@ -6,7 +6,7 @@ from core.errors import RateLimited
 from core.ids import uuid7
 from tenants.principal import NO_LIMITS, Limits, Principal
 from tenants.rate_headers import rate_headers
-from tenants.rate_local import ASK_AGAIN_S, LocalCap, RefusalCache
+from tenants.rate_local import REFUSAL_TTL_S, LocalLimiter, RefusalCache
 from tenants.rate_scopes import COMMON_PARTS, Scopes, command, scopes_of
 from tests.support.clock import ManualClock
 
@@ -24,7 +24,7 @@ def test_no_limit_needs_no_scopes() -> None:
 
 def test_a_command_is_what_redis_reads() -> None:
     made = scopes(key=Limits(requests_per_min=7))
-    packed = command(made.call, "settle", "größe", 12)
+    packed = command(made.encoded, "settle", "größe", 12)
     head, rest = packed.split(b"\r\n", 1)
     assert head == b"*%d" % (COMMON_PARTS + 3)
     parts = []
@@ -56,21 +56,21 @@ def test_a_refusal_is_remembered_for_a_moment_or_until_the_limits_change() -> No
     cache = RefusalCache(clock)
     tenant = Limits(requests_per_min=1)
     made = scopes(tenant=tenant, ids=ids)
-    assert cache.find(made) is None
-    cache.remember(made, 2, RateLimited("no", details={"scope": "tenant"}), 10.0)
+    assert cache.get(made) is None
+    cache.put(made, 2, RateLimited("no", details={"scope": "tenant"}), 10.0)
     other_key = scopes(tenant=tenant, ids=(uuid7(), uuid7(), ids[2]))
     clock.advance(0.5)
-    assert cache.find(other_key).retry_after_s == pytest.approx(9.5)
-    assert cache.find(scopes(tenant=Limits(requests_per_min=2), ids=ids)) is None
+    assert cache.get(other_key).retry_after_s == pytest.approx(9.5)
+    assert cache.get(scopes(tenant=Limits(requests_per_min=2), ids=ids)) is None
     for for_s in (10.0, 0.3):
-        cache.remember(made, 2, RateLimited("no"), for_s)
-        clock.advance(min(for_s, ASK_AGAIN_S))
-        assert cache.find(made) is None
+        cache.put(made, 2, RateLimited("no"), for_s)
+        clock.advance(min(for_s, REFUSAL_TTL_S))
+        assert cache.get(made) is None
 
 
 def test_the_local_cap_is_per_tenant_and_never_above_a_scopes_own_limit() -> None:
     clock, ids = ManualClock(), (uuid7(), uuid7(), uuid7())
-    cap = LocalCap(clock, 5)
+    cap = LocalLimiter(clock, 5)
     wide = scopes(tenant=Limits(requests_per_min=100_000), ids=ids)
     for _ in range(5):
         cap.admit(wide)

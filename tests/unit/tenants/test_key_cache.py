@@ -54,7 +54,7 @@ def test_the_cache_is_bounded_and_never_serves_what_was_dropped(steps: list[tupl
             assert cache.admitted(digest) is None
             assert cache.refused(digest) == Refusal("unknown")
         else:
-            cache.forget_tenants({tenant_id})
+            cache.invalidate_tenants({tenant_id})
             live = {key: value for key, value in live.items() if value.tenant_id != tenant_id}
         assert len(cache) <= 9
         for digest in map(bytes, ([n] for n in range(31))):
@@ -82,7 +82,7 @@ def test_a_refusal_is_forgotten_after_its_time_and_after_a_change() -> None:
     assert cache.refused(b"a") is None
     cache.put(b"b", Refusal("suspended"))
     generation = cache.generation
-    cache.forget_tenants({TENANTS[0]})
+    cache.invalidate_tenants({TENANTS[0]})
     assert cache.refused(b"b") is None
     assert cache.generation > generation
 
