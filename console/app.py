@@ -15,9 +15,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.staticfiles import StaticFiles
 
 from admin.users import verify_login
+from console.access import AccessMiddleware, AccessRules, cookie_name, is_secure
 from console.deps import Console
 from console.downloads import add_downloads
-from console.gate import Access, Gate, cookie_name, is_secure
 from console.layout import frame
 from console.pages import (
     alerts,
@@ -112,8 +112,8 @@ def create_app(console: Console) -> FastAPI:
         show_welcome_message=False,
     )
     nicegui_app.config.quasar_config["loadingBar"] = {"skipHijack": True}
-    access = Access([(page.path.split("/{")[0], page.roles) for page in PAGES])
-    app.add_middleware(Gate, sessions=console.sessions, access=access)
+    access = AccessRules([(page.path.split("/{")[0], page.roles) for page in PAGES])
+    app.add_middleware(AccessMiddleware, sessions=console.sessions, access=access)
     return app
 
 

@@ -11,7 +11,7 @@ from admin import statements as admin_statements
 from billing.exports.datasets import DATASETS
 from billing.exports.writers import FORMATS
 from console.deps import Console
-from console.panels.report_choice import read_choice, report_query
+from console.panels.report_choice import read_options, report_query
 from console.plain import message_page
 from console.viewer import Viewer
 from core.errors import NotFound, PenstockError, PermissionDenied
@@ -46,7 +46,7 @@ def _add_usage(app: FastAPI, console: Console) -> None:
         """The report of the address's choice, or the FOCUS charges of its period, as a stream with flat memory."""
         viewer: Viewer = request.state.viewer
         params = request.query_params
-        choice = read_choice(params, is_platform=viewer.is_platform)
+        choice = read_options(params, is_platform=viewer.is_platform)
         name, format = params.get("dataset", "report"), params.get("format", "csv")
         if name not in DATASETS or format not in FORMATS:
             return message_page(400, "No file", "There is no such data set or format.")

@@ -9,7 +9,7 @@ import msgspec
 DASH = "–"
 
 
-class Shown(msgspec.Struct, frozen=True):
+class Formatted(msgspec.Struct, frozen=True):
     """A value as the page shows it: `text` is short, `exact` is the whole truth for the tooltip."""
 
     text: str
@@ -18,10 +18,10 @@ class Shown(msgspec.Struct, frozen=True):
     """Only orders table rows; never a source of an amount."""
 
 
-def money(usd: str | None) -> Shown:
+def money(usd: str | None) -> Formatted:
     """Dollars from an exact decimal string: two decimals, more only below a cent, the exact amount on hover."""
     if usd is None:
-        return Shown(DASH, "", float("-inf"))
+        return Formatted(DASH, "", float("-inf"))
     amount = Decimal(usd)
     magnitude = abs(amount)
     if amount and magnitude < Decimal("0.01"):
@@ -31,68 +31,68 @@ def money(usd: str | None) -> Shown:
     else:
         text = f"${magnitude.quantize(Decimal('0.01'), rounding=ROUND_HALF_UP):,}"
     sign = "−" if amount < 0 else ""
-    return Shown(sign + text, f"{usd} USD", float(amount))
+    return Formatted(sign + text, f"{usd} USD", float(amount))
 
 
-def per_mtok(usd: str | None) -> Shown:
+def per_mtok(usd: str | None) -> Formatted:
     """A price per million tokens: at least two decimals, at most four, or six below a cent."""
     if usd is None:
-        return Shown(DASH, "", float("-inf"))
+        return Formatted(DASH, "", float("-inf"))
     amount = Decimal(usd)
     step = Decimal("0.0001") if abs(amount) >= Decimal("0.01") else Decimal("0.000001")
     rounded = amount.quantize(step, rounding=ROUND_HALF_UP)
     whole, _, decimals = f"{rounded:f}".partition(".")
-    return Shown(
+    return Formatted(
         f"${whole}.{decimals.rstrip('0').ljust(2, '0')}", f"{usd} USD per million tokens", float(amount)
     )
 
 
-def count(value: int | None) -> Shown:
+def count(value: int | None) -> Formatted:
     """A whole number: grouped below ten thousand, then 12.3k, 4.56M, 7.8B; exact on hover."""
     if value is None:
-        return Shown(DASH, "", float("-inf"))
+        return Formatted(DASH, "", float("-inf"))
     for size, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if abs(value) >= max(size, 10_000):
             scaled = Decimal(value) / size
             places = 2 if abs(scaled) < 10 else 1 if abs(scaled) < 100 else 0
-            return Shown(f"{scaled:.{places}f}{suffix}", f"{value:,}", float(value))
-    return Shown(f"{value:,}", f"{value:,}", float(value))
+            return Formatted(f"{scaled:.{places}f}{suffix}", f"{value:,}", float(value))
+    return Formatted(f"{value:,}", f"{value:,}", float(value))
 
 
-def percent(share: float | None, places: int = 0) -> Shown:
+def percent(share: float | None, places: int = 0) -> Formatted:
     """A share of 1 as percent."""
     if share is None:
-        return Shown(DASH, "", float("-inf"))
-    return Shown(f"{share * 100:.{places}f}%", f"{share:.4f}", share)
+        return Formatted(DASH, "", float("-inf"))
+    return Formatted(f"{share * 100:.{places}f}%", f"{share:.4f}", share)
 
 
-def milliseconds(value: float | None) -> Shown:
+def milliseconds(value: float | None) -> Formatted:
     """A duration given in milliseconds."""
     if value is None:
-        return Shown(DASH, "", float("-inf"))
+        return Formatted(DASH, "", float("-inf"))
     text = f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms"
-    return Shown(text, f"{value:.3f} ms", value)
+    return Formatted(text, f"{value:.3f} ms", value)
 
 
-def seconds(value: float | None) -> Shown:
+def seconds(value: float | None) -> Formatted:
     """A duration given in seconds, in its two largest units."""
     if value is None:
-        return Shown(DASH, "", float("-inf"))
+        return Formatted(DASH, "", float("-inf"))
     whole = round(value)
     if value < 10:
-        return Shown(f"{value:.1f} s", f"{value:.3f} s", value)
+        return Formatted(f"{value:.1f} s", f"{value:.3f} s", value)
     parts = []
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
         if whole >= size:
             parts.append(f"{whole // size} {unit}")
             whole %= size
-    return Shown(" ".join(parts[:2]) or "0 s", f"{value:.1f} s", value)
+    return Formatted(" ".join(parts[:2]) or "0 s", f"{value:.1f} s", value)
 
 
-def moment(at: datetime | None, now: datetime) -> Shown:
+def moment(at: datetime | None, now: datetime) -> Formatted:
     """An instant: how long ago (or until) when near, the date when far; the exact UTC time on hover."""
     if at is None:
-        return Shown(DASH, "", float("-inf"))
+        return Formatted(DASH, "", float("-inf"))
     at = at.astimezone(UTC)
     exact = at.strftime("%Y-%m-%d %H:%M:%S UTC")
     gap = now - at
@@ -108,19 +108,19 @@ def moment(at: datetime | None, now: datetime) -> Shown:
         text = _apart(gap.days, "d", ahead)
     else:
         text = at.strftime("%-d %b %Y")
-    return Shown(text, exact, at.timestamp())
+    return Formatted(text, exact, at.timestamp())
 
 
 def _apart(number: int, unit: str, ahead: bool) -> str:
     return f"in {number} {unit}" if ahead else f"{number} {unit} ago"
 
 
-def short_id(value: UUID | str | None) -> Shown:
+def short_id(value: UUID | str | None) -> Formatted:
     """The tail of an id (UUIDv7 heads are time and look alike); whole on hover."""
     if value is None:
-        return Shown(DASH)
+        return Formatted(DASH)
     text = str(value)
-    return Shown(f"…{text[-8:]}" if len(text) > 12 else text, text)
+    return Formatted(f"…{text[-8:]}" if len(text) > 12 else text, text)
 
 
 def words(name: str) -> str:

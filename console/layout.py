@@ -51,7 +51,7 @@ def _brand() -> None:
         Text("span", "Penstock")
 
 
-def _rail(viewer: Viewer, current: str) -> None:
+def _sidebar(viewer: Viewer, current: str) -> None:
     with box("aside", "rail", id="rail"):
         _brand()
         with box("nav", aria_label="Main"):
@@ -96,6 +96,6 @@ def frame(viewer: Viewer, current: str) -> Iterator[None]:
                 icon("menu")
             _brand()
         box("div", "scrim")
-        _rail(viewer, current)
+        _sidebar(viewer, current)
         with box("main", "page", id="content", tabindex="-1"):
             yield

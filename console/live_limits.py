@@ -27,7 +27,7 @@ class InUse(msgspec.Struct, frozen=True):
     tokens_per_day: int | None = None
 
 
-async def in_use(
+async def limits_in_use(
     redis: Redis, tenant_id: UUID, scopes: Sequence[tuple[str, UUID, Limits]], now: datetime
 ) -> dict[UUID, InUse]:
     """Present use by scope id, for (kind, id, limits) of the organisation's scopes."""

@@ -54,7 +54,7 @@ def parse_day(text: str) -> date:
         raise ValueError("A day such as 2026-11-20.") from None
 
 
-def chosen_period(name: str, first: str, last: str, today: date) -> Period:
+def form_period(name: str, first: str, last: str, today: date) -> Period:
     """The period of a form: `custom` reads the two days, and puts them in order."""
     if name != "custom":
         return named_period(name, today)

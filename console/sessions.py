@@ -18,9 +18,9 @@ from admin.users import current_actor
 from core.clock import Clock
 from core.db import Database
 
-IDLE_S = 3600
+IDLE_TIMEOUT_S = 3600
 """A session unused for this long ends."""
-LIFE_S = 12 * 3600
+MAX_AGE_S = 12 * 3600
 """No session lives longer."""
 TOKEN_CHARS_MAX = 128
 _PREFIX = "penstock:console:session:"
@@ -58,10 +58,10 @@ class SessionStore:
         """Start a session of a user and return its token: the cookie's value."""
         token = secrets.token_urlsafe(32)
         stored = _Stored(UUID(actor.id), actor.label, self._clock.now().timestamp())
-        await self._redis.set(self._key(token), msgspec.json.encode(stored), ex=IDLE_S)
+        await self._redis.set(self._key(token), msgspec.json.encode(stored), ex=IDLE_TIMEOUT_S)
         return token
 
-    async def alive(self, token: str) -> bool:
+    async def is_alive(self, token: str) -> bool:
         """Whether the session of `token` still stands; does not count as use."""
         return await self._stored(token) is not None
 
@@ -75,7 +75,7 @@ class SessionStore:
         if actor is None:
             await self.end(token)
             return None
-        await self._redis.expire(self._key(token), max(1, min(IDLE_S, int(left_s))))
+        await self._redis.expire(self._key(token), max(1, min(IDLE_TIMEOUT_S, int(left_s))))
         return Session(actor=actor, email=stored.email)
 
     async def _stored(self, token: str) -> tuple[_Stored, float] | None:
@@ -85,7 +85,7 @@ class SessionStore:
         if raw is None:
             return None
         stored = msgspec.json.decode(raw, type=_Stored)
-        left_s = stored.started_at + LIFE_S - self._clock.now().timestamp()
+        left_s = stored.started_at + MAX_AGE_S - self._clock.now().timestamp()
         return (stored, left_s) if left_s > 0 else None
 
     async def end(self, token: str) -> None:

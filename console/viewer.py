@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 PLATFORM_ROLES = frozenset({"platform_admin", "finance"})
 TENANT_ROLES = frozenset({"tenant_owner", "tenant_developer", "tenant_viewer"})
 ADMIN_ROLES = frozenset({"platform_admin"})
-MONEY_ROLES = PLATFORM_ROLES
+BILLING_ROLES = PLATFORM_ROLES
 """May grant credit, set budgets and prices."""
 
 
@@ -55,7 +55,7 @@ class Viewer:
     @property
     def may_bill(self) -> bool:
         """Whether the viewer may change money: credit, budgets, prices."""
-        return self.role in MONEY_ROLES
+        return self.role in BILLING_ROLES
 
     @property
     def scope(self) -> UUID | None:
@@ -100,7 +100,7 @@ class Viewer:
         async def tick() -> None:
             nonlocal failing
             try:
-                if not await self._sessions.alive(self._token):
+                if not await self._sessions.is_alive(self._token):
                     raise SignedOut
                 await refresh()
                 failing = False

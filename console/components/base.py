@@ -8,7 +8,7 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
-from console.format import Shown
+from console.format import Formatted
 
 
 class Text(TextElement):
@@ -37,7 +37,7 @@ def icon(name: str) -> None:
     ui.icon(f"o_{name}")
 
 
-def shown(value: Shown, tag: str = "span", classes: str = "num") -> Text:
+def formatted(value: Formatted, tag: str = "span", classes: str = "num") -> Text:
     """A formatted value with its exact form on hover."""
     return Text(tag, value.text, classes, value.exact)
 
@@ -75,13 +75,13 @@ def card(title: str = "", sub: str = "", *, flush: bool = False) -> Iterator[Ele
 class Stat:
     """One number of a page with its name; `set` changes it in place."""
 
-    def __init__(self, label: str, value: Shown, hint: str = "") -> None:
+    def __init__(self, label: str, value: Formatted, hint: str = "") -> None:
         with box("section", "card stat"):
             Text("div", label, "label")
             self._value = Text("div", value.text, "value", value.exact)
             self._hint = Text("div", hint, "hint")
 
-    def set(self, value: Shown, hint: str | None = None) -> None:
+    def set(self, value: Formatted, hint: str | None = None) -> None:
         """Show another value."""
         self._value.set_text(value.text)
         self._value.props["title"] = value.exact
@@ -117,12 +117,12 @@ def empty(icon_name: str, headline: str, body: str) -> None:
         Text("p", body)
 
 
-def facts(items: Sequence[tuple[str, Shown | str]]) -> None:
+def description_list(items: Sequence[tuple[str, Formatted | str]]) -> None:
     """Names and values, two columns."""
     with box("dl", "facts"):
         for name, value in items:
             Text("dt", name)
-            if isinstance(value, Shown):
+            if isinstance(value, Formatted):
                 Text("dd", value.text, "", value.exact)
             else:
                 Text("dd", value)

@@ -5,6 +5,6 @@ import json
 from nicegui import ui
 
 
-def done(message: str) -> None:
+def reload_with(message: str) -> None:
     """Load the page again, so that all of it shows what the act changed, and say `message` there (console.js)."""
     ui.run_javascript(f"sessionStorage.setItem('penstock_done', {json.dumps(message)}); location.reload()")

@@ -8,7 +8,7 @@ from nicegui import ui
 from nicegui.elements.table import Table
 from nicegui.events import GenericEventArguments
 
-from console.format import Shown
+from console.format import Formatted
 
 _CELL = r"""
 <q-td :props="props" :data-label="props.col.label"
@@ -55,7 +55,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def cell(
-    value: Shown | str,
+    value: Formatted | str,
     *,
     href: str = "",
     sub: str = "",
@@ -91,12 +91,12 @@ def cell(
     return made
 
 
-def acts_cell(acts: Sequence[tuple[str, str, str]], subject: str) -> Cell:
+def actions_cell(actions: Sequence[tuple[str, str, str]], subject: str) -> Cell:
     """Buttons of a row: (act, label, tone); `subject` names the row to those who cannot see it."""
     return {
         "acts": {
             act: {"id": act, "label": label, "tone": tone, "aria": f"{label} {subject}"}
-            for act, label, tone in acts
+            for act, label, tone in actions
         },
         "t": "",
     }
@@ -108,7 +108,7 @@ def data_table(
     *,
     label: str,
     nothing: str,
-    on_act: Callable[[str, str], Awaitable[None]] | None = None,
+    on_action: Callable[[str, str], Awaitable[None]] | None = None,
     page_size: int = 25,
     sort_by: str = "",
     descending: bool = False,
@@ -143,8 +143,8 @@ def data_table(
     table.classes("data cards" if cards else "data")
     table.add_slot("body-cell", _CELL)
     _fit_pagination(table, page_size)
-    if on_act is not None:
-        act_on = on_act
+    if on_action is not None:
+        act_on = on_action
 
         async def pressed(event: GenericEventArguments) -> None:
             await act_on(str(event.args["id"]), str(event.args["row"]))

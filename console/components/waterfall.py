@@ -7,20 +7,20 @@ import msgspec
 from nicegui import ui
 
 from console.components.charts import PALETTE
-from console.format import Shown
+from console.format import Formatted
 
 _AXIS = "#8496a3"
 _GRID = "rgba(132,150,163,0.18)"
 _DOLLARS = "value => (value < 0 ? '−$' : '$') + Intl.NumberFormat('en', {notation: 'compact'}).format(Math.abs(value))"
-_UP, _DOWN, _WHOLE = PALETTE[3], PALETTE[4], PALETTE[0]
+_UP, _DOWN, _TOTAL = PALETTE[3], PALETTE[4], PALETTE[0]
 
 
 class Step(msgspec.Struct, frozen=True):
     """A column: a whole amount from zero, or a change from where the last column ended."""
 
     name: str
-    amount: Shown
-    is_whole: bool = False
+    amount: Formatted
+    is_total: bool = False
 
 
 def bars(steps: Sequence[Step]) -> list[tuple[float, float]]:
@@ -28,7 +28,7 @@ def bars(steps: Sequence[Step]) -> list[tuple[float, float]]:
     reached = 0.0
     found = []
     for step in steps:
-        begin = 0.0 if step.is_whole else reached
+        begin = 0.0 if step.is_total else reached
         reached = begin + step.amount.sort
         found.append((begin, reached))
     return found
@@ -42,7 +42,7 @@ def waterfall(steps: Sequence[Step], *, label: str) -> None:
     for step, (begin, end) in zip(steps, bars(steps), strict=True):
         low, high = min(begin, end), max(begin, end)
         base.append(low if low > 0 else high if high < 0 else 0.0)
-        colour = _WHOLE if step.is_whole else _UP if end >= begin else _DOWN
+        colour = _TOTAL if step.is_total else _UP if end >= begin else _DOWN
         up, down = max(high, 0.0) - max(low, 0.0), min(low, 0.0) - min(high, 0.0)
         told = {
             "show": True,

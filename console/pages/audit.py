@@ -8,9 +8,9 @@ from nicegui import ui
 
 from admin import audit as admin_audit
 from admin import tenants as admin_tenants
-from console.components.base import Text, as_text, box, card, facts, page_head
+from console.components.base import Text, as_text, box, card, description_list, page_head
 from console.components.dialogs import secondary
-from console.components.table import Column, Row, acts_cell, cell, data_table, set_rows
+from console.components.table import Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
 from console.format import moment, short_id, words
 from console.viewer import Viewer
@@ -73,7 +73,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
             await rows(),
             label="Audit log",
             nothing="Nothing has been recorded yet.",
-            on_act=viewer.act(detail),
+            on_action=viewer.act(detail),
             sort_by="at",
             descending=True,
         )
@@ -95,7 +95,7 @@ def audit_rows(console: Console, entries: Sequence[AuditEntry], names: dict[str,
                 "object": cell(short_id(entry.object_id), sub=words(entry.object_kind)),
                 "tenant": cell(names.get(tenant, "–"), href=f"/tenants/{tenant}" if tenant in names else ""),
                 "reason": cell(entry.reason or "–", wrap=True),
-                "acts": acts_cell([("detail", "Detail", "")], f"of {entry.action}"),
+                "acts": actions_cell([("detail", "Detail", "")], f"of {entry.action}"),
             }
         )
     return rows
@@ -105,7 +105,7 @@ def show_entry(entry: AuditEntry, names: dict[str, str]) -> None:
     """One entry whole: what stood before and what stands after, field by field."""
     with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
         Text("h2", words(entry.action).capitalize())
-        facts(
+        description_list(
             [
                 ("When", entry.at.strftime("%Y-%m-%d %H:%M:%S UTC")),
                 ("Who", f"{entry.actor_label} ({entry.actor_kind})"),

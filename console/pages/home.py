@@ -13,7 +13,7 @@ from console.components.base import Text, box, card, code, icon, page_head
 from console.deps import Console
 from console.format import money
 from console.panels.keys import keys_panel
-from console.reads import has_requests
+from console.queries import has_requests
 from console.viewer import Viewer
 from workers.wire import ReplicaState
 

@@ -8,12 +8,12 @@ from nicegui import ui
 
 from admin import invoices as admin_invoices
 from billing.invoicing.views import InvoiceDetail, InvoiceView, LineView, TracePage
-from console.components.base import Stat, Text, badge, box, card, facts, page_head
+from console.components.base import Stat, Text, badge, box, card, description_list, page_head
 from console.components.dialogs import confirm, secondary
-from console.components.flash import done
-from console.components.table import Column, Row, acts_cell, cell, data_table
+from console.components.flash import reload_with
+from console.components.table import Column, Row, actions_cell, cell, data_table
 from console.deps import Console
-from console.format import Shown, count, moment, money, per_mtok, short_id, words
+from console.format import Formatted, count, moment, money, per_mtok, short_id, words
 from console.panels.invoices import TONES
 from console.viewer import Viewer
 
@@ -74,7 +74,7 @@ def _acts(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
         )
         if reason is not None:
             await admin_invoices.void_invoice(console.database, viewer.actor, ref=ref, reason=reason)
-            done("The invoice is void; the next one carries its amount.")
+            reload_with("The invoice is void; the next one carries its amount.")
 
     async def write_off() -> None:
         reason = await confirm(
@@ -86,7 +86,7 @@ def _acts(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
         )
         if reason is not None:
             await admin_invoices.write_off_invoice(console.database, viewer.actor, ref=ref, reason=reason)
-            done("The invoice is written off.")
+            reload_with("The invoice is written off.")
 
     secondary("Void", viewer.act(void), icon="block")
     secondary("Write off", viewer.act(write_off), icon="money_off")
@@ -103,7 +103,7 @@ def _numbers(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
         Stat("Exact sum", money(invoice.exact_usd), "of the lines")
         Stat("Credited", money(invoice.credited_usd), "by credit notes")
         Stat("Due", moment(_when(invoice.due_at), now))
-    items: list[tuple[str, Shown | str]] = [
+    items: list[tuple[str, Formatted | str]] = [
         ("Organisation", invoice.tenant),
         ("Finalised", moment(_when(invoice.finalized_at), now)),
         ("Paid", moment(_when(invoice.paid_at), now)),
@@ -112,7 +112,7 @@ def _numbers(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
     if viewer.is_platform:
         items.append(("At Stripe", invoice.stripe_invoice_id or "not sent"))
     with card("Facts"):
-        facts(items)
+        description_list(items)
 
 
 def _lines(console: Console, viewer: Viewer, detail: InvoiceDetail) -> None:
@@ -127,7 +127,7 @@ def _lines(console: Console, viewer: Viewer, detail: InvoiceDetail) -> None:
             [line_row(line) for line in detail.lines],
             label="Lines",
             nothing="The invoice has no line.",
-            on_act=viewer.act(trace),
+            on_action=viewer.act(trace),
         )
 
 
@@ -143,7 +143,7 @@ def line_row(line: LineView) -> Row:
         "price": cell(per_mtok(line.price_per_mtok_usd)),
         "exact": cell(line.exact_usd, mono=True),
         "amount": cell(money(line.amount_usd)),
-        "acts": acts_cell(
+        "acts": actions_cell(
             [("trace", "Requests", "")] if line.kind in _TRACED else [], f"of {line.description}"
         ),
     }

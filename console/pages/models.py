@@ -22,7 +22,7 @@ from console.viewer import Viewer
 from scheduler.wire import PoolSnapshot
 from workers.wire import ReplicaState
 
-REFUSED_FOR = timedelta(days=7)
+REFUSED_LOOKBACK = timedelta(days=7)
 """How far back requests are told that were refused for want of a price."""
 STATUS_TONES = {"active": "ok", "deprecated": "warn", "retired": "idle"}
 _COLUMNS = (
@@ -58,7 +58,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
             label="Prices",
             nothing="No price is set yet.",
             sort_by="model",
-            on_act=viewer.act(page.price_act),
+            on_action=viewer.act(page.price_act),
         )
 
     async def toggle() -> None:
@@ -66,7 +66,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         await page.reload()
 
     history.on_value_change(viewer.act(toggle))
-    page.warn()
+    page.show_unpriced()
 
 
 def unpriced(models: list[str], prices: list[PriceView], now: datetime) -> list[str]:
@@ -98,7 +98,7 @@ class _ModelsPage:
     async def read(self) -> None:
         """Read models, prices and the names of tenants."""
         database, actor = self.console.database, self.viewer.actor
-        since = self.console.clock.now() - REFUSED_FOR
+        since = self.console.clock.now() - REFUSED_LOOKBACK
         self.models, self.prices, tenants, self.refused = await asyncio.gather(
             admin_models.list_models(database, actor),
             admin_billing.list_prices(database, actor, history=self.history),
@@ -112,13 +112,13 @@ class _ModelsPage:
         await self.read()
         set_rows(self.model_table, self.model_rows())
         set_rows(self.price_table, self.price_rows())
-        self.warn()
+        self.show_unpriced()
 
     def model_rows(self) -> list[Row]:
         """Rows of the models table."""
         now = self.console.clock.now()
         snapshot: PoolSnapshot = self.console.scheduler.snapshot()
-        missing = set(self.missing())
+        missing = set(self.unpriced_models())
         rows = []
         for model in self.models:
             ready = sum(
@@ -150,15 +150,15 @@ class _ModelsPage:
         if price is not None and await end_or_withdraw(self.console, self.viewer, price, act):
             await self.reload()
 
-    def missing(self) -> list[str]:
+    def unpriced_models(self) -> list[str]:
         """Models offered that have no price."""
         return unpriced(offered(self.models), self.prices, self.console.clock.now())
 
-    def warn(self) -> None:
+    def show_unpriced(self) -> None:
         """Say which models have no price."""
         self.alerts.clear()
         with self.alerts:
-            for name in self.missing():
+            for name in self.unpriced_models():
                 notice("bad", f"{name} has no list price", "Its requests are refused until one is in force.")
             for one in self.refused:
                 if one.requests:

@@ -12,12 +12,12 @@ from billing.reports.activity import Activity, activity
 from console.components.base import Stat, badge, box, card, notice, page_head
 from console.components.charts import Chart
 from console.deps import Console
-from console.format import Shown, count, milliseconds, money
+from console.format import Formatted, count, milliseconds, money
 from console.pages.models import offered, unpriced
 from console.pages.pools import STATE_TONES, problems
 from console.panels.money_today import REFRESH_S as MONEY_REFRESH_S
 from console.panels.money_today import MoneyToday
-from console.series import Point, even_series
+from console.time_series import Point, resample
 from console.viewer import Viewer
 from workers.wire import ReplicaState
 
@@ -56,13 +56,13 @@ class _Overview:
         """Put the empty parts on the page."""
         self.alerts = box("div", "stack")
         with box("div", "grid stats"):
-            self.requests = Stat("Requests", Shown("–"))
-            self.tokens = Stat("Tokens", Shown("–"))
-            self.spend = Stat("Spend", Shown("–"))
+            self.requests = Stat("Requests", Formatted("–"))
+            self.tokens = Stat("Tokens", Formatted("–"))
+            self.spend = Stat("Spend", Formatted("–"))
             self.money.draw()
-            self.ttft_p50 = Stat("TTFT p50", Shown("–"), "time to first token")
-            self.ttft_p95 = Stat("TTFT p95", Shown("–"), "1 in 20 is slower")
-            self.replicas = Stat("Replicas ready", Shown("–"))
+            self.ttft_p50 = Stat("TTFT p50", Formatted("–"), "time to first token")
+            self.ttft_p95 = Stat("TTFT p95", Formatted("–"), "1 in 20 is slower")
+            self.replicas = Stat("Replicas ready", Formatted("–"))
         with box("div", "grid two"):
             with card("Requests", "As they end"):
                 self.request_chart = Chart(("Requests",), label="Requests over time")
@@ -87,7 +87,7 @@ class _Overview:
         since = now - timedelta(hours=int(self.window.value))
         seen, missing = await asyncio.gather(self._activity(since), self._unpriced())
         self._show_numbers(seen)
-        self._show_charts(even_series(seen.minutes, since, now, STEP_MINUTES[int(self.window.value)]))
+        self._show_charts(resample(seen.minutes, since, now, STEP_MINUTES[int(self.window.value)]))
         self._show_pool(missing)
 
     async def _activity(self, since: datetime) -> Activity:
@@ -141,7 +141,7 @@ class _Overview:
         }
         ready = states.get(ReplicaState.READY, 0)
         self.replicas.set(
-            Shown(f"{ready} of {len(snapshot.replicas)}"),
+            Formatted(f"{ready} of {len(snapshot.replicas)}"),
             f"on {len(snapshot.hosts)} host{'' if len(snapshot.hosts) == 1 else 's'}",
         )
         if found != self.problems:

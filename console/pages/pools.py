@@ -8,9 +8,9 @@ from admin import tenants as admin_tenants
 from admin.pools import command_replica
 from console.components.base import Stat, badge, box, card, notice, page_head
 from console.components.dialogs import confirm
-from console.components.table import Cell, Column, Row, acts_cell, cell, data_table, set_rows
+from console.components.table import Cell, Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
-from console.format import Shown, count, percent, seconds
+from console.format import Formatted, count, percent, seconds
 from console.panels.scheduling import SchedulingPanel
 from console.viewer import Viewer, toast_ok
 from core.errors import NotFound
@@ -28,14 +28,14 @@ STATE_TONES = {
     ReplicaState.FAILED: "bad",
     ReplicaState.STOPPED: "idle",
 }
-_ACTS = {
+_ACTIONS = {
     ReplicaState.READY: ("drain", "sleep", "restart"),
     ReplicaState.DRAINING: ("resume",),
     ReplicaState.ASLEEP: ("wake",),
     ReplicaState.FAILED: ("restart",),
 }
 """State -> what may be done to a replica in it."""
-_ASK = {
+_CONFIRMATIONS = {
     "drain": "It takes no new requests and finishes the {open} it has.",
     "resume": "It takes requests again.",
     "sleep": "Its weights are parked and its cache is lost. It finishes the {open} it has first.",
@@ -69,10 +69,10 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         state = badge("", "ok")
     alerts = box("div", "stack")
     with box("div", "grid stats"):
-        ready = Stat("Replicas ready", Shown("–"))
-        in_flight = Stat("Requests in flight", Shown("–"))
-        waiting = Stat("Waiting in queue", Shown("–"))
-        cache = Stat("KV cache in use", Shown("–"))
+        ready = Stat("Replicas ready", Formatted("–"))
+        in_flight = Stat("Requests in flight", Formatted("–"))
+        waiting = Stat("Waiting in queue", Formatted("–"))
+        cache = Stat("KV cache in use", Formatted("–"))
 
     async def act(name: str, replica_id: str) -> None:
         await _command(console, viewer, name, replica_id)
@@ -83,7 +83,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
             [],
             label="Replicas",
             nothing="No replica has reported yet. Is an agent connected?",
-            on_act=viewer.act(act),
+            on_action=viewer.act(act),
         )
     scheduling = SchedulingPanel({tenant.id: tenant.name for tenant in tenants})
     with card("Hosts", flush=True):
@@ -98,7 +98,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         state.set_text(_freshness(snapshot, connected))
         state.classes(replace=f"badge {'ok' if connected else 'bad'}")
         ready.set(
-            Shown(f"{_ready(snapshot)} of {len(snapshot.replicas)}"),
+            Formatted(f"{_ready(snapshot)} of {len(snapshot.replicas)}"),
             f"on {len(snapshot.hosts)} host{'' if len(snapshot.hosts) == 1 else 's'}",
         )
         in_flight.set(count(sum(queue.in_flight for queue in snapshot.queues)))
@@ -154,7 +154,7 @@ async def _command(console: Console, viewer: Viewer, action: str, replica_id: st
     replica = next(
         (one for one in console.scheduler.snapshot().replicas if one.replica_id == replica_id), None
     )
-    if replica is None or action not in _ASK:
+    if replica is None or action not in _CONFIRMATIONS:
         raise NotFound(f"there is no replica {replica_id!r} any more")
     running = replica.running + replica.waiting
     affected = f"{running} open request{'' if running == 1 else 's'}"
@@ -162,7 +162,7 @@ async def _command(console: Console, viewer: Viewer, action: str, replica_id: st
     reason = await confirm(
         viewer,
         title,
-        _ASK[action].format(open=affected),
+        _CONFIRMATIONS[action].format(open=affected),
         action.capitalize(),
         danger=action in ("drain", "sleep", "restart"),
     )
@@ -196,7 +196,7 @@ def _oldest(snapshot: PoolSnapshot) -> str:
     return "nobody waits" if oldest is None else f"oldest for {seconds(oldest).text}"
 
 
-def _cache_use(snapshot: PoolSnapshot) -> Shown:
+def _cache_use(snapshot: PoolSnapshot) -> Formatted:
     awake = [one for one in snapshot.replicas if one.state == ReplicaState.READY]
     room = sum(one.capacity.kv_cache_tokens for one in awake)
     used = sum(one.kv_usage * one.capacity.kv_cache_tokens for one in awake)
@@ -204,7 +204,7 @@ def _cache_use(snapshot: PoolSnapshot) -> Shown:
 
 
 def _replica_row(replica: ReplicaStatus, may_act: bool) -> Row:
-    acts = [(act, act.capitalize(), "") for act in _ACTS.get(replica.state, ())] if may_act else []
+    acts = [(act, act.capitalize(), "") for act in _ACTIONS.get(replica.state, ())] if may_act else []
     engine = f"{replica.engine}, simulated" if replica.simulated else replica.engine
     return {
         "id": replica.replica_id,
@@ -216,7 +216,7 @@ def _replica_row(replica: ReplicaStatus, may_act: bool) -> Row:
         "running": cell(count(replica.running)),
         "waiting": cell(count(replica.waiting)),
         "restarts": cell(count(replica.restarts)),
-        "acts": acts_cell(acts, replica.replica_id),
+        "acts": actions_cell(acts, replica.replica_id),
     }
 
 
@@ -228,7 +228,7 @@ def _host_row(host: HostView) -> Row:
         if total and spent
     )
     seen: Cell = cell(
-        Shown(f"{host.last_seen_s:.1f} s ago", "", host.last_seen_s),
+        Formatted(f"{host.last_seen_s:.1f} s ago", "", host.last_seen_s),
         tone="bad" if host.last_seen_s > STALE_HOST_S else "ok",
     )
     return {

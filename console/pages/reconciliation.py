@@ -16,11 +16,11 @@ from billing.economics.engine_reconciliation_views import EngineRow, IntervalRow
 from billing.ledger.months import bounds, month_name, parse_month
 from console.components.base import Text, badge, box, card, notice, page_head
 from console.components.dialogs import confirm, secondary
-from console.components.flash import done
-from console.components.later import later
-from console.components.table import Cell, Column, Row, acts_cell, cell, data_table
+from console.components.flash import reload_with
+from console.components.lazy import lazy
+from console.components.table import Cell, Column, Row, actions_cell, cell, data_table
 from console.deps import Console
-from console.format import Shown, count, moment, money
+from console.format import Formatted, count, moment, money
 from console.pages.periods import known_month
 from console.viewer import Viewer
 
@@ -47,14 +47,14 @@ CAUSES = (
     ("unexplained", "Unexplained"),
 )
 """The terms of the token balance, in the order of display."""
-_CHAIN = (
+_CROSS_CHECK_COLUMNS = (
     Column("source", "Who tells it"),
     Column("tokens", "Tokens", numeric=True),
     Column("amount", "Amount", numeric=True),
     Column("equal", "Against the gateway"),
     Column("detail", "Detail", sortable=False),
 )
-_ENGINES = (
+_ENGINE_COLUMNS = (
     Column("engine", "Engine"),
     Column("counted", "Counted", numeric=True),
     Column("uncompared", "Not compared yet", numeric=True),
@@ -69,14 +69,14 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
     """Draw the chain of a month and the engines; with `?engine=`, one engine's stretches and requests."""
     boot_id = request.query_params.get("engine", "")
     if boot_id:
-        await _Engine(console, viewer, boot_id).draw()
+        await _EngineDetail(console, viewer, boot_id).draw()
         return
     periods = await admin_periods.list_periods(console.database, viewer.actor)
     month = known_month(request.query_params.get("month", ""), periods) or parse_month(periods[0].month)
 
     async def run_now() -> None:
         found = await admin_reconcile.run_now(console.database, viewer.actor)
-        done(f"Compared {count(found.compared).text} stretches.")
+        reload_with(f"Compared {count(found.compared).text} stretches.")
 
     with page_head(
         "Reconciliation", "Engines = gateway = ledger = Stripe. Every difference leads to requests."
@@ -90,27 +90,27 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         )
         field.props("outlined dense options-dense")
     engines = await admin_reconcile.list_engines(console.database, viewer.actor, limit=ROWS)
-    alarm(engines)
+    unexplained_banner(engines)
 
-    async def draw_chain() -> None:
+    async def draw_cross_check() -> None:
         rows = await admin_reconcile.cross_check_month(console.database, viewer.actor, month=month)
-        _chain(month, rows, [one for one in engines if is_wrong(one) and _ran_in(one, month)])
+        _cross_check(month, rows, [one for one in engines if is_unexplained(one) and _ran_in(one, month)])
 
-    later(viewer, "Adding the month up in every place…", draw_chain)
+    lazy(viewer, "Adding the month up in every place…", draw_cross_check)
     with card(
         "Engines", "One line for each start of an engine, those that do not come out first.", flush=True
     ):
         data_table(
-            _ENGINES,
+            _ENGINE_COLUMNS,
             engine_rows(engines, console.clock.now()),
             label="Engines",
             nothing="No engine has reported its counters yet.",
         )
 
 
-def alarm(engines: Sequence[EngineRow]) -> None:
+def unexplained_banner(engines: Sequence[EngineRow]) -> None:
     """The banner of tokens that nothing explains and nobody has accepted."""
-    wrong = [one for one in engines if is_wrong(one)]
+    wrong = [one for one in engines if is_unexplained(one)]
     if not wrong:
         return
     tokens = sum(abs(one.unexplained_prompt) + abs(one.unexplained_generation) for one in wrong)
@@ -121,7 +121,7 @@ def alarm(engines: Sequence[EngineRow]) -> None:
     )
 
 
-def is_wrong(engine: EngineRow) -> bool:
+def is_unexplained(engine: EngineRow) -> bool:
     """Whether something of it is unexplained and not accepted."""
     return bool(engine.unexplained_prompt or engine.unexplained_generation) and not engine.accepted
 
@@ -131,21 +131,21 @@ def _ran_in(engine: EngineRow, month: date) -> bool:
     return engine.first_seen < end and engine.last_seen >= start
 
 
-def _chain(month: date, rows: Sequence[CrossCheckRow], wrong: Sequence[EngineRow]) -> None:
+def _cross_check(month: date, rows: Sequence[CrossCheckRow], wrong: Sequence[EngineRow]) -> None:
     with card(
         f"The chain of {month_name(month)}",
         "Each place that knows the month, against the gateway.",
         flush=True,
     ):
         data_table(
-            _CHAIN,
-            [chain_row(row, is_red=row.source == "engines" and bool(wrong)) for row in rows],
+            _CROSS_CHECK_COLUMNS,
+            [cross_check_row(row, is_red=row.source == "engines" and bool(wrong)) for row in rows],
             label="The chain",
             nothing="Nothing is known.",
         )
 
 
-def chain_row(row: CrossCheckRow, *, is_red: bool = False) -> Row:
+def cross_check_row(row: CrossCheckRow, *, is_red: bool = False) -> Row:
     """One place's figures and whether they equal the gateway's; `is_red` = the engines leave tokens unexplained."""
     return {
         "id": row.source,
@@ -204,7 +204,7 @@ def engine_rows(engines: Sequence[EngineRow], now: datetime) -> list[Row]:
     return rows
 
 
-class _Engine:
+class _EngineDetail:
     """One engine: its stretches with a line for each cause, and the requests behind one of them."""
 
     def __init__(self, console: Console, viewer: Viewer, boot_id: str) -> None:
@@ -231,17 +231,17 @@ class _Engine:
                 "Tokens that nothing explains",
                 f"{told} tokens. The requests below were on the engine.",
             )
-        self._stretches(stretches)
+        self._intervals(stretches)
         self.requests = box("div", "stack")
         await self._trace(None)
 
-    def _stretches(self, stretches: Sequence[IntervalRow]) -> None:
-        by_id = {str(number): one for number, one in enumerate(stretches)}
+    def _intervals(self, intervals: Sequence[IntervalRow]) -> None:
+        by_id = {str(number): one for number, one in enumerate(intervals)}
 
         async def trace(_: str, row: str) -> None:
             await self._trace(by_id[row].from_at)
 
-        used = [(name, label) for name, label in CAUSES if any(getattr(one, name) for one in stretches)]
+        used = [(name, label) for name, label in CAUSES if any(getattr(one, name) for one in intervals)]
         columns = (
             Column("span", "Stretch"),
             Column("counter", "Counter"),
@@ -252,28 +252,28 @@ class _Engine:
         with card("Stretches", "Between two instants at which the engine stood still.", flush=True):
             data_table(
                 columns,
-                [self._stretch_row(key, one, used) for key, one in by_id.items()],
+                [self._interval_row(key, one, used) for key, one in by_id.items()],
                 label="Stretches",
                 nothing="Nothing of this engine is compared yet.",
-                on_act=self.viewer.act(trace),
+                on_action=self.viewer.act(trace),
             )
-        for one in stretches:
+        for one in intervals:
             if one.accepted_by:
                 Text("p", f"Accepted by {one.accepted_by}: {one.accepted_reason}", "muted")
                 break
 
-    def _stretch_row(self, key: str, one: IntervalRow, used: Sequence[tuple[str, str]]) -> Row:
+    def _interval_row(self, key: str, one: IntervalRow, used: Sequence[tuple[str, str]]) -> Row:
         begin = f"{one.from_at.astimezone(UTC):%-d %b %H:%M:%S}"
         end = f"{one.to_at.astimezone(UTC):%-d %b %H:%M:%S}" if one.to_at else "the end"
         return {
             "id": key,
             "span": cell(
-                Shown(begin, f"{one.from_at.isoformat()}", one.from_at.timestamp()), sub=f"to {end}"
+                Formatted(begin, f"{one.from_at.isoformat()}", one.from_at.timestamp()), sub=f"to {end}"
             ),
             "counter": cell(one.counter, sub=f"{one.requests} requests"),
             "engine": cell(count(one.engine)),
             **{name: cell(count(getattr(one, name))) for name, _ in used},
-            "acts": acts_cell([("trace", "Requests", "")], f"of the stretch from {begin}"),
+            "acts": actions_cell([("trace", "Requests", "")], f"of the stretch from {begin}"),
         }
 
     async def _trace(self, from_at: datetime | None) -> None:
@@ -312,7 +312,7 @@ class _Engine:
         await admin_reconcile.accept(
             self.console.database, self.viewer.actor, boot_id=self.boot_id, reason=reason
         )
-        done("The difference is accepted.")
+        reload_with("The difference is accepted.")
 
 
 def trace_rows(rows: Sequence[TraceRow], tenants: dict[UUID, str], now: datetime) -> list[Row]:

@@ -8,11 +8,11 @@ from fastapi import Request
 from admin import requests as admin_requests
 from admin.requests import RequestDetail
 from billing.usage.request_list import RequestView
-from console.components.base import Stat, Text, badge, box, card, facts, link_button, page_head
+from console.components.base import Stat, Text, badge, box, card, description_list, link_button, page_head
 from console.components.dialogs import secondary
 from console.components.table import Column, Row, cell, data_table
 from console.deps import Console
-from console.format import Shown, count, milliseconds, money, per_mtok, words
+from console.format import Formatted, count, milliseconds, money, per_mtok, words
 from console.pages.requests import OUTCOME_TONES, uuid_or_none
 from console.panels.adjust import open_adjust_form
 from console.panels.prices import CLASSES
@@ -107,7 +107,7 @@ def _class_row(line: dict[str, str]) -> Row:
     return {
         "id": line["class"],
         "class": cell(CLASSES.get(line["class"], line["class"])),
-        "tokens": cell(Shown(f"{tokens:,}", f"{tokens:,}", float(tokens))),
+        "tokens": cell(Formatted(f"{tokens:,}", f"{tokens:,}", float(tokens))),
         "price": cell(per_mtok(line["price_per_mtok_usd"])),
         "cost": cell(money(line["cost_usd"])),
     }
@@ -116,7 +116,7 @@ def _class_row(line: dict[str, str]) -> Row:
 def _steps(one: RequestView, viewer: Viewer) -> None:
     """When what happened, and who asked."""
     with card("Steps"):
-        known: list[tuple[str, Shown | str]] = [
+        known: list[tuple[str, Formatted | str]] = [
             ("Model", one.model),
             ("Tier", one.tier),
             ("Key", f"…{one.key_last4}" if one.key_last4 else "–"),
@@ -133,7 +133,7 @@ def _steps(one: RequestView, viewer: Viewer) -> None:
             known.append(("Engine", "Simulated"))
         if viewer.is_platform:
             known += [("Tenant", one.tenant or str(one.tenant_id)), ("Replica", one.replica_id or "–")]
-        facts(known)
+        description_list(known)
 
 
 def _instant(at: datetime) -> str:

@@ -24,7 +24,7 @@ from console.format import count, milliseconds, moment, money, percent, words
 from console.viewer import Viewer, toast_error
 
 PAGE_ROWS = 100
-SPANS = {"1": "Last day", "7": "Last 7 days", "30": "Last 30 days", "90": "Last 90 days", "400": "All kept"}
+PERIODS = {"1": "Last day", "7": "Last 7 days", "30": "Last 30 days", "90": "Last 90 days", "400": "All kept"}
 OUTCOME_TONES = {
     "completed": "ok",
     "length": "ok",
@@ -47,7 +47,7 @@ _COLUMNS = (
 )
 
 
-class Choice(msgspec.Struct, frozen=True):
+class RequestFilters(msgspec.Struct, frozen=True):
     """What is asked for."""
 
     tenant: str = ""
@@ -70,26 +70,26 @@ def uuid_or_none(text: str) -> UUID | None:
         return None
 
 
-def read_choice(params: QueryParams, *, is_platform: bool) -> Choice:
+def read_filters(params: QueryParams, *, is_platform: bool) -> RequestFilters:
     """The choice in an address; what it names wrongly is left out."""
 
     def id_of(name: str) -> str:
         return str(uuid_or_none(params.get(name, "")) or "")
 
     outcome, days = params.get("outcome", ""), params.get("days", "7")
-    return Choice(
+    return RequestFilters(
         tenant=id_of("tenant") if is_platform else "",
         key=id_of("key"),
         model=params.get("model", "")[:200],
         outcome=outcome if outcome in set(Outcome) else "",
-        days=days if days in SPANS else "7",
+        days=days if days in PERIODS else "7",
         before=id_of("before"),
     )
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
     """Draw the list of the address's choice."""
-    choice = read_choice(request.query_params, is_platform=viewer.is_platform)
+    choice = read_filters(request.query_params, is_platform=viewer.is_platform)
     tenant_id = viewer.scope or uuid_or_none(choice.tenant)
     now = console.clock.now()
     found = await admin_requests.list_requests(
@@ -154,7 +154,7 @@ def request_rows(found: Sequence[RequestView], now: datetime, *, with_tenant: bo
     return rows
 
 
-async def _filters(console: Console, viewer: Viewer, choice: Choice, tenant_id: UUID | None) -> None:
+async def _filters(console: Console, viewer: Viewer, choice: RequestFilters, tenant_id: UUID | None) -> None:
     """The form above the list; "Show" loads the page of the new choice, or the request whose id was given."""
     models, keys, tenants = await _options(console, viewer, tenant_id)
 
@@ -166,7 +166,7 @@ async def _filters(console: Console, viewer: Viewer, choice: Choice, tenant_id: 
                 return
             ui.navigate.to(f"/requests/{request_id}")
             return
-        changed = Choice(
+        changed = RequestFilters(
             tenant=tenant.value if tenant else "",
             key=key.value if key and (not tenant or tenant.value == choice.tenant) else "",
             model=model.value,
@@ -186,7 +186,7 @@ async def _filters(console: Console, viewer: Viewer, choice: Choice, tenant_id: 
         model = _select(models, choice.model, "Model")
         outcomes = {"": "Any outcome", **{str(one): words(one).capitalize() for one in Outcome}}
         outcome = _select(outcomes, choice.outcome, "Outcome")
-        days = _select(SPANS, choice.days, "Since")
+        days = _select(PERIODS, choice.days, "Since")
         primary("Show", go)
 
 

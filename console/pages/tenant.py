@@ -38,9 +38,9 @@ _AUDIT_COLUMNS = (
     Column("reason", "Reason", sortable=False),
     Column("acts", ""),
 )
-THROTTLE_REQUESTS = 60
+THROTTLE_REQUESTS_PER_MIN = 60
 """Requests a minute of a throttled tenant."""
-THROTTLE_OPEN = 4
+THROTTLE_CONCURRENCY = 4
 _TABS = {
     "overview": "Overview",
     "money": "Contract and prices",
@@ -146,7 +146,8 @@ def _throttle_button(console: Console, viewer: Viewer, tenant: TenantView) -> No
         reason = await confirm(
             viewer,
             f"Throttle {tenant.name} for an hour?",
-            f"At most {THROTTLE_REQUESTS} requests a minute and {THROTTLE_OPEN} open ones, until it lapses by itself.",
+            f"At most {THROTTLE_REQUESTS_PER_MIN} requests a minute and {THROTTLE_CONCURRENCY} open ones, "
+            "until it lapses by itself.",
             "Throttle",
         )
         if reason is None:
@@ -156,8 +157,8 @@ def _throttle_button(console: Console, viewer: Viewer, tenant: TenantView) -> No
             viewer.actor,
             tenant_id=tenant.id,
             minutes=60,
-            requests_per_min=THROTTLE_REQUESTS,
-            concurrency=THROTTLE_OPEN,
+            requests_per_min=THROTTLE_REQUESTS_PER_MIN,
+            concurrency=THROTTLE_CONCURRENCY,
             reason=reason,
         )
         ui.navigate.reload()
@@ -211,7 +212,7 @@ async def _audit(console: Console, viewer: Viewer, tenant: TenantView) -> None:
             audit_rows(console, entries, {}),
             label="Recent acts",
             nothing="Nothing has been done to this tenant yet.",
-            on_act=viewer.act(detail),
+            on_action=viewer.act(detail),
             sort_by="at",
             descending=True,
         )

@@ -11,10 +11,10 @@ from admin import tenants as admin_tenants
 from billing.ledger.accounts import AccountView
 from console.components.base import box, card, page_head
 from console.components.dialogs import confirm, form_dialog, primary, text_input
-from console.components.table import Column, Row, acts_cell, cell, data_table, set_rows
+from console.components.table import Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
-from console.format import Shown, moment, money
-from console.reads import all_accounts
+from console.format import Formatted, moment, money
+from console.queries import all_accounts
 from console.viewer import Viewer, toast_ok
 from tenants.views import TenantView
 
@@ -51,7 +51,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
             await page.rows(),
             label="Tenants",
             nothing="No tenant yet. Create the first one.",
-            on_act=viewer.act(page.act),
+            on_action=viewer.act(page.act),
             sort_by="name",
         )
     search.bind_value_to(page.table, "filter")
@@ -96,7 +96,7 @@ class _TenantsPage:
                     "spent": cell(money(account.spent_this_month_usd if account else None)),
                     "budget": cell(money(account.budget_usd if account else None)),
                     "created": cell(moment(tenant.created_at, now)),
-                    "acts": acts_cell(acts, tenant.name),
+                    "acts": actions_cell(acts, tenant.name),
                 }
             )
         return rows
@@ -139,10 +139,10 @@ class _TenantsPage:
                 mode = ui.select(MODES, value="prepaid", label="Billing").props("outlined dense")
 
 
-def available(account: AccountView | None) -> Shown:
+def available(account: AccountView | None) -> Formatted:
     """What new requests may still reserve."""
     if account is not None and account.available_usd is None:
-        return Shown("No bound", "Postpaid without a credit limit or budget", float("inf"))
+        return Formatted("No bound", "Postpaid without a credit limit or budget", float("inf"))
     return money(account.available_usd if account else None)
 
 

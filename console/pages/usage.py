@@ -15,14 +15,14 @@ from console.components.base import Stat, Text, box, card, icon, link_button, no
 from console.components.dialogs import primary
 from console.components.table import data_table
 from console.deps import Console
-from console.format import Shown, count, money, per_mtok, percent
+from console.format import Formatted, count, money, per_mtok, percent
 from console.panels.report_choice import (
     COMPARES,
     GROUPS,
-    Choice,
+    ReportOptions,
     compared_with,
     one_time_unit,
-    read_choice,
+    read_options,
     report_query,
 )
 from console.panels.report_table import (
@@ -42,7 +42,7 @@ MAX_LINES = 2_000
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
     """Draw the report of the address's choice."""
-    choice = read_choice(request.query_params, is_platform=viewer.is_platform)
+    choice = read_options(request.query_params, is_platform=viewer.is_platform)
     today = console.clock.now().date()
     problem = ""
     try:
@@ -50,7 +50,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
         before = compared_with(choice, period, today)
     except ValueError as error:
         problem = str(error)
-        choice = Choice(by=choice.by)
+        choice = ReportOptions(by=choice.by)
         (query, period), before = report_query(choice, viewer, today), None
     rows, days, sums = await asyncio.gather(
         _report(console, viewer, query),
@@ -87,7 +87,7 @@ def _report(console: Console, viewer: Viewer, query: ReportQuery) -> Awaitable[l
     )
 
 
-def _downloads(choice: Choice) -> None:
+def _downloads(choice: ReportOptions) -> None:
     """The report as files, and the charges in the form of the FinOps Foundation."""
     for name in ("csv", "json", "xlsx", "parquet"):
         label = {"xlsx": "Excel", "parquet": "Parquet"}.get(name, name.upper())
@@ -96,7 +96,7 @@ def _downloads(choice: Choice) -> None:
     link_button("FOCUS", f"/usage/download?{focus}", "download", download=True)
 
 
-async def _filters(console: Console, viewer: Viewer, choice: Choice, problem: str) -> None:
+async def _filters(console: Console, viewer: Viewer, choice: ReportOptions, problem: str) -> None:
     """The form above the report; "Apply" loads the page of the new choice."""
     tenants = {"": "All tenants"}
     if viewer.is_platform:
@@ -109,7 +109,7 @@ async def _filters(console: Console, viewer: Viewer, choice: Choice, problem: st
         if chosen != one_time_unit(chosen):
             toast_error("Group by one of hour, day and month, not by several.")
             return
-        changed = Choice(
+        changed = ReportOptions(
             period=period.value,
             first=(first.value or "").strip(),
             last=(last.value or "").strip(),
@@ -218,10 +218,10 @@ def _days(first: date, last: date) -> str:
     return f"{first:%-d %b %Y}" if first == last else f"{first:%-d %b %Y} to {last:%-d %b %Y}"
 
 
-def _lines(rows: list[ReportRow], sums: Totals, choice: Choice, viewer: Viewer) -> None:
+def _lines(rows: list[ReportRow], sums: Totals, choice: ReportOptions, viewer: Viewer) -> None:
     """The lines with the totals row."""
     if len(rows) > MAX_LINES:
-        more = Shown(f"{len(rows):,}").text
+        more = Formatted(f"{len(rows):,}").text
         notice("info", f"The first {MAX_LINES:,} of {more} lines", "Files and totals have all of them.")
     with card("Report", flush=True) as actions:
         with actions:

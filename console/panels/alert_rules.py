@@ -13,7 +13,7 @@ from admin import projects as admin_projects
 from billing.notifications.alerts import THRESHOLDS, AlertView
 from console.components.base import box, card
 from console.components.dialogs import confirm, form_dialog, secondary, text_input
-from console.components.table import Column, Row, acts_cell, cell, data_table
+from console.components.table import Column, Row, actions_cell, cell, data_table
 from console.deps import Console
 from console.format import money
 from console.panels.amounts import parse_usd
@@ -90,7 +90,7 @@ class AlertRulesPanel:
                 [self._row(rule) for rule in self.rules],
                 label="Budgets and marks",
                 nothing="Nothing is watched yet. A budget tells you at 50, 80 and 100 percent.",
-                on_act=self.viewer.act(self._act),
+                on_action=self.viewer.act(self._act),
             )
 
     def _row(self, rule: AlertView) -> Row:
@@ -99,7 +99,7 @@ class AlertRulesPanel:
         return {
             "id": f"{rule.kind} {rule.scope_id}",
             **rule_cells(rule, name),
-            "acts": acts_cell(acts, name),
+            "acts": actions_cell(acts, name),
         }
 
     async def _act(self, _: str, row: str) -> None:

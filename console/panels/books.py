@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 from admin import ledger as admin_ledger
 from billing.ledger.journal import DeferredLine, TrialBalance
 from billing.ledger.months import bounds, month_name, next_month
-from console.components.base import Text, box, card, link_button, notice, shown
+from console.components.base import Text, box, card, formatted, link_button, notice
 from console.components.dialogs import secondary
-from console.components.later import later
+from console.components.lazy import lazy
 from console.components.table import Column, Row, cell, data_table
 from console.deps import Console
-from console.format import DASH, Shown, count, moment, money, short_id, words
+from console.format import DASH, Formatted, count, moment, money, short_id, words
 from console.viewer import Viewer
 from core.money import pico_to_usd, usd_to_pico
 
@@ -48,8 +48,8 @@ async def books_panel(console: Console, viewer: Viewer, month: date) -> None:
         _deferred(console, lots)
 
     _verification(console, viewer)
-    later(viewer, "Adding up the ledger…", trial)
-    later(viewer, "Looking at every lot of credit…", deferred)
+    lazy(viewer, "Adding up the ledger…", trial)
+    lazy(viewer, "Looking at every lot of credit…", deferred)
 
 
 def journal_address(month: date, format: str) -> str:
@@ -75,9 +75,9 @@ def _trial(month: date, balance: TrialBalance) -> None:
         )
     with box("p", "row-line"):
         Text("span", "Debits")
-        shown(money(balance.debit_usd), "b")
+        formatted(money(balance.debit_usd), "b")
         Text("span", "credits")
-        shown(money(balance.credit_usd), "b")
+        formatted(money(balance.credit_usd), "b")
         if balance.balanced:
             Text("span", "✓ the books balance", "ratio-plus")
     if not balance.balanced:
@@ -130,7 +130,7 @@ def deferred_rows(lots: Sequence[DeferredLine], now: datetime) -> list[Row]:
             "lot": cell(words(lot.kind).capitalize(), sub=short_id(lot.lot_id).text if lot.lot_id else ""),
             "bought": cell(moment(_instant(lot.purchased_at), now)),
             "expires": cell(
-                moment(_instant(lot.expires_at), now) if lot.expires_at else Shown(DASH, "never")
+                moment(_instant(lot.expires_at), now) if lot.expires_at else Formatted(DASH, "never")
             ),
             "unused": cell(money(lot.unused_usd)),
         }

@@ -13,12 +13,12 @@ from billing.ledger.adjustments import Adjustment
 from billing.ledger.months import month_name
 from console.components.base import Text, box, card, notice
 from console.components.dialogs import confirm, primary
-from console.components.flash import done
-from console.components.table import Column, Row, acts_cell, cell, data_table
+from console.components.flash import reload_with
+from console.components.table import Column, Row, actions_cell, cell, data_table
 from console.deps import Console
 from console.format import moment, money
+from console.panels.approvals import OWN_REQUEST, approvals_panel, favour
 from console.panels.rerate import diff_tables, open_correction_form
-from console.panels.waiting import OWN, favour, waiting_panel
 from console.viewer import Viewer
 
 ROWS = 200
@@ -33,7 +33,7 @@ async def changes_panel(console: Console, viewer: Viewer, month: date, tenants: 
     booked = await admin_adjustments.list_adjustments(
         console.database, viewer.actor, month=month_name(month), limit=ROWS
     )
-    await waiting_panel(console, viewer, tenants, show_correction)
+    await approvals_panel(console, viewer, tenants, show_correction)
     _corrections(console, viewer, month, corrections, tenants)
     _booked(console, month, booked, tenants)
 
@@ -69,7 +69,7 @@ def _corrections(
             correction_rows(found, console.clock.now()),
             label="Corrections",
             nothing="No correction of this month.",
-            on_act=viewer.act(show),
+            on_action=viewer.act(show),
         )
 
 
@@ -84,7 +84,7 @@ def correction_rows(found: Sequence[Correction], now: datetime) -> list[Row]:
             "tenants": cell(str(len(one.tenants))),
             "by": cell(one.requested_by, sub=f"decided by {one.decided_by}" if one.decided_by else ""),
             "at": cell(moment(datetime.fromisoformat(one.requested_at), now)),
-            "acts": acts_cell([("show", "Open", "")], f"correction {one.reason}"),
+            "acts": actions_cell([("show", "Open", "")], f"correction {one.reason}"),
         }
         for one in found
     ]
@@ -118,7 +118,7 @@ async def show_correction(
         await admin_corrections.decide_correction(
             console.database, viewer.actor, correction_id=correction_id, approve=approve, reason=reason
         )
-        done("The correction is booked." if approve else "The correction is rejected.")
+        reload_with("The correction is booked." if approve else "The correction is rejected.")
 
     async def approve() -> None:
         await decide(True)
@@ -138,7 +138,7 @@ async def show_correction(
         await admin_corrections.request_reversal(
             console.database, viewer.actor, correction_id=correction_id, reason=reason
         )
-        done("The reversal waits for a second person.")
+        reload_with("The reversal waits for a second person.")
 
     with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
         dialog.props["aria-label"] = "Correction"
@@ -146,7 +146,7 @@ async def show_correction(
         Text("p", f"{found.status.capitalize()} · {found.month} · asked for by {found.requested_by}", "muted")
         diff_tables(found.delta_usd, found.tenants, lines, tenants)
         if found.status == "requested" and own:
-            notice("info", "Waits for another person", OWN)
+            notice("info", "Waits for another person", OWN_REQUEST)
         with box("div", "actions"):
             ui.button("Close", on_click=dialog.close, color=None).props("flat no-caps").classes("plain")
             if found.status == "requested":
@@ -156,7 +156,7 @@ async def show_correction(
                 if own:
                     for button in (no, yes):
                         button.disable()
-                        button.props["title"] = OWN
+                        button.props["title"] = OWN_REQUEST
             elif found.status == "approved" and found.reverses is None and found.reversed_by is None:
                 primary("Reverse", viewer.act(reverse), danger=True, icon="undo")
     dialog.on("hide", dialog.delete)

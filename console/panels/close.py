@@ -14,8 +14,8 @@ from billing.ledger.months import month_name
 from billing.payments.stripe_gateway import open_gateway
 from console.components.base import Text, badge, box, card, link_button, notice
 from console.components.dialogs import confirm, primary, secondary
-from console.components.flash import done
-from console.components.later import later
+from console.components.flash import reload_with
+from console.components.lazy import lazy
 from console.components.table import Column, Row, cell, data_table
 from console.deps import Console
 from console.format import moment, words
@@ -110,7 +110,7 @@ class _Close:
                 badge(self.period.status.capitalize(), "info" if is_open else "ok")
                 if is_open:
                     secondary("Check again", ui.navigate.reload, icon="refresh")
-            later(self.viewer, "Asking every check…", self._checks)
+            lazy(self.viewer, "Asking every check…", self._checks)
             if is_open:
                 self.progress = Text("p", "", "muted")
                 self.progress.props["role"] = "status"
@@ -127,7 +127,7 @@ class _Close:
         self._summary(found)
         with box("ul", "checklist checks"):
             for check in sorted(found.checks, key=lambda one: one.ok):
-                self._line(check)
+                self._check_line(check)
         if self.period.status != "closed" and all(
             one.ok for one in found.checks if one.name not in ("invoices_made", _STRIPE)
         ):
@@ -145,7 +145,7 @@ class _Close:
         else:
             notice("ok", "Every check is green", "The month can be closed.")
 
-    def _line(self, check: CheckResult) -> None:
+    def _check_line(self, check: CheckResult) -> None:
         with box("li"):
             mark = Text("span", "✓" if check.ok else "!", f"mark {'ok' if check.ok else 'bad'}")
             mark.props.update({"role": "img", "aria-label": "green" if check.ok else "red"})
@@ -165,9 +165,11 @@ class _Close:
             found = await admin_payments.compare(
                 self.console.database, self.viewer.actor, gateway, month=self.month
             )
-        done("Stripe equals our books." if found.ok else f"{len(found.problems)} differences to Stripe.")
+        reload_with(
+            "Stripe equals our books." if found.ok else f"{len(found.problems)} differences to Stripe."
+        )
 
-    def _told(self, done: int, total: int) -> None:
+    def _on_progress(self, done: int, total: int) -> None:
         self.progress.set_text(f"{done} of {total} tenants")
 
     async def _busy(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -196,9 +198,9 @@ class _Close:
 
         async def work() -> None:
             run = await admin_invoices.make_invoices(
-                self.console.database, self.viewer.actor, month=self.month, progress=self._told
+                self.console.database, self.viewer.actor, month=self.month, progress=self._on_progress
             )
-            done(f"{run.made} invoices made." if run.made else "Every invoice was there already.")
+            reload_with(f"{run.made} invoices made." if run.made else "Every invoice was there already.")
 
         await self._busy(work)
 
@@ -221,8 +223,8 @@ class _Close:
                 self.viewer.actor,
                 month=self.month,
                 reason=reason,
-                progress=self._told,
+                progress=self._on_progress,
             )
-            done(f"{self.name} is closed.")
+            reload_with(f"{self.name} is closed.")
 
         await self._busy(work)

@@ -9,17 +9,17 @@ from billing.ledger.months import month_name
 from billing.payments.stripe_gateway import open_gateway
 from billing.payments.stripe_reconciliation import Reconciliation
 from billing.payments.views import BlockedView, DisputeView, EventView, RefundView
-from console.components.base import Text, box, card, facts, notice
+from console.components.base import Text, box, card, description_list, notice
 from console.components.dialogs import confirm, secondary
-from console.components.flash import done
-from console.components.table import Column, Row, acts_cell, cell, data_table
+from console.components.flash import reload_with
+from console.components.table import Column, Row, actions_cell, cell, data_table
 from console.deps import Console
-from console.format import Shown, count, moment, money, short_id, words
+from console.format import Formatted, count, moment, money, short_id, words
 from console.viewer import Viewer, toast_ok
 
 ROWS = 200
 """The newest of each list; filters of the command line reach further back."""
-MAX_TOLD = 20
+MAX_DIFFERENCES = 20
 """Differences of a comparison that the page lists."""
 DUNNING_TONES = {"current": "ok", "past_due": "warn", "suspended": "bad"}
 _DISPUTE_TONES = {"won": "ok", "lost": "bad", "warning_closed": "ok"}
@@ -53,12 +53,12 @@ async def _comparison(console: Console, viewer: Viewer, month: date) -> None:
                 made = await admin_payments.compare(console.database, viewer.actor, gateway, month=month)
         finally:
             button.enable()
-        done("Stripe equals our books." if made.ok else f"{len(made.problems)} differences to Stripe.")
+        reload_with("Stripe equals our books." if made.ok else f"{len(made.problems)} differences to Stripe.")
 
     async def sync() -> None:
         async with open_gateway(console.settings) as gateway:
             applied = await admin_payments.sync(console.database, viewer.actor, gateway)
-        done(f"{applied} missed events applied." if applied else "No event was missed.")
+        reload_with(f"{applied} missed events applied." if applied else "No event was missed.")
 
     with card(f"Stripe and our books, {name}", "Invoices, payments, cash and the meter.") as actions:
         with actions:
@@ -77,13 +77,13 @@ def _shown(console: Console, found: Reconciliation) -> None:
     else:
         notice("bad", f"{len(found.problems)} differences to Stripe", f"Compared {when.text}.")
         with box("ul", "plain-list"):
-            for problem in found.problems[:MAX_TOLD]:
+            for problem in found.problems[:MAX_DIFFERENCES]:
                 Text("li", problem)
-            if len(found.problems) > MAX_TOLD:
-                Text("li", f"and {len(found.problems) - MAX_TOLD} more", "muted")
-    facts(
+            if len(found.problems) > MAX_DIFFERENCES:
+                Text("li", f"and {len(found.problems) - MAX_DIFFERENCES} more", "muted")
+    description_list(
         [
-            ("Invoices", Shown(str(found.invoices))),
+            ("Invoices", Formatted(str(found.invoices))),
             ("Invoiced", money(found.invoiced_usd)),
             ("Paid", money(found.paid_usd)),
             ("Cash movements", count(found.movements)),
@@ -126,7 +126,7 @@ async def _blocked(console: Console, viewer: Viewer, tenants: dict[UUID, str]) -
             blocked_rows(found, tenants, console.clock.now()),
             label="Blocked",
             nothing="Nothing is blocked.",
-            on_act=viewer.act(again),
+            on_action=viewer.act(again),
         )
 
 
@@ -143,7 +143,7 @@ def blocked_rows(found: Sequence[BlockedView], tenants: dict[UUID, str], now: da
             "tenant": cell(tenants.get(one.tenant_id, "–"), text=True),
             "error": cell(one.error or "–", wrap=True),
             "at": cell(moment(_at(one.updated_at), now)),
-            "acts": acts_cell([("again", "Send again", "")], f"{one.kind} {one.object_id}"),
+            "acts": actions_cell([("again", "Send again", "")], f"{one.kind} {one.object_id}"),
         }
         for one in found
     ]

@@ -10,9 +10,9 @@ from nicegui import ui
 from admin import contracts as admin_contracts
 from admin.contracts import ContractView
 from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS
-from console.components.base import badge, box, card, empty, facts
+from console.components.base import badge, box, card, description_list, empty
 from console.components.dialogs import confirm, form_dialog, secondary, text_input
-from console.components.table import Column, Row, acts_cell, cell, data_table
+from console.components.table import Column, Row, actions_cell, cell, data_table
 from console.deps import Console
 from console.format import moment, money
 from console.panels.amounts import parse_instant, parse_usd
@@ -112,7 +112,7 @@ class _ContractPanel:
                 return
             with box("div", "row-line"):
                 badge("In force", "ok")
-            facts(
+            description_list(
                 [
                     ("Discount", f"{discount_text(held.discount_bps)} off list prices"),
                     (
@@ -134,7 +134,7 @@ class _ContractPanel:
                 [self._row(one, now) for one in contracts],
                 label="Contracts",
                 nothing="No contract yet.",
-                on_act=self.viewer.act(self.end),
+                on_action=self.viewer.act(self.end),
             )
 
     def _row(self, one: ContractView, now: datetime) -> Row:
@@ -149,7 +149,7 @@ class _ContractPanel:
             "commit": cell(money(one.commit_monthly_usd)),
             "days": cell(f"{one.payment_days} days"),
             "reason": cell(one.reason, wrap=True, sub=one.created_by if self.viewer.is_platform else ""),
-            "acts": acts_cell(acts, f"contract from {one.effective_from[:10]}"),
+            "acts": actions_cell(acts, f"contract from {one.effective_from[:10]}"),
         }
 
     async def end(self, _: str, row: str) -> None:

@@ -9,9 +9,9 @@ from nicegui import ui
 
 from admin import alerts as admin_alerts
 from billing.notifications.endpoints import EndpointView, NoticeView
-from console.components.base import Text, box, card, facts
+from console.components.base import Text, box, card, description_list
 from console.components.dialogs import confirm, form_dialog, secondary, show_secret, text_input
-from console.components.table import Cell, Column, Row, acts_cell, cell, data_table
+from console.components.table import Cell, Column, Row, actions_cell, cell, data_table
 from console.deps import Console
 from console.format import moment, words
 from console.viewer import Viewer, toast_ok
@@ -71,7 +71,7 @@ class EndpointsPanel:
                 [self._row(one) for one in self.found],
                 label="Who is told",
                 nothing="Nobody is told yet. Add a mailbox or a webhook.",
-                on_act=self.viewer.act(self.remove),
+                on_action=self.viewer.act(self.remove),
             )
 
     def _row(self, one: EndpointView) -> Row:
@@ -83,7 +83,7 @@ class EndpointsPanel:
                 "Everything" if one.kinds is None else ", ".join(words(kind) for kind in one.kinds)
             ),
             "since": cell(moment(one.created_at, self.console.clock.now())),
-            "acts": acts_cell([("remove", "Remove", "bad")] if self.may_set else [], one.target),
+            "acts": actions_cell([("remove", "Remove", "bad")] if self.may_set else [], one.target),
         }
 
     async def add(self) -> None:
@@ -148,7 +148,7 @@ class EndpointsPanel:
         await self.reload()
 
 
-def delivery(notice: NoticeView) -> tuple[str, str]:
+def delivery_state(notice: NoticeView) -> tuple[str, str]:
     """How the deliveries of a notice stand, the worst first: (words, tone)."""
     states = {str(one["state"]) for one in notice.deliveries}
     for state in ("failed", "pending", "outbox", "delivered"):
@@ -183,19 +183,19 @@ def notices_table(
             [_notice_row(one, console.clock.now(), names) for one in found],
             label=title,
             nothing=nothing,
-            on_act=viewer.act(read),
+            on_action=viewer.act(read),
         )
 
 
 def _notice_row(one: NoticeView, now: datetime, names: dict[UUID, str] | None) -> Row:
-    state, tone = delivery(one)
+    state, tone = delivery_state(one)
     row: Row = {
         "id": str(one.id),
         "at": cell(moment(one.created_at, now)),
         "subject": cell(one.subject, wrap=True, sub=words(one.kind)),
         "state": cell(state, tone=tone),
         "where": _targets(one.deliveries),
-        "acts": acts_cell([("read", "Read", "")], one.subject),
+        "acts": actions_cell([("read", "Read", "")], one.subject),
     }
     if names is not None:
         row["tenant"] = cell("Platform" if one.tenant_id is None else names.get(one.tenant_id, "–"))
@@ -214,7 +214,7 @@ def show_notice(one: NoticeView, now: datetime) -> None:
     with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
         Text("h2", one.subject)
         Text("p", one.body, "pre")
-        facts([("Kind", words(one.kind)), ("Made", moment(one.created_at, now))])
+        description_list([("Kind", words(one.kind)), ("Made", moment(one.created_at, now))])
         for each in one.deliveries:
             state = str(each["state"])
             line = f"{CHANNELS.get(str(each['channel']), each['channel'])} to {each['target']}: "

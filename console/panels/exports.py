@@ -13,10 +13,10 @@ from billing.exports.writers import FORMATS
 from billing.ledger.months import month_name
 from console.components.base import box, card
 from console.components.dialogs import form_dialog, primary, text_input
-from console.components.flash import done
-from console.components.table import Column, Row, acts_cell, cell, data_table
+from console.components.flash import reload_with
+from console.components.table import Column, Row, actions_cell, cell, data_table
 from console.deps import Console
-from console.format import Shown, count, moment, money
+from console.format import Formatted, count, moment, money
 from console.viewer import Viewer
 
 CADENCES = {"hourly": "Hourly", "daily": "Daily", "monthly": "Monthly"}
@@ -59,7 +59,7 @@ async def exports_panel(console: Console, viewer: Viewer, month: date) -> None:
             await admin_exports.enable_export(
                 console.database, viewer.actor, name=one.name, enabled=not one.enabled
             )
-            done(f"{one.name} is {'stopped' if one.enabled else 'going on'}.")
+            reload_with(f"{one.name} is {'stopped' if one.enabled else 'going on'}.")
 
     async def create() -> None:
         _open_form(console, viewer)
@@ -74,7 +74,7 @@ async def exports_panel(console: Console, viewer: Viewer, month: date) -> None:
             [_definition_row(one, month) for one in definitions],
             label="Scheduled exports",
             nothing="No export is scheduled.",
-            on_act=viewer.act(act),
+            on_action=viewer.act(act),
         )
     with card("Runs", "The newest 200; a revision is new only when something changed.", flush=True):
         data_table(
@@ -89,7 +89,7 @@ async def _run(console: Console, viewer: Viewer, one: Definition, month: date) -
     made = await admin_exports.run_export(
         console.database, viewer.actor, console.settings, name=one.name, period=month_name(month)
     )
-    done("Written." if made.is_new else "Nothing has changed since the last run.")
+    reload_with("Written." if made.is_new else "Nothing has changed since the last run.")
 
 
 def _definition_row(one: Definition, month: date) -> Row:
@@ -102,7 +102,7 @@ def _definition_row(one: Definition, month: date) -> Row:
         "dataset": cell(DATASET_NAMES.get(one.dataset, one.dataset), sub=one.group_by.replace(",", ", ")),
         "destination": cell(one.destination, mono=True),
         "state": cell("On" if one.enabled else "Stopped", tone="ok" if one.enabled else "idle"),
-        "acts": acts_cell(acts, f"export {one.name}"),
+        "acts": actions_cell(acts, f"export {one.name}"),
     }
 
 
@@ -120,10 +120,10 @@ def run_rows(console: Console, runs: Sequence[Run], definitions: dict[UUID, Defi
                 "period": cell(f"{run.period_start:%Y-%m-%d}", sub=f"to {run.period_end:%Y-%m-%d}"),
                 "name": cell(definition.name if definition else "–", sub=f"revision {run.revision}"),
                 "rows": cell(count(run.row_count)),
-                "sum": cell(Shown(money(first).text, sums)),
-                "sha": cell(Shown(run.sha256[:12], run.sha256), mono=True),
+                "sum": cell(Formatted(money(first).text, sums)),
+                "sha": cell(Formatted(run.sha256[:12], run.sha256), mono=True),
                 "at": cell(moment(run.created_at, now), sub="final" if run.final else "may change"),
-                "file": cell(Shown("Download", run.location), href=f"/finance/exports/{run.id}"),
+                "file": cell(Formatted("Download", run.location), href=f"/finance/exports/{run.id}"),
             }
         )
     return rows
@@ -146,7 +146,7 @@ def _open_form(console: Console, viewer: Viewer) -> None:
             cadence=cadence.value,
             destination=destination.value.strip(),
         )
-        done("The export is scheduled; it writes each period when it has ended.")
+        reload_with("The export is scheduled; it writes each period when it has ended.")
         return True
 
     with form_dialog(

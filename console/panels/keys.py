@@ -10,7 +10,7 @@ from admin import keys as admin_keys
 from admin import projects as admin_projects
 from console.components.base import card
 from console.components.dialogs import confirm, form_dialog, primary, secondary, show_secret, text_input
-from console.components.table import Column, Row, acts_cell, cell, data_table, set_rows
+from console.components.table import Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
 from console.format import count, moment
 from console.viewer import Viewer, toast_ok
@@ -77,7 +77,7 @@ class _KeysPanel:
                 self.key_rows(),
                 label="API keys",
                 nothing="No key yet. Make one to send the first request.",
-                on_act=act(self.key_act),
+                on_action=act(self.key_act),
             )
         with card("Projects", "Keys, limits and usage are grouped by project.", flush=True) as actions:
             if self.may_run:
@@ -88,7 +88,7 @@ class _KeysPanel:
                 self.project_rows(),
                 label="Projects",
                 nothing="No project yet.",
-                on_act=act(self.project_act),
+                on_action=act(self.project_act),
             )
 
     async def read(self) -> None:
@@ -122,7 +122,7 @@ class _KeysPanel:
                     "used": cell(moment(key.last_used_at, now)),
                     "expires": cell(moment(key.expires_at, now)),
                     "created": cell(moment(key.created_at, now)),
-                    "acts": acts_cell(acts, f"key {key.name}"),
+                    "acts": actions_cell(acts, f"key {key.name}"),
                 }
             )
         return rows
@@ -143,7 +143,7 @@ class _KeysPanel:
                     ),
                     "keys": cell(count(active)),
                     "created": cell(moment(project.created_at, now)),
-                    "acts": acts_cell(acts, f"project {project.name}"),
+                    "acts": actions_cell(acts, f"project {project.name}"),
                 }
             )
         return rows

@@ -10,10 +10,10 @@ from admin import limits as admin_limits
 from admin import projects as admin_projects
 from console.components.base import card
 from console.components.dialogs import form_dialog, text_input
-from console.components.table import Cell, Column, Row, acts_cell, cell, data_table, set_rows
+from console.components.table import Cell, Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
-from console.format import Shown, count
-from console.live_limits import InUse, in_use
+from console.format import Formatted, count
+from console.live_limits import InUse, limits_in_use
 from console.viewer import Viewer, toast_ok
 from tenants.principal import NO_LIMITS, Limits
 
@@ -78,7 +78,7 @@ class _LimitsPanel:
                 await self.rows(),
                 label="Limits",
                 nothing="No limits.",
-                on_act=self.viewer.act(self.edit),
+                on_action=self.viewer.act(self.edit),
             )
         self.viewer.live(REFRESH_S, self.refresh)
 
@@ -103,7 +103,7 @@ class _LimitsPanel:
 
     async def _filled(self) -> list[Row]:
         asked = [(kind, scope_id, self._limits_of(scope_id)) for kind, scope_id, _ in self.scopes.values()]
-        used = await in_use(self.console.redis, self.tenant_id, asked, self.console.clock.now())
+        used = await limits_in_use(self.console.redis, self.tenant_id, asked, self.console.clock.now())
         return [self._row(*scope, used[scope[1]]) for scope in self.scopes.values()]
 
     def _limits_of(self, scope_id: UUID) -> Limits:
@@ -117,15 +117,17 @@ class _LimitsPanel:
         }
         for field in FIELDS:
             row[field] = self._limit_cell(getattr(used, field), getattr(limits, field))
-        row["acts"] = acts_cell([("edit", "Edit", "")] if kind in self.editable else [], f"limits of {name}")
+        row["acts"] = actions_cell(
+            [("edit", "Edit", "")] if kind in self.editable else [], f"limits of {name}"
+        )
         return row
 
     @staticmethod
     def _limit_cell(used: int | None, limit: int | None) -> Cell:
         if limit is None or used is None:
-            return cell(Shown("No limit", "", float("inf")))
+            return cell(Formatted("No limit", "", float("inf")))
         label = f"{count(used).text} of {count(limit).text}"
-        return cell(Shown(label, f"{used:,} of {limit:,}", limit), bar=used / limit)
+        return cell(Formatted(label, f"{used:,} of {limit:,}", limit), bar=used / limit)
 
     async def edit(self, _: str, row: str) -> None:
         """Edit the limits of one scope."""

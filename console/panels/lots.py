@@ -12,7 +12,7 @@ from console.components.base import box, card
 from console.components.dialogs import form_dialog, text_input
 from console.components.table import Column, Row, cell, data_table, set_rows
 from console.deps import Console
-from console.format import Shown, moment, money
+from console.format import Formatted, moment, money
 from console.panels.amounts import parse_instant, parse_usd
 from console.viewer import Viewer, toast_ok
 
@@ -69,11 +69,11 @@ class LotsPanel:
 
     def _row(self, lot: Lot, now: datetime) -> Row:
         who = lot.created_by if self.viewer.is_platform else ""
-        never = Shown("Never", "this credit does not expire", float("inf"))
+        never = Formatted("Never", "this credit does not expire", float("inf"))
         return {
             "id": str(lot.id),
             "kind": cell(KINDS.get(lot.kind, lot.kind), sub=f"priority {lot.priority}"),
-            "remaining": cell(money(lot.remaining_usd), sub=_gone(lot)),
+            "remaining": cell(money(lot.remaining_usd), sub=_losses(lot)),
             "amount": cell(money(lot.amount_usd)),
             "expires": cell(
                 never if lot.expires_at is None else moment(datetime.fromisoformat(lot.expires_at), now)
@@ -83,7 +83,7 @@ class LotsPanel:
         }
 
 
-def _gone(lot: Lot) -> str:
+def _losses(lot: Lot) -> str:
     """What became of the credit otherwise than by use."""
     parts = []
     for amount, word in ((lot.expired_usd, "expired"), (lot.returned_usd, "returned")):

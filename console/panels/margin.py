@@ -12,16 +12,16 @@ from admin import economics as admin_economics
 from billing.ledger.months import bounds, month_name, month_of
 from billing.reports.margin import DIRECT, EconomicsRow
 from billing.reports.margin_compare import BridgeView, PeriodView
-from console.components.base import Stat, Text, box, card, notice, shown
-from console.components.later import later
+from console.components.base import Stat, Text, box, card, formatted, notice
+from console.components.lazy import lazy
 from console.components.table import Column, Row, cell, data_table
 from console.components.waterfall import Step, waterfall
 from console.deps import Console
-from console.format import DASH, Shown, count, money, per_mtok
+from console.format import DASH, Formatted, count, money, per_mtok
 from console.viewer import Viewer
 from core.money import pico_to_usd, usd_to_pico
 
-SPANS = {"month": "The month", "7d": "Last 7 days", "30d": "Last 30 days"}
+PERIODS = {"month": "The month", "7d": "Last 7 days", "30d": "Last 30 days"}
 EFFECTS = {
     "price": "Price",
     "volume": "Volume",
@@ -39,7 +39,7 @@ LINES = {
 }
 """What nobody used, by what the host was doing."""
 _HOUR = timedelta(hours=1)
-_COSTS = (
+_COST_COLUMNS = (
     Column("model", "Model"),
     Column("tokens", "Tokens", numeric=True),
     Column("revenue", "Revenue", numeric=True),
@@ -49,8 +49,8 @@ _COSTS = (
     Column("output", "Output per M", numeric=True),
     Column("blended", "Blended per M", numeric=True),
 )
-_PAIRS = (Column("tenant", "Tenant"), *_COSTS[:5])
-_UNUSED = (
+_PAIR_COLUMNS = (Column("tenant", "Tenant"), *_COST_COLUMNS[:5])
+_UNUSED_COLUMNS = (
     Column("line", "What the host did"),
     Column("model", "Model"),
     Column("seconds", "GPU time", numeric=True),
@@ -58,43 +58,43 @@ _UNUSED = (
 )
 
 
-class Spans(msgspec.Struct, frozen=True):
+class ComparedPeriods(msgspec.Struct, frozen=True):
     """Two periods to be compared, ends excluded, in whole hours."""
 
     before: tuple[datetime, datetime]
     after: tuple[datetime, datetime]
 
 
-def spans_of(name: str, month: date, now: datetime) -> Spans:
+def compared_periods(name: str, month: date, now: datetime) -> ComparedPeriods:
     """The period called `name` and the one before it; a running month meets the same days of the month before."""
     hour = now.replace(minute=0, second=0, microsecond=0) + _HOUR
     if name in ("7d", "30d"):
         length = timedelta(days=int(name[:-1]))
-        return Spans((hour - 2 * length, hour - length), (hour - length, hour))
+        return ComparedPeriods((hour - 2 * length, hour - length), (hour - length, hour))
     start, end = bounds(month)
     previous, _ = bounds(month_of(start - _HOUR))
     if now >= end:
-        return Spans((previous, start), (start, end))
-    return Spans((previous, min(start, previous + (hour - start))), (start, hour))
+        return ComparedPeriods((previous, start), (start, end))
+    return ComparedPeriods((previous, min(start, previous + (hour - start))), (start, hour))
 
 
-def read_span(params: QueryParams) -> str:
+def read_period(params: QueryParams) -> str:
     """The period that an address names, else the month."""
     name = params.get("span", "")
-    return name if name in SPANS else "month"
+    return name if name in PERIODS else "month"
 
 
 async def margin_panel(console: Console, viewer: Viewer, month: date, params: QueryParams) -> None:
     """Draw the choice at once, then what it takes the database a moment to add up."""
-    span, loaded = read_span(params), params.get("loaded") == "1"
-    spans = spans_of(span, month, console.clock.now())
+    span, loaded = read_period(params), params.get("loaded") == "1"
+    spans = compared_periods(span, month, console.clock.now())
 
     def go() -> None:
         more = "&loaded=1" if toggle.value else ""
         ui.navigate.to(f"/finance?tab=margin&month={month_name(month)}&span={choice.value}{more}")
 
     with box("div", "filters"):
-        choice = ui.select(SPANS, value=span, label="Period", on_change=go).props("outlined dense")
+        choice = ui.select(PERIODS, value=span, label="Period", on_change=go).props("outlined dense")
         toggle = ui.switch("Fully loaded", value=loaded, on_change=go)
         toggle.props["title"] = "Idle, loading and asleep are spread over what was used"
         Text("span", f"{_words(spans.after)}, against {_words(spans.before)}", "muted")
@@ -103,7 +103,7 @@ async def margin_panel(console: Console, viewer: Viewer, month: date, params: Qu
     async def draw() -> None:
         await _figures(console, viewer, spans, loaded)
 
-    later(viewer, "Adding up usage and host hours…", draw)
+    lazy(viewer, "Adding up usage and host hours…", draw)
 
 
 def _words(span: tuple[datetime, datetime]) -> str:
@@ -117,7 +117,7 @@ async def unpriced_alarm(console: Console, viewer: Viewer) -> None:
         notice("bad", f"{one.model} ({one.tier}) has no price", refused, "/models", "Set a price")
 
 
-async def _figures(console: Console, viewer: Viewer, spans: Spans, loaded: bool) -> None:
+async def _figures(console: Console, viewer: Viewer, spans: ComparedPeriods, loaded: bool) -> None:
     database, actor = console.database, viewer.actor
     start, end = spans.after
     bridge = await admin_economics.margin_bridge(database, actor, before=spans.before, after=spans.after)
@@ -132,21 +132,21 @@ async def _figures(console: Console, viewer: Viewer, spans: Spans, loaded: bool)
     words = "Idle, loading and asleep are spread over it." if loaded else "Only what usage itself took."
     with card("Cost per million tokens", words, flush=True):
         data_table(
-            _COSTS,
+            _COST_COLUMNS,
             [_cost_row(row) for row in models if row.line == DIRECT],
             label="Cost per million tokens",
             nothing="Nothing was used in this period.",
         )
     with card("What nobody used", "Host time beside usage; fully loaded, usage carries it.", flush=True):
         data_table(
-            _UNUSED,
+            _UNUSED_COLUMNS,
             unused_rows(models),
             label="What nobody used",
             nothing="Usage carries all host time." if loaded else "No host time lay idle.",
         )
     with card("Margin by tenant and model", flush=True):
         data_table(
-            _PAIRS,
+            _PAIR_COLUMNS,
             [_pair_row(row) for row in pairs if row.line == DIRECT],
             label="Margin by tenant and model",
             nothing="Nothing was used in this period.",
@@ -154,11 +154,11 @@ async def _figures(console: Console, viewer: Viewer, spans: Spans, loaded: bool)
         )
 
 
-def _share(text: str | None) -> Shown:
+def _share(text: str | None) -> Formatted:
     return (
-        Shown(DASH, "", float("-inf"))
+        Formatted(DASH, "", float("-inf"))
         if text is None
-        else Shown(f"{text.replace('-', '−')}%", f"{text} percent", float(text))
+        else Formatted(f"{text.replace('-', '−')}%", f"{text} percent", float(text))
     )
 
 
@@ -174,8 +174,8 @@ def _numbers(before: PeriodView, after: PeriodView) -> None:
 def bridge_steps(view: BridgeView) -> list[Step]:
     """The columns of a bridge: the margin before, each effect, the margin after."""
     effects = [Step(EFFECTS.get(name, name), money(usd)) for name, usd in view.effects.items()]
-    before = Step("Before", money(view.before.margin_usd), is_whole=True)
-    return [before, *effects, Step("After", money(view.after.margin_usd), is_whole=True)]
+    before = Step("Before", money(view.before.margin_usd), is_total=True)
+    return [before, *effects, Step("After", money(view.after.margin_usd), is_total=True)]
 
 
 def _bridge(view: BridgeView) -> None:
@@ -188,7 +188,7 @@ def _bridge(view: BridgeView) -> None:
         with box("dl", "facts bridge"):
             for step in steps:
                 Text("dt", step.name)
-                shown(step.amount, "dd", "num")
+                formatted(step.amount, "dd", "num")
         if adds_up:
             words = f"✓ The effects add up to the difference of {money(view.difference_usd).text}"
             Text("p", words, "ratio-plus", f"{pico_to_usd(effects)} USD")
@@ -241,7 +241,7 @@ def unused_rows(rows: Sequence[EconomicsRow]) -> list[Row]:
     ]
 
 
-def gpu_time(seconds: str) -> Shown:
+def gpu_time(seconds: str) -> Formatted:
     """GPU time in hours, its exact seconds on hover."""
     value = float(seconds)
-    return Shown(f"{value / 3600:,.2f} h", f"{seconds} GPU seconds", value)
+    return Formatted(f"{value / 3600:,.2f} h", f"{seconds} GPU seconds", value)

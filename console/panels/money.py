@@ -10,7 +10,7 @@ from billing.ledger.accounts import AccountView
 from console.components.base import Stat, box, card, meter, notice
 from console.components.dialogs import form_dialog, primary, secondary, text_input
 from console.deps import Console
-from console.format import Shown, money
+from console.format import Formatted, money
 from console.panels.amounts import parse_usd
 from console.panels.lots import LotsPanel, open_grant_form
 from console.viewer import Viewer, toast_ok
@@ -42,10 +42,10 @@ class _MoneyPanel:
                 secondary("Set budget", self.viewer.act(self.set_budget), icon="savings")
         self.alert = box("div", "stack")
         with box("div", "grid stats"):
-            self.available = Stat("Available", Shown(""))
-            self.balance = Stat("Balance" if self.account.mode == "prepaid" else "Owed", Shown(""))
-            self.held = Stat("Held by open requests", Shown(""))
-            self.spent = Stat("Spent this month", Shown(""))
+            self.available = Stat("Available", Formatted(""))
+            self.balance = Stat("Balance" if self.account.mode == "prepaid" else "Owed", Formatted(""))
+            self.held = Stat("Held by open requests", Formatted(""))
+            self.spent = Stat("Spent this month", Formatted(""))
         self.budget = box("div")
         if self.account.mode == "prepaid":
             await self.lots.draw()
@@ -70,7 +70,7 @@ class _MoneyPanel:
     def show(self) -> None:
         """Put the account's values into the cards."""
         account = self.account
-        no_bound = Shown("No bound", "postpaid without a credit limit or budget")
+        no_bound = Formatted("No bound", "postpaid without a credit limit or budget")
         self.available.set(
             no_bound if account.available_usd is None else money(account.available_usd),
             "less holds, within budget",

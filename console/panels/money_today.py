@@ -8,7 +8,7 @@ from billing.reports.margin import percent
 from billing.reports.money_health import MoneyHealth
 from console.components.base import Stat
 from console.deps import Console
-from console.format import Shown, count, money
+from console.format import Formatted, count, money
 from console.viewer import Viewer
 from core.money import pico_to_usd, usd_to_pico
 
@@ -76,8 +76,8 @@ class MoneyToday:
 
     def draw(self) -> None:
         """Put the empty numbers on the page."""
-        self.margin = Stat("Margin today", Shown("–"), "since midnight UTC")
-        self.drift = Stat("Drift", Shown("–"), "usage less ledger, last hour")
+        self.margin = Stat("Margin today", Formatted("–"), "since midnight UTC")
+        self.drift = Stat("Drift", Formatted("–"), "usage less ledger, last hour")
 
     async def refresh(self) -> None:
         """Read both again."""

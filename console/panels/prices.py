@@ -10,7 +10,7 @@ from admin import billing as admin_billing
 from billing.pricing.prices import TIERS, PriceView
 from console.components.base import card
 from console.components.dialogs import confirm, form_dialog, text_input
-from console.components.table import Cell, Column, Row, acts_cell, cell, data_table
+from console.components.table import Cell, Column, Row, actions_cell, cell, data_table
 from console.deps import Console
 from console.format import moment, per_mtok
 from console.panels.amounts import parse_instant
@@ -62,17 +62,19 @@ def price_rows(
             if price.tenant_id is None
             else cell((tenants or {}).get(price.tenant_id, "Contract"), sub="contract"),
             "state": cell(word, tone=tone),
-            "from": _holds(price, now),
+            "from": _validity(price, now),
         }
         for name in CLASSES:
             row[name] = cell(per_mtok(getattr(price, name)))
         if with_acts:
-            row["acts"] = acts_cell(_acts(price, word), f"{price.model} {price.tier}, version {price.id}")
+            row["acts"] = actions_cell(
+                _actions(price, word), f"{price.model} {price.tier}, version {price.id}"
+            )
         rows.append(row)
     return rows
 
 
-def _acts(price: PriceView, word: str) -> list[tuple[str, str, str]]:
+def _actions(price: PriceView, word: str) -> list[tuple[str, str, str]]:
     """What can be done to a version; prices that a contract's discount made go with the contract."""
     if price.contract_id is not None:
         return []
@@ -124,7 +126,7 @@ async def end_or_withdraw(console: Console, viewer: Viewer, price: PriceView, ac
     return True
 
 
-def _holds(price: PriceView, now: datetime) -> Cell:
+def _validity(price: PriceView, now: datetime) -> Cell:
     begins = moment(datetime.fromisoformat(price.effective_from), now)
     if price.effective_to is None:
         return cell(begins, sub="until replaced")

@@ -11,10 +11,10 @@ from billing.economics.provider_invoices import InvoiceIn, InvoiceLineIn, Invoic
 from billing.ledger.months import bounds, month_name
 from console.components.base import box, card, notice
 from console.components.dialogs import confirm, form_dialog, primary, text_input
-from console.components.flash import done
-from console.components.table import Column, Row, acts_cell, cell, data_table
+from console.components.flash import reload_with
+from console.components.table import Column, Row, actions_cell, cell, data_table
 from console.deps import Console
-from console.format import DASH, Shown, moment, money
+from console.format import DASH, Formatted, moment, money
 from console.panels.amounts import parse_usd
 from console.panels.margin import LINES
 from console.viewer import Viewer
@@ -94,11 +94,11 @@ def _variance(month: date, rows: Sequence[VarianceRow], invoices: Sequence[Invoi
         )
 
 
-def hours(text: str | None) -> Shown:
+def hours(text: str | None) -> Formatted:
     """Hours with two decimals, all of them on hover."""
     if text is None:
-        return Shown(DASH, "", float("-inf"))
-    return Shown(f"{float(text):,.2f}", f"{text} hours", float(text))
+        return Formatted(DASH, "", float("-inf"))
+    return Formatted(f"{float(text):,.2f}", f"{text} hours", float(text))
 
 
 def variance_rows(rows: Sequence[VarianceRow]) -> list[Row]:
@@ -151,7 +151,7 @@ def _invoices(
             await admin_economics.void_provider_invoice(
                 console.database, viewer.actor, invoice_id=UUID(row), reason=reason
             )
-            done("The invoice is void.")
+            reload_with("The invoice is void.")
 
     now = console.clock.now()
     rows: list[Row] = [
@@ -162,7 +162,7 @@ def _invoices(
             "source": cell(one.source, sub=one.entered_by),
             "at": cell(moment(one.entered_at, now)),
             "state": cell("Void" if one.voided_at else "Counts", tone="idle" if one.voided_at else "ok"),
-            "acts": acts_cell([] if one.voided_at else [("void", "Void", "bad")], f"invoice {one.number}"),
+            "acts": actions_cell([] if one.voided_at else [("void", "Void", "bad")], f"invoice {one.number}"),
         }
         for one in invoices
     ]
@@ -181,7 +181,7 @@ def _invoices(
             rows,
             label="Provider's invoices",
             nothing="No invoice is entered for this month.",
-            on_act=viewer.act(void),
+            on_action=viewer.act(void),
         )
 
 
@@ -227,7 +227,7 @@ def _open_form(console: Console, viewer: Viewer, month: date, kinds: Sequence[st
                 lines=made,
             ),
         )
-        done("The invoice is entered.")
+        reload_with("The invoice is entered.")
         return True
 
     with form_dialog(

@@ -10,7 +10,7 @@ from starlette.datastructures import QueryParams
 from billing.reports.compare import previous
 from billing.reports.usage_report import ReportQuery
 from billing.usage.query import TIME_DIMENSIONS
-from console.periods import PERIODS, Period, chosen_period
+from console.periods import PERIODS, Period, form_period
 from console.viewer import Viewer
 
 GROUPS = {
@@ -31,7 +31,7 @@ DEFAULT_BY = {True: ("tenant", "model"), False: ("project", "model")}
 """Is platform -> grouping at first."""
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ReportOptions(msgspec.Struct, frozen=True):
     """Period, grouping, organisation, and what to compare with."""
 
     period: str = "month"
@@ -54,14 +54,14 @@ class Choice(msgspec.Struct, frozen=True):
         return urlencode({name: value for name, value in {**values, **more}.items() if value})
 
 
-def read_choice(params: QueryParams, *, is_platform: bool) -> Choice:
+def read_options(params: QueryParams, *, is_platform: bool) -> ReportOptions:
     """The choice in an address; what it does not name is the default, what it names wrongly too."""
     by = tuple(dict.fromkeys(name for name in params.get("by", "").split(",") if name in GROUPS))
     if not is_platform:
         by = tuple(name for name in by if name != "tenant")
     period = params.get("period", "month")
     compare = params.get("compare", "")
-    return Choice(
+    return ReportOptions(
         period=period if period in PERIODS else "month",
         first=params.get("from", ""),
         last=params.get("to", ""),
@@ -79,12 +79,12 @@ def one_time_unit(by: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in by if name not in units[1:])
 
 
-def report_query(choice: Choice, viewer: Viewer, today: date) -> tuple[ReportQuery, Period]:
+def report_query(choice: ReportOptions, viewer: Viewer, today: date) -> tuple[ReportQuery, Period]:
     """The choice as a query; a tenant role is held to its own organisation whatever the address says.
 
     Raises ValueError with a sentence for people.
     """
-    period = chosen_period(choice.period, choice.first, choice.last, today)
+    period = form_period(choice.period, choice.first, choice.last, today)
     if (period.last - period.first).days >= 400:
         raise ValueError("At most 400 days at once; take a part of it.")
     tenant_id = viewer.scope
@@ -103,7 +103,7 @@ def report_query(choice: Choice, viewer: Viewer, today: date) -> tuple[ReportQue
     return query, period
 
 
-def compared_with(choice: Choice, period: Period, today: date) -> tuple[datetime, datetime] | None:
+def compared_with(choice: ReportOptions, period: Period, today: date) -> tuple[datetime, datetime] | None:
     """The period to compare with, or None. A period that is not over is compared with as many days of the one before.
 
     Raises ValueError with a sentence for people.
@@ -111,7 +111,7 @@ def compared_with(choice: Choice, period: Period, today: date) -> tuple[datetime
     if not choice.compare:
         return None
     if choice.compare == "custom":
-        other = chosen_period("custom", choice.before_first, choice.before_last, today)
+        other = form_period("custom", choice.before_first, choice.before_last, today)
         if (other.last - other.first).days >= 400:
             raise ValueError("At most 400 days at once; take a part of it.")
         return other.start, other.end

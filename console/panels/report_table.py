@@ -6,7 +6,7 @@ from datetime import datetime
 from billing.reports.compare import Change, ComparedRow
 from billing.reports.usage_report import ReportRow
 from console.components.table import Cell, Column, Row, cell
-from console.format import Shown, count, money, per_mtok, percent, short_id
+from console.format import Formatted, count, money, per_mtok, percent, short_id
 from console.panels.report_choice import GROUPS
 
 _NUMBERS = (
@@ -60,23 +60,27 @@ def totals_row(total: ReportRow, groups: int, *, is_platform: bool) -> str:
     )
 
 
-def group_label(row: ReportRow, name: str) -> Shown:
+def group_label(row: ReportRow, name: str) -> Formatted:
     """What a line is about, in one of its dimensions."""
     if name in ("hour", "day", "month"):
         length = {"hour": 16, "day": 10, "month": 7}[name]
         text = row.period_start[:length].replace("T", " ")
-        return Shown(text, row.period_start, datetime.fromisoformat(row.period_start).timestamp())
+        return Formatted(text, row.period_start, datetime.fromisoformat(row.period_start).timestamp())
     if name == "key":
-        return Shown(f"…{row.key_last4}", str(row.key_id)) if row.key_id else Shown("–")
+        return Formatted(f"…{row.key_last4}", str(row.key_id)) if row.key_id else Formatted("–")
     if name == "tenant" and row.tenant_id is None:
-        return Shown("Idle", "GPU time that no tenant used")
+        return Formatted("Idle", "GPU time that no tenant used")
     if name == "price_version":
         known = row.price_version
-        return Shown("–") if known is None else Shown(f"v{known}", f"price version {known}", float(known))
+        return (
+            Formatted("–")
+            if known is None
+            else Formatted(f"v{known}", f"price version {known}", float(known))
+        )
     if name == "simulated":
-        return Shown("–" if row.simulated is None else "Simulated" if row.simulated else "Real")
+        return Formatted("–" if row.simulated is None else "Simulated" if row.simulated else "Real")
     value = getattr(row, name)
-    return Shown(str(value), str(getattr(row, f"{name}_id", "") or "")) if value else short_id(None)
+    return Formatted(str(value), str(getattr(row, f"{name}_id", "") or "")) if value else short_id(None)
 
 
 def _numbers(row: ReportRow, is_platform: bool) -> Row:
@@ -153,13 +157,13 @@ def compared_rows(rows: Sequence[ComparedRow], by: Sequence[str], *, is_platform
     return made
 
 
-def _name(row: ComparedRow, name: str) -> Shown:
+def _name(row: ComparedRow, name: str) -> Formatted:
     at = row.period_start or row.before_start
     named = {column: row.names[column] for column in row.names if column in ReportRow.__struct_fields__}
     return group_label(ReportRow(period_start=at, period_end=at, **named), name)
 
 
-def shown_figure(name: str, value: str | int | None) -> Shown:
+def shown_figure(name: str, value: str | int | None) -> Formatted:
     """A figure of the report for people."""
     if isinstance(value, int):
         return count(value)
@@ -172,7 +176,7 @@ def _was(name: str, change: Change) -> str:
 
 def _change_cell(name: str, change: Change) -> Cell:
     if change.difference is None:
-        return cell(Shown("–"))
+        return cell(Formatted("–"))
     raw = str(change.difference)
     shown = shown_figure(name, change.difference)
     sign = "" if raw.startswith("-") or not raw.strip("0.") else "+"
@@ -180,7 +184,7 @@ def _change_cell(name: str, change: Change) -> Cell:
     share = "new" if change.percent is None else f"{_signed(change.percent)}%"
     if not raw.strip("-0."):
         share = ""
-    return cell(Shown(sign + text, shown.exact, shown.sort), sub=share)
+    return cell(Formatted(sign + text, shown.exact, shown.sort), sub=share)
 
 
 def _signed(percent_text: str) -> str:

@@ -13,9 +13,9 @@ from billing.invoicing.corrections import DryRun, TenantDelta
 from billing.invoicing.rerate import COMMIT, DifferenceView
 from billing.ledger.months import month_name
 from billing.pricing.prices import TIERS
-from console.components.base import Text, box, notice, shown
+from console.components.base import Text, box, formatted, notice
 from console.components.dialogs import form_dialog, secondary, text_input
-from console.components.flash import done
+from console.components.flash import reload_with
 from console.components.table import Column, Row, cell, data_table
 from console.deps import Console
 from console.format import count, money, per_mtok
@@ -25,12 +25,12 @@ from core.errors import InvalidRequest
 
 MAX_LINES = 200
 """Lines of a difference that are listed; the command line writes all of them."""
-_TENANTS = (
+_TENANT_COLUMNS = (
     Column("tenant", "Tenant"),
     Column("lines", "Lines", numeric=True),
     Column("delta", "Change", numeric=True),
 )
-_LINES = (
+_LINE_COLUMNS = (
     Column("tenant", "Tenant"),
     Column("model", "Line"),
     Column("tokens", "Tokens", numeric=True),
@@ -52,10 +52,10 @@ def diff_tables(
         return
     with box("p"):
         Text("span", "In all ")
-        shown(money(delta_usd), "b")
+        formatted(money(delta_usd), "b")
         Text("span", "; below zero is in the customers' favour.", "muted")
     data_table(
-        _TENANTS,
+        _TENANT_COLUMNS,
         [
             {
                 "id": str(one.tenant_id),
@@ -69,7 +69,7 @@ def diff_tables(
         nothing="Nothing changes.",
     )
     data_table(
-        _LINES,
+        _LINE_COLUMNS,
         [_line_row(number, one, tenants) for number, one in enumerate(lines[:MAX_LINES])],
         label="Change by line",
         nothing="Nothing changes.",
@@ -100,11 +100,11 @@ async def open_correction_form(
 ) -> None:
     """Ask for the price that should have held; try it, then ask for the correction."""
     models = await admin_models.list_models(console.database, viewer.actor)
-    form = _Form(console, viewer, month, tenants)
+    form = _CorrectionForm(console, viewer, month, tenants)
     form.draw([model.name for model in models])
 
 
-class _Form:
+class _CorrectionForm:
     """The dialog: rates, the dry run below them, and the request."""
 
     def __init__(self, console: Console, viewer: Viewer, month: date, tenants: dict[UUID, str]) -> None:
@@ -147,7 +147,7 @@ class _Form:
                 "Reason", hint="The customers' notice, the credit notes and the audit log carry it."
             ).props("maxlength=500")
             with box("div", "actions"):
-                secondary("Try it", self.viewer.act(self._try), icon="calculate")
+                secondary("Try it", self.viewer.act(self._dry_run), icon="calculate")
             self.result = box("div", "stack")
 
     def _spec(self) -> dict[str, Any] | None:
@@ -168,7 +168,7 @@ class _Form:
             rate["tenant_id"] = self.tenant.value
         return {"rates": [rate], "refund": bool(self.refund.value)}
 
-    async def _try(self) -> None:
+    async def _dry_run(self) -> None:
         spec = self._spec()
         if spec is None:
             return
@@ -197,5 +197,5 @@ class _Form:
             with self.result:
                 notice("warn", "No correction was asked for", error.message)
             return False
-        done("The correction waits for a second person.")
+        reload_with("The correction waits for a second person.")
         return True

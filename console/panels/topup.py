@@ -10,7 +10,7 @@ from admin import payments as admin_payments
 from billing.payments.auto_rules import Rule
 from billing.payments.stripe_gateway import open_gateway
 from billing.payments.views import CustomerView, TopupView
-from console.components.base import badge, box, card, facts, notice
+from console.components.base import badge, box, card, description_list, notice
 from console.components.dialogs import confirm, form_dialog, primary, secondary, text_input
 from console.deps import Console
 from console.format import moment, money
@@ -78,7 +78,7 @@ class TopupPanel:
                 with actions:
                     primary("Buy credit", self.viewer.act(self.buy), icon="add_card")
             known = self.customer
-            facts(
+            description_list(
                 [
                     (
                         "Saved card",
@@ -108,11 +108,11 @@ class TopupPanel:
                     if rule is not None and rule.enabled:
                         secondary("Switch off", self.viewer.act(self.stop_auto), icon="pause")
             if rule is None:
-                facts([("State", "Off"), ("Needs", "A saved card and an owner who sets it up")])
+                description_list([("State", "Off"), ("Needs", "A saved card and an owner who sets it up")])
                 return
             with box("div", "row-line"):
                 badge("On" if rule.enabled else "Off", "ok" if rule.enabled else "idle")
-            facts(
+            description_list(
                 [
                     ("When less is left than", money(rule.threshold_usd)),
                     ("Buy", money(rule.amount_usd)),
@@ -267,11 +267,11 @@ class TopupResult:
     async def draw(self) -> None:
         """Say how it stands, and go on looking while it is open."""
         self.place = box("div", "stack")
-        await self.look()
+        await self.poll()
         if self.status == "pending":
-            self.timer = self.viewer.live(1.0, self.look)
+            self.timer = self.viewer.live(1.0, self.poll)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Read the purchase; show it when its state has changed."""
         found = await admin_payments.list_topups(
             self.console.database, self.viewer.actor, tenant_id=self.tenant_id

@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 
 from admin import users as admin_users
 from admin.actor import Actor
-from console.live_limits import in_use
-from console.sessions import IDLE_S, LIFE_S, SessionStore
+from console.live_limits import limits_in_use
+from console.sessions import IDLE_TIMEOUT_S, MAX_AGE_S, SessionStore
 from core.clock import SystemClock
 from core.db import Database
 from tenants.principal import NO_LIMITS, Limits, Principal
@@ -43,8 +43,8 @@ async def test_a_session_lives_by_use_and_not_for_ever(
     assert session.actor == actor
     (key,) = await redis_client.keys("penstock:console:session:*")
     assert token not in key.decode()
-    assert 0 < await redis_client.ttl(key) <= IDLE_S
-    clock.advance(LIFE_S - 60)
+    assert 0 < await redis_client.ttl(key) <= IDLE_TIMEOUT_S
+    clock.advance(MAX_AGE_S - 60)
     assert await store.use(token) is not None
     assert await redis_client.ttl(key) <= 60
     clock.advance(61)
@@ -58,7 +58,7 @@ async def test_looking_does_not_keep_a_session_alive(
     token = await store.open(actor)
     (key,) = await redis_client.keys("penstock:console:session:*")
     await redis_client.expire(key, 100)
-    assert await store.alive(token)
+    assert await store.is_alive(token)
     assert await redis_client.ttl(key) <= 100
 
 
@@ -76,7 +76,7 @@ async def test_a_role_is_read_afresh_and_a_disabled_person_is_out(
     )
     await admin_users.disable_user(database, ADMIN, user_id=UUID(actor.id))
     assert await store.use(token) is None
-    assert not await store.alive(token)
+    assert not await store.is_alive(token)
 
 
 async def test_tokens_of_another_secret_or_shape_open_nothing(
@@ -124,7 +124,7 @@ async def test_live_use_is_what_admission_counts(database: Database, redis_clien
     try:
         grants = await asyncio.gather(*(limiter.acquire(f"r{n}", principal, 500, 100) for n in range(3)))
         scopes = [("tenant", organisation.tenant_id, limits), ("key", organisation.key_id, NO_LIMITS)]
-        used = await in_use(redis_client, organisation.tenant_id, scopes, clock.now())
+        used = await limits_in_use(redis_client, organisation.tenant_id, scopes, clock.now())
         tenant = used[organisation.tenant_id]
         assert tenant.requests_per_min in (2, 3)
         assert 1_000 <= (tenant.input_tokens_per_min or 0) <= 1_500
@@ -132,7 +132,9 @@ async def test_live_use_is_what_admission_counts(database: Database, redis_clien
         assert tenant.concurrency == 3
         assert tenant.tokens_per_day == 1_800
         assert used[organisation.key_id].concurrency is None
-        later = await in_use(redis_client, organisation.tenant_id, scopes, clock.now() + timedelta(minutes=2))
+        later = await limits_in_use(
+            redis_client, organisation.tenant_id, scopes, clock.now() + timedelta(minutes=2)
+        )
         assert later[organisation.tenant_id].requests_per_min == 0
         for grant in grants:
             limiter.settle(grant, 500, 10)

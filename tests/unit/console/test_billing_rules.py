@@ -8,12 +8,12 @@ from starlette.datastructures import QueryParams
 
 from billing.notifications.alerts import AlertView
 from billing.reports.compare import Change, ComparedRow
-from console.pages.requests import read_choice as read_requests
+from console.pages.requests import read_filters as read_requests
 from console.panels.alert_rules import parse_thresholds, used
 from console.panels.contract import discount_text, parse_percent, sla_words
-from console.panels.report_choice import Choice, compared_with, one_time_unit, read_choice
+from console.panels.report_choice import ReportOptions, compared_with, one_time_unit, read_options
 from console.panels.report_table import compared_rows
-from console.periods import chosen_period
+from console.periods import form_period
 
 TODAY = date(2026, 11, 21)
 
@@ -58,17 +58,17 @@ def test_only_a_budget_has_a_share() -> None:
 
 def test_a_report_has_one_unit_of_time() -> None:
     assert one_time_unit(("hour", "model", "month")) == ("hour", "model")
-    assert read_choice(QueryParams("by=day,hour,day"), is_platform=True).by == ("day",)
+    assert read_options(QueryParams("by=day,hour,day"), is_platform=True).by == ("day",)
 
 
 def test_an_open_month_is_compared_with_as_many_days_of_the_one_before() -> None:
-    period = chosen_period("month", "", "", TODAY)
-    month = chosen_period("custom", "2026-11-01", "2026-11-30", TODAY)
-    before = compared_with(Choice(compare="previous"), month, TODAY)
+    period = form_period("month", "", "", TODAY)
+    month = form_period("custom", "2026-11-01", "2026-11-30", TODAY)
+    before = compared_with(ReportOptions(compare="previous"), month, TODAY)
     assert before == (datetime(2026, 10, 1, tzinfo=UTC), datetime(2026, 10, 22, tzinfo=UTC))
-    assert compared_with(Choice(), period, TODAY) is None
-    october = chosen_period("last_month", "", "", TODAY)
-    assert compared_with(Choice(compare="previous"), october, TODAY) == (
+    assert compared_with(ReportOptions(), period, TODAY) is None
+    october = form_period("last_month", "", "", TODAY)
+    assert compared_with(ReportOptions(compare="previous"), october, TODAY) == (
         datetime(2026, 9, 1, tzinfo=UTC),
         datetime(2026, 10, 1, tzinfo=UTC),
     )

@@ -11,8 +11,8 @@ from billing.reports.money_health import MoneyHealth
 from console.components.waterfall import Step, bars
 from console.format import money
 from console.pages.periods import chosen_month
-from console.pages.reconciliation import chain_row
-from console.panels.margin import spans_of
+from console.pages.reconciliation import cross_check_row
+from console.panels.margin import compared_periods
 from console.panels.money_today import incidents
 
 NOW = datetime(2026, 3, 31, 12, 30, tzinfo=UTC)
@@ -24,31 +24,31 @@ def at(*parts: int) -> datetime:
 
 
 def test_a_past_month_meets_the_whole_month_before() -> None:
-    spans = spans_of("month", date(2026, 1, 1), NOW)
+    spans = compared_periods("month", date(2026, 1, 1), NOW)
     assert spans.before == (at(2025, 12, 1), at(2026, 1, 1))
     assert spans.after == (at(2026, 1, 1), at(2026, 2, 1))
 
 
 def test_a_running_month_meets_the_same_days_and_never_itself() -> None:
-    spans = spans_of("month", date(2026, 3, 1), NOW)
+    spans = compared_periods("month", date(2026, 3, 1), NOW)
     assert spans.after == (at(2026, 3, 1), at(2026, 3, 31, 13))
     assert spans.before == (at(2026, 2, 1), at(2026, 3, 1))  # February has no 31st
-    early = spans_of("month", date(2026, 3, 1), at(2026, 3, 2, 5, 59))
+    early = compared_periods("month", date(2026, 3, 1), at(2026, 3, 2, 5, 59))
     assert early.before == (at(2026, 2, 1), at(2026, 2, 2, 6))
 
 
 def test_the_last_days_meet_as_many_before_them() -> None:
-    spans = spans_of("7d", date(2026, 3, 1), NOW)
+    spans = compared_periods("7d", date(2026, 3, 1), NOW)
     assert spans.before[1] == spans.after[0]
     assert spans.after[1] - spans.after[0] == spans.before[1] - spans.before[0]
 
 
 def test_each_column_of_a_waterfall_begins_where_the_last_one_ended() -> None:
     steps = [
-        Step("Before", money("10"), is_whole=True),
+        Step("Before", money("10"), is_total=True),
         Step("Price", money("-15")),
         Step("Volume", money("2")),
-        Step("After", money("-3"), is_whole=True),
+        Step("After", money("-3"), is_total=True),
     ]
     assert bars(steps) == [(0, 10), (10, -5), (-5, -3), (0, -3)]
 
@@ -98,12 +98,12 @@ def _link(source: str, **figures: Any) -> CrossCheckRow:
     ],
 )
 def test_a_link_of_the_chain_is_green_only_when_it_is_equal(row: CrossCheckRow, tone: str | None) -> None:
-    assert chain_row(row)["equal"].get("tone") == tone
+    assert cross_check_row(row)["equal"].get("tone") == tone
 
 
 def test_engines_that_do_not_come_out_are_red() -> None:
     row = _link("engines", tokens=5)
-    assert chain_row(row, is_red=True)["equal"]["tone"] == "bad"
+    assert cross_check_row(row, is_red=True)["equal"]["tone"] == "bad"
 
 
 def test_billing_opens_with_the_oldest_month_that_waits() -> None:

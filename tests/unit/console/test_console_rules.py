@@ -8,18 +8,18 @@ from starlette.datastructures import QueryParams
 
 from billing.pricing.prices import PriceView
 from billing.reports.activity import Minute
+from console.access import AccessRules, cookie_name
 from console.app import PAGES, local_target
-from console.gate import Access, cookie_name
 from console.pages.models import unpriced
 from console.pages.pools import problems
 from console.panels.amounts import parse_instant, parse_usd
 from console.panels.limits import parse_limit
 from console.panels.prices import parse_rate, price_state
-from console.panels.report_choice import read_choice
+from console.panels.report_choice import read_options
 from console.panels.scheduling import hosts_line
 from console.panels.share import parse_share
-from console.periods import chosen_period, named_period
-from console.series import even_series
+from console.periods import form_period, named_period
+from console.time_series import resample
 from console.viewer import PLATFORM_ROLES, TENANT_ROLES
 from scheduler.wire import HostView, PlanChangeView, PlanView, PoolSnapshot
 from tests.support.scheduling import replica
@@ -30,7 +30,7 @@ NOW = datetime(2026, 3, 5, 12, 0, 30, tzinfo=UTC)
 
 
 def test_every_page_names_its_roles_and_unknown_paths_have_none() -> None:
-    access = Access([(page.path.split("/{")[0], page.roles) for page in PAGES])
+    access = AccessRules([(page.path.split("/{")[0], page.roles) for page in PAGES])
     assert access.roles("/tenants/01a1/anything") == PLATFORM_ROLES
     assert access.roles("/home") == TENANT_ROLES
     assert access.roles("/usage/download") == PLATFORM_ROLES | TENANT_ROLES
@@ -112,21 +112,21 @@ def test_periods(name: str, first: date, last: date) -> None:
 
 
 def test_chosen_days_are_put_in_order_and_checked() -> None:
-    period = chosen_period("custom", "2026-02-10", "2026-02-01", TODAY)
+    period = form_period("custom", "2026-02-10", "2026-02-01", TODAY)
     assert (period.first, period.last) == (date(2026, 2, 1), date(2026, 2, 10))
     with pytest.raises(ValueError, match="2026-11-20"):
-        chosen_period("custom", "2026-13-40", "x", TODAY)
+        form_period("custom", "2026-13-40", "x", TODAY)
     with pytest.raises(ValueError, match="at once"):
-        chosen_period("custom", "1999-01-01", "2026-01-01", TODAY)
+        form_period("custom", "1999-01-01", "2026-01-01", TODAY)
 
 
 def test_a_tenant_cannot_name_another_in_the_address() -> None:
     params = QueryParams("tenant=01a1fb37-c67a-7e58-a725-e144e47f0efd&by=tenant,model,rubbish&period=never")
-    choice = read_choice(params, is_platform=False)
+    choice = read_options(params, is_platform=False)
     assert choice.tenant == ""
     assert choice.by == ("model",)
     assert choice.period == "month"
-    assert read_choice(params, is_platform=True).tenant
+    assert read_options(params, is_platform=True).tenant
 
 
 def _price(model: str, start: datetime, end: datetime | None = None) -> PriceView:
@@ -174,7 +174,7 @@ def test_the_series_is_even_and_adds_up() -> None:
         Minute(since.replace(second=0) + timedelta(minutes=n), 2, 10, 5, "0.000000000001", 100 + n, 200 + n)
         for n in (3, 4, 17)
     ]
-    points = even_series(minutes, since, NOW, 5)
+    points = resample(minutes, since, NOW, 5)
     assert len(points) == 12
     assert sum(point.requests for point in points) == 6
     assert sum((point.cost for point in points), Decimal(0)) == Decimal("0.000000000003")

@@ -8,11 +8,11 @@ from console.components.base import Text, box
 from console.viewer import Viewer
 
 
-def later(viewer: Viewer, words: str, draw: Callable[[], Awaitable[None]]) -> None:
+def lazy(viewer: Viewer, placeholder: str, draw: Callable[[], Awaitable[None]]) -> None:
     """Say `words` until `draw` has found out what to show; then what it draws stands here."""
     place = box("div", "stack parts")
     with place:
-        Text("p", words, "muted waiting").props["role"] = "status"
+        Text("p", placeholder, "muted waiting").props["role"] = "status"
 
     async def fill() -> None:
         try:

@@ -10,14 +10,14 @@ from billing.invoicing.corrections import APPROVAL_KIND as CORRECTION
 from billing.ledger.approvals import Approval
 from console.components.base import card, notice
 from console.components.dialogs import confirm
-from console.components.flash import done
-from console.components.table import Cell, Column, Row, acts_cell, cell, data_table
+from console.components.flash import reload_with
+from console.components.table import Cell, Column, Row, actions_cell, cell, data_table
 from console.deps import Console
-from console.format import Shown, moment, money, words
+from console.format import Formatted, moment, money, words
 from console.viewer import Viewer
 
-OWN = "You asked for this: another person has to decide it."
-Show = Callable[[Console, Viewer, UUID, dict[UUID, str]], Awaitable[None]]
+OWN_REQUEST = "You asked for this: another person has to decide it."
+ShowCorrection = Callable[[Console, Viewer, UUID, dict[UUID, str]], Awaitable[None]]
 """Opens a correction, where it is decided after a look at its difference."""
 _COLUMNS = (
     Column("what", "What"),
@@ -34,7 +34,9 @@ def favour(usd: str) -> str:
     return "charges the customer" if usd.startswith("-") else "for the customer"
 
 
-async def waiting_panel(console: Console, viewer: Viewer, tenants: dict[UUID, str], show: Show) -> None:
+async def approvals_panel(
+    console: Console, viewer: Viewer, tenants: dict[UUID, str], show: ShowCorrection
+) -> None:
     """Draw the list with its acts; `show` opens a correction."""
     waiting = await admin_adjustments.list_approvals(console.database, viewer.actor)
     by_id = {str(one.id): one for one in waiting}
@@ -57,7 +59,7 @@ async def waiting_panel(console: Console, viewer: Viewer, tenants: dict[UUID, st
             [_row(one, viewer, tenants, now) for one in waiting],
             label="Waits for a second person",
             nothing="Nothing waits.",
-            on_act=viewer.act(act),
+            on_action=viewer.act(act),
         )
 
 
@@ -82,7 +84,7 @@ async def _decide(console: Console, viewer: Viewer, one: Approval, *, approve: b
         return
     decide = admin_payments.decide_refund if one.kind == "refund" else admin_adjustments.decide_adjustment
     await decide(console.database, viewer.actor, approval_id=one.id, approve=approve, reason=reason)
-    done(f"The {words(one.kind)} is {'booked' if approve else 'rejected'}.")
+    reload_with(f"The {words(one.kind)} is {'booked' if approve else 'rejected'}.")
 
 
 def _row(one: Approval, viewer: Viewer, tenants: dict[UUID, str], now: datetime) -> Row:
@@ -97,14 +99,14 @@ def _row(one: Approval, viewer: Viewer, tenants: dict[UUID, str], now: datetime)
         "amount": cell(money(amount), sub=favour(amount) if amount and one.kind == "adjustment" else ""),
         "reason": cell(one.facts.get("reason") or "–", wrap=True),
         "by": cell(one.requested_by, sub=asked.text),
-        "acts": _acts(one, viewer, tenant),
+        "acts": _actions(one, viewer, tenant),
     }
 
 
-def _acts(one: Approval, viewer: Viewer, tenant: str) -> Cell:
+def _actions(one: Approval, viewer: Viewer, tenant: str) -> Cell:
     subject = f"{one.kind} for {tenant}"
     if one.kind == CORRECTION:
-        return acts_cell([("open", "Open", "")], subject)
+        return actions_cell([("open", "Open", "")], subject)
     if one.requested_by == viewer.actor.label:
-        return cell(Shown("yours", OWN), tone="idle")
-    return acts_cell([("approve", "Approve", ""), ("reject", "Reject", "bad")], subject)
+        return cell(Formatted("yours", OWN_REQUEST), tone="idle")
+    return actions_cell([("approve", "Approve", ""), ("reject", "Reject", "bad")], subject)

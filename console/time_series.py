@@ -23,7 +23,7 @@ class Point(msgspec.Struct):
     ttft_p95_ms: int | None = None
 
 
-def even_series(minutes: Sequence[Minute], since: datetime, now: datetime, step_minutes: int) -> list[Point]:
+def resample(minutes: Sequence[Minute], since: datetime, now: datetime, step_minutes: int) -> list[Point]:
     """Every step from `since` to `now`, with what happened in its minutes; the running one only once it has some."""
     start = since.replace(second=0, microsecond=0)
     step = timedelta(minutes=step_minutes)
@@ -37,12 +37,12 @@ def even_series(minutes: Sequence[Minute], since: datetime, now: datetime, step_
         point.input_tokens += minute.input_tokens
         point.output_tokens += minute.output_tokens
         point.cost += Decimal(minute.cost_usd)
-        point.ttft_p50_ms = _worse(point.ttft_p50_ms, minute.ttft_p50_ms)
-        point.ttft_p95_ms = _worse(point.ttft_p95_ms, minute.ttft_p95_ms)
+        point.ttft_p50_ms = _larger(point.ttft_p50_ms, minute.ttft_p50_ms)
+        point.ttft_p95_ms = _larger(point.ttft_p95_ms, minute.ttft_p95_ms)
     return points if points[-1].requests else points[:-1]
 
 
-def _worse(one: int | None, other: int | None) -> int | None:
+def _larger(one: int | None, other: int | None) -> int | None:
     if one is None or other is None:
         return one if other is None else other
     return max(one, other)

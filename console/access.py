@@ -54,7 +54,7 @@ HEADERS = {
 }
 
 
-class Access:
+class AccessRules:
     """Which roles may open which paths: (prefix, roles), a prefix covering the path itself and all below it."""
 
     def __init__(self, rules: Sequence[tuple[str, frozenset[str]]]) -> None:
@@ -78,10 +78,10 @@ def is_secure(connection: HTTPConnection) -> bool:
     return connection.url.scheme in ("https", "wss")
 
 
-class Gate:
+class AccessMiddleware:
     """Pure ASGI middleware around the whole console."""
 
-    def __init__(self, app: ASGIApp, *, sessions: SessionStore, access: Access) -> None:
+    def __init__(self, app: ASGIApp, *, sessions: SessionStore, access: AccessRules) -> None:
         self._app = app
         self._sessions = sessions
         self._access = access
@@ -116,7 +116,9 @@ class Gate:
         try:
             if is_socket:
                 return (
-                    None if await self._sessions.alive(token) else PlainTextResponse("Sign in first.\n", 401)
+                    None
+                    if await self._sessions.is_alive(token)
+                    else PlainTextResponse("Sign in first.\n", 401)
                 )
             session = await self._sessions.use(token)
         except (RedisError, SQLAlchemyError, OSError):
