@@ -8,7 +8,7 @@ from uuid import UUID
 from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
-from billing.invoicing import applying, correction_lines, corrections, rerate
+from billing.invoicing import correction_booking, correction_lines, corrections, rerate
 from billing.invoicing.corrections import Correction, DryRun
 from billing.invoicing.rerate import DifferenceView
 from billing.usage import rollups
@@ -99,7 +99,7 @@ async def decide_correction(
         )
     if not approve:
         return decided
-    await applying.apply_correction(database, correction_id)
+    await correction_booking.apply_correction(database, correction_id)
     async with read(database, actor) as connection:
         return await corrections.get_correction(connection, correction_id)
 
@@ -121,4 +121,4 @@ async def show_correction(
     async with read(database, actor) as connection:
         found = await corrections.get_correction(connection, correction_id)
         lines = await correction_lines.read_lines(connection, correction_id)
-    return found, [rerate.view(line) for line in lines]
+    return found, [rerate.difference_view(line) for line in lines]

@@ -8,7 +8,7 @@ from admin.actor import Actor, require
 from admin.audit import record
 from admin.session import page_size, read, write_system
 from billing.close.periods import check_and_make_invoices
-from billing.invoicing import acts, views
+from billing.invoicing import status_changes, views
 from billing.invoicing.run import InvoiceRun
 from billing.invoicing.views import InvoiceDetail, InvoiceView, TracePage
 from billing.ledger.months import month_name
@@ -101,9 +101,9 @@ async def _act(database: Database, actor: Actor, ref: str, reason: str, *, write
     async with write_system(database) as connection:
         before = (await views.find_invoice(connection, ref)).invoice
         if write_off:
-            await acts.write_off_invoice(connection, before.id)
+            await status_changes.write_off_invoice(connection, before.id)
         else:
-            await acts.void_invoice(connection, before.id)
+            await status_changes.void_invoice(connection, before.id)
         after = (await views.find_invoice(connection, str(before.id))).invoice
         await record(
             connection,

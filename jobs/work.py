@@ -10,7 +10,7 @@ from sqlalchemy import text
 from billing.close import periods
 from billing.economics import engine_reconciliation as reconciliation
 from billing.exports import schedule as exports_schedule
-from billing.invoicing import applying
+from billing.invoicing import correction_booking
 from billing.ledger import credits, transfers
 from billing.metering import reaper
 from billing.notifications import alerts, delivery
@@ -164,7 +164,7 @@ async def make_invoices(database: Database, settings: Settings) -> int:
 
 async def apply_corrections(database: Database, settings: Settings) -> int:
     """Go on with approved corrections that a crash left in the middle."""
-    return await applying.apply_all(database)
+    return await correction_booking.apply_all(database)
 
 
 def schedule(settings: Settings) -> tuple[Job, ...]:

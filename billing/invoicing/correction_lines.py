@@ -1,4 +1,4 @@
-"""The lines of a correction as they are stored, read back."""
+"""Reads the stored lines of a correction."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -14,7 +14,7 @@ from tenants.scoping import platform_wide
 async def read_lines(
     connection: AsyncConnection, correction_id: UUID, *, tenants: Sequence[UUID] | None = None
 ) -> list[Difference]:
-    """The stored difference, in its order; `tenants` narrows to theirs."""
+    """The stored lines of a correction in their order; `tenants` None = of all tenants."""
     rows = await connection.execute(
         text(
             "SELECT * FROM correction_lines WHERE correction_id = :id "

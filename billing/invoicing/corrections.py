@@ -1,8 +1,8 @@
-"""Corrections: a month told again under other prices, agreed to by two people, booked in the present.
+"""Corrections: a month re-rated under other prices, approved by a second person, booked in the present.
 
-A dry run says what would change by tenant and line. A request stores that difference; after another person's yes it is
-booked, some customers at a time (billing/invoicing/applying.py). A reversal is a correction of its own that mirrors the
-first one, once. Nothing that was booked, invoiced or reported is rewritten.
+A dry run computes the difference by tenant and line, a request stores it, and an approval by another person lets
+billing/invoicing/correction_booking.py book it. A reversal is a correction that undoes an earlier one, at most once.
+Bookings, invoices and reports that exist are never rewritten. Every `month` argument is the first day of the month.
 """
 
 from collections import defaultdict
@@ -18,14 +18,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.invoicing.correction_lines import read_lines
 from billing.invoicing.repricing import new_prices
 from billing.invoicing.rerate import (
+    CorrectionSpec,
     Difference,
     DifferenceView,
-    Key,
-    Spec,
+    LineKey,
     commit_differences,
-    mirrored,
+    difference_view,
     rerate,
-    view,
+    reversed_lines,
 )
 from billing.invoicing.sources import billed_commitments, usage_groups
 from billing.ledger import approvals
@@ -40,7 +40,7 @@ MAX_LIST = 1000
 
 
 class TenantDelta(msgspec.Struct, frozen=True):
-    """What a correction changes for one organisation; below 0 is in its favour."""
+    """The difference for one organisation; a negative `delta_usd` is in its favour."""
 
     tenant_id: UUID
     lines: int
@@ -48,11 +48,11 @@ class TenantDelta(msgspec.Struct, frozen=True):
 
 
 class DryRun(msgspec.Struct, frozen=True):
-    """What a correction would change; nothing is stored."""
+    """The difference that a correction would make; nothing is stored."""
 
     month: str
     until: str
-    """Usage that ended before it is told again: the end of the month, in the present month the last full hour."""
+    """Usage that ended before this instant is re-rated: the end of the month, or of the last full hour."""
     delta_usd: str
     tenants: tuple[TenantDelta, ...]
     lines: tuple[DifferenceView, ...]
@@ -64,12 +64,12 @@ class Correction(msgspec.Struct, frozen=True):
     id: UUID
     month: str
     status: str
-    """requested | applying (approved, and its last customer is not booked yet) | approved | rejected"""
+    """requested | applying (approved and not booked completely) | approved (and booked) | rejected"""
     spec: dict[str, Any]
     reason: str
     reverses: UUID | None
     reversed_by: UUID | None
-    """The correction that reverses this one, when there is one that is not rejected."""
+    """The reversal of this correction that is not rejected, if any."""
     approval_id: UUID
     delta_usd: str
     tenants: tuple[TenantDelta, ...]
@@ -79,28 +79,43 @@ class Correction(msgspec.Struct, frozen=True):
     decided_at: str | None
 
 
-async def dry_run(connection: AsyncConnection, month: date, spec: Spec) -> DryRun:
-    """What `spec` would change in `month`. Raises InvalidRequest, Conflict while its hours are not rolled up."""
-    until = await _until(connection, month)
+class ApprovedCorrection(msgspec.Struct, frozen=True):
+    """An approved correction, as booking needs it."""
+
+    id: UUID
+    month: date
+    reason: str
+    requested_by: str
+    approved_by: str
+    refund: bool = False
+
+
+async def dry_run(connection: AsyncConnection, month: date, spec: CorrectionSpec) -> DryRun:
+    """The difference that `spec` would make in `month`.
+
+    Raises InvalidRequest for a month without a full hour of usage or an instant without a price, Conflict while hours
+    of the month are not rolled up.
+    """
+    until = await _usage_end(connection, month)
     lines = await _differences(connection, month, until, spec)
     return DryRun(
         month=month_name(month),
         until=until.isoformat(),
         delta_usd=pico_to_usd(sum(line.delta for line in lines)),
         tenants=_by_tenant(lines),
-        lines=tuple(map(view, lines)),
+        lines=tuple(map(difference_view, lines)),
     )
 
 
 @platform_wide("a correction may reach every organisation")
 async def request_correction(
-    connection: AsyncConnection, month: date, spec: Spec, *, reason: str, by: str
+    connection: AsyncConnection, month: date, spec: CorrectionSpec, *, reason: str, by: str
 ) -> Correction:
-    """Store the difference that `spec` makes and ask for a second person's yes.
+    """Store the difference that `spec` makes and request an approval. `by` names the person.
 
-    Raises InvalidRequest when it changes nothing, Conflict as `dry_run`.
+    Raises as `dry_run`, and InvalidRequest when nothing changes.
     """
-    until = await _until(connection, month)
+    until = await _usage_end(connection, month)
     lines = await _differences(connection, month, until, spec)
     if not lines:
         raise InvalidRequest(
@@ -115,8 +130,9 @@ async def request_correction(
 async def request_reversal(
     connection: AsyncConnection, correction_id: UUID, *, reason: str, by: str
 ) -> Correction:
-    """Ask to undo an approved correction. Raises NotFound, Conflict: not approved or not booked to its end, itself a
-    reversal, or undone.
+    """Store the reversal of a correction and request an approval.
+
+    Raises NotFound; Conflict when the correction is not approved and booked, is a reversal, or is reversed already.
     """
     await _lock(connection)
     original = await get_correction(connection, correction_id)
@@ -126,8 +142,8 @@ async def request_reversal(
         raise Conflict("a reversal cannot be reversed: request the correction again")
     if original.reversed_by is not None:
         raise Conflict(f"it is reversed already, by {original.reversed_by}")
-    lines = mirrored(await read_lines(connection, correction_id))
-    row = await _row(connection, correction_id)
+    lines = reversed_lines(await read_lines(connection, correction_id))
+    row = await _correction_row(connection, correction_id)
     return await _store(
         connection,
         row.month,
@@ -143,19 +159,19 @@ async def request_reversal(
 async def decide_correction(
     connection: AsyncConnection, correction_id: UUID, *, by: str, approve: bool
 ) -> Correction:
-    """A second person's yes or no. A yes is final; what follows from it is booked by `applying.apply_correction`.
+    """Approve or reject a correction. `correction_booking.apply_correction` books an approved one.
 
-    Raises NotFound; Conflict: decided already, the same person, or the figures have changed since the request.
+    Raises NotFound; Conflict when it is decided already, `by` requested it, or its figures changed since the request.
     """
     await _lock(connection)
-    row = await _row(connection, correction_id)
+    row = await _correction_row(connection, correction_id)
     if row.status != "requested":
         decision = "rejected" if row.status == "rejected" else "approved"
         raise Conflict(f"the correction was {decision} by {row.decided_by} already")
     await approvals.decide(connection, row.approval_id, by=by, approve=approve)
     if approve:
         lines = await read_lines(connection, correction_id)
-        spec = msgspec.convert(row.spec, Spec)
+        spec = msgspec.convert(row.spec, CorrectionSpec)
         if row.reverses is None and lines != await _differences(connection, row.month, row.until, spec):
             raise Conflict(
                 "usage or earlier corrections have changed these figures since the request: reject it and ask again"
@@ -171,7 +187,7 @@ async def decide_correction(
 
 async def get_correction(connection: AsyncConnection, correction_id: UUID) -> Correction:
     """One correction. Raises NotFound."""
-    row = await _row(connection, correction_id)
+    row = await _correction_row(connection, correction_id)
     lines = await read_lines(connection, correction_id)
     return _view(row, _by_tenant(lines))
 
@@ -180,7 +196,7 @@ async def get_correction(connection: AsyncConnection, correction_id: UUID) -> Co
 async def list_corrections(
     connection: AsyncConnection, *, month: date | None = None, limit: int = 100
 ) -> list[Correction]:
-    """The newest first."""
+    """At most `limit` (<= MAX_LIST) corrections of a month (None = all), newest first."""
     rows = await connection.execute(
         text(
             f"{_SELECT} WHERE CAST(:month AS date) IS NULL OR c.month = :month "
@@ -203,12 +219,12 @@ async def list_corrections(
 
 
 async def _lock(connection: AsyncConnection) -> None:
-    """One correction at a time, and no invoice run beside it: both decide what is on which invoice."""
+    """Exclude other corrections and invoice runs: both decide what is on which invoice."""
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_invoices'))"))
 
 
-async def _until(connection: AsyncConnection, month: date) -> datetime:
-    """The end of the usage that can be told again now. Raises InvalidRequest, Conflict."""
+async def _usage_end(connection: AsyncConnection, month: date) -> datetime:
+    """The end of the usage that can be re-rated now. Raises InvalidRequest, Conflict as `dry_run`."""
     start, end = bounds(month)
     row = (
         await connection.execute(
@@ -231,12 +247,12 @@ async def _until(connection: AsyncConnection, month: date) -> datetime:
 
 
 async def _differences(
-    connection: AsyncConnection, month: date, until: datetime, spec: Spec
+    connection: AsyncConnection, month: date, until: datetime, spec: CorrectionSpec
 ) -> list[Difference]:
     everything = await usage_groups(connection, month, until, spec.tenant_id)
     groups = [group for group in everything if spec.model is None or group.model == spec.model]
     prices = await new_prices(connection, spec, groups)
-    prior = await _prior(connection, month)
+    prior = await _prior_deltas(connection, month)
     lines = rerate(groups, prior, prices)
     tenants = sorted({line.tenant_id for line in lines})
     return [
@@ -246,8 +262,8 @@ async def _differences(
 
 
 @platform_wide("earlier corrections of a month may be of every organisation")
-async def _prior(connection: AsyncConnection, month: date) -> dict[Key, int]:
-    """What approved corrections have added to each line of the month so far."""
+async def _prior_deltas(connection: AsyncConnection, month: date) -> dict[LineKey, int]:
+    """Picodollars that approved corrections have added to each line of the month."""
     rows = await connection.execute(
         text(
             "SELECT l.tenant_id, l.kind, l.model, l.class AS token_class, l.tier, l.price_version, "
@@ -257,7 +273,9 @@ async def _prior(connection: AsyncConnection, month: date) -> dict[Key, int]:
         {"month": month},
     )
     return {
-        Key(row.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version): int(row.delta)
+        LineKey(row.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version): int(
+            row.delta
+        )
         for row in rows
     }
 
@@ -317,7 +335,7 @@ _SELECT = (
 )
 
 
-async def _row(connection: AsyncConnection, correction_id: UUID) -> Row[Any]:
+async def _correction_row(connection: AsyncConnection, correction_id: UUID) -> Row[Any]:
     row = (await connection.execute(text(f"{_SELECT} WHERE c.id = :id"), {"id": correction_id})).one_or_none()
     if row is None:
         raise NotFound(f"there is no correction with the id {correction_id}")

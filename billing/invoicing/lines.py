@@ -1,8 +1,8 @@
-"""What an invoice says, as pure functions: a month's sums in, lines out.
+"""Invoice lines and totals as pure functions of a month's usage sums.
 
-A line is tenant x model x class x tier x price version. Its exact amount is tokens x unit price in picodollars; the
-cents are that amount rounded once, half away from zero. Nothing else is ever rounded, and every other amount of an
-invoice is a sum of lines (DESIGN §5).
+A usage line is tenant x model x class x tier x price version. Its exact amount is tokens x unit price in picodollars;
+its cents are that amount rounded once, half away from zero. Only lines are rounded; every other amount of an invoice is
+a sum of lines (DESIGN §5).
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,14 +14,14 @@ import msgspec
 from core.money import pico_per_token_to_per_mtok, pico_to_usd, round_to_cents
 
 CLASSES = ("input", "cached_input", "output", "reasoning")
-"""Disjoint: input is what was not cached, output what was not reasoning."""
+"""Disjoint token classes: input without cached input, output without reasoning."""
 
 MINIMUM_CENTS = 50
-"""Stripe charges no less in US dollars: it marks a smaller invoice paid and keeps the amount in the customer's balance,
-where our books would not see it. So such an invoice is carried over here."""
+"""Stripe's minimum charge in USD. Stripe marks a smaller invoice paid and moves its amount to the customer's balance,
+which our books do not see; therefore a smaller total is carried over to the next invoice."""
 LineKind = Literal["usage", "late_usage", "adjustment", "commit", "sla", "carried"]
 
-_CLASS_WORDS = {
+_CLASS_LABELS = {
     "input": "input tokens",
     "cached_input": "cached input tokens",
     "output": "output tokens",
@@ -30,7 +30,7 @@ _CLASS_WORDS = {
 
 
 class UsageGroup(msgspec.Struct, frozen=True):
-    """What a tenant used of one model and tier under one price version in a month; billed tokens only."""
+    """A tenant's billed tokens of one model and tier under one price version in a month."""
 
     tenant_id: UUID
     kind: Literal["usage", "late_usage"]
@@ -38,18 +38,19 @@ class UsageGroup(msgspec.Struct, frozen=True):
     tier: str
     price_version: int
     tokens: Mapping[str, int]
-    """By class, disjoint."""
+    """Tokens by class of CLASSES."""
     prices: Mapping[str, int]
-    """Picodollars per token by class, of the pinned version."""
+    """Picodollars per token by class, of the pinned price version."""
     cost: int
-    """The sum of `usage.cost`; the lines must add up to it."""
+    """The sum of `usage.cost` in picodollars; the lines must add up to it."""
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One line; amounts in picodollars and cents."""
+    """One invoice line."""
 
     kind: LineKind
     exact: int
+    """Picodollars."""
     cents: int
     description: str
     model: str = ""
@@ -58,20 +59,22 @@ class Line(msgspec.Struct, frozen=True):
     price_version: int | None = None
     tokens: int = 0
     unit_price: int | None = None
+    """Picodollars per token."""
     adjustment_id: UUID | None = None
 
 
 class Movement(msgspec.Struct, frozen=True):
-    """Something besides usage that changed what a customer owes in the month; positive = the customer owes more."""
+    """An adjustment or SLA credit booked in the month."""
 
     kind: Literal["adjustment", "sla"]
     source_id: UUID
     amount: int
+    """Picodollars; positive = the customer owes more."""
     description: str
 
 
-class Carry(msgspec.Struct, frozen=True):
-    """What an earlier invoice leaves to this one: a credit, or the amount of one that was voided."""
+class CarriedAmount(msgspec.Struct, frozen=True):
+    """What an earlier invoice carries over: a credit, a total below MINIMUM_CENTS, or the amount of a void invoice."""
 
     invoice_id: UUID
     number: str
@@ -80,18 +83,18 @@ class Carry(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The sums of an invoice and what becomes of it."""
+    """The totals of an invoice: to be paid (`exact` picodollars, `cents`) and carried over to the next invoice."""
 
     exact: int
     cents: int
     carry_exact: int
-    """Not 0: nothing is to be paid, and the next invoice begins with this."""
+    """Picodollars carried over; when not 0, nothing is to be paid."""
     carry_cents: int
     lines: tuple[Line, ...]
 
 
 def usage_lines(group: UsageGroup) -> list[Line]:
-    """The lines of one group, one per class with tokens. Raises ValueError when they do not add up to its cost."""
+    """One line per class with tokens. Raises ValueError when the lines do not add up to the group's cost."""
     lines = []
     for name in CLASSES:
         tokens, price = group.tokens[name], group.prices[name]
@@ -104,7 +107,7 @@ def usage_lines(group: UsageGroup) -> list[Line]:
                 kind=group.kind,
                 exact=tokens * price,
                 cents=round_to_cents(tokens * price),
-                description=f"{group.model} ({group.tier}): {_CLASS_WORDS[name]} at ${per_mtok} per million{late}",
+                description=f"{group.model} ({group.tier}): {_CLASS_LABELS[name]} at ${per_mtok} per million{late}",
                 model=group.model,
                 token_class=name,
                 tier=group.tier,
@@ -138,16 +141,16 @@ def movement_lines(movements: Iterable[Movement]) -> list[Line]:
 
 
 def commit_line(committed: int | None, used: int) -> Line | None:
-    """What is missing to the spend that the contract commits to; None when nothing is."""
+    """The shortfall of committed spend less usage, both in picodollars; None without a shortfall."""
     missing = (committed or 0) - used
     if missing <= 0:
         return None
-    words = f"Committed spend ${pico_to_usd(committed or 0)} less usage ${pico_to_usd(used)}"
-    return Line(kind="commit", exact=missing, cents=round_to_cents(missing), description=words)
+    description = f"Committed spend ${pico_to_usd(committed or 0)} less usage ${pico_to_usd(used)}"
+    return Line(kind="commit", exact=missing, cents=round_to_cents(missing), description=description)
 
 
-def carried_lines(carries: Iterable[Carry]) -> list[Line]:
-    """What earlier invoices leave to this one, to the cent that they said."""
+def carried_lines(carries: Iterable[CarriedAmount]) -> list[Line]:
+    """One line per carried amount, with the cents of the earlier invoice."""
     return [
         Line(
             kind="carried",
@@ -159,8 +162,8 @@ def carried_lines(carries: Iterable[Carry]) -> list[Line]:
     ]
 
 
-def close(lines: Iterable[Line]) -> Totals:
-    """Add lines up. A sum below zero, or too small to be charged, goes to the next invoice: a last line makes it 0."""
+def total_lines(lines: Iterable[Line]) -> Totals:
+    """Add up `lines`. A negative sum, or one below MINIMUM_CENTS, is carried over by a last line that makes it 0."""
     known = tuple(lines)
     exact, cents = sum(line.exact for line in known), sum(line.cents for line in known)
     if (exact, cents) == (0, 0) or (exact > 0 and cents >= MINIMUM_CENTS):

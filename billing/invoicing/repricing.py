@@ -1,4 +1,4 @@
-"""The prices that a correction puts in the place of the pinned ones: given ones, or a price book as of an instant."""
+"""The prices that a correction puts in place of the pinned ones: given rates, or the price book as of an instant."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -8,15 +8,18 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing.lines import UsageGroup
-from billing.invoicing.rerate import Origin, Spec, replacement
+from billing.invoicing.rerate import CorrectionSpec, PriceOrigin, prices_from_rates
 from billing.usage.period import parse_instant
 from core.errors import InvalidRequest
 
 
 async def new_prices(
-    connection: AsyncConnection, spec: Spec, groups: Sequence[UsageGroup]
+    connection: AsyncConnection, spec: CorrectionSpec, groups: Sequence[UsageGroup]
 ) -> Callable[[UsageGroup], Mapping[str, int] | None]:
-    """The new price of each group by `spec`; None where it does not reach. Raises InvalidRequest."""
+    """A function from a usage group to its new prices (picodollars per token by class); None = unchanged.
+
+    Raises InvalidRequest when `spec.as_of` is no instant, or a group's model had no price then.
+    """
     if spec.as_of is not None:
         return await _book_as_of(connection, parse_instant(spec.as_of, "as_of"), groups)
     rows = await connection.execute(
@@ -26,13 +29,15 @@ async def new_prices(
         ),
         {"ids": sorted({group.price_version for group in groups})},
     )
-    return replacement(spec.rates, {row.id: Origin(row.tenant_id, row.discount_bps) for row in rows})
+    return prices_from_rates(
+        spec.rates, {row.id: PriceOrigin(row.tenant_id, row.discount_bps) for row in rows}
+    )
 
 
 async def _book_as_of(
     connection: AsyncConnection, at: datetime, groups: Sequence[UsageGroup]
 ) -> Callable[[UsageGroup], Mapping[str, int] | None]:
-    """The prices that requests of `at` would have got. Raises InvalidRequest when there was none."""
+    """The prices in force at `at` for each group's tenant, model and tier. Raises InvalidRequest without a price."""
     books: dict[tuple[UUID, str, str], dict[str, int]] = {}
     for tenant_id, model, tier in sorted({(group.tenant_id, group.model, group.tier) for group in groups}):
         row = (

@@ -1,7 +1,8 @@
-"""A month under other prices, as pure functions: usage as it was, prices as they should have been, the difference.
+"""Re-rating of a month's usage under other prices, as pure functions.
 
-Prices per tenant, model and tier replace the pinned ones; a list price reaches a customer with a discount less that
-discount, and not at all one that had a price of its own. Corrections that were approved before count as the old price.
+New prices by tenant, model and tier replace the pinned ones. A new list price applies to a customer with a contract's
+discount less that discount, and does not apply to a customer whose pinned price was its own. Approved corrections of
+the month are part of the old amount.
 """
 
 from collections import defaultdict
@@ -17,47 +18,48 @@ from core.errors import InvalidRequest
 from core.money import pico_per_token_to_per_mtok, pico_to_usd
 
 MAX_RATES = 1000
+"""Rates per correction."""
 COMMIT = "commit"
-"""The kind of a line that is the shortfall of a commitment: it has no model, class, tier or price."""
+"""Kind of the line with a commitment's shortfall, which has no model, class, tier or price."""
 
 
 class NewRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A price that should have held, in dollars per million tokens."""
+    """A corrected price, in decimal dollars per million tokens."""
 
     model: str
     input: str
     output: str
     cached_input: str | None = None
-    """None = as input."""
+    """None = the price of input."""
     reasoning: str | None = None
-    """None = as output."""
+    """None = the price of output."""
     tier: str = "standard"
     tenant_id: UUID | None = None
     """None = the list price."""
 
     def pico(self) -> dict[str, int]:
-        """Picodollars per token by class. Raises InvalidRequest."""
+        """Picodollars per token by class. Raises InvalidRequest for what is not a price."""
         cached = self.input if self.cached_input is None else self.cached_input
         reasoning = self.output if self.reasoning is None else self.reasoning
         return Rates(input=self.input, cached_input=cached, output=self.output, reasoning=reasoning).to_pico()
 
 
-class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to tell a month again with: either `rates`, or the price book `as_of` an instant."""
+class CorrectionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to re-rate a month: under `rates`, or under the price book `as_of` an instant; exactly one is set."""
 
     rates: tuple[NewRate, ...] = ()
     as_of: str | None = None
-    """ISO 8601 instant: each customer gets the price that a request of that instant would have got."""
+    """ISO 8601 instant: each customer gets the price in force for it at that instant."""
     tenant_id: UUID | None = None
-    """Only this organisation."""
+    """Restricts the correction to one organisation."""
     model: str | None = None
-    """Only this model."""
+    """Restricts the correction to one model."""
     refund: bool = False
-    """What is credited on a paid invoice is paid back, instead of staying on the customer's balance with us."""
+    """Refund a credit on a paid invoice instead of adding it to the customer's Stripe balance."""
 
 
-class Key(NamedTuple):
-    """What a line of an invoice and one of a correction have in common."""
+class LineKey(NamedTuple):
+    """Identifies a line of an invoice and the lines of corrections that change it."""
 
     tenant_id: UUID
     kind: str
@@ -68,7 +70,7 @@ class Key(NamedTuple):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One line told again; amounts in picodollars."""
+    """The change of one line; amounts in picodollars, prices in picodollars per token."""
 
     tenant_id: UUID
     kind: str
@@ -78,21 +80,21 @@ class Difference(msgspec.Struct, frozen=True):
     price_version: int
     tokens: int
     old_price: int | None
-    """Per token; None when earlier corrections left no single price."""
+    """None when earlier corrections left no single price."""
     new_price: int | None
     old_exact: int
     new_exact: int
     delta: int
-    """New less old: below 0 is in the customer's favour."""
+    """`new_exact` less `old_exact`; negative is in the customer's favour."""
 
     @property
-    def key(self) -> Key:
-        """Which line it is."""
-        return Key(self.tenant_id, self.kind, self.model, self.token_class, self.tier, self.price_version)
+    def key(self) -> LineKey:
+        """The line that changes."""
+        return LineKey(self.tenant_id, self.kind, self.model, self.token_class, self.tier, self.price_version)
 
 
 class DifferenceView(msgspec.Struct, frozen=True):
-    """A difference as people read it: dollars, and dollars per million tokens."""
+    """A Difference in decimal dollars and dollars per million tokens."""
 
     tenant_id: UUID
     kind: str
@@ -108,19 +110,23 @@ class DifferenceView(msgspec.Struct, frozen=True):
     delta_usd: str
 
 
-class Origin(msgspec.Struct, frozen=True):
-    """Where a pinned price came from."""
+class PriceOrigin(msgspec.Struct, frozen=True):
+    """The price book of a pinned price."""
 
     tenant_id: UUID | None
     """None = the list."""
     discount_bps: int | None
-    """Set when it follows from the list by a contract's discount."""
+    """Basis points of the contract's discount when the price is derived from the list, else None."""
 
 
-def parse_spec(data: Mapping[str, Any]) -> Spec:
-    """Check a specification, also one out of a JSON file. Raises InvalidRequest naming what is wrong."""
+def parse_spec(data: Mapping[str, Any]) -> CorrectionSpec:
+    """A validated specification from decoded JSON.
+
+    Raises InvalidRequest for an unknown field, both or neither of `rates` and `as_of`, more than MAX_RATES rates, or
+    an invalid or repeated rate.
+    """
     try:
-        spec = msgspec.convert(dict(data), Spec)
+        spec = msgspec.convert(dict(data), CorrectionSpec)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the correction is not understood: {error}", param="spec") from None
     if bool(spec.rates) == (spec.as_of is not None):
@@ -144,10 +150,13 @@ def parse_spec(data: Mapping[str, Any]) -> Spec:
     return spec
 
 
-def replacement(
-    rates: Iterable[NewRate], origins: Mapping[int, Origin]
+def prices_from_rates(
+    rates: Iterable[NewRate], origins: Mapping[int, PriceOrigin]
 ) -> Callable[[UsageGroup], Mapping[str, int] | None]:
-    """The new prices of a group by `rates`; None where they do not reach it."""
+    """A function from a usage group to its new prices by `rates` (picodollars per token by class); None = unchanged.
+
+    `origins` has the price book of every pinned version by its id.
+    """
     books = {(rate.model, rate.tier, rate.tenant_id): rate.pico() for rate in rates}
 
     def prices(group: UsageGroup) -> Mapping[str, int] | None:
@@ -166,16 +175,19 @@ def replacement(
 
 
 def discounted(price: int, bps: int) -> int:
-    """A price less basis points, half up to the picodollar, as `penstock_discounted` derives contract prices."""
+    """`price` less `bps` basis points, rounded half up to the picodollar, like the SQL function penstock_discounted."""
     return (price * (10_000 - bps) + 5_000) // 10_000
 
 
 def rerate(
     groups: Iterable[UsageGroup],
-    prior: Mapping[Key, int],
+    prior: Mapping[LineKey, int],
     prices: Callable[[UsageGroup], Mapping[str, int] | None],
 ) -> list[Difference]:
-    """Every line whose amount changes. `prior` is what approved corrections have added to a line so far."""
+    """Every line whose amount changes under `prices` (None = unchanged).
+
+    `prior` has the picodollars that approved corrections have added to a line.
+    """
     found = []
     for group in groups:
         new = prices(group)
@@ -183,7 +195,7 @@ def rerate(
             continue
         for name in CLASSES:
             tokens = group.tokens[name]
-            key = Key(group.tenant_id, group.kind, group.model, name, group.tier, group.price_version)
+            key = LineKey(group.tenant_id, group.kind, group.model, name, group.tier, group.price_version)
             old_exact = tokens * group.prices[name] + prior.get(key, 0)
             new_exact = tokens * new[name]
             if new_exact == old_exact:
@@ -205,12 +217,14 @@ def rerate(
 
 def commit_differences(
     groups: Iterable[UsageGroup],
-    prior: Mapping[Key, int],
+    prior: Mapping[LineKey, int],
     lines: Iterable[Difference],
     committed: Mapping[UUID, int],
 ) -> list[Difference]:
-    """How the shortfall of a commitment that an invoice has billed changes with its usage: what is used more is lacking
-    less. `groups` is all usage of the month, `committed` what customers with an invoice of it committed to.
+    """Changes of billed commitment shortfalls that follow from `lines`: more usage lowers the shortfall.
+
+    `groups` is all usage of the month, `prior` as in `rerate`, `committed` the picodollars committed by the tenants
+    whose invoice of the month exists.
     """
     before: dict[UUID, int] = defaultdict(int)
     change: dict[UUID, int] = defaultdict(int)
@@ -244,8 +258,8 @@ def commit_differences(
     return found
 
 
-def mirrored(lines: Iterable[Difference]) -> list[Difference]:
-    """The lines that undo `lines`, exactly."""
+def reversed_lines(lines: Iterable[Difference]) -> list[Difference]:
+    """The lines that undo `lines` exactly."""
     return [
         msgspec.structs.replace(
             line,
@@ -259,7 +273,7 @@ def mirrored(lines: Iterable[Difference]) -> list[Difference]:
     ]
 
 
-def view(line: Difference) -> DifferenceView:
+def difference_view(line: Difference) -> DifferenceView:
     """`line` in dollars."""
     return DifferenceView(
         **line.key._asdict(),

@@ -1,9 +1,9 @@
-"""The invoice run: every tenant's invoice of a month, made once, however often and by however many it is run.
+"""The invoice run: makes every tenant's invoice of a month exactly once, also when run repeatedly or concurrently.
 
-A postpaid invoice books what the contract's commitment still lacks (`commit`), moves the exact sum of its lines from
-receivable to invoiced (`invoice`) and the difference to whole cents (`rounding`). A prepaid one books nothing: it shows
-what the customer's credit paid for. Tenants are done in small transactions: a run that is killed leaves whole invoices
-behind, and the next one goes on with the rest and the next number.
+A postpaid invoice books the shortfall of the contract's commitment (`commit`), moves the exact sum of its lines from
+receivable to invoiced (`invoice`) and books the difference to cents (`rounding`). A prepaid invoice books nothing;
+it lists what credit paid for. Tenants are processed in small transactions: after a crash the next run continues with
+the remaining tenants and the next number.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -14,9 +14,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.invoicing import sources
-from billing.invoicing.lines import carried_lines, close, commit_line, movement_lines, usage_lines
-from billing.invoicing.sources import Customer, Terms
-from billing.invoicing.writing import Draft, write_invoices
+from billing.invoicing.drafts import Draft, write_invoices
+from billing.invoicing.lines import carried_lines, commit_line, movement_lines, total_lines, usage_lines
+from billing.invoicing.sources import ContractTerms, CustomerUsage
 from billing.ledger.months import bounds, final_at, month_name
 from billing.usage import rollups
 from core.db import Database
@@ -25,28 +25,30 @@ from core.ids import derived_uuid
 from tenants.scoping import platform_wide
 
 CHUNK = 100
-"""Tenants of one transaction: their accounts are locked while it books, some tens of milliseconds."""
+"""Tenants per transaction; their accounts are locked for some tens of milliseconds."""
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many tenants are done."""
+"""Called with the number of tenants done and their total."""
 
 
 class InvoiceRun(msgspec.Struct, frozen=True):
-    """What a run did."""
+    """The result of a run."""
 
     month: str
     tenants: int
     made: int
-    """Invoices that are new; the others were there already."""
+    """New invoices."""
     lines: int
+    """Lines of the new invoices."""
     total_cents: int
-    """Of the new invoices that are to be paid."""
+    """Sum of the new postpaid invoices."""
 
 
 async def make_invoices(database: Database, month: date, *, progress: Progress | None = None) -> InvoiceRun:
-    """Make the missing invoices of `month`. Raises Conflict while usage can still reach it.
+    """Make the missing invoices of `month` (its first day).
 
-    A month whose run has come to its end, or that is closed, has all its invoices: nothing is looked at again.
+    Does nothing for a month that is closed or whose run is complete. Raises Conflict during the month and its late
+    window, and while its hours are not rolled up.
     """
     async with database.read() as connection:
         if await finished_at(connection, month) is not None:
@@ -54,7 +56,7 @@ async def make_invoices(database: Database, month: date, *, progress: Progress |
     await rollups.roll_up(database)
     made = lines = cents = done = 0
     async with database.read() as reader:
-        if not await _ready(reader, month):
+        if not await _can_invoice(reader, month):
             return InvoiceRun(month_name(month), 0, 0, 0, 0)
         total = await _count_tenants(reader)
         async for chunk in _chunks(sources.customers(reader, month)):
@@ -75,7 +77,7 @@ async def make_invoices(database: Database, month: date, *, progress: Progress |
 
 
 async def finished_at(connection: AsyncConnection, month: date) -> datetime | None:
-    """When the invoice run of the month came to its end; None = it did not yet."""
+    """When the invoice run of the month was completed; None = not yet."""
     at: datetime | None = (
         await connection.execute(
             text("SELECT finished_at FROM invoice_runs WHERE month = :month"), {"month": month}
@@ -84,8 +86,8 @@ async def finished_at(connection: AsyncConnection, month: date) -> datetime | No
     return at
 
 
-async def _ready(connection: AsyncConnection, month: date) -> bool:
-    """False when the month is closed. Raises Conflict when it is not over, or its rollups are not whole."""
+async def _can_invoice(connection: AsyncConnection, month: date) -> bool:
+    """False when the month is closed. Raises Conflict when it is not final or its rollups are not complete."""
     start, end = bounds(month)
     row = (
         await connection.execute(
@@ -116,8 +118,8 @@ async def _count_tenants(connection: AsyncConnection) -> int:
     return int((await connection.execute(text("SELECT count(*) FROM billing_accounts"))).scalar_one())
 
 
-async def _chunks(customers: AsyncIterator[Customer]) -> AsyncIterator[list[Customer]]:
-    chunk: list[Customer] = []
+async def _chunks(customers: AsyncIterator[CustomerUsage]) -> AsyncIterator[list[CustomerUsage]]:
+    chunk: list[CustomerUsage] = []
     async for customer in customers:
         chunk.append(customer)
         if len(chunk) == CHUNK:
@@ -127,11 +129,11 @@ async def _chunks(customers: AsyncIterator[Customer]) -> AsyncIterator[list[Cust
         yield chunk
 
 
-async def _draft(connection: AsyncConnection, month: date, chunk: list[Customer]) -> list[Draft]:
-    """The missing invoices of some tenants. One run at a time writes; the lock ends with the transaction."""
+async def _draft(connection: AsyncConnection, month: date, chunk: list[CustomerUsage]) -> list[Draft]:
+    """The missing invoices of a chunk of tenants. Locks out other runs and corrections until the transaction ends."""
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_invoices'))"))
     tenants = [customer.tenant_id for customer in chunk]
-    have = set(
+    invoiced = set(
         (
             await connection.execute(
                 text("SELECT tenant_id FROM invoices WHERE month = :month AND tenant_id = ANY (:tenants)"),
@@ -139,7 +141,7 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[Customer]
             )
         ).scalars()
     )
-    missing = [customer for customer in chunk if customer.tenant_id not in have]
+    missing = [customer for customer in chunk if customer.tenant_id not in invoiced]
     if not missing:
         return []
     tenants = [customer.tenant_id for customer in missing]
@@ -152,14 +154,14 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[Customer]
     for customer in missing:
         tenant_id = customer.tenant_id
         postpaid = customer.mode == "postpaid"
-        agreed = terms.get(tenant_id, Terms())
-        used = [line for group in customer.groups for line in usage_lines(group)]
-        # What was re-rated already counts at its right price; the adjustment for it is a line of its own.
-        worth = sum(line.exact for line in used) + corrected.get(tenant_id, 0)
-        committed = commit_line(agreed.committed, worth) if postpaid else None
+        contract = terms.get(tenant_id, ContractTerms())
+        billed_lines = [line for group in customer.groups for line in usage_lines(group)]
+        # Re-rated usage counts towards the commitment at its corrected price; its adjustment is a line of its own.
+        usage_total = sum(line.exact for line in billed_lines) + corrected.get(tenant_id, 0)
+        committed = commit_line(contract.committed, usage_total) if postpaid else None
         carried = carries.get(tenant_id, []) if postpaid else []
         lines = [
-            *used,
+            *billed_lines,
             *([committed] if committed else []),
             *(movement_lines(movements.get(tenant_id, [])) if postpaid else []),
             *carried_lines(carried),
@@ -170,8 +172,8 @@ async def _draft(connection: AsyncConnection, month: date, chunk: list[Customer]
                     id=derived_uuid("invoice", tenant_id, month),
                     tenant_id=tenant_id,
                     postpaid=postpaid,
-                    totals=close(lines),
-                    terms=agreed,
+                    totals=total_lines(lines),
+                    terms=contract,
                     committed=0 if committed is None else committed.exact,
                     carried_from=tuple(one.invoice_id for one in carried),
                     finalized_at=now,

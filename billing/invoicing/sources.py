@@ -1,4 +1,7 @@
-"""What the invoices of a month are made of, read from PostgreSQL: usage sums, adjustments, SLA credits, contracts."""
+"""The inputs of a month's invoices, read from PostgreSQL: usage sums, adjustments, SLA credits, contract terms.
+
+Every `month` argument is the first day of the month; amounts are picodollars.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import date, datetime
@@ -9,34 +12,34 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoicing.lines import CLASSES, Carry, Movement, UsageGroup
+from billing.invoicing.lines import CLASSES, CarriedAmount, Movement, UsageGroup
 from billing.ledger.months import bounds
 from core.ids import derived_uuid
 from tenants.scoping import platform_wide
 
 DEFAULT_PAYMENT_DAYS = 30
-"""Days until an invoice is due without a contract."""
+"""Days until an invoice is due for a customer without a contract."""
 
 
-class Customer(msgspec.Struct, frozen=True):
-    """A tenant and what it used in the month."""
+class CustomerUsage(msgspec.Struct, frozen=True):
+    """A tenant's billing mode and its usage in the month."""
 
     tenant_id: UUID
     mode: str
     groups: tuple[UsageGroup, ...]
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """What the contract says about an invoice."""
+class ContractTerms(msgspec.Struct, frozen=True):
+    """The terms of a contract that an invoice needs."""
 
     payment_days: int = DEFAULT_PAYMENT_DAYS
     committed: int | None = None
     commit_source: UUID | None = None
-    """The source of the booking of a shortfall: the same contract and month, the same booking."""
+    """Source id of the shortfall's booking, derived from contract and month."""
 
 
-# Usage whose true end lies in an earlier month arrived late: it is billed in this month, on lines of its own.
-_GROUPS = """
+# Usage whose true end lies in an earlier month is late usage: it is billed in this month on separate lines.
+_USAGE_CTES = """
     late AS (
         SELECT u.tenant_id, u.model, u.tier, u.price_version,
             sum(u.input_tokens - u.cached_input_tokens) AS input, sum(u.cached_input_tokens) AS cached_input,
@@ -70,16 +73,18 @@ _GROUPS = """
         WHERE g.input + g.cached_input + g.output + g.reasoning <> 0 OR g.cost <> 0)
 """
 _CUSTOMERS = f"""
-    WITH {_GROUPS}
+    WITH {_USAGE_CTES}
     SELECT b.tenant_id AS customer, b.mode, g.* FROM billing_accounts b LEFT JOIN groups g ON g.tenant_id = b.tenant_id
     ORDER BY b.tenant_id, g.model, g.tier, g.price_version, g.kind DESC
 """  # noqa: S608 - our own words
-_USAGE = f"WITH {_GROUPS} SELECT g.* FROM groups g ORDER BY tenant_id, model, tier, price_version, kind DESC"  # noqa: S608
+_USAGE = (
+    f"WITH {_USAGE_CTES} SELECT g.* FROM groups g ORDER BY tenant_id, model, tier, price_version, kind DESC"  # noqa: S608
+)
 
 
 @platform_wide("the invoice run reads every organisation, one after the other")
-async def customers(connection: AsyncConnection, month: date) -> AsyncIterator[Customer]:
-    """Every tenant in id order with the sums of its month, streamed: memory does not grow with their number."""
+async def customers(connection: AsyncConnection, month: date) -> AsyncIterator[CustomerUsage]:
+    """Every tenant in id order with its usage of the month, streamed."""
     start, end = bounds(month)
     rows = await connection.stream(text(_CUSTOMERS), {"start": start, "until": end, "tenant": None})
     tenant_id: UUID | None = None
@@ -88,18 +93,18 @@ async def customers(connection: AsyncConnection, month: date) -> AsyncIterator[C
     async for row in rows:
         if row.customer != tenant_id:
             if tenant_id is not None:
-                yield Customer(tenant_id, mode, tuple(groups))
+                yield CustomerUsage(tenant_id, mode, tuple(groups))
             tenant_id, mode, groups = row.customer, row.mode, []
         if row.kind is not None:
             groups.append(_group(row))
     if tenant_id is not None:
-        yield Customer(tenant_id, mode, tuple(groups))
+        yield CustomerUsage(tenant_id, mode, tuple(groups))
 
 
 async def usage_groups(
     connection: AsyncConnection, month: date, until: datetime, tenant_id: UUID | None = None
 ) -> list[UsageGroup]:
-    """The sums of a month's usage that ended before `until`, by tenant, model, tier and price version."""
+    """The usage of a month that ended before `until`, by tenant, model, tier and price version; None = all tenants."""
     start, _ = bounds(month)
     rows = await connection.execute(text(_USAGE), {"start": start, "until": until, "tenant": tenant_id})
     return [_group(row) for row in rows]
@@ -118,8 +123,7 @@ def _group(row: Row[Any]) -> UsageGroup:
     )
 
 
-# An adjustment belongs to the month in which it was booked. What a credit note took off an earlier invoice already is
-# not taken off this one again.
+# An adjustment belongs to the month in which it was booked, less what a credit note took off an earlier invoice.
 _MOVEMENTS = """
     SELECT a.tenant_id, 'adjustment' AS kind, a.id AS source_id,
         -a.amount + coalesce((SELECT sum(n.exact) FROM credit_notes n WHERE n.adjustment_id = a.id), 0) AS amount,
@@ -138,7 +142,7 @@ _MOVEMENTS = """
 async def movements(
     connection: AsyncConnection, month: date, tenants: Sequence[UUID]
 ) -> dict[UUID, list[Movement]]:
-    """Adjustments and SLA credits booked in the month, by tenant, in the order of their booking."""
+    """Adjustments and SLA credits booked in the month, by tenant, in the order of booking."""
     start, end = bounds(month)
     rows = await connection.execute(
         text(
@@ -154,8 +158,13 @@ async def movements(
     return found
 
 
-async def terms(connection: AsyncConnection, month: date, tenants: Sequence[UUID]) -> dict[UUID, Terms]:
-    """Payment days by the contract in force at the end of the month; committed spend where one held all month long."""
+async def terms(
+    connection: AsyncConnection, month: date, tenants: Sequence[UUID]
+) -> dict[UUID, ContractTerms]:
+    """Terms by tenant of the contract in force at the end of the month; tenants without one are missing.
+
+    `committed` is set only when the contract covers the whole month.
+    """
     start, end = bounds(month)
     rows = await connection.execute(
         text(
@@ -167,7 +176,7 @@ async def terms(connection: AsyncConnection, month: date, tenants: Sequence[UUID
         {"tenants": list(tenants), "start": start, "end": end},
     )
     return {
-        row.tenant_id: Terms(
+        row.tenant_id: ContractTerms(
             payment_days=row.payment_days,
             committed=int(row.commit_monthly) if row.whole and row.commit_monthly is not None else None,
             commit_source=derived_uuid("commit", row.id, month),
@@ -179,7 +188,7 @@ async def terms(connection: AsyncConnection, month: date, tenants: Sequence[UUID
 async def billed_commitments(
     connection: AsyncConnection, month: date, tenants: Sequence[UUID]
 ) -> dict[UUID, int]:
-    """The committed spend of those who have their postpaid invoice of the month: its shortfall is billed."""
+    """The committed spend of those `tenants` whose postpaid invoice of the month exists."""
     invoiced = await connection.scalars(
         text(
             "SELECT tenant_id FROM invoices WHERE month = :month AND kind = 'postpaid' AND tenant_id = ANY (:tenants)"
@@ -191,7 +200,7 @@ async def billed_commitments(
 
 
 async def corrected(connection: AsyncConnection, month: date, tenants: Sequence[UUID]) -> dict[UUID, int]:
-    """By how much approved corrections have changed the price of a month's usage so far, by tenant."""
+    """By tenant: the sum that approved corrections have added to the month's usage, without commitment lines."""
     rows = await connection.execute(
         text(
             "SELECT l.tenant_id, sum(l.delta) AS delta FROM correction_lines l "
@@ -206,8 +215,8 @@ async def corrected(connection: AsyncConnection, month: date, tenants: Sequence[
 
 async def carries(
     connection: AsyncConnection, month: date, tenants: Sequence[UUID]
-) -> dict[UUID, list[Carry]]:
-    """What invoices of earlier months leave to the next one."""
+) -> dict[UUID, list[CarriedAmount]]:
+    """By tenant: the amounts of earlier months' invoices that no later invoice has taken over."""
     rows = await connection.execute(
         text(
             "SELECT id, tenant_id, number, carry_exact, carry_cents FROM invoices WHERE tenant_id = ANY (:tenants) "
@@ -215,8 +224,8 @@ async def carries(
         ),
         {"tenants": list(tenants), "month": month},
     )
-    found: dict[UUID, list[Carry]] = {}
+    found: dict[UUID, list[CarriedAmount]] = {}
     for row in rows:
-        carry = Carry(row.id, row.number or "", int(row.carry_exact), row.carry_cents)
+        carry = CarriedAmount(row.id, row.number or "", int(row.carry_exact), row.carry_cents)
         found.setdefault(row.tenant_id, []).append(carry)
     return found

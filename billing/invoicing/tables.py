@@ -50,7 +50,7 @@ invoices = Table(
         postgresql_where=text("carried_to IS NULL AND (carry_exact <> 0 OR carry_cents <> 0)"),
     ),
 )
-"""One per tenant and month: a postpaid bill, or what a prepaid customer's credit paid for."""
+"""One invoice per tenant and month: a postpaid bill, or a list of what prepaid credit paid for."""
 
 invoice_lines = Table(
     "invoice_lines",
@@ -78,7 +78,7 @@ invoice_lines = Table(
         postgresql_where=text("adjustment_id IS NOT NULL"),
     ),
 )
-"""The only amounts: exact picodollars and the cents they are rounded to, once."""
+"""Lines of invoices: exact picodollars, and the cents to which they are rounded once."""
 
 credit_notes = Table(
     "credit_notes",
@@ -99,7 +99,7 @@ credit_notes = Table(
     Index("ix_credit_notes_invoice_id", "invoice_id"),
     Index("ix_credit_notes_adjustment_id", "adjustment_id"),
 )
-"""Credit against a finalised invoice: `pays` invoice (it is open), balance (it was paid) or refund."""
+"""Credit against a finalised invoice; `pays` = invoice (reduces an open one) | balance | refund (of a paid one)."""
 
 credit_note_lines = Table(
     "credit_note_lines",
@@ -113,7 +113,7 @@ credit_note_lines = Table(
     words("description"),
     Index("ix_credit_note_lines_credit_note_id", "credit_note_id"),
 )
-"""What is credited of which invoice line."""
+"""The credit of each invoice line that a credit note covers."""
 
 invoice_numbers = Table(
     "invoice_numbers",
@@ -129,7 +129,7 @@ invoice_runs = Table(
     Column("month", Date, primary_key=True),
     Column("finished_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
 )
-"""Months whose invoice run came to its end."""
+"""Months whose invoice run is complete."""
 
 parked_decisions = Table(
     "parked_decisions",
@@ -162,7 +162,7 @@ corrections = Table(
     Index("ix_corrections_applying", "decided_at", postgresql_where=text("status = 'applying'")),
     Index("uq_corrections_reverses", "reverses", unique=True, postgresql_where=text("status <> 'rejected'")),
 )
-"""A month told again under other prices, or the reversal of one."""
+"""Re-ratings of a month under other prices, and their reversals."""
 
 correction_lines = Table(
     "correction_lines",
@@ -184,4 +184,4 @@ correction_lines = Table(
     Index("ix_correction_lines_tenant_id", "tenant_id"),
     Index("ix_correction_lines_customer", "correction_id", "tenant_id"),
 )
-"""The difference by tenant and line."""
+"""The difference of a correction by tenant and line."""

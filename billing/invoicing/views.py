@@ -1,4 +1,4 @@
-"""Invoices as people read them, and the requests behind each line: a number that is shown leads to its rows."""
+"""Invoices for display, and the requests behind each line."""
 
 from datetime import UTC, date, datetime
 from typing import Any
@@ -33,11 +33,11 @@ class InvoiceView(msgspec.Struct, frozen=True):
     exact_usd: str
     """The exact sum of the lines."""
     total_usd: str
-    """The sum of the lines' cents: what is to be paid, or what credit has paid."""
+    """The sum of the lines' cents: the amount due (postpaid) or paid by credit (prepaid)."""
     credited_usd: str
-    """By credit notes."""
+    """Sum of its credit notes that are not void."""
     carried_usd: str
-    """What the next invoice takes over."""
+    """The amount carried over to the next invoice."""
     due_at: str | None
     finalized_at: str | None
     paid_at: str | None
@@ -45,7 +45,7 @@ class InvoiceView(msgspec.Struct, frozen=True):
 
 
 class LineView(msgspec.Struct, frozen=True):
-    """One line of an invoice."""
+    """One line of an invoice; amounts are decimal dollars."""
 
     id: UUID
     position: int
@@ -65,7 +65,7 @@ class LineView(msgspec.Struct, frozen=True):
 
 
 class CreditNoteView(msgspec.Struct, frozen=True):
-    """Credit on a finalised invoice."""
+    """A credit note on a finalised invoice."""
 
     id: UUID
     invoice_id: UUID
@@ -73,7 +73,7 @@ class CreditNoteView(msgspec.Struct, frozen=True):
     exact_usd: str
     amount_usd: str
     pays: str
-    """invoice: lowers what is open; balance: stays with the customer; refund: is paid back."""
+    """invoice (reduces the amount due) | balance (added to the customer's Stripe balance) | refund (paid back)"""
     status: str
     correction_id: UUID | None
     stripe_credit_note_id: str | None
@@ -89,13 +89,13 @@ class InvoiceDetail(msgspec.Struct, frozen=True):
 
 
 class TraceRow(msgspec.Struct, frozen=True):
-    """One request behind a line: the exact amounts of all pages add up to the line's."""
+    """One request behind a line; the exact amounts of all pages add up to the line's."""
 
     request_id: UUID
     ended_at: str
-    """In whose month it is billed."""
+    """The instant that decides the month in which it is billed."""
     used_at: str
-    """When it really ended; another month on lines of late usage."""
+    """The true end; in an earlier month for late usage."""
     project_id: UUID
     key_id: UUID
     tokens: int
@@ -103,7 +103,7 @@ class TraceRow(msgspec.Struct, frozen=True):
 
 
 class TracePage(msgspec.Struct, frozen=True):
-    """A part of a line's requests; ask again with `after` = `next` until that is None."""
+    """A page of a line's requests; `next` is the `after` of the next page, None on the last."""
 
     line: LineView
     rows: tuple[TraceRow, ...]
@@ -127,7 +127,7 @@ async def list_invoices(
     limit: int = 100,
     after: UUID | None = None,
 ) -> list[InvoiceView]:
-    """By month (the newest first), then by id; `after` continues behind that invoice."""
+    """At most `limit` (<= MAX_LIST) invoices, newest month first, then by id; `after` continues behind that invoice."""
     rows = await connection.execute(
         text(
             f"{_INVOICES} "  # noqa: S608 - our own words
@@ -166,7 +166,7 @@ async def find_invoice(connection: AsyncConnection, ref: str) -> InvoiceDetail:
         text("SELECT * FROM credit_notes WHERE invoice_id = :id ORDER BY created_at, id"), {"id": row.id}
     )
     return InvoiceDetail(
-        invoice=_invoice(row), lines=tuple(map(_line, lines)), credit_notes=tuple(map(_note, notes))
+        invoice=_invoice(row), lines=tuple(map(_line, lines)), credit_notes=tuple(map(_credit_note, notes))
     )
 
 
@@ -178,10 +178,10 @@ async def trace_line(
     limit: int = 100,
     after: UUID | None = None,
 ) -> TracePage:
-    """The requests behind a usage line in the order of their ids; `tenant_id` demands that the line is that tenant's.
+    """A page of the requests behind a usage line, by id. `tenant_id` restricts the line to that tenant's.
 
-    Needs a platform session (true ends of late usage are no tenant's to read). Raises NotFound, InvalidRequest for a
-    line that no requests stand behind.
+    Needs a platform session: tenants may not read usage_late. Raises NotFound; InvalidRequest for a line of a kind
+    without requests.
     """
     row = (
         await connection.execute(
@@ -289,7 +289,7 @@ def _line(row: Row[Any]) -> LineView:
     )
 
 
-def _note(row: Row[Any]) -> CreditNoteView:
+def _credit_note(row: Row[Any]) -> CreditNoteView:
     return CreditNoteView(
         id=row.id,
         invoice_id=row.invoice_id,

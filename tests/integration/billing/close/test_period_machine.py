@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from billing.close.periods import close_month
-from billing.invoicing.applying import apply_correction
+from billing.invoicing.correction_booking import apply_correction
 from billing.invoicing.corrections import decide_correction, request_correction, request_reversal
 from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices

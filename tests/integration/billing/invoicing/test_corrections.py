@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 
 from billing.close.periods import close_month
-from billing.invoicing import applying
-from billing.invoicing.applying import apply_all, apply_correction
+from billing.invoicing import correction_booking
+from billing.invoicing.correction_booking import apply_all, apply_correction
 from billing.invoicing.corrections import (
     Correction,
     decide_correction,
@@ -362,8 +362,8 @@ async def test_a_crash_in_the_middle_is_gone_on_from_and_everybody_is_booked_onc
     customers, month = await many(platform, 5)
     asked = await request(platform, month, HALF)
     other = await request(platform, month, DOUBLE)
-    monkeypatch.setattr(applying, "CHUNK", 2)
-    real, dies_at = applying._correct, customers[3].tenant_id
+    monkeypatch.setattr(correction_booking, "CHUNK", 2)
+    real, dies_at = correction_booking._book_tenant, customers[3].tenant_id
 
     async def crash(connection: Any, decision: Any, tenant_id: Any, lines: Any) -> Any:
         done = await real(connection, decision, tenant_id, lines)
@@ -371,7 +371,7 @@ async def test_a_crash_in_the_middle_is_gone_on_from_and_everybody_is_booked_onc
             raise ConnectionResetError("killed")
         return done
 
-    monkeypatch.setattr(applying, "_correct", crash)
+    monkeypatch.setattr(correction_booking, "_book_tenant", crash)
     with pytest.raises(ConnectionResetError):
         await decide(platform, asked)
     # The first two are done and free; of the second two nothing is left behind.
@@ -389,7 +389,7 @@ async def test_a_crash_in_the_middle_is_gone_on_from_and_everybody_is_booked_onc
     with pytest.raises(InvalidRequest, match="changes its price"):
         await request(platform, month, HALF)
 
-    monkeypatch.setattr(applying, "_correct", real)
+    monkeypatch.setattr(correction_booking, "_book_tenant", real)
     await asyncio.gather(*(apply_all(platform.database) for _ in range(3)))
     assert await booked(platform) == [one.tenant_id for one in customers]
     async with platform.database.read() as connection:
@@ -407,14 +407,14 @@ async def test_a_reversal_goes_on_after_a_crash_too(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     customers, month = await many(platform, 3)
-    monkeypatch.setattr(applying, "CHUNK", 1)
+    monkeypatch.setattr(correction_booking, "CHUNK", 1)
     before = [await platform.balance(one, "revenue") for one in customers]
     done = await decide(platform, await request(platform, month, DOUBLE))
     undo = await reverse(platform, done)
     async with platform.database.system() as connection:
         await decide_correction(connection, undo.id, by="bob", approve=True)
     async with platform.database.system() as connection:
-        assert await applying._apply_chunk(connection, undo.id)
+        assert await correction_booking._apply_chunk(connection, undo.id)
     async with platform.database.read() as connection:
         assert (await get_correction(connection, undo.id)).status == "applying"
     assert await apply_all(platform.database) == 1
@@ -432,19 +432,19 @@ async def test_one_correction_that_cannot_go_on_keeps_no_other_waiting(
     again = await request(platform, month, DOUBLE)
     async with platform.database.system() as connection:
         await decide_correction(connection, again.id, by="bob", approve=True)
-    real = applying._correct
+    real = correction_booking._book_tenant
 
     async def refuse(connection: Any, decision: Any, *rest: Any) -> Any:
         if decision.id == asked.id:
             raise KeyError("no")
         return await real(connection, decision, *rest)
 
-    monkeypatch.setattr(applying, "_correct", refuse)
+    monkeypatch.setattr(correction_booking, "_book_tenant", refuse)
     assert await apply_all(platform.database) == 2
     async with platform.database.read() as connection:
         statuses = {one.id: one.status for one in await list_corrections(connection)}
     assert statuses == {asked.id: "applying", again.id: "approved"}
-    monkeypatch.setattr(applying, "_correct", real)
+    monkeypatch.setattr(correction_booking, "_book_tenant", real)
     assert await apply_all(platform.database) == 1
     await platform.is_sound()
 

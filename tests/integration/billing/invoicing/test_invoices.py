@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from billing.invoicing.acts import void_invoice, write_off_invoice
 from billing.invoicing.run import make_invoices
+from billing.invoicing.status_changes import void_invoice, write_off_invoice
 from billing.invoicing.views import TraceRow, find_invoice, list_invoices, trace_line
 from billing.ledger.months import bounds
 from core.errors import Conflict, InvalidRequest, NotFound

@@ -2,7 +2,7 @@
 
 import pytest
 
-from billing.invoicing.acts import void_invoice, write_off_invoice
+from billing.invoicing.status_changes import void_invoice, write_off_invoice
 from core.db import Database
 from tests.integration.billing.payments.support import books, drain, equals_stripe, gateway_to, postpaid, send
 from tests.integration.billing.payments.test_invoices import invoiced, state

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from billing.invoicing.lines import (
     CLASSES,
-    Carry,
+    CarriedAmount,
     Line,
     Movement,
     UsageGroup,
     carried_lines,
-    close,
     commit_line,
     movement_lines,
+    total_lines,
     usage_lines,
 )
 from core.money import PICO_PER_CENT, PICO_PER_USD, round_to_cents
@@ -79,7 +79,7 @@ def test_the_commitment_bills_what_is_missing(committed: int | None, used: int, 
 @given(first=st.lists(st.integers(-(10**14), 10**14)), second=st.lists(st.integers(-(10**14), 10**14)))
 def test_what_is_carried_arrives_to_the_picodollar_and_the_cent(first: list[int], second: list[int]) -> None:
     opening = [line(exact) for exact in first]
-    one = close(opening)
+    one = total_lines(opening)
     assert sum(item.exact for item in one.lines) == one.exact
     assert sum(item.cents for item in one.lines) == one.cents
     assert one.cents >= 0
@@ -89,13 +89,13 @@ def test_what_is_carried_arrives_to_the_picodollar_and_the_cent(first: list[int]
         sum(item.cents for item in opening),
     )
     assert one.exact == 0 or (one.carry_exact, one.carry_cents) == (0, 0)
-    carried = carried_lines([Carry(TENANT, "PS-1", one.carry_exact, one.carry_cents)])
-    two = close([*carried, *(line(exact) for exact in second)])
+    carried = carried_lines([CarriedAmount(TENANT, "PS-1", one.carry_exact, one.carry_cents)])
+    two = total_lines([*carried, *(line(exact) for exact in second)])
     assert one.exact + two.exact + two.carry_exact == sum(first) + sum(second)
 
 
 def test_a_credit_becomes_nothing_to_pay_and_a_carry() -> None:
-    totals = close([line(PICO_PER_USD), line(-3 * PICO_PER_USD)])
+    totals = total_lines([line(PICO_PER_USD), line(-3 * PICO_PER_USD)])
     assert (totals.exact, totals.cents) == (0, 0)
     assert (totals.carry_exact, totals.carry_cents) == (-2 * PICO_PER_USD, -200)
     assert totals.lines[-1].kind == "carried"

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from billing.invoicing.lines import CLASSES, UsageGroup
 from billing.invoicing.rerate import (
-    Key,
+    LineKey,
     NewRate,
-    Origin,
+    PriceOrigin,
     discounted,
-    mirrored,
     parse_spec,
-    replacement,
+    prices_from_rates,
     rerate,
+    reversed_lines,
 )
 from core.errors import InvalidRequest
 
 A, B = UUID(int=1), UUID(int=2)
 LIST, DERIVED, OWN = 1, 2, 3
-ORIGINS = {LIST: Origin(None, None), DERIVED: Origin(A, 1500), OWN: Origin(B, None)}
+ORIGINS = {LIST: PriceOrigin(None, None), DERIVED: PriceOrigin(A, 1500), OWN: PriceOrigin(B, None)}
 
 
 def group(
@@ -41,7 +41,7 @@ def rate(model: str = "m", tenant: UUID | None = None, **amounts: str) -> NewRat
 
 
 def test_a_list_price_reaches_those_who_had_the_list_price() -> None:
-    prices = replacement([rate()], ORIGINS)
+    prices = prices_from_rates([rate()], ORIGINS)
     (line,) = rerate([group(input=100, output=5), group(model="other", input=5)], {}, prices)
     assert (line.tenant_id, line.token_class, line.tokens) == (A, "output", 5)
     assert (line.old_price, line.new_price) == (10, 20)
@@ -50,10 +50,10 @@ def test_a_list_price_reaches_those_who_had_the_list_price() -> None:
 
 def test_discounts_follow_the_list_and_own_prices_do_not() -> None:
     listed = rate(input="100", output="200")
-    prices = replacement([listed], ORIGINS)
+    prices = prices_from_rates([listed], ORIGINS)
     found = rerate([group(version=DERIVED, input=1), group(B, OWN, input=1)], {}, prices)
     assert [(line.tenant_id, line.new_price) for line in found] == [(A, 85_000_000)]
-    own = replacement([listed, rate(tenant=B, input="1", output="1")], ORIGINS)
+    own = prices_from_rates([listed, rate(tenant=B, input="1", output="1")], ORIGINS)
     assert own(group(B, OWN)) == dict.fromkeys(CLASSES, 10**6)
 
 
@@ -71,12 +71,12 @@ def test_corrections_add_up_to_the_last_price_and_a_mirror_undoes_one(
 ) -> None:
     used = group(price=old, **tokens)
     one = rerate([used], {}, lambda _: dict.fromkeys(CLASSES, first))
-    prior: dict[Key, int] = {line.key: line.delta for line in one}
+    prior: dict[LineKey, int] = {line.key: line.delta for line in one}
     two = rerate([used], prior, lambda _: dict.fromkeys(CLASSES, second))
     total = sum(tokens.values())
     assert used.cost + sum(line.delta for line in (*one, *two)) == total * second
-    assert sum(line.delta for line in (*one, *mirrored(one))) == 0
-    assert mirrored(mirrored(one)) == one
+    assert sum(line.delta for line in (*one, *reversed_lines(one))) == 0
+    assert reversed_lines(reversed_lines(one)) == one
     assert rerate([used], prior, lambda _: dict.fromkeys(CLASSES, first)) == []
 
 

@@ -1,7 +1,7 @@
-"""What people do to a finalised invoice: void it, or write it off. Its lines and numbers stay as they are.
+"""Void or write off a finalised invoice (Stripe's statuses `void` and `uncollectible`); lines and number stay.
 
-A void invoice was wrong as a document: what it billed is owed again and comes with the next invoice, to the cent. An
-uncollectible one was right and will not be paid: what is open of it becomes an expense.
+Voiding reverses the invoice's bookings, and the next invoice carries its amount to the cent. Writing off moves the open
+amount to the expense account `uncollectible`.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.invoicing.writing import Booking, book_all, rounding
+from billing.invoicing.bookings import Booking, book_all, rounding_bookings
 from billing.ledger.transfers import booking_errors
 from core.errors import Conflict, NotFound
 from core.ids import derived_uuid
@@ -20,10 +20,7 @@ from tenants.scoping import platform_wide
 
 
 async def void_invoice(connection: AsyncConnection, invoice_id: UUID) -> None:
-    """Take an open invoice back: its bookings are mirrored, and the next invoice carries its amount.
-
-    Raises NotFound; Conflict when it is not open or was credited already.
-    """
+    """Void an open invoice. Raises NotFound; Conflict when it is not open or has a credit note."""
     invoice = await _open_invoice(connection, invoice_id, "voided")
     if invoice.credited:
         raise Conflict(f"{invoice.number} has a credit note: credit the rest of it instead of voiding it")
@@ -31,7 +28,7 @@ async def void_invoice(connection: AsyncConnection, invoice_id: UUID) -> None:
     source = derived_uuid("void", invoice_id)
     bookings = [
         Booking("invoice", invoice.tenant_id, "receivable", "invoiced", exact, source),
-        *rounding("rounding", invoice.tenant_id, source, exact=-exact, cents=-cents),
+        *rounding_bookings("rounding", invoice.tenant_id, source, exact=-exact, cents=-cents),
     ]
     await connection.execute(
         text(
@@ -46,7 +43,7 @@ async def void_invoice(connection: AsyncConnection, invoice_id: UUID) -> None:
 
 
 async def write_off_invoice(connection: AsyncConnection, invoice_id: UUID) -> int:
-    """Give up what is open of an invoice; returns its cents. Raises NotFound, Conflict when it is not open."""
+    """Write off an open invoice; returns the cents written off. Raises NotFound; Conflict when it is not open."""
     invoice = await _open_invoice(connection, invoice_id, "written off")
     cents: int = invoice.total_cents - int(invoice.credited)
     await connection.execute(
@@ -72,8 +69,11 @@ async def write_off_invoice(connection: AsyncConnection, invoice_id: UUID) -> in
 
 
 @platform_wide("an invoice is found by its id")
-async def _open_invoice(connection: AsyncConnection, invoice_id: UUID, act: str) -> Row[Any]:
-    """The invoice, locked, with what was credited on it; no invoice run and no correction beside."""
+async def _open_invoice(connection: AsyncConnection, invoice_id: UUID, action: str) -> Row[Any]:
+    """The invoice with its `credited` cents, locked. Excludes invoice runs and corrections.
+
+    Raises NotFound, Conflict when it is not open; `action` completes the message.
+    """
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('penstock_invoices'))"))
     row: Row[Any] | None = (
         await connection.execute(
@@ -88,5 +88,7 @@ async def _open_invoice(connection: AsyncConnection, invoice_id: UUID, act: str)
     if row is None:
         raise NotFound(f"there is no invoice {invoice_id}")
     if row.status != "open":
-        raise Conflict(f"the invoice {row.number or row.id} is {row.status}: only an open one can be {act}")
+        raise Conflict(
+            f"the invoice {row.number or row.id} is {row.status}: only an open one can be {action}"
+        )
     return row

@@ -1,7 +1,6 @@
-"""Writes finished drafts: invoices, lines, numbers, bookings and what others must do next, in the caller's transaction.
+"""Writes drafts as invoices: rows, lines, numbers, notices and bookings, in the caller's transaction.
 
-Bookings come last, in the order of the tenants' ids, so that accounts are locked for a short time and in the one order
-that everybody keeps.
+Bookings come last and in the order of the tenants' ids: accounts are locked for a short time and in the common order.
 """
 
 import json
@@ -14,8 +13,9 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.invoicing.bookings import Booking, book_all, rounding_bookings
 from billing.invoicing.lines import Totals
-from billing.invoicing.sources import Terms
+from billing.invoicing.sources import ContractTerms
 from billing.ledger.months import bounds, month_name
 from billing.notifications.notices import notify
 from core.ids import derived_uuid
@@ -24,32 +24,33 @@ from tenants.scoping import platform_wide
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """An invoice that is not written yet."""
+    """A complete invoice that is not written yet."""
 
     id: UUID
     tenant_id: UUID
     postpaid: bool
     totals: Totals
-    terms: Terms
+    terms: ContractTerms
     committed: int
-    """Picodollars of the commitment's shortfall, still to be booked."""
+    """Picodollars of the commitment's shortfall to book."""
     carried_from: tuple[UUID, ...]
+    """Invoices whose carried amounts are on this one."""
     finalized_at: datetime
 
     @property
     def status(self) -> str:
-        """open when there is something to pay, else settled."""
+        """`open` when there is something to pay, else `settled`."""
         return "open" if self.postpaid and self.totals.cents > 0 else "settled"
 
 
 @platform_wide("the invoice run writes for many organisations at once; every row names its own")
 async def write_invoices(connection: AsyncConnection, month: date, drafts: Sequence[Draft]) -> None:
-    """Write all of `drafts`; the caller holds the lock of the invoice run."""
+    """Write `drafts` of `month` (its first day). The caller must hold the advisory lock `penstock_invoices`."""
     if not drafts:
         return
     numbers = await _numbers(connection, month, [draft for draft in drafts if draft.postpaid])
-    await _insert(connection, "invoices", [_invoice(month, draft, numbers) for draft in drafts])
-    await _insert(connection, "invoice_lines", [line for draft in drafts for line in _lines(draft)])
+    await _insert(connection, "invoices", [_invoice_row(month, draft, numbers) for draft in drafts])
+    await _insert(connection, "invoice_lines", [line for draft in drafts for line in _line_rows(draft)])
     carried = [(source, draft.id) for draft in drafts for source in draft.carried_from]
     if carried:
         await connection.execute(
@@ -61,12 +62,12 @@ async def write_invoices(connection: AsyncConnection, month: date, drafts: Seque
             {"sources": [source for source, _ in carried], "targets": [target for _, target in carried]},
         )
     payable = [draft for draft in drafts if draft.status == "open"]
-    await _tell(connection, month, payable, numbers)
+    await _enqueue_and_notify(connection, month, payable, numbers)
     await book_all(connection, [one for draft in drafts for one in _bookings(month, draft)])
 
 
 async def _numbers(connection: AsyncConnection, month: date, drafts: Sequence[Draft]) -> dict[UUID, str]:
-    """The next numbers of the month: PS-2026-11-000123. Taken in this transaction, so that none is ever missing."""
+    """The next numbers of the month, such as PS-2026-11-000123; a rollback returns them, so none is ever missing."""
     if not drafts:
         return {}
     last = (
@@ -82,7 +83,7 @@ async def _numbers(connection: AsyncConnection, month: date, drafts: Sequence[Dr
     return {draft.id: f"PS-{month_name(month)}-{first + i:06d}" for i, draft in enumerate(drafts)}
 
 
-def _invoice(month: date, draft: Draft, numbers: dict[UUID, str]) -> dict[str, Any]:
+def _invoice_row(month: date, draft: Draft, numbers: dict[UUID, str]) -> dict[str, Any]:
     payable = draft.status == "open"
     due = draft.finalized_at + timedelta(days=draft.terms.payment_days)
     return {
@@ -102,7 +103,7 @@ def _invoice(month: date, draft: Draft, numbers: dict[UUID, str]) -> dict[str, A
     }
 
 
-def _lines(draft: Draft) -> Iterable[dict[str, Any]]:
+def _line_rows(draft: Draft) -> Iterable[dict[str, Any]]:
     for position, line in enumerate(draft.totals.lines, 1):
         yield {
             "id": derived_uuid("invoice line", draft.id, position),
@@ -124,7 +125,7 @@ def _lines(draft: Draft) -> Iterable[dict[str, Any]]:
 
 
 async def _insert(connection: AsyncConnection, table: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert many rows with one statement; both tables have a tenant_id in every row."""
+    """Insert many rows with one statement."""
     if not rows:
         return
     columns = ", ".join(rows[0])
@@ -137,10 +138,10 @@ async def _insert(connection: AsyncConnection, table: str, rows: Sequence[dict[s
     )
 
 
-async def _tell(
+async def _enqueue_and_notify(
     connection: AsyncConnection, month: date, drafts: Sequence[Draft], numbers: dict[UUID, str]
 ) -> None:
-    """What follows an invoice that is to be paid: Stripe gets it, the customer hears of it."""
+    """Queue payable invoices for Stripe and notify their customers."""
     if not drafts:
         return
     await connection.execute(
@@ -164,27 +165,6 @@ async def _tell(
         )
 
 
-class Booking(msgspec.Struct, frozen=True):
-    """One transfer: see `penstock_book`."""
-
-    kind: str
-    tenant_id: UUID
-    debit: str
-    credit: str
-    amount: int
-    source_id: UUID
-    effective_at: datetime | None = None
-
-
-def rounding(kind: str, tenant_id: UUID, source_id: UUID, *, exact: int, cents: int) -> list[Booking]:
-    """What brings a customer's invoiced amount from the exact sum to whole cents."""
-    difference = cents * PICO_PER_CENT - exact
-    if difference == 0:
-        return []
-    debit, credit = ("invoiced", "rounding") if difference > 0 else ("rounding", "invoiced")
-    return [Booking(kind, tenant_id, debit, credit, abs(difference), source_id)]
-
-
 def _bookings(month: date, draft: Draft) -> Iterable[Booking]:
     if not draft.postpaid:
         return
@@ -194,25 +174,6 @@ def _bookings(month: date, draft: Draft) -> Iterable[Booking]:
         yield Booking("commit", draft.tenant_id, "receivable", "revenue", draft.committed, source, last)
     if draft.totals.exact > 0:
         yield Booking("invoice", draft.tenant_id, "invoiced", "receivable", draft.totals.exact, draft.id)
-        yield from rounding(
+        yield from rounding_bookings(
             "rounding", draft.tenant_id, draft.id, exact=draft.totals.exact, cents=draft.totals.cents
         )
-
-
-async def book_all(connection: AsyncConnection, bookings: Sequence[Booking]) -> None:
-    """Book many transfers in one round trip, accounts in the order of their ids; each is idempotent by its source."""
-    if not bookings:
-        return
-    rows = [
-        {**msgspec.to_builtins(one), "amount": str(one.amount), "position": i}
-        for i, one in enumerate(bookings)
-    ]
-    await connection.execute(
-        text(
-            "SELECT count(penstock_book(kind, tenant_id, debit, credit, amount, source_id, effective_at)) FROM ("
-            "SELECT * FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS b (kind text, tenant_id uuid, debit text, "
-            "credit text, amount numeric, source_id uuid, effective_at timestamptz, position integer) "
-            "ORDER BY tenant_id, position) ordered"
-        ),
-        {"rows": json.dumps(rows)},
-    )
