@@ -15,12 +15,20 @@ from admin.audit import record
 from admin.session import page_size, read, write_system
 from billing.ledger import accounts, approvals
 from billing.ledger.approvals import Approval
-from billing.payments import auto_rules, customers, events, refunds, stripe_reconciliation, topups, views
-from billing.payments.auto_rules import Rule
-from billing.payments.refunds import Requested
+from billing.payments import (
+    auto_topup_rules,
+    customers,
+    events,
+    refunds,
+    stripe_reconciliation,
+    topups,
+    views,
+)
+from billing.payments.auto_topup_rules import AutoTopupRule
+from billing.payments.refunds import RequestedRefund
 from billing.payments.stripe_gateway import StripeGateway
 from billing.payments.stripe_reconciliation import Reconciliation
-from billing.payments.topups import Started, to_cents
+from billing.payments.topups import StartedTopup, to_cents
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
@@ -45,7 +53,7 @@ async def start_topup(
     amount_usd: str,
     return_url: str,
     topup_id: UUID | None = None,
-) -> Started:
+) -> StartedTopup:
     """Begin to buy credit: the answer's `url` is the page to pay at. The same `topup_id` again is the same purchase.
 
     Raises InvalidRequest, Conflict (a postpaid account), NotFound, PermissionDenied, Unavailable.
@@ -83,7 +91,7 @@ async def set_auto_topup(
     threshold_usd: str,
     amount_usd: str,
     monthly_cap_usd: str,
-) -> Rule:
+) -> AutoTopupRule:
     """Buy `amount_usd` by the saved card whenever less than `threshold_usd` is left, up to the cap in a UTC month.
 
     Raises InvalidRequest, Conflict (no saved card, a postpaid account), PermissionDenied.
@@ -93,8 +101,8 @@ async def set_auto_topup(
     if rest:
         raise InvalidRequest("monthly_cap_usd must be whole cents", param="monthly_cap_usd")
     async with write_system(database) as connection:
-        before = await auto_rules.get_rule(connection, tenant_id)
-        after = await auto_rules.set_rule(
+        before = await auto_topup_rules.get_rule(connection, tenant_id)
+        after = await auto_topup_rules.set_rule(
             connection,
             tenant_id=tenant_id,
             enabled=enabled,
@@ -116,11 +124,11 @@ async def set_auto_topup(
     return after
 
 
-async def get_auto_topup(database: Database, actor: Actor, *, tenant_id: UUID) -> Rule | None:
+async def get_auto_topup(database: Database, actor: Actor, *, tenant_id: UUID) -> AutoTopupRule | None:
     """The organisation's rule; None when it never had one."""
     require(actor, *READERS, tenant_id=tenant_id)
     async with read(database, actor) as connection:
-        return await auto_rules.get_rule(connection, tenant_id)
+        return await auto_topup_rules.get_rule(connection, tenant_id)
 
 
 async def set_tax_id(
@@ -151,7 +159,7 @@ async def refund(
     reason: str,
     limit_usd: Decimal,
     refund_id: UUID | None = None,
-) -> Requested:
+) -> RequestedRefund:
     """Take bought credit back and pay it back to the card; None = all that is left of the purchase. A job sends it.
 
     Up to `limit_usd` (Settings.approval_limit_usd) in all refunds of the purchase together it is booked at once, above
@@ -210,7 +218,7 @@ async def _ask_for_approval(
     payment_intent: str,
     cents: int,
     reason: str,
-) -> Requested:
+) -> RequestedRefund:
     amount_usd = pico_to_usd(cents * PICO_PER_CENT)
     facts = {
         "refund_id": str(refund_id),
@@ -221,12 +229,12 @@ async def _ask_for_approval(
     approval_id = await approvals.request(
         connection, kind=REFUND, facts=facts, by=actor.label, tenant_id=tenant_id
     )
-    return Requested(approval_id, tenant_id, amount_usd, payment_intent, "waiting")
+    return RequestedRefund(approval_id, tenant_id, amount_usd, payment_intent, "waiting")
 
 
 async def decide_refund(
     database: Database, actor: Actor, *, approval_id: UUID, approve: bool, reason: str | None = None
-) -> Requested:
+) -> RequestedRefund:
     """Agree to a refund, which books it, or refuse it. Nobody approves what he asked for himself.
 
     Raises NotFound, Conflict: decided already, the actor's own, or less is left of the purchase by now.
@@ -264,7 +272,7 @@ async def decide_refund(
 
 async def list_waiting_refunds(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None
-) -> list[Requested]:
+) -> list[RequestedRefund]:
     """Refunds that wait for a second person, the oldest first."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
@@ -272,10 +280,10 @@ async def list_waiting_refunds(
     return [_waiting(approval) for approval in waiting]
 
 
-def _waiting(approval: Approval) -> Requested:
+def _waiting(approval: Approval) -> RequestedRefund:
     tenant_id, facts = approval.tenant_id, approval.facts
     assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
-    return Requested(approval.id, tenant_id, facts["amount_usd"], facts["payment_intent"], "waiting")
+    return RequestedRefund(approval.id, tenant_id, facts["amount_usd"], facts["payment_intent"], "waiting")
 
 
 async def send_again(database: Database, actor: Actor, *, kind: str, object_id: UUID, reason: str) -> None:
@@ -366,8 +374,8 @@ async def list_blocked(database: Database, actor: Actor) -> list[views.BlockedVi
 async def sync(database: Database, actor: Actor, gateway: StripeGateway) -> int:
     """Look for missed events and apply what waits, now; returns how many were applied."""
     require(actor, *PLATFORM_ROLES)
-    await events.find_missed(database, gateway)
-    return await events.apply_waiting(database, gateway)
+    await events.record_missed(database, gateway)
+    return await events.apply_due(database, gateway)
 
 
 async def compare(database: Database, actor: Actor, gateway: StripeGateway, *, month: date) -> Reconciliation:
@@ -380,4 +388,4 @@ async def list_comparisons(database: Database, actor: Actor, *, limit: int = 20)
     """The newest comparisons with Stripe first."""
     require(actor, *PLATFORM_ROLES)
     async with read(database, actor) as connection:
-        return await stripe_reconciliation.latest(connection, page_size(limit))
+        return await stripe_reconciliation.list_latest(connection, page_size(limit))

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from api.errors import body_too_large
 from billing.payments import events, signature
-from billing.payments.objects import event_of
+from billing.payments.stripe_types import parse_event
 from core.clock import Clock
 from core.db import Database
 from core.errors import InvalidRequest, NotFound, Unavailable
@@ -33,7 +33,7 @@ def router(database: Database, settings: Settings, clock: Clock) -> APIRouter:
         body = await _read(request)
         header = request.headers.get("stripe-signature", "")
         signature.verify(body, header, secrets, int(clock.now().timestamp()))
-        event = event_of(_decode(body))
+        event = parse_event(_decode(body))
         if event is None:
             raise InvalidRequest("the body is no event of Stripe", code="webhook_body")
         try:

@@ -10,11 +10,11 @@ from sqlalchemy import text
 
 from billing.payments import (
     auto_topup,
-    credit_notes,
     dunning,
     events,
     meter_events,
-    push,
+    push_credit_notes,
+    push_invoices,
     refunds,
     stripe_reconciliation,
 )
@@ -63,14 +63,14 @@ async def _alone(
 async def apply_events(database: Database, settings: Settings) -> int:
     """Apply the events that webhooks or the listing recorded."""
     async with database.read() as connection:
-        if not await events.waiting(connection):
+        if not await events.count_due(connection):
             return 0
-    return await _alone(database, settings, lambda gateway: events.apply_waiting(database, gateway))
+    return await _alone(database, settings, lambda gateway: events.apply_due(database, gateway))
 
 
 async def find_missed(database: Database, settings: Settings) -> int:
     """List Stripe's events for those that no webhook brought."""
-    return await _alone(database, settings, lambda gateway: events.find_missed(database, gateway))
+    return await _alone(database, settings, lambda gateway: events.record_missed(database, gateway))
 
 
 async def send(database: Database, settings: Settings) -> int:
@@ -96,16 +96,16 @@ def handlers(database: Database, gateway: StripeGateway) -> dict[str, outbox.Han
     """What is done with the outbox's rows on Stripe."""
 
     async def push_invoice(payload: dict[str, Any]) -> object:
-        return await push.push_invoice(database, gateway, UUID(payload["invoice_id"]))
+        return await push_invoices.push_invoice(database, gateway, UUID(payload["invoice_id"]))
 
     async def push_credit_note(payload: dict[str, Any]) -> object:
-        return await credit_notes.push_credit_note(database, gateway, UUID(payload["credit_note_id"]))
+        return await push_credit_notes.push_credit_note(database, gateway, UUID(payload["credit_note_id"]))
 
     async def void_invoice(payload: dict[str, Any]) -> object:
-        return await push.void_invoice(database, gateway, UUID(payload["invoice_id"]))
+        return await push_invoices.void_invoice(database, gateway, UUID(payload["invoice_id"]))
 
     async def write_off_invoice(payload: dict[str, Any]) -> object:
-        return await push.write_off_invoice(database, gateway, UUID(payload["invoice_id"]))
+        return await push_invoices.write_off_invoice(database, gateway, UUID(payload["invoice_id"]))
 
     async def send_refund(payload: dict[str, Any]) -> object:
         return await refunds.send_refund(database, gateway, UUID(payload["refund_id"]))

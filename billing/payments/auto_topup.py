@@ -7,10 +7,10 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.notifications import notices
-from billing.payments import auto_rules
+from billing.payments import auto_topup_rules
+from billing.payments.book_updates import apply_update
 from billing.payments.customers import TENANT_KEY
-from billing.payments.effects import apply_now
-from billing.payments.once import once
+from billing.payments.idempotency import idempotent_write
 from billing.payments.payments import TOPUP_KEY, prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
@@ -43,9 +43,9 @@ _DUE = """
 
 async def run(database: Database, gateway: StripeGateway) -> int:
     """Begin what is due and finish what was begun; returns how many purchases were charged."""
-    await begin(database)
+    await start_due(database)
     async with database.read() as connection:
-        open_ones = await _open(connection)
+        open_ones = await _chargeable(connection)
     charged = 0
     for row in open_ones:
         try:
@@ -59,13 +59,13 @@ async def run(database: Database, gateway: StripeGateway) -> int:
 
 
 @platform_wide("a job looks after every organisation's rule")
-async def begin(database: Database) -> int:
+async def start_due(database: Database) -> int:
     """Write down the purchases that are due; the unique index allows one open one per organisation."""
     begun = 0
     async with database.system() as connection:
         for due in (await connection.execute(text(_DUE), {"limit": BATCH})).all():
             if due.capped:
-                await _tell_cap(connection, due)
+                await _notify_cap(connection, due)
                 continue
             made = await connection.execute(
                 text(
@@ -78,7 +78,7 @@ async def begin(database: Database) -> int:
     return begun
 
 
-async def _tell_cap(connection: AsyncConnection, due: Row[Any]) -> None:
+async def _notify_cap(connection: AsyncConnection, due: Row[Any]) -> None:
     month = (
         await connection.execute(text("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM')"))
     ).scalar_one()
@@ -96,7 +96,7 @@ async def _tell_cap(connection: AsyncConnection, due: Row[Any]) -> None:
 
 
 @platform_wide("a job finishes every organisation's purchase")
-async def _open(connection: AsyncConnection) -> list[Row[Any]]:
+async def _chargeable(connection: AsyncConnection) -> list[Row[Any]]:
     """Purchases to charge: new ones, and those whose end nobody has heard of for an hour."""
     rows = await connection.execute(
         text(
@@ -127,34 +127,34 @@ async def _charge(database: Database, gateway: StripeGateway, row: Row[Any]) -> 
             metadata = {TENANT_KEY: str(row.tenant_id), TOPUP_KEY: str(row.id)}
 
             async def make(key: str) -> str:
-                made = await gateway.charge_saved(row.customer_id, row.method, row.cents, metadata, key)
+                made = await gateway.charge_off_session(row.customer_id, row.method, row.cents, metadata, key)
                 return made.id
 
             key = f"penstock-auto-{row.id}-{row.method}"
-            intent = await once(make, lambda: _find(gateway, row), key)
+            intent = await idempotent_write(make, lambda: _find(gateway, row), key)
     except PaymentRequired as error:
         intent = error.details.get("payment_intent")
         if intent is None:
-            await _give_up(database, row, error.message)
+            await _mark_failed(database, row, error.message)
             return False
     except (Conflict, InvalidRequest, NotFound) as error:
-        await _give_up(database, row, error.message)
+        await _mark_failed(database, row, error.message)
         return False
-    payment = await gateway.payment(intent)
+    payment = await gateway.payment_intent(intent)
     if payment.status.startswith("requires_"):
-        await gateway.cancel_payment(intent, f"penstock-cancel-{intent}")
-    await apply_now(database, await prepare_payment(gateway, intent))
+        await gateway.cancel_payment_intent(intent, f"penstock-cancel-{intent}")
+    await apply_update(database, await prepare_payment(gateway, intent))
     return payment.status == "succeeded"
 
 
 async def _find(gateway: StripeGateway, row: Row[Any]) -> str | None:
-    for payment in await gateway.payments_since(row.customer_id, row.created - 300):
+    for payment in await gateway.payment_intents_since(row.customer_id, row.created - 300):
         if payment.metadata.get(TOPUP_KEY) == str(row.id):
             return payment.id
     return None
 
 
-async def _give_up(database: Database, row: Row[Any], error: str) -> None:
+async def _mark_failed(database: Database, row: Row[Any], error: str) -> None:
     """Stripe made no payment at all."""
     async with database.system() as connection:
         done = await connection.execute(
@@ -165,4 +165,4 @@ async def _give_up(database: Database, row: Row[Any], error: str) -> None:
             {"error": error[:500], "id": row.id, "tenant": row.tenant_id},
         )
         if done.one_or_none() is not None:
-            await auto_rules.failed(connection, row.tenant_id, error)
+            await auto_topup_rules.record_failure(connection, row.tenant_id, error)

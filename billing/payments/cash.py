@@ -6,21 +6,25 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger import transfers
-from billing.payments.objects import Money
+from billing.payments.stripe_types import BalanceTransaction
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT
 
 
-def source(object_id: str, *more: str) -> UUID:
+def source_id(object_id: str, *more: str) -> UUID:
     """The ledger's source id of a Stripe object."""
     return derived_uuid("stripe", object_id, *more)
 
 
-async def record(
-    connection: AsyncConnection, tenant_id: UUID, kind: str, object_id: str, money: Money | None
+async def record_transaction(
+    connection: AsyncConnection,
+    tenant_id: UUID,
+    kind: str,
+    object_id: str,
+    transaction: BalanceTransaction | None,
 ) -> None:
     """Remember a movement that is booked, and book its fee. None = Stripe has not told it yet: another event will."""
-    if money is None:
+    if transaction is None:
         return
     new = await connection.execute(
         text(
@@ -29,19 +33,25 @@ async def record(
             "RETURNING txn_id"
         ),
         {
-            "id": money.id,
+            "id": transaction.id,
             "tenant": tenant_id,
             "kind": kind,
             "object": object_id,
-            "cents": money.cents,
-            "fee": money.fee_cents,
-            "at": money.created_at,
+            "cents": transaction.cents,
+            "fee": transaction.fee_cents,
+            "at": transaction.created_at,
         },
     )
-    if new.one_or_none() is None or not money.fee_cents:
+    if new.one_or_none() is None or not transaction.fee_cents:
         return
     name = "dispute_fee" if kind == "dispute" else "fee"
-    debit, credit = ("fees", "cash") if money.fee_cents > 0 else ("cash", "fees")
+    debit, credit = ("fees", "cash") if transaction.fee_cents > 0 else ("cash", "fees")
     await transfers.book(
-        connection, name, tenant_id, debit, credit, abs(money.fee_cents) * PICO_PER_CENT, source(money.id)
+        connection,
+        name,
+        tenant_id,
+        debit,
+        credit,
+        abs(transaction.fee_cents) * PICO_PER_CENT,
+        source_id(transaction.id),
     )

@@ -6,9 +6,9 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.payments.objects import Card, Customer
-from billing.payments.once import once
+from billing.payments.idempotency import idempotent_write
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import Card, Customer
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from tenants.scoping import platform_wide
@@ -48,11 +48,11 @@ async def ensure_customer(database: Database, gateway: StripeGateway, tenant_id:
     async def find() -> Customer | None:
         return await _find(gateway, tenant_id, int(row.requested))
 
-    found = await once(
+    found = await idempotent_write(
         lambda key: gateway.create_customer(row.name, metadata, key),
         find,
         f"penstock-customer-{tenant_id}",
-        look_first=row.old,
+        find_first=row.old,
     )
     async with database.system() as connection:
         await connection.execute(
@@ -138,7 +138,7 @@ async def set_tax_id(
         known = await gateway.tax_ids(customer_id)
         return next((each[0] for each in known if each[1:] == (kind, value)), None)
 
-    made = await once(lambda key: gateway.add_tax_id(customer_id, kind, value, key), find, key)
+    made = await idempotent_write(lambda key: gateway.add_tax_id(customer_id, kind, value, key), find, key)
     if old.tax_id is not None and old.tax_id != made:
         await gateway.remove_tax_id(customer_id, old.tax_id)
     async with database.system() as connection:
@@ -203,7 +203,7 @@ async def _store(
     )
 
 
-def usd_only(currency: str, what: str) -> None:
+def require_usd(currency: str, what: str) -> None:
     """Raise Conflict for money in another currency: nothing here converts."""
     if currency != "usd":
         raise Conflict(f"{what} is in {currency.upper()}: only USD can be booked", code="wrong_currency")

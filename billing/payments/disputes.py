@@ -10,34 +10,34 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.ledger import credits, transfers
 from billing.notifications import notices
 from billing.payments import cash, lots
-from billing.payments.effects import Effect, Outcome, foreign
-from billing.payments.objects import Dispute
+from billing.payments.book_updates import BookUpdate, UpdateOutcome, not_ours
 from billing.payments.payments import prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import Dispute
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
 
-async def prepare_dispute(gateway: StripeGateway, dispute_id: str) -> Effect:
+async def prepare_dispute(gateway: StripeGateway, dispute_id: str) -> BookUpdate:
     """What a dispute's state does; its payment is booked before it."""
     dispute = await gateway.dispute(dispute_id)
     intent = dispute.payment_intent
     if intent is None and dispute.charge is not None:
-        intent = await gateway.payment_of_charge(dispute.charge)
+        intent = await gateway.payment_intent_of_charge(dispute.charge)
     if intent is None:
-        return foreign
+        return not_ours
     before = await prepare_payment(gateway, intent)
 
-    async def effect(connection: AsyncConnection) -> Outcome:
+    async def update(connection: AsyncConnection) -> UpdateOutcome:
         await before(connection)
         return await apply_dispute(connection, dispute, intent)
 
-    return effect
+    return update
 
 
 @platform_wide("a dispute names its payment, and that its organisation")
-async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: str) -> Outcome:
+async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: str) -> UpdateOutcome:
     """Book what the bank withdrew and returned, and what became of the credit; an inquiry moves nothing."""
     payment = (
         await connection.execute(
@@ -47,24 +47,24 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
     ).one_or_none()
     if payment is None:
         return "foreign"
-    tenant_id, source = payment.tenant_id, cash.source(dispute.id)
-    withdrawn = sum(-move.cents for move in dispute.moves if move.cents < 0) * PICO_PER_CENT
-    returned = sum(move.cents for move in dispute.moves if move.cents > 0) * PICO_PER_CENT
+    tenant_id, source = payment.tenant_id, cash.source_id(dispute.id)
+    withdrawn = sum(-move.cents for move in dispute.balance_transactions if move.cents < 0) * PICO_PER_CENT
+    returned = sum(move.cents for move in dispute.balance_transactions if move.cents > 0) * PICO_PER_CENT
     if withdrawn:
         await transfers.book(connection, "dispute", tenant_id, "disputed", "cash", withdrawn, source)
-    for move in dispute.moves:
-        await cash.record(connection, tenant_id, "dispute", dispute.id, move)
+    for move in dispute.balance_transactions:
+        await cash.record_transaction(connection, tenant_id, "dispute", dispute.id, move)
     lot_ids = await lots.lots_of(connection, tenant_id, intent)
-    lost = await _lost(connection, tenant_id, source)
+    lost = await _booked_loss(connection, tenant_id, source)
     if withdrawn and dispute.status != "won" and lost is None:
-        clawed = await _claw(connection, tenant_id, lot_ids, source, withdrawn)
+        clawed = await _claw_back(connection, tenant_id, lot_ids, source, withdrawn)
     else:
-        clawed = sum(await _rounds(connection, lot_ids, source))
+        clawed = sum(await _attempts(connection, lot_ids, source))
     if returned:
         await transfers.book(connection, "dispute_won", tenant_id, "cash", "disputed", returned, source)
     if dispute.status == "won":
-        for number in range(len(await _rounds(connection, lot_ids, source))):
-            await lots.give_back(connection, lot_ids=lot_ids, source=_round(source, number))
+        for number in range(len(await _attempts(connection, lot_ids, source))):
+            await lots.give_back(connection, lot_ids=lot_ids, source=_attempt_source(source, number))
     elif dispute.status == "lost" and lost is None and (rest := withdrawn - returned - clawed) > 0:
         await transfers.book(
             connection, "dispute_lost", tenant_id, "dispute_losses", "disputed", rest, source
@@ -73,7 +73,9 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
     return "applied"
 
 
-async def credit_is_back(connection: AsyncConnection, tenant_id: UUID, intent: str, refund_id: UUID) -> None:
+async def claw_back_returned_credit(
+    connection: AsyncConnection, tenant_id: UUID, intent: str, refund_id: UUID
+) -> None:
     """A refund failed and made a lot: what the bank withdrew of its payment is taken out of that, too.
 
     Of a dispute that was lost already, what can be taken now is less of a loss.
@@ -87,9 +89,9 @@ async def credit_is_back(connection: AsyncConnection, tenant_id: UUID, intent: s
     )
     lot_ids = await lots.lots_of(connection, tenant_id, intent)
     for row in rows.all():
-        source, withdrawn = cash.source(row.id), int(row.withdrawn_cents) * PICO_PER_CENT
-        before = sum(await _rounds(connection, lot_ids, source))
-        clawed = await _claw(connection, tenant_id, lot_ids, source, withdrawn)
+        source, withdrawn = cash.source_id(row.id), int(row.withdrawn_cents) * PICO_PER_CENT
+        before = sum(await _attempts(connection, lot_ids, source))
+        clawed = await _claw_back(connection, tenant_id, lot_ids, source, withdrawn)
         if clawed > before and row.status == "lost":
             back = derived_uuid(source, "recovered", refund_id)
             await transfers.book(
@@ -101,39 +103,45 @@ async def credit_is_back(connection: AsyncConnection, tenant_id: UUID, intent: s
         )
 
 
-async def _claw(
+async def _claw_back(
     connection: AsyncConnection, tenant_id: UUID, lot_ids: list[UUID], source: UUID, withdrawn: int
 ) -> int:
     """Take back what is left of the purchase, up to what was withdrawn; returns what was taken in all.
 
     Requests that run hold credit, which cannot be taken: so every look at the dispute takes what became free.
     """
-    before = await _rounds(connection, lot_ids, source)
+    before = await _attempts(connection, lot_ids, source)
     clawed = sum(before)
-    if not lot_ids or clawed >= withdrawn or (before and not await _anything(connection, tenant_id, lot_ids)):
+    if (
+        not lot_ids
+        or clawed >= withdrawn
+        or (before and not await _has_free_credit(connection, tenant_id, lot_ids))
+    ):
         return clawed
-    again = _round(source, len(before))
-    return clawed + await lots.take(
+    again = _attempt_source(source, len(before))
+    return clawed + await lots.take_back(
         connection, lot_ids=lot_ids, amount=withdrawn - clawed, kind="clawback", source=again
     )
 
 
-def _round(source: UUID, number: int) -> UUID:
+def _attempt_source(source: UUID, number: int) -> UUID:
     """The source of a dispute's takings, by their number."""
     return source if number == 0 else derived_uuid(source, "again", number)
 
 
-async def _rounds(connection: AsyncConnection, lot_ids: list[UUID], source: UUID) -> list[int]:
+async def _attempts(connection: AsyncConnection, lot_ids: list[UUID], source: UUID) -> list[int]:
     """What each attempt to take credit back has taken."""
     found: list[int] = []
     while (
-        taken := await lots.clawed(connection, lot_ids=lot_ids, source=_round(source, len(found)))
+        taken := await lots.clawed_back(
+            connection, lot_ids=lot_ids, source=_attempt_source(source, len(found))
+        )
     ) is not None:
         found.append(taken)
     return found
 
 
-async def _anything(connection: AsyncConnection, tenant_id: UUID, lot_ids: list[UUID]) -> bool:
+async def _has_free_credit(connection: AsyncConnection, tenant_id: UUID, lot_ids: list[UUID]) -> bool:
     """Whether something that no request holds is left of the lots. The account stays locked."""
     await credits.allocate(connection, tenant_id)
     found = await connection.execute(
@@ -147,7 +155,7 @@ async def _anything(connection: AsyncConnection, tenant_id: UUID, lot_ids: list[
     return bool(found.scalar_one())
 
 
-async def _lost(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> int | None:
+async def _booked_loss(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> int | None:
     """What was booked as lost; None = nothing yet."""
     found = await connection.execute(
         text(
@@ -185,9 +193,9 @@ async def _store(
             "tenant": payment.tenant_id,
             "pi": intent,
             "cents": dispute.cents,
-            "withdrawn": sum(-move.cents for move in dispute.moves if move.cents < 0),
-            "returned": sum(move.cents for move in dispute.moves if move.cents > 0),
-            "fee": sum(move.fee_cents for move in dispute.moves),
+            "withdrawn": sum(-move.cents for move in dispute.balance_transactions if move.cents < 0),
+            "returned": sum(move.cents for move in dispute.balance_transactions if move.cents > 0),
+            "fee": sum(move.fee_cents for move in dispute.balance_transactions),
             "clawed": clawed,
             "reason": dispute.reason,
             "status": dispute.status,

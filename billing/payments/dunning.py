@@ -31,7 +31,7 @@ _STATES = """
             WHEN o.due < now() - make_interval(days => :grace) THEN 'suspended' ELSE 'past_due' END
     ORDER BY a.tenant_id
 """
-_TEXTS = {
+_NOTICES = {
     "past_due": (
         "Invoice overdue",
         "Please pay {numbers}. New requests stop {days} days after the due date.",
@@ -51,11 +51,11 @@ async def run(database: Database) -> int:
         rows = (await connection.execute(text(_STATES), {"grace": GRACE_DAYS})).all()
     for row in rows:
         async with database.system() as connection:
-            await _move(connection, row)
+            await _change_state(connection, row)
     return len(rows)
 
 
-async def _move(connection: AsyncConnection, row: Row[Any]) -> None:
+async def _change_state(connection: AsyncConnection, row: Row[Any]) -> None:
     """One organisation, with its account locked."""
     await connection.execute(
         text(
@@ -81,11 +81,11 @@ async def _move(connection: AsyncConnection, row: Row[Any]) -> None:
     if before is None:
         return
     if row.now_is == "suspended" and not before.limited:
-        await _limit(connection, row, new_limit=0, limited=True, keep=limit)
+        await _set_limit(connection, row, new_limit=0, limited=True, keep=limit)
     elif row.now_is != "suspended" and before.limited:
         new_limit = before.limit_before if limit == 0 else limit
-        await _limit(connection, row, new_limit=new_limit, limited=False, keep=None)
-    subject, body = _TEXTS[row.now_is]
+        await _set_limit(connection, row, new_limit=new_limit, limited=False, keep=None)
+    subject, body = _NOTICES[row.now_is]
     await notices.notify(
         connection,
         tenant_id=row.tenant_id,
@@ -96,7 +96,7 @@ async def _move(connection: AsyncConnection, row: Row[Any]) -> None:
     )
 
 
-async def _limit(
+async def _set_limit(
     connection: AsyncConnection, row: Row[Any], *, new_limit: object, limited: bool, keep: object
 ) -> None:
     """Change the credit limit and remember the one before. A limit that somebody set meanwhile stays."""

@@ -14,15 +14,15 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.notifications import notices
-from billing.payments.credit_notes import NOTE_KEY
+from billing.payments.book_updates import BookUpdate, UpdateOutcome, apply_update, no_change, not_ours
 from billing.payments.customers import refresh_cards
 from billing.payments.disputes import prepare_dispute
-from billing.payments.effects import Effect, Outcome, apply_now, foreign, nothing
 from billing.payments.invoices import prepare_invoice
-from billing.payments.objects import Event
 from billing.payments.payments import prepare_payment
+from billing.payments.push_credit_notes import NOTE_KEY
 from billing.payments.refunds import prepare_refund
 from billing.payments.stripe_gateway import StripeGateway, TooManyRows
+from billing.payments.stripe_types import Event
 from billing.payments.topups import prepare_session
 from core.db import Database
 from core.errors import NotFound, PenstockError, Unavailable
@@ -30,78 +30,78 @@ from core.errors import NotFound, PenstockError, Unavailable
 log = logging.getLogger(__name__)
 
 OVERLAP_S = 3600
-REACH_S = 30 * 86_400 - 3600
+LISTING_WINDOW_S = 30 * 86_400 - 3600
 """How far back Stripe lists events."""
 SLICE_S = 86_400
 """Seconds of events that are listed and recorded at a time, at most."""
-SLICE_ROWS = 5000
+MAX_SLICE_EVENTS = 5000
 """A slice with more events is halved: Stripe lists the newest first."""
 BATCH = 100
 ALARM_AFTER = 5
 """Failures of one event after which people are told."""
 
-Prepare = Callable[[Database, StripeGateway, str], Awaitable[Effect]]
+Prepare = Callable[[Database, StripeGateway, str], Awaitable[BookUpdate]]
 
 
-async def _payment(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+async def _payment(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
     return await prepare_payment(gateway, object_id)
 
 
-async def _charge(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
-    intent = await gateway.payment_of_charge(object_id)
-    return foreign if intent is None else await prepare_payment(gateway, intent)
+async def _charge(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
+    intent = await gateway.payment_intent_of_charge(object_id)
+    return not_ours if intent is None else await prepare_payment(gateway, intent)
 
 
-async def _refund(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+async def _refund(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
     return await prepare_refund(gateway, object_id)
 
 
-async def _dispute(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+async def _dispute(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
     return await prepare_dispute(gateway, object_id)
 
 
-async def _invoice(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+async def _invoice(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
     return await prepare_invoice(gateway, object_id)
 
 
-async def _customer(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+async def _customer(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
     await refresh_cards(database, gateway, object_id)
-    return nothing
+    return no_change
 
 
-async def _credit_note(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+async def _credit_note(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
     """A credit note that is not ours on an invoice that is: the books do not know it."""
     note = await gateway.credit_note(object_id)
     if NOTE_KEY in note.metadata:
-        return nothing
+        return no_change
 
-    async def effect(connection: AsyncConnection) -> Outcome:
+    async def update(connection: AsyncConnection) -> UpdateOutcome:
         known = await connection.execute(
             text("SELECT tenant_id FROM invoices WHERE stripe_invoice_id = :id"), {"id": note.invoice}
         )
         tenant_id = known.scalar_one_or_none()
         if tenant_id is None:
             return "foreign"
-        await _tell(
+        await _notify_operators(
             connection, tenant_id, "A credit note was made in Stripe",
             f"{note.id} on {note.invoice} is not in our books: void it and correct the month here.", note.id,
         )  # fmt: skip
         return "applied"
 
-    return effect
+    return update
 
 
-async def _meter(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+async def _meter(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
     """Stripe could not take some meter events; the reconciliation says which customers differ."""
 
-    async def effect(connection: AsyncConnection) -> Outcome:
-        await _tell(
+    async def update(connection: AsyncConnection) -> UpdateOutcome:
+        await _notify_operators(
             connection, None, "Stripe's meter refused events",
             f"The meter {object_id} reports errors; `penstock payments reconcile` names the customers.", object_id,
         )  # fmt: skip
         return "applied"
 
-    return effect
+    return update
 
 
 HANDLERS: dict[str, Prepare] = {
@@ -142,7 +142,7 @@ async def record(connection: AsyncConnection, event: Event, found_by: str) -> bo
     return made.one_or_none() is not None
 
 
-async def waiting(connection: AsyncConnection) -> int:
+async def count_due(connection: AsyncConnection) -> int:
     """How many events are due."""
     found = await connection.execute(
         text("SELECT count(*) FROM stripe_events WHERE applied_at IS NULL AND next_at <= clock_timestamp()")
@@ -150,7 +150,7 @@ async def waiting(connection: AsyncConnection) -> int:
     return int(found.scalar_one())
 
 
-async def apply_waiting(database: Database, gateway: StripeGateway, *, budget_s: float = 20.0) -> int:
+async def apply_due(database: Database, gateway: StripeGateway, *, budget_s: float = 20.0) -> int:
     """Apply what is due, the oldest first, for about `budget_s`; returns how many. Stripe away ends the run."""
     async with database.read() as connection:
         rows = (
@@ -168,14 +168,14 @@ async def apply_waiting(database: Database, gateway: StripeGateway, *, budget_s:
         try:
             applied += await _apply(database, gateway, row)
         except Unavailable as error:
-            await _put_off(database, row, error)
+            await _schedule_retry(database, row, error)
             break
         except PenstockError as error:
-            await _put_off(database, row, error)
+            await _schedule_retry(database, row, error)
         except Exception as error:
             # An object that we cannot read or book must not stop the events behind it: people are told of it.
             log.exception("event %s (%s) of %s cannot be applied", row.id, row.type, row.object_id)
-            await _put_off(
+            await _schedule_retry(
                 database, row, PenstockError(f"{type(error).__name__}; the log of the jobs has more")
             )
         if time.monotonic() > ends_s:
@@ -185,22 +185,22 @@ async def apply_waiting(database: Database, gateway: StripeGateway, *, budget_s:
 
 async def _apply(database: Database, gateway: StripeGateway, row: Row[Any]) -> bool:
     try:
-        effect = await HANDLERS[row.object_kind](database, gateway, row.object_id)
+        update = await HANDLERS[row.object_kind](database, gateway, row.object_id)
     except NotFound:
-        effect = nothing  # deleted meanwhile: there is nothing to follow
-    return await apply_now(database, _marked(row.id, effect)) != "ignored"
+        update = no_change  # deleted meanwhile: there is nothing to follow
+    return await apply_update(database, _with_mark(row.id, update)) != "ignored"
 
 
-def _marked(event_id: str, effect: Effect) -> Effect:
+def _with_mark(event_id: str, update: BookUpdate) -> BookUpdate:
     """The effect together with the event's mark, unless somebody was faster."""
 
-    async def both(connection: AsyncConnection) -> Outcome:
+    async def both(connection: AsyncConnection) -> UpdateOutcome:
         found = await connection.execute(
             text("SELECT applied_at FROM stripe_events WHERE id = :id FOR UPDATE"), {"id": event_id}
         )
         if found.scalar_one() is not None:
             return "ignored"
-        outcome = await effect(connection)
+        outcome = await update(connection)
         await connection.execute(
             text(
                 "UPDATE stripe_events SET outcome = :outcome, applied_at = clock_timestamp(), error = NULL "
@@ -213,7 +213,7 @@ def _marked(event_id: str, effect: Effect) -> Effect:
     return both
 
 
-async def _put_off(database: Database, row: Row[Any], error: PenstockError) -> None:
+async def _schedule_retry(database: Database, row: Row[Any], error: PenstockError) -> None:
     """Try again later: after 2 s, 4 s, ... an hour. People are told once."""
     async with database.system() as connection:
         found = await connection.execute(
@@ -224,13 +224,13 @@ async def _put_off(database: Database, row: Row[Any], error: PenstockError) -> N
             {"error": error.message[:500], "id": row.id},
         )
         if found.scalar_one() >= ALARM_AFTER:
-            await _tell(
+            await _notify_operators(
                 connection, None, f"Stripe's event {row.type} cannot be applied",
                 f"{row.id} on {row.object_id}: {error.message[:500]}", row.id,
             )  # fmt: skip
 
 
-async def _tell(
+async def _notify_operators(
     connection: AsyncConnection, tenant_id: UUID | None, subject: str, body: str, object_id: str
 ) -> None:
     await notices.notify(
@@ -244,7 +244,7 @@ async def _tell(
     )
 
 
-async def find_missed(database: Database, gateway: StripeGateway) -> int:
+async def record_missed(database: Database, gateway: StripeGateway) -> int:
     """Record the events that no webhook brought: everything since the last look, with an overlap. Returns how many.
 
     Slice by slice from the oldest: what was recorded stays when Stripe goes away, and the next look goes on there.
@@ -257,20 +257,20 @@ async def find_missed(database: Database, gateway: StripeGateway) -> int:
                     "greatest(extract(epoch FROM events_seen_at) - :overlap, "
                     "extract(epoch FROM clock_timestamp()) - :reach)::bigint AS since FROM stripe_state"
                 ),
-                {"overlap": OVERLAP_S, "reach": REACH_S},
+                {"overlap": OVERLAP_S, "reach": LISTING_WINDOW_S},
             )
         ).one()
     since, width, found = int(row.since), SLICE_S, 0
     while True:
         before = since + width if since + width < row.now else None
-        listed, before = await _slice(gateway, since, before, row.now)
+        listed, before = await _list_slice(gateway, since, before, row.now)
         found += await _record_slice(database, listed, None if before is None else min(before, row.now))
         if before is None:
             return found
         since, width = before, min(SLICE_S, 2 * (before - since))
 
 
-async def _slice(
+async def _list_slice(
     gateway: StripeGateway, since: int, before: int | None, now: int
 ) -> tuple[list[Event], int | None]:
     """The events of [since, before), or of a shorter slice when they are many, and where it ends (None: nowhere).
@@ -279,7 +279,7 @@ async def _slice(
     """
     while before != since + 1:
         try:
-            return await gateway.events(since, before, at_most=SLICE_ROWS), before
+            return await gateway.events(since, before, at_most=MAX_SLICE_EVENTS), before
         except TooManyRows:
             ends = before or (
                 now if now > since + 1 else since + SLICE_S

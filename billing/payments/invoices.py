@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.ledger import transfers
 from billing.notifications import notices
 from billing.payments import cash
-from billing.payments.customers import usd_only
-from billing.payments.effects import Effect, Outcome
-from billing.payments.objects import Invoice, InvoicePayment, Payment
+from billing.payments.book_updates import BookUpdate, UpdateOutcome
+from billing.payments.customers import require_usd
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import Invoice, InvoicePayment, PaymentIntent
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
@@ -21,47 +21,49 @@ from tenants.scoping import platform_wide
 INVOICE_KEY = "penstock_invoice_id"
 """Our metadata on invoices."""
 
-Paid = tuple[InvoicePayment, Payment | None]
+InvoiceAndIntent = tuple[InvoicePayment, PaymentIntent | None]
 """A payment of an invoice; None = it was paid outside of Stripe."""
 
 
-async def prepare_invoice(gateway: StripeGateway, stripe_id: str) -> Effect:
+async def prepare_invoice(gateway: StripeGateway, stripe_id: str) -> BookUpdate:
     """What an invoice's state does to ours."""
     invoice = await gateway.invoice(stripe_id)
-    paid: list[Paid] = []
+    paid: list[InvoiceAndIntent] = []
     for _, one in await gateway.invoice_payments(invoice_id=stripe_id):
         if one.status == "paid":
             intent = one.payment_intent
-            paid.append((one, None if intent is None else await gateway.payment(intent)))
+            paid.append((one, None if intent is None else await gateway.payment_intent(intent)))
 
-    async def effect(connection: AsyncConnection) -> Outcome:
+    async def update(connection: AsyncConnection) -> UpdateOutcome:
         return await apply_invoice(connection, invoice, paid)
 
-    return effect
+    return update
 
 
 @platform_wide("an invoice names its organisation")
-async def apply_invoice(connection: AsyncConnection, invoice: Invoice, paid: list[Paid]) -> Outcome:
+async def apply_invoice(
+    connection: AsyncConnection, invoice: Invoice, paid: list[InvoiceAndIntent]
+) -> UpdateOutcome:
     """Book payments and fees that are not booked yet, and let our invoice follow. Raises Conflict: not in USD."""
-    ours = await _ours(connection, invoice)
+    ours = await _lock_ours(connection, invoice)
     if ours is None:
         return "foreign"
-    usd_only(invoice.currency, f"invoice {invoice.id}")
+    require_usd(invoice.currency, f"invoice {invoice.id}")
     for one, payment in paid:
         await _book_payment(connection, ours, one, payment)
     if invoice.status == "paid" and ours.status in ("open", "uncollectible"):
-        await _paid(connection, ours, invoice)
+        await _mark_paid(connection, ours, invoice)
     elif invoice.status == "paid" and ours.status == "void" and paid:
-        await _paid_void(connection, ours, invoice)
+        await _notify_paid_void(connection, ours, invoice)
     elif invoice.status == "uncollectible" and ours.status == "open":
-        await _uncollectible(connection, ours, invoice)
+        await _mark_uncollectible(connection, ours, invoice)
     elif (
         invoice.status == "open"
         and ours.status == "open"
         and invoice.attempts
         and invoice.remaining_cents > 0
     ):
-        await _tell(
+        await _notify_customer(
             connection, ours, "invoice.payment_failed", f"Invoice {ours.number} could not be paid",
             f"Attempt {invoice.attempts} to collect invoice {ours.number} failed. Please check the payment method.",
             f"stripe-failed-{ours.id}-{invoice.attempts}",
@@ -69,7 +71,7 @@ async def apply_invoice(connection: AsyncConnection, invoice: Invoice, paid: lis
     return "applied"
 
 
-async def _ours(connection: AsyncConnection, invoice: Invoice) -> Row[Any] | None:
+async def _lock_ours(connection: AsyncConnection, invoice: Invoice) -> Row[Any] | None:
     """Our invoice, locked; by Stripe's id, or by our metadata while a crash kept us from storing that."""
     return (
         await connection.execute(
@@ -89,7 +91,7 @@ async def _ours(connection: AsyncConnection, invoice: Invoice) -> Row[Any] | Non
 
 
 async def _book_payment(
-    connection: AsyncConnection, ours: Row[Any], one: InvoicePayment, payment: Payment | None
+    connection: AsyncConnection, ours: Row[Any], one: InvoicePayment, payment: PaymentIntent | None
 ) -> None:
     """Cash against what is invoiced. Money that went past Stripe is known by the invoice payment's own id."""
     intent = one.id if payment is None else payment.id
@@ -110,13 +112,15 @@ async def _book_payment(
     )
     amount = one.paid_cents * PICO_PER_CENT
     await transfers.book(
-        connection, "payment", ours.tenant_id, "cash", "invoiced", amount, cash.source(intent)
+        connection, "payment", ours.tenant_id, "cash", "invoiced", amount, cash.source_id(intent)
     )
     if payment is not None:
-        await cash.record(connection, ours.tenant_id, "payment", payment.id, payment.money)
+        await cash.record_transaction(
+            connection, ours.tenant_id, "payment", payment.id, payment.balance_transaction
+        )
 
 
-async def _paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
+async def _mark_paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
     """Ours is paid; one that was written off is a recovery: what was expensed comes back."""
     at = datetime.now(UTC) if invoice.paid_at is None else datetime.fromtimestamp(invoice.paid_at, UTC)
     await connection.execute(
@@ -139,7 +143,7 @@ async def _paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -
             )
 
 
-async def _paid_void(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
+async def _notify_paid_void(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
     """The customer was faster than our void: the money is theirs, and a person has to give it back."""
     amount = pico_to_usd(invoice.paid_cents * PICO_PER_CENT)
     await notices.notify(
@@ -154,7 +158,7 @@ async def _paid_void(connection: AsyncConnection, ours: Row[Any], invoice: Invoi
     )
 
 
-async def _uncollectible(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
+async def _mark_uncollectible(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
     """Stripe's retries are over, or a person gave the invoice up: what is open on it becomes an expense."""
     await connection.execute(
         text("UPDATE invoices SET status = 'uncollectible' WHERE id = :id AND tenant_id = :tenant"),
@@ -165,14 +169,14 @@ async def _uncollectible(connection: AsyncConnection, ours: Row[Any], invoice: I
         await transfers.book(
             connection, "write_off", ours.tenant_id, "uncollectible", "invoiced", amount, ours.id
         )
-    await _tell(
+    await _notify_customer(
         connection, ours, "invoice.uncollectible", f"Invoice {ours.number} is uncollectible",
         f"${pico_to_usd(invoice.remaining_cents * PICO_PER_CENT)} of invoice {ours.number} was not paid.",
         f"stripe-uncollectible-{ours.id}",
     )  # fmt: skip
 
 
-async def _tell(
+async def _notify_customer(
     connection: AsyncConnection, ours: Row[Any], kind: str, subject: str, body: str, key: str
 ) -> None:
     await notices.notify(
@@ -186,11 +190,11 @@ async def _tell(
     )
 
 
-async def alarm(
+async def block_push(
     connection: AsyncConnection, kind: str, object_id: UUID, tenant_id: UUID, problem: str
 ) -> None:
     """Stop a push that only a person can put right: it is marked blocked, and the platform's people are told."""
-    await mark_push(connection, kind, object_id, tenant_id, "blocked", problem)
+    await record_push(connection, kind, object_id, tenant_id, "blocked", problem)
     await notices.notify(
         connection,
         tenant_id=None,
@@ -202,7 +206,7 @@ async def alarm(
     )
 
 
-async def mark_push(
+async def record_push(
     connection: AsyncConnection, kind: str, object_id: UUID, tenant_id: UUID, status: str, problem: str | None
 ) -> None:
     """Remember how a push went."""

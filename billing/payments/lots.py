@@ -16,7 +16,7 @@ from core.ids import derived_uuid
 from tenants.scoping import platform_wide
 
 
-def given_back(refund_id: UUID) -> UUID:
+def returned_lot_id(refund_id: UUID) -> UUID:
     """The lot (and the source of the transfers) that a failed refund makes."""
     return derived_uuid(refund_id, "failed")
 
@@ -30,7 +30,7 @@ async def lots_of(connection: AsyncConnection, tenant_id: UUID, payment_intent: 
         ),
         {"pi": payment_intent, "tenant": tenant_id},
     )
-    wanted = [cash.source(payment_intent), *(given_back(row.id) for row in rows)]
+    wanted = [cash.source_id(payment_intent), *(returned_lot_id(row.id) for row in rows)]
     known = await connection.execute(
         text("SELECT id FROM credit_grants WHERE tenant_id = :tenant AND id = ANY(CAST(:ids AS uuid[]))"),
         {"tenant": tenant_id, "ids": wanted},
@@ -39,7 +39,7 @@ async def lots_of(connection: AsyncConnection, tenant_id: UUID, payment_intent: 
     return [lot_id for lot_id in wanted if lot_id in there]
 
 
-async def take(
+async def take_back(
     connection: AsyncConnection,
     *,
     lot_ids: list[UUID],
@@ -55,7 +55,7 @@ async def take(
             lot_id=lot_id,
             amount=amount - taken,
             kind=kind,
-            source_id=_source(source, lot_id, number),
+            source_id=_lot_source(source, lot_id, number),
         )
     return taken
 
@@ -64,28 +64,29 @@ async def give_back(connection: AsyncConnection, *, lot_ids: list[UUID], source:
     """Put back what a clawback took of these lots; returns the picodollars. Idempotent by `source`."""
     given = 0
     for number, lot_id in enumerate(lot_ids):
-        drawn = _source(source, lot_id, number)
-        if await _drawn(connection, drawn) is not None:
+        drawn = _lot_source(source, lot_id, number)
+        if await _clawback_draw(connection, drawn) is not None:
             given += await credits.reverse_clawback(connection, lot_id=lot_id, source_id=drawn)
     return given
 
 
-async def clawed(connection: AsyncConnection, *, lot_ids: list[UUID], source: UUID) -> int | None:
+async def clawed_back(connection: AsyncConnection, *, lot_ids: list[UUID], source: UUID) -> int | None:
     """What a clawback took of these lots; None = nobody tried."""
     found = [
-        await _drawn(connection, _source(source, lot_id, number)) for number, lot_id in enumerate(lot_ids)
+        await _clawback_draw(connection, _lot_source(source, lot_id, number))
+        for number, lot_id in enumerate(lot_ids)
     ]
     tried = [amount for amount in found if amount is not None]
     return sum(tried) if tried else None
 
 
-def _source(source: UUID, lot_id: UUID, number: int) -> UUID:
+def _lot_source(source: UUID, lot_id: UUID, number: int) -> UUID:
     """A source takes of a lot once, so each further lot has a source of its own."""
     return source if number == 0 else derived_uuid(source, lot_id)
 
 
 @platform_wide("a source is one dispute's or refund's")
-async def _drawn(connection: AsyncConnection, source: UUID) -> int | None:
+async def _clawback_draw(connection: AsyncConnection, source: UUID) -> int | None:
     found = await connection.execute(
         text("SELECT amount FROM grant_draws WHERE source_id = :source AND kind = 'clawback'"),
         {"source": source},

@@ -12,15 +12,15 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.payments.customers import ensure_customer
-from billing.payments.stripe_gateway import METER_BATCH, StripeGateway
+from billing.payments.stripe_gateway import MAX_METER_EVENTS, StripeGateway
 from core.db import Database
 from tenants.scoping import platform_wide
 
 EVENT_NAME = "penstock_tokens"
-REACH_DAYS = 34
+TIMESTAMP_WINDOW_DAYS = 34
 """Stripe takes timestamps of the last 35 days."""
 DEDUPE_HOURS = 23
-HOURS_A_RUN = 5000
+MAX_HOURS_PER_RUN = 5000
 
 _CHANGED = """
     INSERT INTO stripe_meter_events (identifier, tenant_id, hour, tokens, state)
@@ -44,12 +44,12 @@ _CHANGED = """
 
 async def run(database: Database, gateway: StripeGateway) -> int:
     """Write down what changed in closed hours and send what is not sent yet; returns how many events were sent."""
-    await plan(database)
-    meter_id = await _meter(database, gateway)
-    sent = await _look_up(database, gateway, meter_id)
+    await record_changes(database)
+    meter_id = await _meter_id(database, gateway)
+    sent = await _resolve_old(database, gateway, meter_id)
     while True:
         async with database.system() as connection:
-            rows = await _take(connection)
+            rows = await _next_batch(connection)
         if not rows:
             return sent
         customers = {
@@ -63,14 +63,16 @@ async def run(database: Database, gateway: StripeGateway) -> int:
 
 
 @platform_wide("a job sends every organisation's tokens")
-async def plan(database: Database) -> int:
+async def record_changes(database: Database) -> int:
     """Rows for hours whose sum is not what was sent; returns how many. An hour before Stripe's window is too old."""
     async with database.system() as connection:
-        made = await connection.execute(text(_CHANGED), {"reach": REACH_DAYS, "limit": HOURS_A_RUN})
+        made = await connection.execute(
+            text(_CHANGED), {"reach": TIMESTAMP_WINDOW_DAYS, "limit": MAX_HOURS_PER_RUN}
+        )
         return len(made.all())
 
 
-async def _meter(database: Database, gateway: StripeGateway) -> str:
+async def _meter_id(database: Database, gateway: StripeGateway) -> str:
     """The meter's id, asked for once."""
     async with database.read() as connection:
         known = (await connection.execute(text("SELECT meter_id FROM stripe_state"))).scalar_one()
@@ -83,7 +85,7 @@ async def _meter(database: Database, gateway: StripeGateway) -> str:
 
 
 @platform_wide("a job sends every organisation's tokens")
-async def _take(connection: AsyncConnection) -> Sequence[Row[Any]]:
+async def _next_batch(connection: AsyncConnection) -> Sequence[Row[Any]]:
     """The next batch, with the time of the attempt written down before it is made."""
     rows = await connection.execute(
         text(
@@ -92,7 +94,7 @@ async def _take(connection: AsyncConnection) -> Sequence[Row[Any]]:
             "OR tried_at > now() - make_interval(hours => :fresh)) ORDER BY created_at, identifier LIMIT :limit) "
             "RETURNING identifier, tenant_id, tokens, extract(epoch FROM hour)::bigint AS hour"
         ),
-        {"limit": METER_BATCH, "fresh": DEDUPE_HOURS},
+        {"limit": MAX_METER_EVENTS, "fresh": DEDUPE_HOURS},
     )
     return rows.all()
 
@@ -119,7 +121,7 @@ async def _mark_sent(connection: AsyncConnection, identifiers: list[str]) -> Non
 
 
 @platform_wide("a job sends every organisation's tokens")
-async def _look_up(database: Database, gateway: StripeGateway, meter_id: str) -> int:
+async def _resolve_old(database: Database, gateway: StripeGateway, meter_id: str) -> int:
     """Attempts so old that Stripe would not recognise a repetition: the hour's sum says whether they arrived."""
     async with database.read() as connection:
         rows = (
@@ -131,14 +133,14 @@ async def _look_up(database: Database, gateway: StripeGateway, meter_id: str) ->
                     "WHERE e.state = 'pending' AND e.tried_at <= now() - make_interval(hours => :fresh) "
                     "ORDER BY e.created_at, e.identifier LIMIT :limit"
                 ),
-                {"fresh": DEDUPE_HOURS, "limit": METER_BATCH},
+                {"fresh": DEDUPE_HOURS, "limit": MAX_METER_EVENTS},
             )
         ).all()
     arrived: list[str] = []
     again: list[str] = []
     for row in rows:
         customer_id = await ensure_customer(database, gateway, row.tenant_id)
-        sums = await gateway.meter_sums(meter_id, customer_id, row.hour, row.hour + 3600)
+        sums = await gateway.meter_event_summaries(meter_id, customer_id, row.hour, row.hour + 3600)
         there = sum(one.tokens for one in sums) >= int(row.before + row.tokens)
         (arrived if there else again).append(row.identifier)
     async with database.system() as connection:

@@ -6,11 +6,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger import credits
-from billing.payments import auto_rules, cash, invoices
-from billing.payments.customers import tenant_of, usd_only
-from billing.payments.effects import Effect, Outcome, foreign
-from billing.payments.objects import Payment
+from billing.payments import auto_topup_rules, cash, invoices
+from billing.payments.book_updates import BookUpdate, UpdateOutcome, not_ours
+from billing.payments.customers import require_usd, tenant_of
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import PaymentIntent
 from core.errors import Conflict
 from core.money import PICO_PER_CENT
 from tenants.scoping import platform_wide
@@ -19,21 +19,21 @@ TOPUP_KEY = "penstock_topup_id"
 """Our metadata on the payments and Checkout sessions of purchases."""
 
 
-async def prepare_payment(gateway: StripeGateway, payment_intent: str) -> Effect:
+async def prepare_payment(gateway: StripeGateway, payment_intent: str) -> BookUpdate:
     """What a payment does: credit, or the payment of an invoice."""
-    payment = await gateway.payment(payment_intent)
+    payment = await gateway.payment_intent(payment_intent)
     if TOPUP_KEY not in payment.metadata:
         paid = await gateway.invoice_payments(payment_intent=payment_intent)
-        return await invoices.prepare_invoice(gateway, paid[0][0]) if paid else foreign
+        return await invoices.prepare_invoice(gateway, paid[0][0]) if paid else not_ours
 
-    async def effect(connection: AsyncConnection) -> Outcome:
+    async def update(connection: AsyncConnection) -> UpdateOutcome:
         return await apply_topup(connection, payment)
 
-    return effect
+    return update
 
 
 @platform_wide("a payment names its customer")
-async def apply_topup(connection: AsyncConnection, payment: Payment) -> Outcome:
+async def apply_topup(connection: AsyncConnection, payment: PaymentIntent) -> UpdateOutcome:
     """Book the payment of a purchase as a credit lot and its fee; or note that it failed.
 
     Raises Conflict: it is not in USD, or it is not what was asked for.
@@ -56,16 +56,16 @@ async def apply_topup(connection: AsyncConnection, payment: Payment) -> Outcome:
             f"payment {payment.id} names the purchase {topup_id[:60]!r}, which is none of its customer's"
         )
     if payment.status == "succeeded":
-        usd_only(payment.currency, f"payment {payment.id}")
+        require_usd(payment.currency, f"payment {payment.id}")
         await _credit(connection, tenant_id, row.id, payment)
         await _end(connection, row.id, "succeeded", payment, None)
         if row.kind == "auto" and row.status == "pending":
-            await auto_rules.succeeded(connection, tenant_id)
+            await auto_topup_rules.record_success(connection, tenant_id)
     elif payment.status == "canceled" and row.status == "pending":
         error = payment.error or "the payment was cancelled"
         await _end(connection, row.id, "failed", payment, error)
         if row.kind == "auto":
-            await auto_rules.failed(connection, tenant_id, error)
+            await auto_topup_rules.record_failure(connection, tenant_id, error)
     else:
         await connection.execute(
             text(
@@ -76,7 +76,9 @@ async def apply_topup(connection: AsyncConnection, payment: Payment) -> Outcome:
     return "applied"
 
 
-async def _credit(connection: AsyncConnection, tenant_id: UUID, topup_id: UUID, payment: Payment) -> None:
+async def _credit(
+    connection: AsyncConnection, tenant_id: UUID, topup_id: UUID, payment: PaymentIntent
+) -> None:
     """The lot, its row, and what the payment moved."""
     await connection.execute(
         text(
@@ -93,19 +95,19 @@ async def _credit(connection: AsyncConnection, tenant_id: UUID, topup_id: UUID, 
     )
     await credits.add_lot(
         connection,
-        lot_id=cash.source(payment.id),
+        lot_id=cash.source_id(payment.id),
         tenant_id=tenant_id,
         amount=payment.received_cents * PICO_PER_CENT,
         kind="purchased",
         reason="Bought credit",
         created_by="stripe",
     )
-    await cash.record(connection, tenant_id, "payment", payment.id, payment.money)
+    await cash.record_transaction(connection, tenant_id, "payment", payment.id, payment.balance_transaction)
 
 
 @platform_wide("by the purchase's own id")
 async def _end(
-    connection: AsyncConnection, topup_id: UUID, status: str, payment: Payment, error: str | None
+    connection: AsyncConnection, topup_id: UUID, status: str, payment: PaymentIntent, error: str | None
 ) -> None:
     await connection.execute(
         text(

@@ -14,11 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.ledger import credits, transfers
 from billing.notifications import notices
 from billing.payments import cash, disputes, lots
-from billing.payments.effects import Effect, Outcome, apply_now
-from billing.payments.objects import Refund
-from billing.payments.once import once
+from billing.payments.book_updates import BookUpdate, UpdateOutcome, apply_update
+from billing.payments.idempotency import idempotent_write
 from billing.payments.payments import prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import Refund
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import derived_uuid
@@ -31,7 +31,7 @@ REFUND_KEY = "penstock_refund_id"
 TOPIC = "stripe.refund"
 
 
-class Requested(msgspec.Struct, frozen=True):
+class RequestedRefund(msgspec.Struct, frozen=True):
     """A refund that somebody asked for."""
 
     id: UUID
@@ -56,10 +56,10 @@ async def refundable(
     The sum is what a limit looks at: many small refunds are one large one. (0, 0) for a refund that is booked already.
     Raises as `request_refund`. The account stays locked.
     """
-    if await _known(connection, tenant_id, refund_id) is not None:
+    if await _existing(connection, tenant_id, refund_id) is not None:
         return 0, 0
-    lot_id = await _lot(connection, tenant_id, payment_intent)
-    wanted = _wanted(cents, await _left_cents(connection, tenant_id, lot_id))
+    lot_id = await _refundable_lot(connection, tenant_id, payment_intent)
+    wanted = _checked_amount(cents, await _remaining_cents(connection, tenant_id, lot_id))
     before = await connection.execute(
         text(
             "SELECT coalesce(sum(cents), 0) FROM stripe_refunds WHERE payment_intent = :pi AND tenant_id = :tenant "
@@ -70,7 +70,7 @@ async def refundable(
     return wanted, wanted + int(before.scalar_one())
 
 
-def _wanted(cents: int | None, left: int) -> int:
+def _checked_amount(cents: int | None, left: int) -> int:
     """What is to be refunded of what is left. Raises InvalidRequest, Conflict."""
     wanted = left if cents is None else cents
     if wanted <= 0 and left > 0:
@@ -91,15 +91,15 @@ async def request_refund(
     cents: int | None,
     reason: str,
     by: str,
-) -> Requested:
+) -> RequestedRefund:
     """Take bought credit back and ask for its refund, in the caller's transaction; None = all that is left, in whole
     cents. Idempotent by `refund_id`. Raises NotFound, InvalidRequest, Conflict: less is left, or it is disputed.
     """
-    done = await _known(connection, tenant_id, refund_id)
+    done = await _existing(connection, tenant_id, refund_id)
     if done is not None:
         return _requested(done)
-    lot_id = await _lot(connection, tenant_id, payment_intent)
-    cents = _wanted(cents, await _left_cents(connection, tenant_id, lot_id))
+    lot_id = await _refundable_lot(connection, tenant_id, payment_intent)
+    cents = _checked_amount(cents, await _remaining_cents(connection, tenant_id, lot_id))
     taken = await credits.debit_lot(
         connection, lot_id=lot_id, amount=cents * PICO_PER_CENT, kind="refund", source_id=refund_id
     )
@@ -125,8 +125,8 @@ async def request_refund(
     return _requested(made.one())
 
 
-def _requested(row: Row[Any]) -> Requested:
-    return Requested(
+def _requested(row: Row[Any]) -> RequestedRefund:
+    return RequestedRefund(
         id=row.id,
         tenant_id=row.tenant_id,
         amount_usd=pico_to_usd(row.cents * PICO_PER_CENT),
@@ -134,7 +134,7 @@ def _requested(row: Row[Any]) -> Requested:
     )
 
 
-async def _known(connection: AsyncConnection, tenant_id: UUID, refund_id: UUID) -> Row[Any] | None:
+async def _existing(connection: AsyncConnection, tenant_id: UUID, refund_id: UUID) -> Row[Any] | None:
     found = await connection.execute(
         text(
             "SELECT id, tenant_id, cents, payment_intent FROM stripe_refunds "
@@ -145,7 +145,7 @@ async def _known(connection: AsyncConnection, tenant_id: UUID, refund_id: UUID) 
     return found.one_or_none()
 
 
-async def _lot(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> UUID:
+async def _refundable_lot(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> UUID:
     """The lot that a purchase became. Raises NotFound, Conflict while the bank disputes it."""
     found = await connection.execute(
         text(
@@ -160,10 +160,10 @@ async def _lot(connection: AsyncConnection, tenant_id: UUID, payment_intent: str
         raise NotFound(f"this organisation bought no credit with the payment {payment_intent[:80]}")
     if disputes:
         raise Conflict("this payment is disputed: a refund would be paid twice")
-    return await _fullest(connection, tenant_id, payment_intent)
+    return await _largest_lot(connection, tenant_id, payment_intent)
 
 
-async def _fullest(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> UUID:
+async def _largest_lot(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> UUID:
     """The lot of a purchase with the most left: after a refund that failed, the credit is in a lot of its own."""
     await credits.allocate(connection, tenant_id)
     lot_ids = await lots.lots_of(connection, tenant_id, payment_intent)
@@ -178,7 +178,7 @@ async def _fullest(connection: AsyncConnection, tenant_id: UUID, payment_intent:
     return lot_id
 
 
-async def _left_cents(connection: AsyncConnection, tenant_id: UUID, lot_id: UUID) -> int:
+async def _remaining_cents(connection: AsyncConnection, tenant_id: UUID, lot_id: UUID) -> int:
     """Whole cents that are left of a lot, whose account is locked."""
     found = await connection.execute(
         text("SELECT remaining FROM credit_grants WHERE id = :lot AND tenant_id = :tenant"),
@@ -200,17 +200,17 @@ async def send_refund(database: Database, gateway: StripeGateway, refund_id: UUI
         return next((each for each in known if each.metadata == metadata), None)
 
     try:
-        made = await once(
+        made = await idempotent_write(
             lambda key: gateway.create_refund(row.payment_intent, row.cents, metadata, key),
             find,
             f"penstock-refund-{refund_id}",
-            look_first=True,
+            find_first=True,
         )
     except (Conflict, InvalidRequest, NotFound) as error:
         async with database.system() as connection:
-            await _failed(connection, row, error.message, None)
+            await _reverse_failed(connection, row, error.message, None)
         return True
-    await apply_now(database, await prepare_refund(gateway, made.id))
+    await apply_update(database, await prepare_refund(gateway, made.id))
     return True
 
 
@@ -226,23 +226,23 @@ async def _open_refund(connection: AsyncConnection, refund_id: UUID) -> Row[Any]
     return found.one_or_none()
 
 
-async def prepare_refund(gateway: StripeGateway, stripe_id: str) -> Effect:
+async def prepare_refund(gateway: StripeGateway, stripe_id: str) -> BookUpdate:
     """What a refund's state does: its payment must be booked before it."""
     refund = await gateway.refund(stripe_id)
     before = None if refund.payment_intent is None else await prepare_payment(gateway, refund.payment_intent)
 
-    async def effect(connection: AsyncConnection) -> Outcome:
+    async def update(connection: AsyncConnection) -> UpdateOutcome:
         if before is not None:
             await before(connection)
         return await apply_refund(connection, refund)
 
-    return effect
+    return update
 
 
 @platform_wide("a refund names its payment, and that its organisation")
 async def apply_refund(
     connection: AsyncConnection, refund: Refund, credit_note_id: UUID | None = None
-) -> Outcome:
+) -> UpdateOutcome:
     """Follow a refund: note its success, mirror its failure back, book one that was made in Stripe."""
     payment = (
         await connection.execute(
@@ -254,12 +254,12 @@ async def apply_refund(
     ).one_or_none()
     if payment is None:
         return "foreign"
-    row = await _row_of(connection, payment.tenant_id, refund)
+    row = await _lock_refund(connection, payment.tenant_id, refund)
     if row is None:
-        row = await _book_foreign(connection, payment, refund, credit_note_id)
-    await cash.record(connection, row.tenant_id, "refund", refund.id, refund.money)
+        row = await _book_external(connection, payment, refund, credit_note_id)
+    await cash.record_transaction(connection, row.tenant_id, "refund", refund.id, refund.balance_transaction)
     if refund.status in ("failed", "canceled"):
-        await _failed(connection, row, refund.error or f"the refund is {refund.status}", refund)
+        await _reverse_failed(connection, row, refund.error or f"the refund is {refund.status}", refund)
         return "applied"
     status = "succeeded" if refund.status == "succeeded" else "pending"
     await connection.execute(
@@ -273,7 +273,7 @@ async def apply_refund(
     return "applied"
 
 
-async def _row_of(connection: AsyncConnection, tenant_id: UUID, refund: Refund) -> Row[Any] | None:
+async def _lock_refund(connection: AsyncConnection, tenant_id: UUID, refund: Refund) -> Row[Any] | None:
     found = await connection.execute(
         text(
             "SELECT id, tenant_id, payment_intent, lot_id, credit_note_id, cents, status FROM stripe_refunds "
@@ -285,7 +285,7 @@ async def _row_of(connection: AsyncConnection, tenant_id: UUID, refund: Refund) 
     return found.one_or_none()
 
 
-async def _book_foreign(
+async def _book_external(
     connection: AsyncConnection, payment: Row[Any], refund: Refund, credit_note_id: UUID | None
 ) -> Row[Any]:
     """A refund that was not asked for here: of a credit note, made by a person in Stripe, or given up too soon.
@@ -299,13 +299,15 @@ async def _book_foreign(
     if payment.purpose == "topup":
         lot_ids = await lots.lots_of(connection, payment.tenant_id, refund.payment_intent or "")
         lot_id = lot_ids[0]
-        taken = await lots.take(connection, lot_ids=lot_ids, amount=amount, kind="refund", source=refund_id)
+        taken = await lots.take_back(
+            connection, lot_ids=lot_ids, amount=amount, kind="refund", source=refund_id
+        )
         if taken < amount:
             await transfers.book(
                 connection, "write_off", payment.tenant_id, "uncollectible", "cash", amount - taken, refund_id
             )
     else:
-        credit_note_id = credit_note_id or await _note_of(connection, payment, refund)
+        credit_note_id = credit_note_id or await _matching_credit_note(connection, payment, refund)
         source = credit_note_id or refund_id
         if not await _is_booked(connection, payment.tenant_id, source):
             await transfers.book(
@@ -331,7 +333,9 @@ async def _book_foreign(
     return made.one()
 
 
-async def _note_of(connection: AsyncConnection, payment: Row[Any], refund: Refund) -> UUID | None:
+async def _matching_credit_note(
+    connection: AsyncConnection, payment: Row[Any], refund: Refund
+) -> UUID | None:
     """The credit note that a refund belongs to when its event is faster than our note of it."""
     found = await connection.execute(
         text(
@@ -357,7 +361,9 @@ async def _is_booked(connection: AsyncConnection, tenant_id: UUID, source: UUID)
     return bool(found.scalar_one())
 
 
-async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund: Refund | None) -> None:
+async def _reverse_failed(
+    connection: AsyncConnection, row: Row[Any], error: str, refund: Refund | None
+) -> None:
     """Mirror a failed refund back: the customer has the credit again, or is owed it again. Once."""
     found = await connection.execute(
         text(
@@ -372,14 +378,16 @@ async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund
         },
     )
     if refund is not None:
-        await cash.record(connection, row.tenant_id, "refund_failure", refund.id, refund.failure_money)
+        await cash.record_transaction(
+            connection, row.tenant_id, "refund_failure", refund.id, refund.failure_balance_transaction
+        )
     if found.one_or_none() is None:
         return
-    mirror, amount = lots.given_back(row.id), row.cents * PICO_PER_CENT
+    mirror, amount = lots.returned_lot_id(row.id), row.cents * PICO_PER_CENT
     if row.lot_id is None:
         await transfers.book(connection, "payment", row.tenant_id, "cash", "invoiced", amount, mirror)
     else:
-        amount -= await _expensed(connection, row)
+        amount -= await _reverse_expense(connection, row)
         if amount:
             await credits.add_lot(
                 connection,
@@ -390,7 +398,7 @@ async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund
                 reason="A refund failed: the credit is back",
                 created_by="stripe",
             )
-            await disputes.credit_is_back(connection, row.tenant_id, row.payment_intent, row.id)
+            await disputes.claw_back_returned_credit(connection, row.tenant_id, row.payment_intent, row.id)
     await notices.notify(
         connection,
         tenant_id=None,
@@ -402,7 +410,7 @@ async def _failed(connection: AsyncConnection, row: Row[Any], error: str, refund
     )
 
 
-async def _expensed(connection: AsyncConnection, row: Row[Any]) -> int:
+async def _reverse_expense(connection: AsyncConnection, row: Row[Any]) -> int:
     """What of a refund made in Stripe was an expense, turned round now."""
     found = await connection.execute(
         text(

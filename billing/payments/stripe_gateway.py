@@ -13,8 +13,24 @@ from typing import Any, TypeVar
 import aiohttp
 import stripe
 
-from billing.payments.objects import (
+from billing.payments.idempotency import WRITE_UNKNOWN
+from billing.payments.stripe_parsing import (
+    balance_transaction,
+    card,
+    checkout_session,
+    credit_note,
+    customer,
+    dispute,
+    invoice,
+    invoice_line,
+    invoice_payment,
+    payment_intent,
+    refund,
+)
+from billing.payments.stripe_types import BalanceTransaction as Movement
+from billing.payments.stripe_types import (
     Card,
+    CheckoutSession,
     CreditNote,
     Customer,
     Dispute,
@@ -22,26 +38,10 @@ from billing.payments.objects import (
     Invoice,
     InvoiceLine,
     InvoicePayment,
-    MeterSum,
-    Payment,
+    MeterEventSummary,
+    PaymentIntent,
     Refund,
-    Session,
-    event_of,
-)
-from billing.payments.objects import Money as Movement
-from billing.payments.once import FAILED
-from billing.payments.stripe_objects import (
-    card,
-    credit_note,
-    customer,
-    dispute,
-    invoice,
-    invoice_line,
-    invoice_payment,
-    movement,
-    payment,
-    refund,
-    session,
+    parse_event,
 )
 from core.errors import Conflict, InvalidRequest, NotFound, PaymentRequired, PenstockError, Unavailable
 from core.settings import Settings
@@ -50,11 +50,11 @@ T = TypeVar("T")
 Params = dict[str, Any]
 
 TIMEOUT_S = 10.0
-RETRIES = 2
-PATIENCE_S = 4.0
+MAX_RETRIES = 2
+MAX_WAIT_S = 4.0
 """How long a call waits for a 429's Retry-After in all; a longer wait is the next run's."""
-PAGE = 100
-METER_BATCH = 100
+PAGE_ROWS = 100
+MAX_METER_EVENTS = 100
 """Events of one call of the meter's stream (Stripe's limit)."""
 _PAYMENT = ["latest_charge.balance_transaction"]
 _REFUND = ["balance_transaction"]
@@ -73,14 +73,14 @@ class StripeGateway:
         base_url: str = "",
         *,
         timeout_s: float = TIMEOUT_S,
-        retries: int = RETRIES,
-        patience_s: float = PATIENCE_S,
+        max_retries: int = MAX_RETRIES,
+        max_wait_s: float = MAX_WAIT_S,
     ) -> None:
-        self._key = api_key
+        self._api_key = api_key
         self._base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
-        self._retries = retries
-        self._patience_s = patience_s
+        self._max_retries = max_retries
+        self._max_wait_s = max_wait_s
         self._clients: list[stripe.StripeClient] = []
         self._transport: stripe.HTTPClient | None = None
 
@@ -94,9 +94,9 @@ class StripeGateway:
             return self._clients[0]
         base: Any = {"api": self._base_url, "meter_events": self._base_url} if self._base_url else {}
         client = stripe.StripeClient(
-            key or self._key,
+            key or self._api_key,
             base_addresses=base,
-            max_network_retries=self._retries,
+            max_network_retries=self._max_retries,
             http_client=self._transport,
         )
         if key is None:
@@ -117,30 +117,30 @@ class StripeGateway:
                 return await make()
             except stripe.RateLimitError as error:
                 pause_s = _retry_after(error)
-                if waited_s + pause_s > self._patience_s:
+                if waited_s + pause_s > self._max_wait_s:
                     raise Unavailable(
                         "Stripe asks us to come back later", code="stripe_busy", retry_after_s=pause_s
                     ) from error
                 waited_s += pause_s
                 await asyncio.sleep(pause_s)
             except stripe.StripeError as error:
-                raise _ours(error) from error
+                raise _translated(error) from error
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise Unavailable("Stripe's answer broke off", code="stripe_away") from error
 
-    async def _one(self, method: Callable[..., Awaitable[Any]], *args: Any, key: str = "") -> Any:
+    async def _request(self, method: Callable[..., Awaitable[Any]], *args: Any, key: str = "") -> Any:
         """The object that a call answers, as plain data."""
         options = {"options": {"idempotency_key": key}} if key else {}
         found = await self._call(lambda: method(*args, **options))
         return found.to_dict()
 
-    async def _all(
+    async def _list(
         self, method: Callable[..., Awaitable[Any]], *args: Any, at_most: int = 100_000, **params: Any
     ) -> list[Any]:
         """Every row of a list, page by page."""
         rows: list[Any] = []
         while True:
-            page = await self._one(method, *args, {"limit": PAGE, **params})
+            page = await self._request(method, *args, {"limit": PAGE_ROWS, **params})
             rows += page["data"]
             if not page.get("has_more") or not page["data"]:
                 return rows
@@ -152,67 +152,73 @@ class StripeGateway:
 
     async def create_customer(self, name: str, metadata: dict[str, str], key: str) -> Customer:
         """A new customer."""
-        made = await self._one(
+        made = await self._request(
             self._client().v1.customers.create_async, {"name": name, "metadata": metadata}, key=key
         )
         return customer(made)
 
     async def customer(self, customer_id: str) -> Customer:
         """A customer, deleted ones too."""
-        return customer(await self._one(self._client().v1.customers.retrieve_async, customer_id))
+        return customer(await self._request(self._client().v1.customers.retrieve_async, customer_id))
 
     async def customers_since(self, created_at: int) -> list[Customer]:
         """Customers made at or after the instant (Unix seconds)."""
-        rows = await self._all(self._client().v1.customers.list_async, created={"gte": created_at})
+        rows = await self._list(self._client().v1.customers.list_async, created={"gte": created_at})
         return [customer(row) for row in rows]
 
     async def update_customer(self, customer_id: str, params: Params) -> Customer:
         """Change a customer's fields; doing it again does no harm."""
-        return customer(await self._one(self._client().v1.customers.update_async, customer_id, params))
+        return customer(await self._request(self._client().v1.customers.update_async, customer_id, params))
 
     async def add_tax_id(self, customer_id: str, kind: str, value: str, key: str) -> str:
         """Add a tax id such as ("eu_vat", "DE123456789"); returns its Stripe id."""
         params = {"type": kind, "value": value}
-        made = await self._one(self._client().v1.customers.tax_ids.create_async, customer_id, params, key=key)
+        made = await self._request(
+            self._client().v1.customers.tax_ids.create_async, customer_id, params, key=key
+        )
         return str(made["id"])
 
     async def tax_ids(self, customer_id: str) -> list[tuple[str, str, str]]:
         """(id, kind, value) of a customer's tax ids."""
-        rows = await self._all(self._client().v1.customers.tax_ids.list_async, customer_id)
+        rows = await self._list(self._client().v1.customers.tax_ids.list_async, customer_id)
         return [(row["id"], row["type"], row["value"]) for row in rows]
 
     async def remove_tax_id(self, customer_id: str, tax_id: str) -> None:
         """Remove a tax id; one that is gone is no error."""
         try:
-            await self._one(self._client().v1.customers.tax_ids.delete_async, customer_id, tax_id)
+            await self._request(self._client().v1.customers.tax_ids.delete_async, customer_id, tax_id)
         except NotFound:
             return
 
     async def cards(self, customer_id: str) -> list[Card]:
         """Saved cards of a customer."""
         method = self._client().v1.customers.payment_methods.list_async
-        return [card(row) for row in await self._all(method, customer_id, type="card")]
+        return [card(row) for row in await self._list(method, customer_id, type="card")]
 
     # Purchases
 
-    async def create_session(self, params: Params, key: str) -> Session:
+    async def create_checkout_session(self, params: Params, key: str) -> CheckoutSession:
         """A Checkout session: the address of a page on which the customer pays."""
-        return session(await self._one(self._client().v1.checkout.sessions.create_async, params, key=key))
+        return checkout_session(
+            await self._request(self._client().v1.checkout.sessions.create_async, params, key=key)
+        )
 
-    async def session(self, session_id: str) -> Session:
+    async def checkout_session(self, session_id: str) -> CheckoutSession:
         """A Checkout session."""
-        return session(await self._one(self._client().v1.checkout.sessions.retrieve_async, session_id))
+        return checkout_session(
+            await self._request(self._client().v1.checkout.sessions.retrieve_async, session_id)
+        )
 
-    async def sessions_since(self, customer_id: str, created_at: int) -> list[Session]:
+    async def checkout_sessions_since(self, customer_id: str, created_at: int) -> list[CheckoutSession]:
         """A customer's Checkout sessions made at or after the instant."""
-        rows = await self._all(
+        rows = await self._list(
             self._client().v1.checkout.sessions.list_async, customer=customer_id, created={"gte": created_at}
         )
-        return [session(row) for row in rows]
+        return [checkout_session(row) for row in rows]
 
-    async def charge_saved(
+    async def charge_off_session(
         self, customer_id: str, method_id: str, cents: int, metadata: dict[str, str], key: str
-    ) -> Payment:
+    ) -> PaymentIntent:
         """Charge a saved card without its owner. Raises PaymentRequired when the card says no."""
         params = {
             "amount": cents,
@@ -224,27 +230,29 @@ class StripeGateway:
             "metadata": metadata,
             "expand": _PAYMENT,
         }
-        return payment(await self._one(self._client().v1.payment_intents.create_async, params, key=key))
+        return payment_intent(
+            await self._request(self._client().v1.payment_intents.create_async, params, key=key)
+        )
 
-    async def payment(self, payment_intent: str) -> Payment:
+    async def payment_intent(self, payment_intent: str) -> PaymentIntent:
         """A payment with its charge and what that moved."""
         method = self._client().v1.payment_intents.retrieve_async
-        return payment(await self._one(method, payment_intent, {"expand": _PAYMENT}))
+        return payment_intent(await self._request(method, payment_intent, {"expand": _PAYMENT}))
 
-    async def payments_since(self, customer_id: str, created_at: int) -> list[Payment]:
+    async def payment_intents_since(self, customer_id: str, created_at: int) -> list[PaymentIntent]:
         """A customer's payments made at or after the instant, without charges."""
         method = self._client().v1.payment_intents.list_async
-        rows = await self._all(method, customer=customer_id, created={"gte": created_at})
-        return [payment(row) for row in rows]
+        rows = await self._list(method, customer=customer_id, created={"gte": created_at})
+        return [payment_intent(row) for row in rows]
 
-    async def cancel_payment(self, payment_intent: str, key: str) -> Payment:
+    async def cancel_payment_intent(self, payment_intent: str, key: str) -> PaymentIntent:
         """Make sure that a payment can never succeed any more."""
         method = self._client().v1.payment_intents.cancel_async
-        return payment(await self._one(method, payment_intent, {}, key=key))
+        return payment_intent(await self._request(method, payment_intent, {}, key=key))
 
-    async def payment_of_charge(self, charge_id: str) -> str | None:
+    async def payment_intent_of_charge(self, charge_id: str) -> str | None:
         """The payment intent of a charge; None for a charge without one."""
-        found = await self._one(self._client().v1.charges.retrieve_async, charge_id)
+        found = await self._request(self._client().v1.charges.retrieve_async, charge_id)
         value = found.get("payment_intent")
         return value if isinstance(value, str) or value is None else str(value["id"])
 
@@ -260,71 +268,71 @@ class StripeGateway:
             "metadata": metadata,
             "expand": _REFUND,
         }
-        return refund(await self._one(self._client().v1.refunds.create_async, params, key=key))
+        return refund(await self._request(self._client().v1.refunds.create_async, params, key=key))
 
     async def refund(self, refund_id: str) -> Refund:
         """A refund."""
-        raw = await self._one(self._client().v1.refunds.retrieve_async, refund_id, {"expand": _REFUND})
+        raw = await self._request(self._client().v1.refunds.retrieve_async, refund_id, {"expand": _REFUND})
         failure = raw.get("failure_balance_transaction")
         if isinstance(failure, str):
             method = self._client().v1.balance_transactions.retrieve_async
-            raw["failure_balance_transaction"] = await self._one(method, failure)
+            raw["failure_balance_transaction"] = await self._request(method, failure)
         return refund(raw)
 
     async def refunds_of(self, payment_intent: str) -> list[Refund]:
         """All refunds of a payment, without what they moved."""
         method = self._client().v1.refunds.list_async
-        return [refund(row) for row in await self._all(method, payment_intent=payment_intent)]
+        return [refund(row) for row in await self._list(method, payment_intent=payment_intent)]
 
     async def dispute(self, dispute_id: str) -> Dispute:
         """A dispute."""
-        return dispute(await self._one(self._client().v1.disputes.retrieve_async, dispute_id))
+        return dispute(await self._request(self._client().v1.disputes.retrieve_async, dispute_id))
 
     # Invoices and credit notes
 
     async def create_invoice(self, params: Params, key: str) -> Invoice:
         """A draft invoice."""
-        return invoice(await self._one(self._client().v1.invoices.create_async, params, key=key))
+        return invoice(await self._request(self._client().v1.invoices.create_async, params, key=key))
 
     async def invoice(self, invoice_id: str) -> Invoice:
         """An invoice."""
-        return invoice(await self._one(self._client().v1.invoices.retrieve_async, invoice_id))
+        return invoice(await self._request(self._client().v1.invoices.retrieve_async, invoice_id))
 
     async def invoices(self, customer_id: str, created_at: int) -> list[Invoice]:
         """A customer's invoices made at or after the instant."""
         method = self._client().v1.invoices.list_async
-        rows = await self._all(method, customer=customer_id, created={"gte": created_at})
+        rows = await self._list(method, customer=customer_id, created={"gte": created_at})
         return [invoice(row) for row in rows]
 
     async def add_lines(self, invoice_id: str, lines: Sequence[Params], key: str) -> None:
         """Add up to 250 lines to a draft; each becomes an invoice item."""
         method = self._client().v1.invoices.add_lines_async
-        await self._one(method, invoice_id, {"lines": list(lines)}, key=key)
+        await self._request(method, invoice_id, {"lines": list(lines)}, key=key)
 
     async def invoice_lines(self, invoice_id: str) -> list[InvoiceLine]:
         """All lines of an invoice."""
         method = self._client().v1.invoices.line_items.list_async
-        return [invoice_line(row) for row in await self._all(method, invoice_id)]
+        return [invoice_line(row) for row in await self._list(method, invoice_id)]
 
     async def finalize_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Open a draft: from here on it can be paid and not be changed."""
         method = self._client().v1.invoices.finalize_invoice_async
-        return invoice(await self._one(method, invoice_id, {"auto_advance": True}, key=key))
+        return invoice(await self._request(method, invoice_id, {"auto_advance": True}, key=key))
 
     async def send_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Mail an open invoice to the customer."""
         method = self._client().v1.invoices.send_invoice_async
-        return invoice(await self._one(method, invoice_id, {}, key=key))
+        return invoice(await self._request(method, invoice_id, {}, key=key))
 
     async def void_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Make an open invoice void."""
         method = self._client().v1.invoices.void_invoice_async
-        return invoice(await self._one(method, invoice_id, {}, key=key))
+        return invoice(await self._request(method, invoice_id, {}, key=key))
 
     async def write_off_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Mark an open invoice as uncollectible."""
         method = self._client().v1.invoices.mark_uncollectible_async
-        return invoice(await self._one(method, invoice_id, {}, key=key))
+        return invoice(await self._request(method, invoice_id, {}, key=key))
 
     async def invoice_payments(
         self, *, invoice_id: str = "", payment_intent: str = ""
@@ -333,21 +341,21 @@ class StripeGateway:
         by: Params = {"invoice": invoice_id}
         if payment_intent:
             by = {"payment": {"type": "payment_intent", "payment_intent": payment_intent}}
-        rows = await self._all(self._client().v1.invoice_payments.list_async, **by)
+        rows = await self._list(self._client().v1.invoice_payments.list_async, **by)
         return [invoice_payment(row) for row in rows]
 
     async def create_credit_note(self, params: Params, key: str) -> CreditNote:
         """A credit note on an invoice that is open or paid."""
-        return credit_note(await self._one(self._client().v1.credit_notes.create_async, params, key=key))
+        return credit_note(await self._request(self._client().v1.credit_notes.create_async, params, key=key))
 
     async def credit_note(self, credit_note_id: str) -> CreditNote:
         """A credit note."""
-        return credit_note(await self._one(self._client().v1.credit_notes.retrieve_async, credit_note_id))
+        return credit_note(await self._request(self._client().v1.credit_notes.retrieve_async, credit_note_id))
 
     async def credit_notes(self, invoice_id: str) -> list[CreditNote]:
         """All credit notes of an invoice."""
         method = self._client().v1.credit_notes.list_async
-        return [credit_note(row) for row in await self._all(method, invoice=invoice_id)]
+        return [credit_note(row) for row in await self._list(method, invoice=invoice_id)]
 
     # Events and the balance
 
@@ -359,22 +367,22 @@ class StripeGateway:
         Raises TooManyRows when there are more than about `at_most`.
         """
         created = {"gte": since_at} | ({} if before_at is None else {"lt": before_at})
-        rows = await self._all(self._client().v1.events.list_async, at_most=at_most, created=created)
-        found = [event for row in reversed(rows) if (event := event_of(row)) is not None]
+        rows = await self._list(self._client().v1.events.list_async, at_most=at_most, created=created)
+        found = [event for row in reversed(rows) if (event := parse_event(row)) is not None]
         return sorted(found, key=lambda event: event.created_at)
 
-    async def movements(self, start_at: int, end_at: int) -> list[Movement]:
+    async def balance_transactions(self, start_at: int, end_at: int) -> list[Movement]:
         """What moved our balance in [start_at, end_at)."""
         method = self._client().v1.balance_transactions.list_async
-        rows = await self._all(method, created={"gte": start_at, "lt": end_at})
-        return [movement(row) for row in rows]
+        rows = await self._list(method, created={"gte": start_at, "lt": end_at})
+        return [balance_transaction(row) for row in rows]
 
     # The billing meter
 
     async def ensure_meter(self, event_name: str) -> str:
         """The id of our meter, made when there is none: sums `value` by `stripe_customer_id`; it has no price."""
         meters = self._client().v1.billing.meters
-        for row in await self._all(meters.list_async, status="active"):
+        for row in await self._list(meters.list_async, status="active"):
             if row["event_name"] == event_name:
                 return str(row["id"])
         params = {
@@ -384,27 +392,32 @@ class StripeGateway:
             "customer_mapping": {"type": "by_id", "event_payload_key": "stripe_customer_id"},
             "value_settings": {"event_payload_key": "value"},
         }
-        return str((await self._one(meters.create_async, params, key=f"penstock-meter-{event_name}"))["id"])
+        return str(
+            (await self._request(meters.create_async, params, key=f"penstock-meter-{event_name}"))["id"]
+        )
 
     async def send_meter_events(self, events: Sequence[Params]) -> None:
         """Send up to METER_BATCH events over the meter's stream; Stripe drops repeated identifiers for 24 h."""
         client = self._client()
-        opened = await self._one(client.v2.billing.meter_event_session.create_async)
+        opened = await self._request(client.v2.billing.meter_event_session.create_async)
         stream = self._client(str(opened["authentication_token"])).v2.billing.meter_event_stream
         batch: Any = {"events": list(events)}
         await self._call(lambda: stream.create_async(batch))
 
-    async def meter_sums(
+    async def meter_event_summaries(
         self, meter_id: str, customer_id: str, start_at: int, end_at: int, *, hourly: bool = False
-    ) -> list[MeterSum]:
+    ) -> list[MeterEventSummary]:
         """What the meter has for a customer in [start_at, end_at), whole hours."""
         params: Params = {"customer": customer_id, "start_time": start_at, "end_time": end_at}
         if hourly:
             params["value_grouping_window"] = "hour"
-        rows = await self._all(
+        rows = await self._list(
             self._client().v1.billing.meters.event_summaries.list_async, meter_id, **params
         )
-        return [MeterSum(row["start_time"], row["end_time"], round(row["aggregated_value"])) for row in rows]
+        return [
+            MeterEventSummary(row["start_time"], row["end_time"], round(row["aggregated_value"]))
+            for row in rows
+        ]
 
 
 def _retry_after(error: stripe.StripeError) -> float:
@@ -413,7 +426,7 @@ def _retry_after(error: stripe.StripeError) -> float:
     return int(text) if text.isdigit() and int(text) else 1
 
 
-def _ours(error: stripe.StripeError) -> PenstockError:
+def _translated(error: stripe.StripeError) -> PenstockError:
     """Our error for one of Stripe's."""
     text = error.user_message or str(error)
     body = error.error
@@ -433,7 +446,7 @@ def _ours(error: stripe.StripeError) -> PenstockError:
         if error.http_status == 404 or error.code == "resource_missing":
             return NotFound(text, code="stripe_not_found", details=details)
         return InvalidRequest(text, code="stripe_refused", details=details)
-    code = "stripe_away" if error.http_status in (None, 502, 503, 504) else FAILED
+    code = "stripe_away" if error.http_status in (None, 502, 503, 504) else WRITE_UNKNOWN
     return Unavailable(f"Stripe is away: {text[:200]}", code=code, details=details)
 
 

@@ -18,18 +18,20 @@ from sqlalchemy.sql import bindparam
 from billing.ledger import months
 from billing.ledger.check_result import CheckResult
 from billing.payments.invoices import INVOICE_KEY
-from billing.payments.objects import Invoice
-from billing.payments.push import LINE_KEY, items_of
+from billing.payments.push_invoices import LINE_KEY, invoice_items
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import Invoice
 from core.db import Database
 from core.ids import uuid7
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
-AT_ONCE = 8
+CONCURRENT_CALLS = 8
 """Calls under way at a time."""
 MAX_PROBLEMS = 200
-OUTSIDE = frozenset({"payout", "payout_cancel", "payout_failure", "stripe_fee", "topup", "transfer"})
+NON_CUSTOMER_TYPES = frozenset(
+    {"payout", "payout_cancel", "payout_failure", "stripe_fee", "topup", "transfer"}
+)
 """Movements of the Stripe balance between us and our bank, or Stripe: no customer's."""
 
 
@@ -48,7 +50,7 @@ class Reconciliation(msgspec.Struct, frozen=True):
     problems: list[str]
 
 
-class _Ours(msgspec.Struct):
+class _Books(msgspec.Struct):
     """Our side of a month."""
 
     began_at: datetime
@@ -60,7 +62,7 @@ class _Ours(msgspec.Struct):
     problems: list[str]
 
 
-def bounds(month: date) -> tuple[int, int]:
+def unix_bounds(month: date) -> tuple[int, int]:
     """Unix seconds of a UTC month's start and end."""
     start, end = months.bounds(month)
     return int(start.timestamp()), int(end.timestamp())
@@ -128,7 +130,7 @@ _TOKENS = """
     WHERE u.hour >= to_timestamp(:start) AND u.hour < to_timestamp(:end)
     GROUP BY u.tenant_id, c.customer_id HAVING sum(u.input_tokens + u.output_tokens) > 0
 """
-_OPEN = {
+_PROBLEM_QUERIES = {
     "an event of Stripe is not applied": """
         SELECT id || ' ' || type || coalesce(': ' || error, '') FROM stripe_events WHERE applied_at IS NULL
             AND created_at < to_timestamp(:end) AND received_at < now() - interval '5 minutes' LIMIT 20""",
@@ -165,8 +167,8 @@ _OPEN = {
 
 
 @platform_wide("a month's books are those of every organisation")
-async def _read(connection: AsyncConnection, month: date) -> _Ours:
-    start, end = bounds(month)
+async def _read(connection: AsyncConnection, month: date) -> _Books:
+    start, end = unix_bounds(month)
     began = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     invoices = (await connection.execute(text(_INVOICES), {"month": month})).all()
     lines: dict[str, dict[str, int]] = {}
@@ -182,18 +184,18 @@ async def _read(connection: AsyncConnection, month: date) -> _Ours:
     tokens = (await connection.execute(text(_TOKENS), {"start": start, "end": end})).all()
     meter_id = (await connection.execute(text("SELECT meter_id FROM stripe_state"))).scalar_one()
     problems = []
-    for meaning, statement in _OPEN.items():
+    for meaning, statement in _PROBLEM_QUERIES.items():
         wanted = {"month": month, "start": start, "end": end}
         params = {name: value for name, value in wanted.items() if f":{name}" in statement}
         problems += [f"{meaning}: {row[0]}" for row in await connection.execute(text(statement), params)]
-    return _Ours(
+    return _Books(
         began, list(invoices), lines, {row.txn_id: row for row in cash}, list(tokens), meter_id, problems
     )
 
 
-async def _each(rows: Iterable[Any], work: Callable[[Any], Awaitable[None]]) -> None:
+async def _for_each(rows: Iterable[Any], work: Callable[[Any], Awaitable[None]]) -> None:
     """`work` for every row, a few at a time; the first error ends all."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(CONCURRENT_CALLS)
 
     async def one(row: Any) -> None:
         async with gate:
@@ -204,7 +206,7 @@ async def _each(rows: Iterable[Any], work: Callable[[Any], Awaitable[None]]) -> 
             group.create_task(one(row))
 
 
-async def _invoices(gateway: StripeGateway, ours: _Ours, problems: list[str]) -> tuple[int, int]:
+async def _invoices(gateway: StripeGateway, ours: _Books, problems: list[str]) -> tuple[int, int]:
     """Every invoice, line by line; returns cents invoiced and paid as Stripe has them."""
     sums = [0, 0]
 
@@ -225,14 +227,14 @@ async def _invoices(gateway: StripeGateway, ours: _Ours, problems: list[str]) ->
         sent = await gateway.invoice_lines(row.stripe_invoice_id)
         have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
         lines = ours.lines.get(row.id, {})
-        items = items_of((identity, cents, "") for identity, cents in lines.items())
+        items = invoice_items((identity, cents, "") for identity, cents in lines.items())
         facts["lines"] = ({item.key: item.cents for item in items}, have)
         for name, (mine, theirs) in facts.items():
             if mine != theirs:
                 detail = "differ" if name == "lines" else f"{mine} here, {theirs} in Stripe"
                 problems.append(f"invoice {row.number}: {name} {detail}")
 
-    await _each(ours.invoices, check)
+    await _for_each(ours.invoices, check)
     return sums[0], sums[1]
 
 
@@ -244,12 +246,12 @@ def _status(ours: Row[Any], theirs: Invoice) -> str:
     return str(ours.status)
 
 
-async def _cash(gateway: StripeGateway, ours: _Ours, month: date, problems: list[str]) -> int:
+async def _cash(gateway: StripeGateway, ours: _Books, month: date, problems: list[str]) -> int:
     """Every movement of Stripe's balance in the month is booked, and no other."""
-    theirs = {move.id: move for move in await gateway.movements(*bounds(month))}
+    theirs = {move.id: move for move in await gateway.balance_transactions(*unix_bounds(month))}
     for identity, move in theirs.items():
         row = ours.cash.get(identity)
-        if row is None and move.type not in OUTSIDE:
+        if row is None and move.type not in NON_CUSTOMER_TYPES:
             problems.append(
                 f"Stripe moved {move.cents} cents ({identity}, {move.source}) and we did not book it"
             )
@@ -263,21 +265,21 @@ async def _cash(gateway: StripeGateway, ours: _Ours, month: date, problems: list
     return len(theirs)
 
 
-async def _meter(gateway: StripeGateway, ours: _Ours, month: date, problems: list[str]) -> int:
+async def _meter(gateway: StripeGateway, ours: _Books, month: date, problems: list[str]) -> int:
     """Tokens per customer, here and in the meter."""
-    start, end = bounds(month)
+    start, end = unix_bounds(month)
     total = [0]
 
     async def check(row: Row[Any]) -> None:
         theirs = 0
         if row.customer_id is not None and ours.meter_id is not None:
-            sums = await gateway.meter_sums(ours.meter_id, row.customer_id, start, end)
+            sums = await gateway.meter_event_summaries(ours.meter_id, row.customer_id, start, end)
             theirs = sum(one.tokens for one in sums)
         total[0] += theirs
         if theirs != row.tokens:
             problems.append(f"tokens of {row.tenant_id}: {row.tokens} here, {theirs} in the meter")
 
-    await _each(ours.tokens, check)
+    await _for_each(ours.tokens, check)
     return total[0]
 
 
@@ -310,7 +312,7 @@ async def stripe_equal(connection: AsyncConnection, month: date) -> CheckResult:
             {"month": month},
         )
     ).one_or_none()
-    start, end = bounds(month)
+    start, end = unix_bounds(month)
     now = (await connection.execute(text(_CHANGED), {"month": month, "start": start, "end": end})).one()
     command = f"run `penstock payments reconcile {month:%Y-%m}`"
     used = (await connection.execute(text("SELECT used_since FROM stripe_state"))).scalar_one()
@@ -334,7 +336,7 @@ async def stripe_equal(connection: AsyncConnection, month: date) -> CheckResult:
     )
 
 
-async def latest(connection: AsyncConnection, limit: int = 20) -> list[Reconciliation]:
+async def list_latest(connection: AsyncConnection, limit: int = 20) -> list[Reconciliation]:
     """The newest comparisons first."""
     rows = await connection.execute(
         text("SELECT facts, at FROM stripe_reconciliations ORDER BY at DESC LIMIT :limit"), {"limit": limit}

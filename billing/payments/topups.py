@@ -7,12 +7,12 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from billing.payments.book_updates import BookUpdate, UpdateOutcome, no_change, not_ours
 from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer, refresh_cards, tenant_of
-from billing.payments.effects import Effect, Outcome, foreign, nothing
-from billing.payments.objects import Session
-from billing.payments.once import once
+from billing.payments.idempotency import idempotent_write
 from billing.payments.payments import TOPUP_KEY, prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import CheckoutSession
 from core.db import Database
 from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7
@@ -24,7 +24,7 @@ MAX_CENTS = 10_000_000
 """What one purchase may be: $5 to $100,000."""
 
 
-class Started(msgspec.Struct, frozen=True):
+class StartedTopup(msgspec.Struct, frozen=True):
     """A purchase that waits for its buyer."""
 
     id: UUID
@@ -54,7 +54,7 @@ async def start_topup(
     return_url: str,
     by: str,
     topup_id: UUID | None = None,
-) -> Started:
+) -> StartedTopup:
     """Begin a purchase of credit; the same `topup_id` again gives the same page. The card is saved for later.
 
     Raises Conflict: a postpaid account, or another purchase of this id. NotFound: no such organisation.
@@ -62,20 +62,20 @@ async def start_topup(
     topup_id = topup_id or uuid7()
     customer_id = await ensure_customer(database, gateway, tenant_id)
     async with database.system() as connection:
-        row = await _begin(connection, topup_id, tenant_id, cents, by)
+        row = await _insert(connection, topup_id, tenant_id, cents, by)
     if row.url is not None:
         return _started(topup_id, cents, row.url)
     metadata = {TENANT_KEY: str(tenant_id), TOPUP_KEY: str(topup_id)}
     params = _session(customer_id, cents, metadata, return_url)
 
-    async def find() -> Session | None:
+    async def find() -> CheckoutSession | None:
         return await _find(gateway, customer_id, topup_id, int(row.created))
 
-    session = await once(
-        lambda key: gateway.create_session(params, key),
+    session = await idempotent_write(
+        lambda key: gateway.create_checkout_session(params, key),
         find,
         f"penstock-topup-{topup_id}",
-        look_first=row.old,
+        find_first=row.old,
     )
     async with database.system() as connection:
         await connection.execute(
@@ -87,11 +87,11 @@ async def start_topup(
     return _started(topup_id, cents, session.url or "")
 
 
-def _started(topup_id: UUID, cents: int, url: str) -> Started:
-    return Started(id=topup_id, amount_usd=pico_to_usd(cents * PICO_PER_CENT), url=url)
+def _started(topup_id: UUID, cents: int, url: str) -> StartedTopup:
+    return StartedTopup(id=topup_id, amount_usd=pico_to_usd(cents * PICO_PER_CENT), url=url)
 
 
-async def _begin(connection: AsyncConnection, topup_id: UUID, tenant_id: UUID, cents: int, by: str) -> Any:
+async def _insert(connection: AsyncConnection, topup_id: UUID, tenant_id: UUID, cents: int, by: str) -> Any:
     mode = await connection.execute(
         text("SELECT mode FROM billing_accounts WHERE tenant_id = :tenant"), {"tenant": tenant_id}
     )
@@ -118,8 +118,10 @@ async def _begin(connection: AsyncConnection, topup_id: UUID, tenant_id: UUID, c
     return row
 
 
-async def _find(gateway: StripeGateway, customer_id: str, topup_id: UUID, created_at: int) -> Session | None:
-    for session in await gateway.sessions_since(customer_id, created_at - 300):
+async def _find(
+    gateway: StripeGateway, customer_id: str, topup_id: UUID, created_at: int
+) -> CheckoutSession | None:
+    for session in await gateway.checkout_sessions_since(customer_id, created_at - 300):
         if session.metadata.get(TOPUP_KEY) == str(topup_id):
             return session
     return None
@@ -138,23 +140,23 @@ def _session(customer_id: str, cents: int, metadata: dict[str, str], return_url:
     }
 
 
-async def prepare_session(database: Database, gateway: StripeGateway, session_id: str) -> Effect:
+async def prepare_session(database: Database, gateway: StripeGateway, session_id: str) -> BookUpdate:
     """What a Checkout session does: its payment's effect, a saved card, or the end of a purchase that nobody paid."""
-    session = await gateway.session(session_id)
+    session = await gateway.checkout_session(session_id)
     async with database.read() as connection:
         tenant_id = await tenant_of(connection, session.customer)
     if tenant_id is None or session.customer is None:
-        return foreign
+        return not_ours
     if session.status == "complete":
         await refresh_cards(database, gateway, session.customer)
     if session.payment_intent is not None:
         return await prepare_payment(gateway, session.payment_intent)
     topup_id = session.metadata.get(TOPUP_KEY)
     if session.status != "expired" or topup_id is None:
-        return nothing
+        return no_change
 
     @platform_wide("by the purchase's own id")
-    async def effect(connection: AsyncConnection) -> Outcome:
+    async def update(connection: AsyncConnection) -> UpdateOutcome:
         await connection.execute(
             text(
                 "UPDATE stripe_topups SET status = 'expired', ended_at = clock_timestamp() "
@@ -164,4 +166,4 @@ async def prepare_session(database: Database, gateway: StripeGateway, session_id
         )
         return "applied"
 
-    return effect
+    return update

@@ -137,7 +137,7 @@ _EVENTS = """
 """
 
 
-def _plain(row: Any) -> dict[str, Any]:
+def _view_fields(row: Any) -> dict[str, Any]:
     """A row with cents as dollars and instants as text."""
     found = dict(row._mapping)
     for name, value in found.items():
@@ -154,41 +154,41 @@ async def list_customers(
 ) -> list[CustomerView]:
     """Payers by name."""
     rows = await connection.execute(text(_CUSTOMERS), {"tenant": tenant_id, "limit": limit})
-    return [CustomerView(**_plain(row)) for row in rows]
+    return [CustomerView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("with a tenant: that organisation's; without: the platform's own list")
 async def list_topups(connection: AsyncConnection, tenant_id: UUID | None, limit: int) -> list[TopupView]:
     """The newest purchases first."""
     rows = await connection.execute(text(_TOPUPS), {"tenant": tenant_id, "limit": limit})
-    return [TopupView(**_plain(row)) for row in rows]
+    return [TopupView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("with a tenant: that organisation's; without: the platform's own list")
 async def list_payments(connection: AsyncConnection, tenant_id: UUID | None, limit: int) -> list[PaymentView]:
     """The newest payments first."""
     rows = await connection.execute(text(_PAYMENTS), {"tenant": tenant_id, "limit": limit})
-    return [PaymentView(**_plain(row)) for row in rows]
+    return [PaymentView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("with a tenant: that organisation's; without: the platform's own list")
 async def list_refunds(connection: AsyncConnection, tenant_id: UUID | None, limit: int) -> list[RefundView]:
     """The newest refunds first."""
     rows = await connection.execute(text(_REFUNDS), {"tenant": tenant_id, "limit": limit})
-    return [RefundView(**_plain(row)) for row in rows]
+    return [RefundView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("with a tenant: that organisation's; without: the platform's own list")
 async def list_disputes(connection: AsyncConnection, tenant_id: UUID | None, limit: int) -> list[DisputeView]:
     """The newest disputes first."""
     rows = await connection.execute(text(_DISPUTES), {"tenant": tenant_id, "limit": limit})
-    return [DisputeView(**_plain(row)) for row in rows]
+    return [DisputeView(**_view_fields(row)) for row in rows]
 
 
 async def list_events(connection: AsyncConnection, limit: int, *, only_open: bool = False) -> list[EventView]:
     """The newest events first; `only_open` = those that wait or fail."""
     rows = await connection.execute(text(_EVENTS), {"open": only_open, "limit": limit})
-    return [EventView(**_plain(row)) for row in rows]
+    return [EventView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("what waits for the platform's people, of every organisation")
@@ -200,4 +200,4 @@ async def list_blocked(connection: AsyncConnection) -> list[BlockedView]:
             "ORDER BY updated_at, object_id LIMIT 1000"
         )
     )
-    return [BlockedView(**_plain(row)) for row in rows]
+    return [BlockedView(**_view_fields(row)) for row in rows]

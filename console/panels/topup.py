@@ -7,7 +7,7 @@ from uuid import UUID
 from nicegui import ui
 
 from admin import payments as admin_payments
-from billing.payments.auto_rules import Rule
+from billing.payments.auto_topup_rules import AutoTopupRule
 from billing.payments.stripe_gateway import open_gateway
 from billing.payments.views import CustomerView, TopupView
 from console.components.base import badge, box, card, description_list, notice
@@ -43,7 +43,7 @@ class TopupPanel:
         self.may_pay = viewer.role == "tenant_owner"
         self.ready = bool(console.settings.stripe_api_key.get_secret_value())
         self.customer: CustomerView | None = None
-        self.rule: Rule | None = None
+        self.rule: AutoTopupRule | None = None
         self.place: ui.element
 
     async def draw(self) -> None:

@@ -120,7 +120,7 @@ class Cards:
         await asyncio.to_thread(
             lambda: play.stripe.fail("timeout", path="/v1/payment_intents$", method="POST", times=1)
         )
-        impatient = {"timeout_s": 0.5, "retries": 0, "patience_s": 0.5}
+        impatient = {"timeout_s": 0.5, "max_retries": 0, "max_wait_s": 0.5}
         gateway = StripeGateway(play.stripe.api_key, play.stripe.url, **impatient)  # type: ignore[arg-type]
         try:
             with contextlib.suppress(Unavailable):
@@ -133,7 +133,7 @@ class Cards:
         """The process dies between Stripe's answer and our commit."""
         await self._low(who)
         await _crash(
-            auto_topup, "apply_now", lambda: payment_jobs.top_up(self.play.database, self.play.settings)
+            auto_topup, "apply_update", lambda: payment_jobs.top_up(self.play.database, self.play.settings)
         )
         await self.play.jobs()
 
@@ -153,7 +153,7 @@ class Cards:
         """The same with a refund that waits in the outbox."""
         await _crash(
             refunds,
-            "apply_now",
+            "apply_update",
             lambda: payment_jobs.send(self.play.database, self.play.settings),
             quiet=True,
         )

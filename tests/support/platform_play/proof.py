@@ -14,7 +14,7 @@ from billing.ledger.months import bounds, month_name
 from billing.ledger.transfers import seal
 from billing.ledger.verification import verify
 from billing.payments.stripe_gateway import open_gateway
-from billing.payments.stripe_reconciliation import bounds as seconds_of
+from billing.payments.stripe_reconciliation import unix_bounds as seconds_of
 from billing.reports.usage_report import ReportQuery, usage_report
 from billing.statements.verify import verify_pair
 from core.money import usd_to_pico
@@ -168,7 +168,7 @@ async def meters_have_our_tokens(play: Stage) -> None:
                     "SELECT customer_id FROM stripe_customers WHERE tenant_id = :tenant",
                     tenant=person.tenant_id,
                 )
-                found = await gateway.meter_sums(meter, customer, *seconds_of(month))
+                found = await gateway.meter_event_summaries(meter, customer, *seconds_of(month))
                 assert sum(one.tokens for one in found) == sum(map(sum, sums))
 
 

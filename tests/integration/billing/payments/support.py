@@ -63,11 +63,11 @@ async def drain(database: Database, gateway: StripeGateway) -> int:
     """Find and apply everything that Stripe says, until nothing is left; returns how many events were applied."""
     applied = 0
     while True:
-        await events.find_missed(database, gateway)
-        now = await events.apply_waiting(database, gateway)
+        await events.record_missed(database, gateway)
+        now = await events.apply_due(database, gateway)
         applied += now
         async with database.read() as connection:
-            if not now and not await events.waiting(connection):
+            if not now and not await events.count_due(connection):
                 return applied
 
 
@@ -86,7 +86,7 @@ async def equals_stripe(database: Database, gateway: StripeGateway) -> None:
             booked = {row.txn_id for row in await connection.execute(text("SELECT txn_id FROM stripe_cash"))}
             errors = [*(await connection.execute(text("SELECT status, error FROM stripe_refunds")))]
             errors += [*(await connection.execute(text("SELECT type, outcome, error FROM stripe_events")))]
-        missing = [move for move in await gateway.movements(0, 2**34) if move.id not in booked]
+        missing = [move for move in await gateway.balance_transactions(0, 2**34) if move.id not in booked]
         raise AssertionError(
             f"{mine} cents of cash here, {theirs} in Stripe; not booked: {missing}; {errors}"
         )

@@ -6,10 +6,10 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing.payments import auto_rules, auto_topup
+from billing.payments import auto_topup, auto_topup_rules
 from billing.payments.customers import ensure_customer, refresh_cards
-from billing.payments.objects import Payment
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import PaymentIntent
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, Unavailable
 from tests.integration.billing.payments.support import (
@@ -38,7 +38,7 @@ async def ready(
     fake.client().v1.payment_methods.attach(card, {"customer": customer})
     await refresh_cards(database, gateway, customer)
     async with database.system() as connection:
-        await auto_rules.set_rule(
+        await auto_topup_rules.set_rule(
             connection,
             tenant_id=tenant_id,
             enabled=True,
@@ -104,9 +104,9 @@ async def test_failures_switch_it_off_with_a_notice(database: Database, fake_str
             async with database.system() as connection:
                 await connection.execute(text("UPDATE stripe_auto_topups SET retry_at = NULL"))
         async with database.read() as connection:
-            rule = await auto_rules.get_rule(connection, tenant_id)
+            rule = await auto_topup_rules.get_rule(connection, tenant_id)
         assert rule is not None
-        assert (rule.enabled, rule.failures) == (False, auto_rules.MAX_FAILURES)
+        assert (rule.enabled, rule.failures) == (False, auto_topup_rules.MAX_FAILURES)
         assert await books(database) == {}
         assert (await one(database, "SELECT count(*) AS n FROM notices WHERE kind = 'topup.disabled'")).n == 1
     statuses = {each.status for each in fake_stripe.client().v1.payment_intents.list().data}
@@ -117,7 +117,7 @@ async def test_a_rule_needs_a_card_and_a_cap(database: Database) -> None:
     tenant_id = await prepaid(database)
     async with database.system() as connection:
         with pytest.raises(Conflict):
-            await auto_rules.set_rule(
+            await auto_topup_rules.set_rule(
                 connection,
                 tenant_id=tenant_id,
                 enabled=True,
@@ -127,7 +127,7 @@ async def test_a_rule_needs_a_card_and_a_cap(database: Database) -> None:
                 by="t",
             )
         with pytest.raises(InvalidRequest):
-            await auto_rules.set_rule(
+            await auto_topup_rules.set_rule(
                 connection,
                 tenant_id=tenant_id,
                 enabled=False,
@@ -159,9 +159,9 @@ async def test_a_purchase_that_cannot_go_on_does_not_stop_the_others(
     async with gateway_to(fake_stripe) as gateway:
         await ready(database, gateway, fake_stripe)
         await ready(database, gateway, fake_stripe, name="Globex")
-        asked = gateway.payment
+        asked = gateway.payment_intent
 
-        async def refused(payment_intent: str) -> Payment:
+        async def refused(payment_intent: str) -> PaymentIntent:
             if not known:
                 known.append(payment_intent)
             if payment_intent in known:
@@ -169,5 +169,5 @@ async def test_a_purchase_that_cannot_go_on_does_not_stop_the_others(
             return await asked(payment_intent)
 
         known: list[str] = []
-        monkeypatch.setattr(gateway, "payment", refused)
+        monkeypatch.setattr(gateway, "payment_intent", refused)
         assert await auto_topup.run(database, gateway) == 1

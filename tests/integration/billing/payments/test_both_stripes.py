@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import stripe
 
-from billing.payments import auto_rules, auto_topup, refunds, stripe_reconciliation
+from billing.payments import auto_topup, auto_topup_rules, refunds, stripe_reconciliation
+from billing.payments.book_updates import apply_update
 from billing.payments.customers import ensure_customer, refresh_cards, set_tax_id
-from billing.payments.effects import apply_now
 from billing.payments.invoices import prepare_invoice
 from billing.payments.payments import prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
@@ -85,7 +85,7 @@ async def test_a_saved_card_buys_credit_and_gets_it_back(database: Database, eit
     tenant_id = await prepaid(database)
     await with_card(database, either, tenant_id)
     async with database.system() as connection:
-        await auto_rules.set_rule(
+        await auto_topup_rules.set_rule(
             connection,
             tenant_id=tenant_id,
             enabled=True,
@@ -96,7 +96,7 @@ async def test_a_saved_card_buys_credit_and_gets_it_back(database: Database, eit
         )
     assert await auto_topup.run(database, either.gateway) == 1
     intent = (await one(database, "SELECT payment_intent FROM stripe_topups")).payment_intent
-    await apply_now(database, await prepare_payment(either.gateway, intent))
+    await apply_update(database, await prepare_payment(either.gateway, intent))
     assert (await books(database))["credit"] == -2500
     async with database.system() as connection:
         await refunds.request_refund(
@@ -125,7 +125,7 @@ async def test_an_invoice_is_sent_line_by_line_and_paid(database: Database, eith
     assert stripe_id is not None
     with suppress(stripe.InvalidRequestError):  # Stripe may have charged the card by itself already
         either.client.v1.invoices.pay(stripe_id)
-    await apply_now(database, await prepare_invoice(either.gateway, stripe_id))
+    await apply_update(database, await prepare_invoice(either.gateway, stripe_id))
     assert (await one(database, "SELECT status FROM invoices")).status == "paid"
     found = await books(database)
     assert (found.get("invoiced", 0), found["cash"]) == (0, 6900 - found["fees"])

@@ -4,9 +4,9 @@ import pytest
 from sqlalchemy import text
 
 from billing.payments import events, topups
-from billing.payments.effects import Effect
-from billing.payments.objects import Event
+from billing.payments.book_updates import BookUpdate
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import Event
 from core.db import Database
 from core.errors import Unavailable
 from tests.integration.billing.payments.support import RETURN_URL, books, gateway_to, one, prepaid
@@ -19,7 +19,7 @@ async def test_an_object_that_nobody_can_read_does_not_stop_the_others(
     tenant_id = await prepaid(database)
     async with gateway_to(fake_stripe) as gateway:
 
-        async def unreadable(database: Database, gateway: StripeGateway, object_id: str) -> Effect:
+        async def unreadable(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
             raise KeyError("currency")
 
         monkeypatch.setitem(events.HANDLERS, "customer", unreadable)
@@ -27,12 +27,12 @@ async def test_an_object_that_nobody_can_read_does_not_stop_the_others(
             database, gateway, tenant_id=tenant_id, cents=2500, return_url=RETURN_URL, by="test"
         )
         fake_stripe.pay(started.url.rsplit("/", 1)[1])
-        await events.find_missed(database, gateway)
+        await events.record_missed(database, gateway)
         async with database.system() as connection:
             await connection.execute(
                 text("UPDATE stripe_events SET created_at = 'epoch' WHERE object_kind = 'customer'")
             )
-        await events.apply_waiting(database, gateway)
+        await events.apply_due(database, gateway)
         assert (await books(database))["credit"] == -2500
         left = await one(
             database, "SELECT count(*) AS n, max(error) AS error FROM stripe_events WHERE applied_at IS NULL"
@@ -47,7 +47,7 @@ async def test_a_long_backlog_is_recorded_slice_by_slice(
     database: Database, fake_stripe: FakeStripe, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
     """More events than are read at once, and Stripe away after the first of them."""
-    monkeypatch.setattr(events, "SLICE_ROWS", 100)
+    monkeypatch.setattr(events, "MAX_SLICE_EVENTS", 100)
     now = fake_stripe.advance(ahead)
     async with database.system() as connection:
         await connection.execute(text("UPDATE stripe_state SET events_seen_at = now() - interval '3 days'"))
@@ -61,11 +61,11 @@ async def test_a_long_backlog_is_recorded_slice_by_slice(
         with monkeypatch.context() as patch:
             _goes_away(patch, gateway)
             with pytest.raises(Unavailable):
-                await events.find_missed(database, gateway)
+                await events.record_missed(database, gateway)
         kept = (await one(database, _RECORDED)).n
         assert 0 < kept < len(made), "what was recorded stays"
-        assert await events.find_missed(database, gateway) == len(made) - kept
-        assert await events.find_missed(database, gateway) == 0
+        assert await events.record_missed(database, gateway) == len(made) - kept
+        assert await events.record_missed(database, gateway) == 0
     seen = await one(
         database,
         "SELECT extract(epoch FROM events_seen_at)::bigint AS at, extract(epoch FROM now())::bigint AS now "

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from admin import invoices as admin_invoices
 from admin import users as admin_users
 from billing.ledger import transfers
-from billing.payments import dunning, meter_events, push, stripe_reconciliation
+from billing.payments import dunning, meter_events, push_invoices, stripe_reconciliation
 from billing.payments.customers import ensure_customer, refresh_cards
 from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
@@ -150,7 +150,7 @@ async def test_an_invoice_is_sent_paid_and_equal(database: Database, fake_stripe
         invoice_id = await invoiced(database, tenant_id, [1234, 0, 5678, -12])
         await send(database, gateway)
         assert (await state(database)).stripe_invoice_id is not None
-        assert await push.push_invoice(database, gateway, invoice_id)
+        assert await push_invoices.push_invoice(database, gateway, invoice_id)
         fake_stripe.advance(2 * 3600)
         await drain(database, gateway)
         assert (await state(database)).status == "paid"
@@ -176,7 +176,7 @@ async def test_more_lines_than_stripe_takes_share_the_last_item(
         await send(database, gateway)
         stripe_id = (await state(database)).stripe_invoice_id
         sent = await gateway.invoice_lines(stripe_id)
-        assert len(sent) == push.MAX_ITEMS
+        assert len(sent) == push_invoices.MAX_ITEMS
         assert sum(line.cents for line in sent) == sum(range(1, 270))
         assert min(line.cents for line in sent) == 21
         assert (
@@ -348,7 +348,7 @@ async def test_tokens_of_closed_hours_reach_the_meter_once(
             "SELECT c.customer_id, s.meter_id, extract(epoch FROM date_trunc('hour', now()))::bigint AS hour "
             "FROM stripe_customers c, stripe_state s",
         )
-        sums = await gateway.meter_sums(row.meter_id, row.customer_id, row.hour - 86_400, row.hour)
+        sums = await gateway.meter_event_summaries(row.meter_id, row.customer_id, row.hour - 86_400, row.hour)
         assert sum(one.tokens for one in sums) == 105 + 10**14 + 5 + 55
         assert (
             await one(database, "SELECT tokens FROM stripe_meter_events WHERE state = 'too_old'")

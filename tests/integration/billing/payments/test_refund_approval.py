@@ -8,7 +8,7 @@ import pytest
 
 from admin import payments as admin_payments
 from admin.actor import Actor
-from billing.payments.refunds import Requested
+from billing.payments.refunds import RequestedRefund
 from core.db import Database
 from core.errors import Conflict
 from core.ids import uuid7
@@ -30,7 +30,7 @@ FINA = Actor(kind="user", id=str(uuid7()), label="fina@example.com", role="finan
 
 async def ask(
     database: Database, actor: Actor, tenant_id: UUID, intent: str, usd: str | None, **more: Any
-) -> Requested:
+) -> RequestedRefund:
     return await admin_payments.refund(
         database, actor, tenant_id=tenant_id, payment_intent=intent, amount_usd=usd, reason="unhappy",
         limit_usd=Decimal(10), **more,

@@ -22,7 +22,7 @@ from tests.integration.billing.payments.support import (
 from tests.support.stripe_sim import FakeStripe
 
 
-async def ask(database: Database, tenant_id: UUID, intent: str, cents: int | None) -> refunds.Requested:
+async def ask(database: Database, tenant_id: UUID, intent: str, cents: int | None) -> refunds.RequestedRefund:
     async with database.system() as connection:
         return await refunds.request_refund(
             connection, refund_id=uuid7(), tenant_id=tenant_id, payment_intent=intent, cents=cents, reason="test",

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from billing.payments import refunds, topups
-from billing.payments.effects import apply_now
+from billing.payments.book_updates import apply_update
 from billing.payments.payments import prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
@@ -29,7 +29,7 @@ from tests.support.stripe_sim import FakeStripe
 
 async def ask(
     database: Database, tenant_id: UUID, intent: str, cents: int | None, refund_id: UUID | None = None
-) -> refunds.Requested:
+) -> refunds.RequestedRefund:
     async with database.system() as connection:
         return await refunds.request_refund(
             connection,
@@ -186,7 +186,7 @@ async def test_credit_that_was_used_before_a_lost_dispute_is_our_loss(
         )
         fake_stripe.pay(started.url.rsplit("/", 1)[1], "pm_card_createDispute")
         found = fake_stripe.client().v1.disputes.list().data[0]
-        await apply_now(database, await prepare_payment(gateway, str(found.payment_intent)))
+        await apply_update(database, await prepare_payment(gateway, str(found.payment_intent)))
         await spend(database, tenant_id, 1700)
         await drain(database, gateway)
         assert await credit(database, tenant_id) == 0

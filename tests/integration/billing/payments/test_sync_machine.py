@@ -32,7 +32,7 @@ class SyncMachine(BooksMachine):
         super().__init__()
         self.fake.control("POST", "/reset")
         self.gateway = StripeGateway(
-            self.fake.api_key, self.fake.url, timeout_s=5.0, retries=0, patience_s=2.0
+            self.fake.api_key, self.fake.url, timeout_s=5.0, max_retries=0, max_wait_s=2.0
         )
         self.tenant_id: UUID = self.wait(prepaid(self.database, f"Acme {uuid7()}"))
         self.good: list[str] = []
@@ -56,7 +56,7 @@ class SyncMachine(BooksMachine):
         card = "pm_card_createDispute" if disputed else "pm_card_visa"
         session_id = started.url.rsplit("/", 1)[1]
         self.fake.pay(session_id, card)
-        intent = self.wait(self.gateway.session(session_id)).payment_intent
+        intent = self.wait(self.gateway.checkout_session(session_id)).payment_intent
         assert intent is not None
         self.bought += cents
         if disputed:
@@ -124,7 +124,7 @@ class SyncMachine(BooksMachine):
         chosen = [one for at, one in enumerate(listed) if drop == 0 or at % (drop + 1)] * count
         for event in reversed(chosen) if reverse else chosen:
             self.act(lambda connection, event=event: events.record(connection, event, "webhook"))  # type: ignore[misc]
-        self.wait(events.apply_waiting(self.database, self.gateway))
+        self.wait(events.apply_due(self.database, self.gateway))
 
     @rule(kind=st.sampled_from(["429", "500", "500_after", "reset", "reset_after"]), path=st.sampled_from(
         ["/v1/refunds.*", "/v1/payment_intents.*", "/v1/disputes.*", "/v1/events"]))  # fmt: skip

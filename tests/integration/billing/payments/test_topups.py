@@ -33,7 +33,7 @@ async def _start(
     tenant_id: UUID,
     cents: int = 2500,
     topup_id: UUID | None = None,
-) -> topups.Started:
+) -> topups.StartedTopup:
     return await topups.start_topup(
         database,
         gateway,
@@ -45,7 +45,7 @@ async def _start(
     )
 
 
-def _session_id(started: topups.Started) -> str:
+def _session_id(started: topups.StartedTopup) -> str:
     return started.url.rsplit("/", 1)[1]
 
 
@@ -142,7 +142,7 @@ async def test_nobody_pays_twice_when_events_come_twice_and_out_of_order(
             await connection.execute(
                 text("UPDATE stripe_events SET created_at = now() - random() * interval '1 h'")
             )
-        while await events.apply_waiting(database, gateway):
+        while await events.apply_due(database, gateway):
             pass
         await equals_stripe(database, gateway)
     assert (await books(database))["credit"] == -2500

@@ -7,17 +7,17 @@ from core.errors import Unavailable
 
 T = TypeVar("T")
 
-FAILED = "stripe_failed"
+WRITE_UNKNOWN = "stripe_failed"
 """The code of a 500: whether the write happened is unknown, and its idempotency key answers 500 from now on."""
-_KEYS = 4
+MAX_KEYS = 4
 
 
-async def once(
-    make: Callable[[str], Awaitable[T]],
+async def idempotent_write(
+    write: Callable[[str], Awaitable[T]],
     find: Callable[[], Awaitable[T | None]],
     key: str,
     *,
-    look_first: bool = False,
+    find_first: bool = False,
 ) -> T:
     """What `make` makes with an idempotency key, or what `find` finds when Stripe failed in the middle.
 
@@ -25,15 +25,15 @@ async def once(
     whether the write happened, and goes on to the next key of the same row of keys. `look_first` when an
     earlier attempt may be too old for its key. Raises what `make` raises.
     """
-    if look_first and (there := await find()) is not None:
+    if find_first and (there := await find()) is not None:
         return there
-    for number in range(_KEYS - 1):
+    for number in range(MAX_KEYS - 1):
         try:
-            return await make(key if number == 0 else f"{key}-{number}")
+            return await write(key if number == 0 else f"{key}-{number}")
         except Unavailable as error:
-            if error.code != FAILED:
+            if error.code != WRITE_UNKNOWN:
                 raise
         found = await find()
         if found is not None:
             return found
-    return await make(f"{key}-{_KEYS - 1}")
+    return await write(f"{key}-{MAX_KEYS - 1}")

@@ -14,7 +14,7 @@ MAX_FAILURES = 3
 """After so many failures in a row a person has to look."""
 
 
-class Rule(msgspec.Struct, frozen=True):
+class AutoTopupRule(msgspec.Struct, frozen=True):
     """Buy `amount_usd` whenever less than `threshold_usd` is available, at most `monthly_cap_usd` in a UTC month."""
 
     tenant_id: UUID
@@ -36,7 +36,7 @@ async def set_rule(
     cents: int,
     monthly_cap_cents: int,
     by: str,
-) -> Rule:
+) -> AutoTopupRule:
     """Set the rule; failures are forgotten. Amounts: threshold in picodollars, the others in cents.
 
     Raises InvalidRequest: a cap below the amount. Conflict: a postpaid account, or no saved card to charge.
@@ -79,7 +79,7 @@ async def set_rule(
     return rule
 
 
-async def get_rule(connection: AsyncConnection, tenant_id: UUID) -> Rule | None:
+async def get_rule(connection: AsyncConnection, tenant_id: UUID) -> AutoTopupRule | None:
     """The organisation's rule; None when it never had one."""
     found = await connection.execute(
         text(
@@ -94,7 +94,7 @@ async def get_rule(connection: AsyncConnection, tenant_id: UUID) -> Rule | None:
     row = found.one_or_none()
     if row is None:
         return None
-    return Rule(
+    return AutoTopupRule(
         tenant_id=tenant_id,
         enabled=row.enabled,
         threshold_usd=pico_to_usd(int(row.threshold)),
@@ -106,7 +106,7 @@ async def get_rule(connection: AsyncConnection, tenant_id: UUID) -> Rule | None:
     )
 
 
-async def succeeded(connection: AsyncConnection, tenant_id: UUID) -> None:
+async def record_success(connection: AsyncConnection, tenant_id: UUID) -> None:
     """An automatic purchase went well."""
     await connection.execute(
         text("UPDATE stripe_auto_topups SET failures = 0, retry_at = NULL WHERE tenant_id = :tenant"),
@@ -114,7 +114,7 @@ async def succeeded(connection: AsyncConnection, tenant_id: UUID) -> None:
     )
 
 
-async def failed(connection: AsyncConnection, tenant_id: UUID, error: str) -> None:
+async def record_failure(connection: AsyncConnection, tenant_id: UUID, error: str) -> None:
     """One went wrong: wait longer each time, and stop after MAX_FAILURES with a notice to the customer."""
     found = await connection.execute(
         text(

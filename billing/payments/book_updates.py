@@ -11,23 +11,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 
-Outcome = Literal["applied", "ignored", "foreign"]
+UpdateOutcome = Literal["applied", "ignored", "foreign"]
 """applied | ignored: nothing to do | foreign: it belongs to none of our customers."""
 
-Effect = Callable[[AsyncConnection], Awaitable[Outcome]]
+BookUpdate = Callable[[AsyncConnection], Awaitable[UpdateOutcome]]
 
 
-async def nothing(connection: AsyncConnection) -> Outcome:
+async def no_change(connection: AsyncConnection) -> UpdateOutcome:
     """The effect of what concerns us and changes nothing."""
     return "ignored"
 
 
-async def foreign(connection: AsyncConnection) -> Outcome:
+async def not_ours(connection: AsyncConnection) -> UpdateOutcome:
     """The effect of what belongs to somebody else's use of the Stripe account."""
     return "foreign"
 
 
-async def apply_now(database: Database, effect: Effect) -> Outcome:
+async def apply_update(database: Database, update: BookUpdate) -> UpdateOutcome:
     """Apply an effect in a transaction of its own."""
     async with database.system() as connection:
-        return await effect(connection)
+        return await update(connection)

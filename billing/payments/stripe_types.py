@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 
-class Money(msgspec.Struct, frozen=True):
+class BalanceTransaction(msgspec.Struct, frozen=True):
     """A movement of our Stripe balance (a balance transaction): net = cents - fee_cents."""
 
     id: str
@@ -38,7 +38,7 @@ class Card(msgspec.Struct, frozen=True):
     customer: str | None
 
 
-class Session(msgspec.Struct, frozen=True):
+class CheckoutSession(msgspec.Struct, frozen=True):
     """A Checkout session."""
 
     id: str
@@ -50,7 +50,7 @@ class Session(msgspec.Struct, frozen=True):
     metadata: dict[str, str]
 
 
-class Payment(msgspec.Struct, frozen=True):
+class PaymentIntent(msgspec.Struct, frozen=True):
     """A payment intent with its last charge."""
 
     id: str
@@ -63,7 +63,7 @@ class Payment(msgspec.Struct, frozen=True):
     metadata: dict[str, str]
     payment_method: str | None
     charge_id: str | None
-    money: Money | None
+    balance_transaction: BalanceTransaction | None
     """The charge's movement of our balance; Stripe may tell it a little later than the success."""
     error: str | None
     """Why the last attempt failed."""
@@ -125,8 +125,8 @@ class Refund(msgspec.Struct, frozen=True):
     cents: int
     payment_intent: str | None
     metadata: dict[str, str]
-    money: Money | None
-    failure_money: Money | None
+    balance_transaction: BalanceTransaction | None
+    failure_balance_transaction: BalanceTransaction | None
     """The money's return to our balance when the refund failed."""
     error: str | None
     created_at: int
@@ -141,7 +141,7 @@ class Dispute(msgspec.Struct, frozen=True):
     reason: str
     payment_intent: str | None
     charge: str | None
-    moves: list[Money]
+    balance_transactions: list[BalanceTransaction]
     due_at: int | None
     created_at: int
 
@@ -156,7 +156,7 @@ class Event(msgspec.Struct, frozen=True):
     created_at: int
 
 
-class MeterSum(msgspec.Struct, frozen=True):
+class MeterEventSummary(msgspec.Struct, frozen=True):
     """What a meter has for a customer in [start_at, end_at)."""
 
     start_at: int
@@ -164,24 +164,24 @@ class MeterSum(msgspec.Struct, frozen=True):
     tokens: int
 
 
-def event_of(raw: dict[str, Any]) -> Event | None:
+def parse_event(raw: dict[str, Any]) -> Event | None:
     """The event in a webhook's body or a list's row; None when it is none. Both of Stripe's shapes: with a snapshot of
     the object (`event`) and thin (`v2.core.event`)."""
-    identity, kind = _name(raw, "id"), _name(raw, "type")
-    if not identity or not kind:
+    event_id, kind = _short_text(raw, "id"), _short_text(raw, "type")
+    if not event_id or not kind:
         return None
     created: Any = raw.get("created")
     if raw.get("object") == "v2.core.event":
         related = raw.get("related_object") or {}
-        return Event(identity, kind, _name(related, "type"), _name(related, "id"), 0)
+        return Event(event_id, kind, _short_text(related, "type"), _short_text(related, "id"), 0)
     data = raw.get("data")
     found = data.get("object") if isinstance(data, dict) else None
     if not isinstance(found, dict) or type(created) is not int or not 0 <= created < 2**37:
         return None
-    return Event(identity, kind, _name(found, "object"), _name(found, "id"), created)
+    return Event(event_id, kind, _short_text(found, "object"), _short_text(found, "id"), created)
 
 
-def _name(found: Any, key: str) -> str:
+def _short_text(found: Any, key: str) -> str:
     """A short printable text under `key`; empty when there is none."""
     value = found.get(key) if isinstance(found, dict) else None
     good = isinstance(value, str) and 0 < len(value) <= 255 and value.isprintable()

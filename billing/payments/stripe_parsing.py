@@ -1,19 +1,19 @@
-"""Stripe's objects, as plain data of the official package, into our structs (billing/payments/objects.py)."""
+"""Stripe's objects, as plain data of the official package, into our structs (billing/payments/stripe_types.py)."""
 
 from typing import Any
 
-from billing.payments.objects import (
+from billing.payments.stripe_types import (
+    BalanceTransaction,
     Card,
+    CheckoutSession,
     CreditNote,
     Customer,
     Dispute,
     Invoice,
     InvoiceLine,
     InvoicePayment,
-    Money,
-    Payment,
+    PaymentIntent,
     Refund,
-    Session,
 )
 
 Raw = dict[str, Any]
@@ -26,9 +26,9 @@ def id_of(value: Any) -> str | None:
     return str(value["id"])
 
 
-def movement(raw: Raw) -> Money:
+def balance_transaction(raw: Raw) -> BalanceTransaction:
     """A balance transaction."""
-    return Money(
+    return BalanceTransaction(
         id=raw["id"],
         cents=raw["amount"],
         fee_cents=raw["fee"],
@@ -38,8 +38,8 @@ def movement(raw: Raw) -> Money:
     )
 
 
-def _movement(value: Any) -> Money | None:
-    return movement(value) if isinstance(value, dict) else None
+def _expanded_transaction(value: Any) -> BalanceTransaction | None:
+    return balance_transaction(value) if isinstance(value, dict) else None
 
 
 def _metadata(raw: Raw) -> dict[str, str]:
@@ -70,9 +70,9 @@ def card(raw: Raw) -> Card:
     )
 
 
-def session(raw: Raw) -> Session:
+def checkout_session(raw: Raw) -> CheckoutSession:
     """A Checkout session."""
-    return Session(
+    return CheckoutSession(
         id=raw["id"],
         url=raw.get("url"),
         mode=raw["mode"],
@@ -83,11 +83,11 @@ def session(raw: Raw) -> Session:
     )
 
 
-def payment(raw: Raw) -> Payment:
+def payment_intent(raw: Raw) -> PaymentIntent:
     """A payment intent."""
     charge = raw.get("latest_charge")
     error = raw.get("last_payment_error") or {}
-    return Payment(
+    return PaymentIntent(
         id=raw["id"],
         status=raw["status"],
         cents=raw["amount"],
@@ -97,7 +97,9 @@ def payment(raw: Raw) -> Payment:
         metadata=_metadata(raw),
         payment_method=id_of(raw.get("payment_method")),
         charge_id=id_of(charge),
-        money=_movement(charge.get("balance_transaction")) if isinstance(charge, dict) else None,
+        balance_transaction=_expanded_transaction(charge.get("balance_transaction"))
+        if isinstance(charge, dict)
+        else None,
         error=error.get("message") or error.get("code"),
         created_at=raw["created"],
     )
@@ -111,8 +113,8 @@ def refund(raw: Raw) -> Refund:
         cents=raw["amount"],
         payment_intent=id_of(raw.get("payment_intent")),
         metadata=_metadata(raw),
-        money=_movement(raw.get("balance_transaction")),
-        failure_money=_movement(raw.get("failure_balance_transaction")),
+        balance_transaction=_expanded_transaction(raw.get("balance_transaction")),
+        failure_balance_transaction=_expanded_transaction(raw.get("failure_balance_transaction")),
         error=raw.get("failure_reason"),
         created_at=raw["created"],
     )
@@ -127,7 +129,7 @@ def dispute(raw: Raw) -> Dispute:
         reason=raw.get("reason") or "",
         payment_intent=id_of(raw.get("payment_intent")),
         charge=id_of(raw.get("charge")),
-        moves=[movement(each) for each in raw.get("balance_transactions") or []],
+        balance_transactions=[balance_transaction(each) for each in raw.get("balance_transactions") or []],
         due_at=(raw.get("evidence_details") or {}).get("due_by"),
         created_at=raw["created"],
     )

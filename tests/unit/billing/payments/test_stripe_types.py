@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from billing.payments.objects import event_of
-from billing.payments.once import FAILED, once
+from billing.payments.idempotency import WRITE_UNKNOWN, idempotent_write
+from billing.payments.stripe_types import parse_event
 from core.errors import InvalidRequest, Unavailable
 
 GOOD: dict[str, Any] = {
@@ -18,10 +18,10 @@ GOOD: dict[str, Any] = {
 
 
 def test_a_snapshot_and_a_thin_event() -> None:
-    found = event_of(GOOD)
+    found = parse_event(GOOD)
     assert found is not None
     assert (found.object_kind, found.object_id) == ("invoice", "in_1")
-    thin = event_of(
+    thin = parse_event(
         {
             "id": "evt_2",
             "object": "v2.core.event",
@@ -41,7 +41,7 @@ def test_a_snapshot_and_a_thin_event() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_event_is_refused(changes: dict[str, Any]) -> None:
-    assert event_of(GOOD | changes) is None
+    assert parse_event(GOOD | changes) is None
 
 
 async def test_after_a_500_everybody_looks_and_goes_on_to_the_next_key() -> None:
@@ -50,19 +50,19 @@ async def test_after_a_500_everybody_looks_and_goes_on_to_the_next_key() -> None
     async def make(key: str) -> str:
         keys.append(key)
         if len(keys) < 3:
-            raise Unavailable("500", code=FAILED)
+            raise Unavailable("500", code=WRITE_UNKNOWN)
         return "made"
 
     async def find() -> str | None:
         return None
 
-    assert await once(make, find, "k") == "made"
+    assert await idempotent_write(make, find, "k") == "made"
     assert keys == ["k", "k-1", "k-2"]
 
 
 async def test_what_a_500_made_is_found_and_other_errors_pass() -> None:
     async def fail(key: str) -> str:
-        raise Unavailable("500", code=FAILED)
+        raise Unavailable("500", code=WRITE_UNKNOWN)
 
     async def refuse(key: str) -> str:
         raise InvalidRequest("no")
@@ -70,7 +70,7 @@ async def test_what_a_500_made_is_found_and_other_errors_pass() -> None:
     async def find() -> str | None:
         return "there"
 
-    assert await once(fail, find, "k") == "there"
-    assert await once(refuse, find, "k", look_first=True) == "there"
+    assert await idempotent_write(fail, find, "k") == "there"
+    assert await idempotent_write(refuse, find, "k", find_first=True) == "there"
     with pytest.raises(InvalidRequest):
-        await once(refuse, find, "k")
+        await idempotent_write(refuse, find, "k")

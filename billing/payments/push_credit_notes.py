@@ -7,12 +7,12 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.payments.customers import TENANT_KEY
-from billing.payments.invoices import alarm, mark_push
-from billing.payments.objects import CreditNote
-from billing.payments.once import once
-from billing.payments.push import FINAL
+from billing.payments.idempotency import idempotent_write
+from billing.payments.invoices import block_push, record_push
+from billing.payments.push_invoices import FINAL_ERRORS
 from billing.payments.refunds import apply_refund
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import CreditNote
 from core.db import Database
 from core.errors import NotFound, Unavailable
 from tenants.scoping import platform_wide
@@ -37,10 +37,10 @@ async def push_credit_note(database: Database, gateway: StripeGateway, note_id: 
     if ours.stripe_invoice_id is None:
         raise Unavailable(f"credit note {note_id} waits for its invoice to be sent")
     try:
-        made = await _make(gateway, ours, lines)
-    except FINAL as error:
+        made = await _ensure_credit_note(gateway, ours, lines)
+    except FINAL_ERRORS as error:
         async with database.system() as connection:
-            await alarm(connection, "credit_note", note_id, ours.tenant_id, str(error))
+            await block_push(connection, "credit_note", note_id, ours.tenant_id, str(error))
         return False
     refunds = [await gateway.refund(refund_id) for refund_id in made.refunds]
     async with database.system() as connection:
@@ -51,7 +51,7 @@ async def push_credit_note(database: Database, gateway: StripeGateway, note_id: 
             ),
             {"stripe": made.id, "id": note_id, "tenant": ours.tenant_id},
         )
-        await mark_push(connection, "credit_note", note_id, ours.tenant_id, "done", None)
+        await record_push(connection, "credit_note", note_id, ours.tenant_id, "done", None)
         for refund in refunds:
             await apply_refund(connection, refund, credit_note_id=note_id)
     return True
@@ -87,7 +87,7 @@ async def _read(connection: AsyncConnection, note_id: UUID) -> tuple[Row[Any] | 
     return ours.one_or_none(), list(lines.all())
 
 
-async def _make(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]]) -> CreditNote:
+async def _ensure_credit_note(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]]) -> CreditNote:
     if ours.stripe_credit_note_id is not None:
         return await gateway.credit_note(ours.stripe_credit_note_id)
 
@@ -113,9 +113,9 @@ async def _make(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]]) -
         params["credit_amount"] = ours.cents
     elif ours.pays == "refund":
         params["refund_amount"] = ours.cents
-    return await once(
+    return await idempotent_write(
         lambda key: gateway.create_credit_note(params, key),
         find,
         f"penstock-note-{ours.id}",
-        look_first=True,
+        find_first=True,
     )

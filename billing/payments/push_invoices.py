@@ -10,10 +10,10 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer, ensure_email
-from billing.payments.invoices import INVOICE_KEY, alarm, mark_push
-from billing.payments.objects import Invoice, InvoiceLine
-from billing.payments.once import once
+from billing.payments.idempotency import idempotent_write
+from billing.payments.invoices import INVOICE_KEY, block_push, record_push
 from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_types import Invoice, InvoiceLine
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import derived_uuid
@@ -24,7 +24,7 @@ LINE_KEY = "penstock_line_id"
 """Our metadata on the items of an invoice."""
 MAX_ITEMS = 250
 """Items of one invoice (Stripe's limit)."""
-FINAL = (Conflict, InvalidRequest, NotFound)
+FINAL_ERRORS = (Conflict, InvalidRequest, NotFound)
 """Stripe's answers that no repetition changes."""
 
 
@@ -48,13 +48,13 @@ async def push_invoice(database: Database, gateway: StripeGateway, invoice_id: U
         customer_id = await ensure_customer(database, gateway, ours.tenant_id)
         if ours.default_payment_method is None:
             await ensure_email(database, gateway, ours.tenant_id, customer_id)
-        draft = await _draft(gateway, ours, customer_id)
-        items = items_of((str(line.id), int(line.cents), line.description) for line in lines)
+        draft = await _ensure_draft(gateway, ours, customer_id)
+        items = invoice_items((str(line.id), int(line.cents), line.description) for line in lines)
         sent = await _add_lines(gateway, draft, ours, items)
         opened = await _open(gateway, draft.id, ours, items, sent)
-    except (*FINAL, Mismatch) as error:
+    except (*FINAL_ERRORS, Mismatch) as error:
         async with database.system() as connection:
-            await alarm(connection, "invoice", invoice_id, ours.tenant_id, str(error))
+            await block_push(connection, "invoice", invoice_id, ours.tenant_id, str(error))
         return False
     async with database.system() as connection:
         await _store(connection, ours, opened, items, sent)
@@ -80,7 +80,7 @@ async def _read(connection: AsyncConnection, invoice_id: UUID) -> tuple[Row[Any]
     return ours.one_or_none(), lines.all()
 
 
-async def _draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> Invoice:
+async def _ensure_draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> Invoice:
     """Stripe's invoice for ours, made when there is none."""
     if ours.stripe_invoice_id is not None:
         return await gateway.invoice(ours.stripe_invoice_id)
@@ -91,9 +91,9 @@ async def _draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> In
                 return found
         return None
 
-    how: dict[str, Any] = {"collection_method": "charge_automatically"}
+    collection: dict[str, Any] = {"collection_method": "charge_automatically"}
     if ours.default_payment_method is None:
-        how = {"collection_method": "send_invoice", "days_until_due": ours.days_left}
+        collection = {"collection_method": "send_invoice", "days_until_due": ours.days_left}
     params = {
         "customer": customer_id,
         "currency": "usd",
@@ -106,14 +106,14 @@ async def _draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> In
             TENANT_KEY: str(ours.tenant_id),
             "month": f"{ours.month:%Y-%m}",
         },
-        **how,
+        **collection,
     }
     try:
-        return await once(
+        return await idempotent_write(
             lambda key: gateway.create_invoice(params, key),
             find,
             f"penstock-invoice-{ours.id}",
-            look_first=ours.old,
+            find_first=ours.old,
         )
     except Conflict:
         # The key was used with other facts: a card was saved, or a day passed, between two attempts.
@@ -123,7 +123,7 @@ async def _draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> In
         return known
 
 
-class Item(msgspec.Struct, frozen=True):
+class InvoiceItem(msgspec.Struct, frozen=True):
     """An item of the Stripe invoice: one of our lines, or what is left of too many."""
 
     key: str
@@ -132,24 +132,24 @@ class Item(msgspec.Struct, frozen=True):
     lines: tuple[str, ...]
 
 
-def items_of(lines: Iterable[tuple[str, int, str]]) -> list[Item]:
+def invoice_items(lines: Iterable[tuple[str, int, str]]) -> list[InvoiceItem]:
     """The items for our lines (id, cents, description): one each. Stripe allows MAX_ITEMS; beyond them the largest
     amounts stand alone and the others share the last item. The statement has every line.
     """
-    found = [Item(identity, cents, words, (identity,)) for identity, cents, words in lines]
+    found = [InvoiceItem(identity, cents, words, (identity,)) for identity, cents, words in lines]
     if len(found) <= MAX_ITEMS:
         return found
     ranked = sorted(found, key=lambda item: (-abs(item.cents), item.key))
     alone, rest = {item.key for item in ranked[: MAX_ITEMS - 1]}, ranked[MAX_ITEMS - 1 :]
     words = f"{len(rest)} further lines; the statement lists them"
-    shared = Item(
+    shared = InvoiceItem(
         f"rest-{len(rest)}", sum(item.cents for item in rest), words, tuple(item.key for item in rest)
     )
     return [*(item for item in found if item.key in alone), shared]
 
 
 async def _add_lines(
-    gateway: StripeGateway, draft: Invoice, ours: Row[Any], items: Sequence[Item]
+    gateway: StripeGateway, draft: Invoice, ours: Row[Any], items: Sequence[InvoiceItem]
 ) -> list[InvoiceLine]:
     """The draft's lines after the missing ones were added: at most MAX_ITEMS, which is what one call may add."""
     sent = await gateway.invoice_lines(draft.id)
@@ -185,11 +185,15 @@ async def _add_page(gateway: StripeGateway, draft_id: str, items: list[dict[str,
         return True if any(line.metadata.get(LINE_KEY) == last for line in there) else None
 
     key = derived_uuid(draft_id, *(item["metadata"][LINE_KEY] for item in items))
-    await once(make, find, f"penstock-lines-{key}")
+    await idempotent_write(make, find, f"penstock-lines-{key}")
 
 
 async def _open(
-    gateway: StripeGateway, draft_id: str, ours: Row[Any], items: Sequence[Item], sent: list[InvoiceLine]
+    gateway: StripeGateway,
+    draft_id: str,
+    ours: Row[Any],
+    items: Sequence[InvoiceItem],
+    sent: list[InvoiceLine],
 ) -> Invoice:
     """Compare and open. Raises Mismatch."""
     found = await gateway.invoice(draft_id)
@@ -211,11 +215,11 @@ async def _open(
             now = await gateway.invoice(draft_id)
             return None if now.status == "draft" else now
 
-        found = await once(
+        found = await idempotent_write(
             lambda key: gateway.finalize_invoice(draft_id, key), look, f"penstock-open-{draft_id}"
         )
         if ours.default_payment_method is None:
-            found = await once(
+            found = await idempotent_write(
                 lambda key: gateway.send_invoice(draft_id, key), look, f"penstock-send-{draft_id}"
             )
     return found
@@ -225,7 +229,7 @@ async def _store(
     connection: AsyncConnection,
     ours: Row[Any],
     opened: Invoice,
-    items: Sequence[Item],
+    items: Sequence[InvoiceItem],
     sent: list[InvoiceLine],
 ) -> None:
     """Stripe's ids on our rows."""
@@ -248,7 +252,7 @@ async def _store(
             "tenant": ours.tenant_id,
         },
     )
-    await mark_push(connection, "invoice", ours.id, ours.tenant_id, "done", None)
+    await record_push(connection, "invoice", ours.id, ours.tenant_id, "done", None)
 
 
 async def void_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
