@@ -19,13 +19,13 @@ from billing.payments import (
     auto_topup_rules,
     customers,
     events,
-    refunds,
+    refund_requests,
     stripe_reconciliation,
     topups,
     views,
 )
 from billing.payments.auto_topup_rules import AutoTopupRule
-from billing.payments.refunds import RequestedRefund
+from billing.payments.refund_requests import RequestedRefund
 from billing.payments.stripe_gateway import StripeGateway
 from billing.payments.stripe_reconciliation import Reconciliation
 from billing.payments.topups import StartedTopup, to_cents
@@ -175,7 +175,7 @@ async def refund(
             raise InvalidRequest("amount_usd must be whole cents", param="amount_usd")
     refund_id = refund_id or uuid7()
     async with write_system(database) as connection:
-        wanted, in_all = await refunds.refundable(
+        wanted, in_all = await refund_requests.refundable(
             connection, refund_id=refund_id, tenant_id=tenant_id, payment_intent=payment_intent, cents=cents
         )
         waits = in_all * PICO_PER_CENT > usd_to_pico(limit_usd)
@@ -188,7 +188,7 @@ async def refund(
                 connection, actor, tenant_id, refund_id, payment_intent, wanted, reason
             )
         else:
-            made = await refunds.request_refund(
+            made = await refund_requests.request_refund(
                 connection,
                 refund_id=refund_id,
                 tenant_id=tenant_id,
@@ -246,7 +246,7 @@ async def decide_refund(
             raise Conflict(f"this is a request for a {approval.kind}, not for a refund")
         facts = approval.facts
         if approve:
-            made = await refunds.request_refund(
+            made = await refund_requests.request_refund(
                 connection,
                 refund_id=UUID(facts["refund_id"]),
                 tenant_id=approval.tenant_id,

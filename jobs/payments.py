@@ -15,6 +15,7 @@ from billing.payments import (
     meter_events,
     push_credit_notes,
     push_invoices,
+    refund_requests,
     refunds,
     stripe_reconciliation,
 )
@@ -31,7 +32,7 @@ _TOPICS = (
     "stripe.push_credit_note",
     "stripe.void_invoice",
     "stripe.write_off_invoice",
-    refunds.TOPIC,
+    refund_requests.TOPIC,
 )
 
 SENT_A_RUN = 20

@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-from core.columns import clock_instant, count, words
+from core.columns import clock_instant, count, instant, pico, words
 from core.db import metadata
 
 usage_unbilled = Table(
@@ -47,7 +47,7 @@ reconciliations = Table(
     Column("boot_id", Text, primary_key=True),
     Column("counter", Text, primary_key=True),
     Column("from_at", DateTime(timezone=True), primary_key=True),
-    Column("to_at", DateTime(timezone=True)),
+    instant("to_at", nullable=True),
     words("replica_id"),
     words("model"),
     Column("simulated", Boolean, nullable=False),
@@ -60,7 +60,7 @@ reconciliations = Table(
             "warmup", "probe", "unobserved", "unexplained",
         )
     ),
-    Column("accepted_at", DateTime(timezone=True)),
+    instant("accepted_at", nullable=True),
     Column("accepted_by", Text),
     Column("accepted_reason", Text),
     CheckConstraint("counter IN ('prompt', 'generation')", name="counter"),
@@ -77,11 +77,11 @@ provider_invoices = Table(
     words("number"),
     Column("month", Date, nullable=False),
     words("currency"),
-    Column("total", Numeric(38, 0), nullable=False),
+    pico("total"),
     words("source"),
     clock_instant("entered_at"),
     words("entered_by"),
-    Column("voided_at", DateTime(timezone=True)),
+    instant("voided_at", nullable=True),
     Column("voided_by", Text),
     Index("ix_provider_invoices_month", "month"),
     Index(
@@ -102,6 +102,6 @@ provider_invoice_lines = Table(
     words("host_kind"),
     words("description"),
     Column("hours", Numeric(38, 6)),
-    Column("amount", Numeric(38, 0), nullable=False),
+    pico("amount"),
 )
 """Lines of provider_invoices; `host_kind` is empty for what is not a host (a discount, a volume)."""

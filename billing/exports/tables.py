@@ -1,7 +1,6 @@
 """Tables of exports, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
-    BigInteger,
     Boolean,
     Column,
     DateTime,
@@ -12,29 +11,29 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
-    func,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
 from billing.ledger.tables import ledger_transfers
+from core.columns import clock_instant, count, instant, tenant, words
 from core.db import metadata
 
 export_definitions = Table(
     "export_definitions",
     metadata,
     Column("id", Uuid, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("dataset", Text, nullable=False),
-    Column("format", Text, nullable=False),
+    words("name"),
+    words("dataset"),
+    words("format"),
     Column("group_by", Text, nullable=False, server_default=text("''")),
-    Column("cadence", Text, nullable=False),
-    Column("destination", Text, nullable=False),
-    Column("tenant_id", Uuid, ForeignKey("tenants.id")),
+    words("cadence"),
+    words("destination"),
+    tenant(nullable=True),
     Column("enabled", Boolean, nullable=False, server_default=text("true")),
-    Column("starts_at", DateTime(timezone=True), nullable=False),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("created_by", Text, nullable=False),
+    instant("starts_at"),
+    instant("created_at", now=True),
+    words("created_by"),
     UniqueConstraint("name"),
 )
 """What is exported where, and how often. Names no credentials."""
@@ -44,15 +43,15 @@ export_runs = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("definition_id", Uuid, ForeignKey("export_definitions.id"), nullable=False),
-    Column("period_start", DateTime(timezone=True), nullable=False),
-    Column("period_end", DateTime(timezone=True), nullable=False),
+    instant("period_start"),
+    instant("period_end"),
     Column("revision", Integer, nullable=False),
-    Column("location", Text, nullable=False),
-    Column("row_count", BigInteger, nullable=False),
+    words("location"),
+    count("row_count"),
     Column("sums", JSONB, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("checked_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    words("sha256"),
+    clock_instant("created_at"),
+    clock_instant("checked_at"),
     Column("final", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("definition_id", "period_start", "revision"),
 )
@@ -64,9 +63,9 @@ export_failures = Table(
     Column("definition_id", Uuid, ForeignKey("export_definitions.id"), primary_key=True),
     Column("period_start", DateTime(timezone=True), primary_key=True),
     Column("attempts", Integer, nullable=False, server_default=text("1")),
-    Column("error", Text, nullable=False),
-    Column("failed_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("next_at", DateTime(timezone=True), nullable=False),
+    words("error"),
+    clock_instant("failed_at"),
+    instant("next_at"),
 )
 """Periods that could not be written, and when they are tried again."""
 

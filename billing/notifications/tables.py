@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from core.columns import clock_instant, instant, pico, tenant, words
+from core.columns import clock_instant, instant, pico, tenant, uid, words
 from core.db import metadata
 
 notices = Table(
@@ -82,7 +82,7 @@ alert_rules = Table(
     tenant(),
     words("kind"),
     words("scope"),
-    Column("scope_id", Uuid, nullable=False),
+    uid("scope_id"),
     pico("amount", nullable=True),
     Column("thresholds", ARRAY(SmallInteger), nullable=False),
     instant("fired_at", nullable=True),

@@ -21,7 +21,8 @@ from billing.payments.invoices import prepare_invoice
 from billing.payments.payments import prepare_payment
 from billing.payments.push_credit_notes import NOTE_KEY
 from billing.payments.refunds import prepare_refund
-from billing.payments.stripe_gateway import StripeGateway, TooManyRows
+from billing.payments.stripe_gateway import StripeGateway
+from billing.payments.stripe_transport import TooManyRows
 from billing.payments.stripe_types import Event
 from billing.payments.topups import prepare_session
 from core.db import Database

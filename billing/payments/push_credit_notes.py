@@ -8,8 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.payments.customers import TENANT_KEY
 from billing.payments.idempotency import idempotent_write
-from billing.payments.invoices import block_push, record_push
 from billing.payments.push_invoices import FINAL_ERRORS
+from billing.payments.pushes import block_push, record_push
 from billing.payments.refunds import apply_refund
 from billing.payments.stripe_gateway import StripeGateway
 from billing.payments.stripe_types import CreditNote

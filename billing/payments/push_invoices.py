@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.payments.customers import SEARCH_AFTER_S, TENANT_KEY, ensure_customer, ensure_email
 from billing.payments.idempotency import idempotent_write
-from billing.payments.invoices import INVOICE_KEY, block_push, record_push
+from billing.payments.invoices import INVOICE_KEY
+from billing.payments.pushes import block_push, record_push
 from billing.payments.stripe_gateway import StripeGateway
 from billing.payments.stripe_types import Invoice, InvoiceLine
 from core.db import Database

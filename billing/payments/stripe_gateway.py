@@ -1,34 +1,16 @@
-"""Stripe, through its official package: the only file that imports it (DESIGN §2). Structs in and out.
+"""Stripe's operations that Penstock uses, over the official package. Structs in and out.
 
-Every write carries an idempotency key that its caller derives from our ids. The package repeats a call after a broken
-connection or a 5xx with the same key; here a 429 waits as long as Stripe asks. What is left is one of our errors:
-Unavailable (try again later), PaymentRequired (a card said no), NotFound, InvalidRequest, Conflict (final).
+The account's HTTP calls, retries and errors are in stripe_transport.py.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-import aiohttp
-import stripe
-
-from billing.payments.idempotency import WRITE_UNKNOWN
-from billing.payments.stripe_parsing import (
-    balance_transaction,
-    card,
-    checkout_session,
-    credit_note,
-    customer,
-    dispute,
-    invoice,
-    invoice_line,
-    invoice_payment,
-    payment_intent,
-    refund,
-)
-from billing.payments.stripe_types import BalanceTransaction as Movement
+from billing.payments import stripe_parsing as parse
+from billing.payments.stripe_transport import StripeTransport
 from billing.payments.stripe_types import (
+    BalanceTransaction,
     Card,
     CheckoutSession,
     CreditNote,
@@ -43,110 +25,23 @@ from billing.payments.stripe_types import (
     Refund,
     parse_event,
 )
-from core.errors import Conflict, InvalidRequest, NotFound, PaymentRequired, PenstockError, Unavailable
+from core.errors import NotFound, Unavailable
 from core.settings import Settings
 
-T = TypeVar("T")
 Params = dict[str, Any]
 
-TIMEOUT_S = 10.0
-MAX_RETRIES = 2
-MAX_WAIT_S = 4.0
-"""How long a call waits for a 429's Retry-After in all; a longer wait is the next run's."""
-PAGE_ROWS = 100
 MAX_METER_EVENTS = 100
-"""Events of one call of the meter's stream (Stripe's limit)."""
+"""Events of one call of the meter event stream (Stripe's limit)."""
 _PAYMENT = ["latest_charge.balance_transaction"]
 _REFUND = ["balance_transaction"]
 
 
-class TooManyRows(Unavailable):
-    """A list is longer than what is read at once."""
+class StripeGateway(StripeTransport):
+    """Stripe's API as Penstock uses it, one method per operation: structs in and out.
 
-
-class StripeGateway:
-    """Calls of one Stripe account. Used on one event loop; `close` ends its connections."""
-
-    def __init__(
-        self,
-        api_key: str,
-        base_url: str = "",
-        *,
-        timeout_s: float = TIMEOUT_S,
-        max_retries: int = MAX_RETRIES,
-        max_wait_s: float = MAX_WAIT_S,
-    ) -> None:
-        self._api_key = api_key
-        self._base_url = base_url.rstrip("/")
-        self._timeout_s = timeout_s
-        self._max_retries = max_retries
-        self._max_wait_s = max_wait_s
-        self._clients: list[stripe.StripeClient] = []
-        self._transport: stripe.HTTPClient | None = None
-
-    def _client(self, key: str | None = None) -> stripe.StripeClient:
-        """The client, made at the first call: connections need the running loop."""
-        if self._transport is None:
-            plain = {"connector": aiohttp.TCPConnector()} if self._base_url.startswith("http://") else {}
-            timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-            self._transport = stripe.AIOHTTPClient(timeout=timeout, **plain)
-        if key is None and self._clients:
-            return self._clients[0]
-        base: Any = {"api": self._base_url, "meter_events": self._base_url} if self._base_url else {}
-        client = stripe.StripeClient(
-            key or self._api_key,
-            base_addresses=base,
-            max_network_retries=self._max_retries,
-            http_client=self._transport,
-        )
-        if key is None:
-            self._clients.append(client)
-        return client
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._transport is not None:
-            await self._transport.close_async()  # type: ignore[no-untyped-call]
-            self._transport = None
-            self._clients.clear()
-
-    async def _call(self, make: Callable[[], Awaitable[T]]) -> T:
-        waited_s = 0.0
-        while True:
-            try:
-                return await make()
-            except stripe.RateLimitError as error:
-                pause_s = _retry_after(error)
-                if waited_s + pause_s > self._max_wait_s:
-                    raise Unavailable(
-                        "Stripe asks us to come back later", code="stripe_busy", retry_after_s=pause_s
-                    ) from error
-                waited_s += pause_s
-                await asyncio.sleep(pause_s)
-            except stripe.StripeError as error:
-                raise _translated(error) from error
-            except (aiohttp.ClientError, TimeoutError) as error:
-                raise Unavailable("Stripe's answer broke off", code="stripe_away") from error
-
-    async def _request(self, method: Callable[..., Awaitable[Any]], *args: Any, key: str = "") -> Any:
-        """The object that a call answers, as plain data."""
-        options = {"options": {"idempotency_key": key}} if key else {}
-        found = await self._call(lambda: method(*args, **options))
-        return found.to_dict()
-
-    async def _list(
-        self, method: Callable[..., Awaitable[Any]], *args: Any, at_most: int = 100_000, **params: Any
-    ) -> list[Any]:
-        """Every row of a list, page by page."""
-        rows: list[Any] = []
-        while True:
-            page = await self._request(method, *args, {"limit": PAGE_ROWS, **params})
-            rows += page["data"]
-            if not page.get("has_more") or not page["data"]:
-                return rows
-            if len(rows) >= at_most:
-                raise TooManyRows(f"Stripe lists more than {at_most:,} rows: ask for a shorter period")
-            params["starting_after"] = page["data"][-1]["id"]
+    A `key` argument is the write's idempotency key, which the caller derives from our ids. Amounts are cents, instants
+    Unix seconds. Every method raises as stripe_transport.py says.
+    """
 
     # Customers and payment methods
 
@@ -155,20 +50,22 @@ class StripeGateway:
         made = await self._request(
             self._client().v1.customers.create_async, {"name": name, "metadata": metadata}, key=key
         )
-        return customer(made)
+        return parse.customer(made)
 
     async def customer(self, customer_id: str) -> Customer:
         """A customer, deleted ones too."""
-        return customer(await self._request(self._client().v1.customers.retrieve_async, customer_id))
+        return parse.customer(await self._request(self._client().v1.customers.retrieve_async, customer_id))
 
     async def customers_since(self, created_at: int) -> list[Customer]:
         """Customers made at or after the instant (Unix seconds)."""
         rows = await self._list(self._client().v1.customers.list_async, created={"gte": created_at})
-        return [customer(row) for row in rows]
+        return [parse.customer(row) for row in rows]
 
     async def update_customer(self, customer_id: str, params: Params) -> Customer:
         """Change a customer's fields; doing it again does no harm."""
-        return customer(await self._request(self._client().v1.customers.update_async, customer_id, params))
+        return parse.customer(
+            await self._request(self._client().v1.customers.update_async, customer_id, params)
+        )
 
     async def add_tax_id(self, customer_id: str, kind: str, value: str, key: str) -> str:
         """Add a tax id such as ("eu_vat", "DE123456789"); returns its Stripe id."""
@@ -193,19 +90,19 @@ class StripeGateway:
     async def cards(self, customer_id: str) -> list[Card]:
         """Saved cards of a customer."""
         method = self._client().v1.customers.payment_methods.list_async
-        return [card(row) for row in await self._list(method, customer_id, type="card")]
+        return [parse.card(row) for row in await self._list(method, customer_id, type="card")]
 
     # Purchases
 
     async def create_checkout_session(self, params: Params, key: str) -> CheckoutSession:
         """A Checkout session: the address of a page on which the customer pays."""
-        return checkout_session(
+        return parse.checkout_session(
             await self._request(self._client().v1.checkout.sessions.create_async, params, key=key)
         )
 
     async def checkout_session(self, session_id: str) -> CheckoutSession:
         """A Checkout session."""
-        return checkout_session(
+        return parse.checkout_session(
             await self._request(self._client().v1.checkout.sessions.retrieve_async, session_id)
         )
 
@@ -214,7 +111,7 @@ class StripeGateway:
         rows = await self._list(
             self._client().v1.checkout.sessions.list_async, customer=customer_id, created={"gte": created_at}
         )
-        return [checkout_session(row) for row in rows]
+        return [parse.checkout_session(row) for row in rows]
 
     async def charge_off_session(
         self, customer_id: str, method_id: str, cents: int, metadata: dict[str, str], key: str
@@ -230,25 +127,25 @@ class StripeGateway:
             "metadata": metadata,
             "expand": _PAYMENT,
         }
-        return payment_intent(
+        return parse.payment_intent(
             await self._request(self._client().v1.payment_intents.create_async, params, key=key)
         )
 
     async def payment_intent(self, payment_intent: str) -> PaymentIntent:
         """A payment with its charge and what that moved."""
         method = self._client().v1.payment_intents.retrieve_async
-        return payment_intent(await self._request(method, payment_intent, {"expand": _PAYMENT}))
+        return parse.payment_intent(await self._request(method, payment_intent, {"expand": _PAYMENT}))
 
     async def payment_intents_since(self, customer_id: str, created_at: int) -> list[PaymentIntent]:
         """A customer's payments made at or after the instant, without charges."""
         method = self._client().v1.payment_intents.list_async
         rows = await self._list(method, customer=customer_id, created={"gte": created_at})
-        return [payment_intent(row) for row in rows]
+        return [parse.payment_intent(row) for row in rows]
 
     async def cancel_payment_intent(self, payment_intent: str, key: str) -> PaymentIntent:
         """Make sure that a payment can never succeed any more."""
         method = self._client().v1.payment_intents.cancel_async
-        return payment_intent(await self._request(method, payment_intent, {}, key=key))
+        return parse.payment_intent(await self._request(method, payment_intent, {}, key=key))
 
     async def payment_intent_of_charge(self, charge_id: str) -> str | None:
         """The payment intent of a charge; None for a charge without one."""
@@ -268,7 +165,7 @@ class StripeGateway:
             "metadata": metadata,
             "expand": _REFUND,
         }
-        return refund(await self._request(self._client().v1.refunds.create_async, params, key=key))
+        return parse.refund(await self._request(self._client().v1.refunds.create_async, params, key=key))
 
     async def refund(self, refund_id: str) -> Refund:
         """A refund."""
@@ -277,32 +174,32 @@ class StripeGateway:
         if isinstance(failure, str):
             method = self._client().v1.balance_transactions.retrieve_async
             raw["failure_balance_transaction"] = await self._request(method, failure)
-        return refund(raw)
+        return parse.refund(raw)
 
     async def refunds_of(self, payment_intent: str) -> list[Refund]:
         """All refunds of a payment, without what they moved."""
         method = self._client().v1.refunds.list_async
-        return [refund(row) for row in await self._list(method, payment_intent=payment_intent)]
+        return [parse.refund(row) for row in await self._list(method, payment_intent=payment_intent)]
 
     async def dispute(self, dispute_id: str) -> Dispute:
         """A dispute."""
-        return dispute(await self._request(self._client().v1.disputes.retrieve_async, dispute_id))
+        return parse.dispute(await self._request(self._client().v1.disputes.retrieve_async, dispute_id))
 
     # Invoices and credit notes
 
     async def create_invoice(self, params: Params, key: str) -> Invoice:
         """A draft invoice."""
-        return invoice(await self._request(self._client().v1.invoices.create_async, params, key=key))
+        return parse.invoice(await self._request(self._client().v1.invoices.create_async, params, key=key))
 
     async def invoice(self, invoice_id: str) -> Invoice:
         """An invoice."""
-        return invoice(await self._request(self._client().v1.invoices.retrieve_async, invoice_id))
+        return parse.invoice(await self._request(self._client().v1.invoices.retrieve_async, invoice_id))
 
     async def invoices(self, customer_id: str, created_at: int) -> list[Invoice]:
         """A customer's invoices made at or after the instant."""
         method = self._client().v1.invoices.list_async
         rows = await self._list(method, customer=customer_id, created={"gte": created_at})
-        return [invoice(row) for row in rows]
+        return [parse.invoice(row) for row in rows]
 
     async def add_lines(self, invoice_id: str, lines: Sequence[Params], key: str) -> None:
         """Add up to 250 lines to a draft; each becomes an invoice item."""
@@ -312,27 +209,27 @@ class StripeGateway:
     async def invoice_lines(self, invoice_id: str) -> list[InvoiceLine]:
         """All lines of an invoice."""
         method = self._client().v1.invoices.line_items.list_async
-        return [invoice_line(row) for row in await self._list(method, invoice_id)]
+        return [parse.invoice_line(row) for row in await self._list(method, invoice_id)]
 
     async def finalize_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Open a draft: from here on it can be paid and not be changed."""
         method = self._client().v1.invoices.finalize_invoice_async
-        return invoice(await self._request(method, invoice_id, {"auto_advance": True}, key=key))
+        return parse.invoice(await self._request(method, invoice_id, {"auto_advance": True}, key=key))
 
     async def send_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Mail an open invoice to the customer."""
         method = self._client().v1.invoices.send_invoice_async
-        return invoice(await self._request(method, invoice_id, {}, key=key))
+        return parse.invoice(await self._request(method, invoice_id, {}, key=key))
 
     async def void_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Make an open invoice void."""
         method = self._client().v1.invoices.void_invoice_async
-        return invoice(await self._request(method, invoice_id, {}, key=key))
+        return parse.invoice(await self._request(method, invoice_id, {}, key=key))
 
     async def write_off_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Mark an open invoice as uncollectible."""
         method = self._client().v1.invoices.mark_uncollectible_async
-        return invoice(await self._request(method, invoice_id, {}, key=key))
+        return parse.invoice(await self._request(method, invoice_id, {}, key=key))
 
     async def invoice_payments(
         self, *, invoice_id: str = "", payment_intent: str = ""
@@ -342,20 +239,24 @@ class StripeGateway:
         if payment_intent:
             by = {"payment": {"type": "payment_intent", "payment_intent": payment_intent}}
         rows = await self._list(self._client().v1.invoice_payments.list_async, **by)
-        return [invoice_payment(row) for row in rows]
+        return [parse.invoice_payment(row) for row in rows]
 
     async def create_credit_note(self, params: Params, key: str) -> CreditNote:
         """A credit note on an invoice that is open or paid."""
-        return credit_note(await self._request(self._client().v1.credit_notes.create_async, params, key=key))
+        return parse.credit_note(
+            await self._request(self._client().v1.credit_notes.create_async, params, key=key)
+        )
 
     async def credit_note(self, credit_note_id: str) -> CreditNote:
         """A credit note."""
-        return credit_note(await self._request(self._client().v1.credit_notes.retrieve_async, credit_note_id))
+        return parse.credit_note(
+            await self._request(self._client().v1.credit_notes.retrieve_async, credit_note_id)
+        )
 
     async def credit_notes(self, invoice_id: str) -> list[CreditNote]:
         """All credit notes of an invoice."""
         method = self._client().v1.credit_notes.list_async
-        return [credit_note(row) for row in await self._list(method, invoice=invoice_id)]
+        return [parse.credit_note(row) for row in await self._list(method, invoice=invoice_id)]
 
     # Events and the balance
 
@@ -371,11 +272,11 @@ class StripeGateway:
         found = [event for row in reversed(rows) if (event := parse_event(row)) is not None]
         return sorted(found, key=lambda event: event.created_at)
 
-    async def balance_transactions(self, start_at: int, end_at: int) -> list[Movement]:
+    async def balance_transactions(self, start_at: int, end_at: int) -> list[BalanceTransaction]:
         """What moved our balance in [start_at, end_at)."""
         method = self._client().v1.balance_transactions.list_async
         rows = await self._list(method, created={"gte": start_at, "lt": end_at})
-        return [balance_transaction(row) for row in rows]
+        return [parse.balance_transaction(row) for row in rows]
 
     # The billing meter
 
@@ -418,36 +319,6 @@ class StripeGateway:
             MeterEventSummary(row["start_time"], row["end_time"], round(row["aggregated_value"]))
             for row in rows
         ]
-
-
-def _retry_after(error: stripe.StripeError) -> float:
-    """Seconds that a 429 asks for; one when it does not say."""
-    text = (error.headers or {}).get("retry-after") or (error.headers or {}).get("Retry-After") or ""
-    return int(text) if text.isdigit() and int(text) else 1
-
-
-def _translated(error: stripe.StripeError) -> PenstockError:
-    """Our error for one of Stripe's."""
-    text = error.user_message or str(error)
-    body = error.error
-    details = {"stripe_code": error.code or "", "request": error.request_id or ""}
-    if isinstance(error, stripe.CardError):
-        intent = getattr(body, "payment_intent", None) if body is not None else None
-        if intent is not None:
-            details["payment_intent"] = str(intent["id"])
-        return PaymentRequired(text, code="card_declined", details=details)
-    if isinstance(error, stripe.IdempotencyError):
-        return Conflict(text, code="stripe_idempotency", details=details)
-    if isinstance(error, stripe.AuthenticationError | stripe.PermissionError):
-        return Unavailable("Stripe refuses our key: look at STRIPE_API_KEY", code="stripe_key")
-    if error.http_status == 409:
-        return Unavailable("Stripe is busy with the same call", code="stripe_busy", details=details)
-    if isinstance(error, stripe.InvalidRequestError):
-        if error.http_status == 404 or error.code == "resource_missing":
-            return NotFound(text, code="stripe_not_found", details=details)
-        return InvalidRequest(text, code="stripe_refused", details=details)
-    code = "stripe_away" if error.http_status in (None, 502, 503, 504) else WRITE_UNKNOWN
-    return Unavailable(f"Stripe is away: {text[:200]}", code=code, details=details)
 
 
 @asynccontextmanager

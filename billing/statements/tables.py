@@ -14,7 +14,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from core.columns import clock_instant, instant, pico, tenant, words
+from core.columns import clock_instant, instant, pico, tenant, uid, words
 from core.db import metadata
 
 signing_keys = Table(
@@ -49,7 +49,7 @@ sla_credits = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     tenant(),
-    Column("contract_id", Uuid, nullable=False),
+    uid("contract_id"),
     Column("month", Date, nullable=False),
     pico("amount"),
     Column("evidence", JSONB, nullable=False),

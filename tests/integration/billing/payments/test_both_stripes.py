@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import stripe
 
-from billing.payments import auto_topup, auto_topup_rules, refunds, stripe_reconciliation
+from billing.payments import auto_topup, auto_topup_rules, refund_requests, stripe_reconciliation
 from billing.payments.book_updates import apply_update
 from billing.payments.customers import ensure_customer, refresh_cards, set_tax_id
 from billing.payments.invoices import prepare_invoice
@@ -99,7 +99,7 @@ async def test_a_saved_card_buys_credit_and_gets_it_back(database: Database, eit
     await apply_update(database, await prepare_payment(either.gateway, intent))
     assert (await books(database))["credit"] == -2500
     async with database.system() as connection:
-        await refunds.request_refund(
+        await refund_requests.request_refund(
             connection,
             refund_id=uuid7(),
             tenant_id=tenant_id,

@@ -8,7 +8,7 @@ import pytest
 
 from admin import payments as admin_payments
 from admin.actor import Actor
-from billing.payments.refunds import RequestedRefund
+from billing.payments.refund_requests import RequestedRefund
 from core.db import Database
 from core.errors import Conflict
 from core.ids import uuid7

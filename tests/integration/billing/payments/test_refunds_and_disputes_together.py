@@ -4,7 +4,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from billing.payments import refunds
+from billing.payments import refund_requests
 from billing.payments.stripe_gateway import StripeGateway
 from core.db import Database
 from core.ids import uuid7
@@ -22,9 +22,11 @@ from tests.integration.billing.payments.support import (
 from tests.support.stripe_sim import FakeStripe
 
 
-async def ask(database: Database, tenant_id: UUID, intent: str, cents: int | None) -> refunds.RequestedRefund:
+async def ask(
+    database: Database, tenant_id: UUID, intent: str, cents: int | None
+) -> refund_requests.RequestedRefund:
     async with database.system() as connection:
-        return await refunds.request_refund(
+        return await refund_requests.request_refund(
             connection, refund_id=uuid7(), tenant_id=tenant_id, payment_intent=intent, cents=cents, reason="test",
             by="test",
         )  # fmt: skip

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from billing.payments import refunds, topups
+from billing.payments import refund_requests, refunds, topups
 from billing.payments.book_updates import apply_update
 from billing.payments.payments import prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
@@ -29,9 +29,9 @@ from tests.support.stripe_sim import FakeStripe
 
 async def ask(
     database: Database, tenant_id: UUID, intent: str, cents: int | None, refund_id: UUID | None = None
-) -> refunds.RequestedRefund:
+) -> refund_requests.RequestedRefund:
     async with database.system() as connection:
-        return await refunds.request_refund(
+        return await refund_requests.request_refund(
             connection,
             refund_id=refund_id or uuid7(),
             tenant_id=tenant_id,

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger import verification
-from billing.payments import events, refunds, topups
+from billing.payments import events, refund_requests, topups
 from billing.payments.stripe_gateway import StripeGateway
 from core.errors import Conflict, Unavailable
 from core.ids import uuid7
@@ -85,7 +85,7 @@ class SyncMachine(BooksMachine):
         try:
             for _ in range(2):
                 self.act(
-                    lambda connection: refunds.request_refund(
+                    lambda connection: refund_requests.request_refund(
                         connection,
                         refund_id=refund_id,
                         tenant_id=self.tenant_id,
