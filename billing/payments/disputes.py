@@ -64,7 +64,7 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
         await transfers.book(connection, "dispute_won", tenant_id, "cash", "disputed", returned, source)
     if dispute.status == "won":
         for number in range(len(await _attempts(connection, lot_ids, source))):
-            await lots.give_back(connection, lot_ids=lot_ids, source=_attempt_source(source, number))
+            await lots.reverse_clawback(connection, lot_ids=lot_ids, source=_attempt_source(source, number))
     elif dispute.status == "lost" and lost is None and (rest := withdrawn - returned - clawed) > 0:
         await transfers.book(
             connection, "dispute_lost", tenant_id, "dispute_losses", "disputed", rest, source
@@ -119,7 +119,7 @@ async def _claw_back(
     ):
         return clawed
     again = _attempt_source(source, len(before))
-    return clawed + await lots.take_back(
+    return clawed + await lots.debit_lots(
         connection, lot_ids=lot_ids, amount=withdrawn - clawed, kind="clawback", source=again
     )
 

@@ -39,7 +39,7 @@ async def lots_of(connection: AsyncConnection, tenant_id: UUID, payment_intent: 
     return [lot_id for lot_id in wanted if lot_id in there]
 
 
-async def take_back(
+async def debit_lots(
     connection: AsyncConnection,
     *,
     lot_ids: list[UUID],
@@ -60,7 +60,7 @@ async def take_back(
     return taken
 
 
-async def give_back(connection: AsyncConnection, *, lot_ids: list[UUID], source: UUID) -> int:
+async def reverse_clawback(connection: AsyncConnection, *, lot_ids: list[UUID], source: UUID) -> int:
     """Put back what a clawback took of these lots; returns the picodollars. Idempotent by `source`."""
     given = 0
     for number, lot_id in enumerate(lot_ids):

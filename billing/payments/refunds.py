@@ -140,7 +140,7 @@ async def _book_external(
     if payment.purpose == "topup":
         lot_ids = await lots.lots_of(connection, payment.tenant_id, refund.payment_intent or "")
         lot_id = lot_ids[0]
-        taken = await lots.take_back(
+        taken = await lots.debit_lots(
             connection, lot_ids=lot_ids, amount=amount, kind="refund", source=refund_id
         )
         if taken < amount:
