@@ -25,7 +25,7 @@ RETURN_URL = "http://127.0.0.1:8001/billing"
 @asynccontextmanager
 async def gateway_to(fake: FakeStripe, **options: float) -> AsyncIterator[StripeGateway]:
     """A gateway to the local Stripe that gives up soon."""
-    given = {"timeout_s": 2.0, "retries": 0, "patience_s": 2.0} | options
+    given = {"timeout_s": 2.0, "max_retries": 0, "max_wait_s": 2.0} | options
     gateway = StripeGateway(fake.api_key, fake.url, **given)  # type: ignore[arg-type]
     try:
         yield gateway

@@ -192,7 +192,7 @@ async def test_a_lost_answer_makes_no_second_invoice(
     database: Database, fake_stripe: FakeStripe, kind: str, path: str
 ) -> None:
     tenant_id = await postpaid(database)
-    async with gateway_to(fake_stripe, patience_s=0.0) as gateway:
+    async with gateway_to(fake_stripe, max_wait_s=0.0) as gateway:
         await invoiced(database, tenant_id, [700, 800])
         fake_stripe.fail(kind, path=path, times=1)
         for _ in range(2):
@@ -208,7 +208,7 @@ async def test_a_draft_that_is_not_ours_is_not_opened(database: Database, fake_s
     async with gateway_to(fake_stripe) as gateway:
         invoice_id = await invoiced(database, tenant_id, [700])
         fake_stripe.fail("429", path="/v1/invoices/.*/finalize", times=1)
-        async with gateway_to(fake_stripe, patience_s=0.0) as impatient:
+        async with gateway_to(fake_stripe, max_wait_s=0.0) as impatient:
             await send(database, impatient)
         draft = fake_stripe.client().v1.invoices.list().data[0].id
         fake_stripe.client().v1.invoices.add_lines(

@@ -104,7 +104,7 @@ async def test_a_busy_stripe_is_waited_for(database: Database, fake_stripe: Fake
     async with gateway_to(fake_stripe) as gateway:
         fake_stripe.fail("429", path="/v1/customers", times=1)
         assert (await ensure_customer(database, gateway, tenant_id)).startswith("cus_")
-    async with gateway_to(fake_stripe, patience_s=0.0) as impatient:
+    async with gateway_to(fake_stripe, max_wait_s=0.0) as impatient:
         fake_stripe.fail("429", path="/v1/checkout/sessions", times=1)
         with pytest.raises(Unavailable) as refused:
             await _start(database, impatient, tenant_id)
