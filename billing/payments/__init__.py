@@ -1,5 +1,5 @@
-"""Stripe: what customers pay, and the reconciliation of Stripe with the books (docs/finance/stripe.md).
+"""Stripe: purchases, payments, refunds, disputes, invoices sent, and their reconciliation (docs/finance/stripe.md).
 
-Tables: stripe_*. Only stripe_gateway.py imports the stripe package. May import
-billing.notifications and billing.ledger.
+Tables: stripe_*. Only stripe_transport.py imports the stripe package. May import billing.notifications and
+billing.ledger.
 """

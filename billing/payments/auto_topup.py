@@ -1,4 +1,4 @@
-"""Automatic purchases of credit: one at a time per organisation, within its monthly cap, found again after a crash."""
+"""Automatic purchases of credit: one at a time per organisation, within its monthly cap, resumed after a crash."""
 
 import logging
 from typing import Any
@@ -22,6 +22,7 @@ from tenants.scoping import platform_wide
 log = logging.getLogger(__name__)
 
 BATCH = 50
+"""Purchases started, and charged, in one run at most."""
 _DUE = """
     SELECT t.tenant_id, t.cents, t.monthly_cap_cents, m.bought + t.cents > t.monthly_cap_cents AS capped
     FROM stripe_auto_topups t
@@ -38,11 +39,15 @@ _DUE = """
             WHERE n.dedupe_key = format('topup-cap-%s-%s', t.tenant_id, to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM'))))
     ORDER BY t.tenant_id LIMIT :limit FOR UPDATE OF t SKIP LOCKED
 """
-"""Who is at the cap is looked at until told: many of them must not keep the others from their turn."""
+"""Organisations below their threshold. One at its cap is selected until its notice exists, and then left out, so that
+capped organisations do not fill the batch."""
 
 
 async def run(database: Database, gateway: StripeGateway) -> int:
-    """Begin what is due and finish what was begun; returns how many purchases were charged."""
+    """Start the purchases that are due and charge the pending ones; returns how many were charged.
+
+    Raises Unavailable when Stripe does not answer.
+    """
     await start_due(database)
     async with database.read() as connection:
         open_ones = await _chargeable(connection)
@@ -53,14 +58,14 @@ async def run(database: Database, gateway: StripeGateway) -> int:
         except Unavailable:
             raise
         except PenstockError as error:
-            # A purchase that Stripe or our books refuse to go on with waits for its event; the others take their turn.
+            # The purchase stays pending until Stripe's event of its payment decides it.
             log.warning("the automatic purchase %s cannot go on: %s", row.id, error.message)
     return charged
 
 
 @platform_wide("a job looks after every organisation's rule")
 async def start_due(database: Database) -> int:
-    """Write down the purchases that are due; the unique index allows one open one per organisation."""
+    """Insert the purchases that are due (a unique index allows one pending per organisation); returns their number."""
     begun = 0
     async with database.system() as connection:
         for due in (await connection.execute(text(_DUE), {"limit": BATCH})).all():
@@ -97,7 +102,7 @@ async def _notify_cap(connection: AsyncConnection, due: Row[Any]) -> None:
 
 @platform_wide("a job finishes every organisation's purchase")
 async def _chargeable(connection: AsyncConnection) -> list[Row[Any]]:
-    """Purchases to charge: new ones, and those whose end nobody has heard of for an hour."""
+    """Purchases to charge: new ones, and those pending for more than an hour."""
     rows = await connection.execute(
         text(
             "SELECT p.id, p.tenant_id, p.cents, p.attempts, p.payment_intent, c.customer_id, "
@@ -112,7 +117,7 @@ async def _chargeable(connection: AsyncConnection) -> list[Row[Any]]:
 
 
 async def _charge(database: Database, gateway: StripeGateway, row: Row[Any]) -> bool:
-    """Charge one; returns whether money came. After an attempt whose end is unknown, look before asking again."""
+    """Charge one; returns whether it succeeded. After an earlier attempt, look its payment up before charging."""
     async with database.system() as connection:
         await connection.execute(
             text(
@@ -155,7 +160,7 @@ async def _find(gateway: StripeGateway, row: Row[Any]) -> str | None:
 
 
 async def _mark_failed(database: Database, row: Row[Any], error: str) -> None:
-    """Stripe made no payment at all."""
+    """Fail a purchase for which Stripe made no payment."""
     async with database.system() as connection:
         done = await connection.execute(
             text(

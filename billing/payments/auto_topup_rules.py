@@ -1,4 +1,4 @@
-"""When credit is bought automatically: the rule of an organisation, and what failures do to it."""
+"""Rules of automatic top-ups: one per organisation, disabled after repeated failures."""
 
 from uuid import UUID
 
@@ -11,11 +11,11 @@ from core.errors import Conflict, InvalidRequest
 from core.money import PICO_PER_CENT, pico_to_usd
 
 MAX_FAILURES = 3
-"""After so many failures in a row a person has to look."""
+"""Consecutive failures after which a rule is disabled."""
 
 
 class AutoTopupRule(msgspec.Struct, frozen=True):
-    """Buy `amount_usd` whenever less than `threshold_usd` is available, at most `monthly_cap_usd` in a UTC month."""
+    """Buy `amount_usd` when less than `threshold_usd` is available, at most `monthly_cap_usd` per UTC month."""
 
     tenant_id: UUID
     enabled: bool
@@ -37,9 +37,10 @@ async def set_rule(
     monthly_cap_cents: int,
     by: str,
 ) -> AutoTopupRule:
-    """Set the rule; failures are forgotten. Amounts: threshold in picodollars, the others in cents.
+    """Set the rule and reset its failures. `threshold` is in picodollars; `by` names the person.
 
-    Raises InvalidRequest: a cap below the amount. Conflict: a postpaid account, or no saved card to charge.
+    Raises InvalidRequest when the cap is below `cents`; Conflict for a postpaid account, or when `enabled` without a
+    saved payment method.
     """
     if monthly_cap_cents < cents:
         raise InvalidRequest(
@@ -80,7 +81,7 @@ async def set_rule(
 
 
 async def get_rule(connection: AsyncConnection, tenant_id: UUID) -> AutoTopupRule | None:
-    """The organisation's rule; None when it never had one."""
+    """The organisation's rule; None when none was ever set."""
     found = await connection.execute(
         text(
             "SELECT enabled, threshold, cents, monthly_cap_cents, failures, disabled_reason, "
@@ -107,7 +108,7 @@ async def get_rule(connection: AsyncConnection, tenant_id: UUID) -> AutoTopupRul
 
 
 async def record_success(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """An automatic purchase went well."""
+    """Reset the failures after a successful automatic purchase."""
     await connection.execute(
         text("UPDATE stripe_auto_topups SET failures = 0, retry_at = NULL WHERE tenant_id = :tenant"),
         {"tenant": tenant_id},
@@ -115,7 +116,10 @@ async def record_success(connection: AsyncConnection, tenant_id: UUID) -> None:
 
 
 async def record_failure(connection: AsyncConnection, tenant_id: UUID, error: str) -> None:
-    """One went wrong: wait longer each time, and stop after MAX_FAILURES with a notice to the customer."""
+    """Count a failed automatic purchase, delay the next one, and notify the customer.
+
+    The delay doubles from 2 h to 256 h; after MAX_FAILURES the rule is disabled. `error` is shown to the customer.
+    """
     found = await connection.execute(
         text(
             "UPDATE stripe_auto_topups SET failures = failures + 1, "

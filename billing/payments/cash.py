@@ -1,4 +1,4 @@
-"""Stripe's balance in our ledger: each of its movements is booked once and remembered by its id."""
+"""Stripe's balance transactions in our books: each is recorded once in stripe_cash, and its fee is booked."""
 
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from core.money import PICO_PER_CENT
 
 
 def source_id(object_id: str, *more: str) -> UUID:
-    """The ledger's source id of a Stripe object."""
+    """The ledger source id of a Stripe object, or of a part of it that `more` names."""
     return derived_uuid("stripe", object_id, *more)
 
 
@@ -23,7 +23,11 @@ async def record_transaction(
     object_id: str,
     transaction: BalanceTransaction | None,
 ) -> None:
-    """Remember a movement that is booked, and book its fee. None = Stripe has not told it yet: another event will."""
+    """Record a balance transaction of a Stripe object and book its fee; once per transaction id.
+
+    `kind` is payment, refund, refund_failure or dispute. `transaction` None does nothing: Stripe adds it to the object
+    later and sends another event.
+    """
     if transaction is None:
         return
     new = await connection.execute(

@@ -1,4 +1,4 @@
-"""Stripe customers: one per organisation, found again after every crash; tax ids and saved payment methods."""
+"""Stripe customers, one per organisation, with their tax ids and saved payment methods."""
 
 from typing import Any
 from uuid import UUID
@@ -14,13 +14,17 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from tenants.scoping import platform_wide
 
 SEARCH_AFTER_S = 12 * 3600
-"""Stripe forgets idempotency keys after 24 h: an attempt older than this is looked for before it is repeated."""
+"""Age in seconds after which the result of an attempt is searched for before it is repeated: Stripe forgets idempotency
+keys after 24 h."""
 TENANT_KEY = "penstock_tenant_id"
-"""Our metadata on customers, payments and invoices."""
+"""Metadata key of the tenant's id on customers, payments and invoices."""
 
 
 async def ensure_customer(database: Database, gateway: StripeGateway, tenant_id: UUID) -> str:
-    """The organisation's Stripe customer, made when there is none. Two at once, or after a crash, get the same one."""
+    """The id of the organisation's Stripe customer, created once, also when called concurrently or after a crash.
+
+    Raises NotFound for an unknown organisation.
+    """
     async with database.system() as connection:
         await connection.execute(
             text(
@@ -75,8 +79,9 @@ async def _find(gateway: StripeGateway, tenant_id: UUID, requested_at: int) -> C
 async def ensure_email(
     database: Database, gateway: StripeGateway, tenant_id: UUID, customer_id: str
 ) -> str | None:
-    """Give the customer the address that Stripe mails invoices to; returns it. Stripe makes no invoice to be mailed
-    without one. It is the organisation's first owner who is active; None when there is none.
+    """Set the customer's address, which Stripe needs to mail invoices, to the first active owner's; returns it.
+
+    None when there is neither an active owner nor an earlier address.
     """
     async with database.read() as connection:
         row = (
@@ -102,7 +107,7 @@ async def ensure_email(
 
 @platform_wide("a Stripe customer names the organisation")
 async def tenant_of(connection: AsyncConnection, customer_id: str | None) -> UUID | None:
-    """The organisation of a Stripe customer; None when the customer is none of ours."""
+    """The organisation of a Stripe customer; None for a customer that is not ours."""
     found = await connection.execute(
         text("SELECT tenant_id FROM stripe_customers WHERE customer_id = :customer"),
         {"customer": customer_id},
@@ -114,8 +119,11 @@ async def tenant_of(connection: AsyncConnection, customer_id: str | None) -> UUI
 async def set_tax_id(
     database: Database, gateway: StripeGateway, tenant_id: UUID, kind: str, value: str
 ) -> None:
-    """Give the customer this tax id and no other, such as ("eu_vat", "DE123456789"). Raises InvalidRequest: Stripe
-    knows no such kind, or the value cannot be one."""
+    """Make ("eu_vat", "DE123456789") or its like the customer's only tax id.
+
+    `kind` is one of Stripe's tax id types, `value` 1 to 40 printable characters. Raises InvalidRequest when it is not,
+    or when Stripe refuses it.
+    """
     if not kind.isascii() or not kind.replace("_", "").isalnum() or len(kind) > 20:
         raise InvalidRequest(f"{kind[:40]!r} is no kind of tax id; one is eu_vat", param="kind")
     if not value.strip() or len(value) > 40 or not value.isprintable():
@@ -152,7 +160,7 @@ async def set_tax_id(
 
 
 async def refresh_cards(database: Database, gateway: StripeGateway, customer_id: str) -> int:
-    """Make our list of saved payment methods Stripe's. The first card becomes the one that is charged."""
+    """Copy the customer's saved cards from Stripe; returns their number. Without a default card, set the oldest."""
     async with database.read() as connection:
         tenant_id = await tenant_of(connection, customer_id)
     if tenant_id is None:
@@ -204,6 +212,6 @@ async def _store(
 
 
 def require_usd(currency: str, what: str) -> None:
-    """Raise Conflict for money in another currency: nothing here converts."""
+    """Raise Conflict unless `currency` is usd; `what` names the object in the message."""
     if currency != "usd":
         raise Conflict(f"{what} is in {currency.upper()}: only USD can be booked", code="wrong_currency")

@@ -1,4 +1,4 @@
-"""Disputes: a bank takes a payment back. Credit that is left of it is taken back until the dispute is won."""
+"""Disputes (chargebacks): unused credit of a disputed purchase is clawed back until the dispute is won."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +20,7 @@ from tenants.scoping import platform_wide
 
 
 async def prepare_dispute(gateway: StripeGateway, dispute_id: str) -> BookUpdate:
-    """What a dispute's state does; its payment is booked before it."""
+    """The book update of a dispute; it applies the update of the disputed payment first."""
     dispute = await gateway.dispute(dispute_id)
     intent = dispute.payment_intent
     if intent is None and dispute.charge is not None:
@@ -38,7 +38,7 @@ async def prepare_dispute(gateway: StripeGateway, dispute_id: str) -> BookUpdate
 
 @platform_wide("a dispute names its payment, and that its organisation")
 async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: str) -> UpdateOutcome:
-    """Book what the bank withdrew and returned, and what became of the credit; an inquiry moves nothing."""
+    """Book withdrawn and returned amounts, claw credit back or return it, and book a loss. An inquiry books nothing."""
     payment = (
         await connection.execute(
             text("SELECT tenant_id, purpose FROM stripe_payments WHERE payment_intent = :pi FOR UPDATE"),
@@ -76,9 +76,9 @@ async def apply_dispute(connection: AsyncConnection, dispute: Dispute, intent: s
 async def claw_back_returned_credit(
     connection: AsyncConnection, tenant_id: UUID, intent: str, refund_id: UUID
 ) -> None:
-    """A refund failed and made a lot: what the bank withdrew of its payment is taken out of that, too.
+    """After a failed refund made a new lot, claw the disputed amount of its payment back from that lot too.
 
-    Of a dispute that was lost already, what can be taken now is less of a loss.
+    For a lost dispute the amount clawed back reduces the booked loss. `intent` is the payment intent of the refund.
     """
     rows = await connection.execute(
         text(
@@ -106,9 +106,9 @@ async def claw_back_returned_credit(
 async def _claw_back(
     connection: AsyncConnection, tenant_id: UUID, lot_ids: list[UUID], source: UUID, withdrawn: int
 ) -> int:
-    """Take back what is left of the purchase, up to what was withdrawn; returns what was taken in all.
+    """Claw back the remaining credit of the purchase, up to `withdrawn`; returns the picodollars of all attempts.
 
-    Requests that run hold credit, which cannot be taken: so every look at the dispute takes what became free.
+    Held credit cannot be taken, so each update of the dispute makes another attempt with what became free.
     """
     before = await _attempts(connection, lot_ids, source)
     clawed = sum(before)
@@ -125,12 +125,12 @@ async def _claw_back(
 
 
 def _attempt_source(source: UUID, number: int) -> UUID:
-    """The source of a dispute's takings, by their number."""
+    """The ledger source of a dispute's clawback attempt by its number, from 0."""
     return source if number == 0 else derived_uuid(source, "again", number)
 
 
 async def _attempts(connection: AsyncConnection, lot_ids: list[UUID], source: UUID) -> list[int]:
-    """What each attempt to take credit back has taken."""
+    """Picodollars that each attempt has clawed back."""
     found: list[int] = []
     while (
         taken := await lots.clawed_back(
@@ -142,7 +142,7 @@ async def _attempts(connection: AsyncConnection, lot_ids: list[UUID], source: UU
 
 
 async def _has_free_credit(connection: AsyncConnection, tenant_id: UUID, lot_ids: list[UUID]) -> bool:
-    """Whether something that no request holds is left of the lots. The account stays locked."""
+    """Whether the lots have remaining credit that no request holds. Locks the account."""
     await credits.allocate(connection, tenant_id)
     found = await connection.execute(
         text(
@@ -156,7 +156,7 @@ async def _has_free_credit(connection: AsyncConnection, tenant_id: UUID, lot_ids
 
 
 async def _booked_loss(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> int | None:
-    """What was booked as lost; None = nothing yet."""
+    """Picodollars booked as lost; None = nothing yet."""
     found = await connection.execute(
         text(
             "SELECT amount FROM ledger_transfers WHERE source_id = :source AND kind = 'dispute_lost' "
@@ -171,7 +171,7 @@ async def _booked_loss(connection: AsyncConnection, tenant_id: UUID, source: UUI
 async def _store(
     connection: AsyncConnection, payment: Row[Any], dispute: Dispute, intent: str, clawed: int
 ) -> None:
-    """The state that people see, and a word to them when it changes."""
+    """Store the dispute for display, and notify operators when its status changed."""
     due = None if dispute.due_at is None else datetime.fromtimestamp(dispute.due_at, UTC)
     before = await connection.execute(
         text("SELECT status FROM stripe_disputes WHERE id = :id AND tenant_id = :tenant"),

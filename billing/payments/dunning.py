@@ -1,7 +1,7 @@
-"""Unpaid invoices: current -> past due -> suspended, by days; and back when everything overdue is paid.
+"""Dunning of postpaid organisations: current -> past_due -> suspended by days overdue, and back when all is paid.
 
-Suspended means: no new postpaid work. The account's credit limit becomes 0 (the hold is refused with 402), and what it
-was before comes back with the last payment. Running requests finish.
+Suspension sets the account's credit limit to 0, so that new requests are refused with 402; running requests finish.
+The earlier limit returns when nothing is overdue.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from core.db import Database
 from tenants.scoping import platform_wide
 
 GRACE_DAYS = 14
-"""Days after an invoice's due date until new work stops."""
+"""Days from an invoice's due date to suspension."""
 
 _STATES = """
     SELECT a.tenant_id, coalesce(c.dunning, 'current') AS was, coalesce(c.limited, false) AS limited,
@@ -46,7 +46,7 @@ _NOTICES = {
 
 @platform_wide("a job looks at every organisation's unpaid invoices")
 async def run(database: Database) -> int:
-    """Move every postpaid organisation to the state that its overdue invoices ask for; returns how many moved."""
+    """Set the state of every postpaid organisation by its overdue invoices; returns how many changed."""
     async with database.read() as connection:
         rows = (await connection.execute(text(_STATES), {"grace": GRACE_DAYS})).all()
     for row in rows:
@@ -56,7 +56,7 @@ async def run(database: Database) -> int:
 
 
 async def _change_state(connection: AsyncConnection, row: Row[Any]) -> None:
-    """One organisation, with its account locked."""
+    """Change the state of one organisation, with its account locked."""
     await connection.execute(
         text(
             "INSERT INTO stripe_customers (tenant_id, name) SELECT id, name FROM tenants WHERE id = :tenant "
@@ -99,7 +99,7 @@ async def _change_state(connection: AsyncConnection, row: Row[Any]) -> None:
 async def _set_limit(
     connection: AsyncConnection, row: Row[Any], *, new_limit: object, limited: bool, keep: object
 ) -> None:
-    """Change the credit limit and remember the one before. A limit that somebody set meanwhile stays."""
+    """Set the credit limit, and store whether it is suspended (`limited`) and the limit to restore (`keep`)."""
     await connection.execute(
         text("UPDATE billing_accounts SET credit_limit = :limit WHERE tenant_id = :tenant"),
         {"limit": new_limit, "tenant": row.tenant_id},

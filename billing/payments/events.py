@@ -1,7 +1,8 @@
-"""Stripe's events: recorded once, applied once, in any order; what no webhook brought is found by listing.
+"""Stripe's events: recorded once and applied once, in any order.
 
-The row is the queue. A webhook only verifies and records; a job refetches the object, and applies its effect and the
-mark in one transaction.
+Table stripe_events is the queue. The webhook only verifies and records an event. A job fetches the event's object and
+applies its book update, with the mark that the event is applied, in one transaction. Events that no webhook delivered
+are found by listing.
 """
 
 import logging
@@ -31,15 +32,17 @@ from core.errors import NotFound, PenstockError, Unavailable
 log = logging.getLogger(__name__)
 
 OVERLAP_S = 3600
+"""Seconds before the newest recorded event that are listed again."""
 LISTING_WINDOW_S = 30 * 86_400 - 3600
-"""How far back Stripe lists events."""
+"""Seconds for which Stripe lists events."""
 SLICE_S = 86_400
-"""Seconds of events that are listed and recorded at a time, at most."""
+"""Seconds of events listed and recorded at a time, at most."""
 MAX_SLICE_EVENTS = 5000
-"""A slice with more events is halved: Stripe lists the newest first."""
+"""A slice with more events is halved, because Stripe lists the newest first."""
 BATCH = 100
+"""Events applied in one run at most."""
 ALARM_AFTER = 5
-"""Failures of one event after which people are told."""
+"""Failures of one event after which operators are notified."""
 
 Prepare = Callable[[Database, StripeGateway, str], Awaitable[BookUpdate]]
 
@@ -71,7 +74,7 @@ async def _customer(database: Database, gateway: StripeGateway, object_id: str) 
 
 
 async def _credit_note(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
-    """A credit note that is not ours on an invoice that is: the books do not know it."""
+    """Notify operators of a credit note that was made in Stripe on one of our invoices: the books do not have it."""
     note = await gateway.credit_note(object_id)
     if NOTE_KEY in note.metadata:
         return no_change
@@ -93,7 +96,7 @@ async def _credit_note(database: Database, gateway: StripeGateway, object_id: st
 
 
 async def _meter(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
-    """Stripe could not take some meter events; the reconciliation says which customers differ."""
+    """Notify operators that Stripe refused meter events; the reconciliation names the customers that differ."""
 
     async def update(connection: AsyncConnection) -> UpdateOutcome:
         await _notify_operators(
@@ -116,12 +119,15 @@ HANDLERS: dict[str, Prepare] = {
     "credit_note": _credit_note,
     "billing.meter": _meter,
 }
-"""What is done, by the kind of object; every other event is recorded and ignored."""
+"""Prepares the book update by kind of object; events of other kinds are recorded and ignored."""
 _IGNORED = frozenset({"billing.meter.created", "billing.meter.updated"})
 
 
 async def record(connection: AsyncConnection, event: Event, found_by: str) -> bool:
-    """Write an event down; returns whether it is new. Unknown kinds are recorded and need nothing more."""
+    """Record an event; returns whether it is new. `found_by` is `webhook` or `list`.
+
+    An event of a kind without a handler is recorded as ignored.
+    """
     wanted = event.object_kind in HANDLERS and bool(event.object_id) and event.type not in _IGNORED
     made = await connection.execute(
         text(
@@ -144,7 +150,7 @@ async def record(connection: AsyncConnection, event: Event, found_by: str) -> bo
 
 
 async def count_due(connection: AsyncConnection) -> int:
-    """How many events are due."""
+    """The number of events that are due."""
     found = await connection.execute(
         text("SELECT count(*) FROM stripe_events WHERE applied_at IS NULL AND next_at <= clock_timestamp()")
     )
@@ -152,7 +158,10 @@ async def count_due(connection: AsyncConnection) -> int:
 
 
 async def apply_due(database: Database, gateway: StripeGateway, *, budget_s: float = 20.0) -> int:
-    """Apply what is due, the oldest first, for about `budget_s`; returns how many. Stripe away ends the run."""
+    """Apply at most BATCH due events, oldest first, for about `budget_s` seconds; returns how many were applied.
+
+    A failed event is tried again later. When Stripe does not answer, the run ends.
+    """
     async with database.read() as connection:
         rows = (
             await connection.execute(
@@ -174,7 +183,7 @@ async def apply_due(database: Database, gateway: StripeGateway, *, budget_s: flo
         except PenstockError as error:
             await _schedule_retry(database, row, error)
         except Exception as error:
-            # An object that we cannot read or book must not stop the events behind it: people are told of it.
+            # An object that cannot be parsed or booked must not stop later events; operators are notified of it.
             log.exception("event %s (%s) of %s cannot be applied", row.id, row.type, row.object_id)
             await _schedule_retry(
                 database, row, PenstockError(f"{type(error).__name__}; the log of the jobs has more")
@@ -188,12 +197,12 @@ async def _apply(database: Database, gateway: StripeGateway, row: Row[Any]) -> b
     try:
         update = await HANDLERS[row.object_kind](database, gateway, row.object_id)
     except NotFound:
-        update = no_change  # deleted meanwhile: there is nothing to follow
+        update = no_change  # the object was deleted since
     return await apply_update(database, _with_mark(row.id, update)) != "ignored"
 
 
 def _with_mark(event_id: str, update: BookUpdate) -> BookUpdate:
-    """The effect together with the event's mark, unless somebody was faster."""
+    """`update` together with the mark that the event is applied; ignored when it is marked already."""
 
     async def both(connection: AsyncConnection) -> UpdateOutcome:
         found = await connection.execute(
@@ -215,7 +224,7 @@ def _with_mark(event_id: str, update: BookUpdate) -> BookUpdate:
 
 
 async def _schedule_retry(database: Database, row: Row[Any], error: PenstockError) -> None:
-    """Try again later: after 2 s, 4 s, ... an hour. People are told once."""
+    """Delay the event's next attempt: 2 s, 4 s, ... up to an hour. Notifies operators once, after ALARM_AFTER."""
     async with database.system() as connection:
         found = await connection.execute(
             text(
@@ -246,9 +255,10 @@ async def _notify_operators(
 
 
 async def record_missed(database: Database, gateway: StripeGateway) -> int:
-    """Record the events that no webhook brought: everything since the last look, with an overlap. Returns how many.
+    """List the events since the newest recorded one, less OVERLAP_S, and record the missing ones; returns how many.
 
-    Slice by slice from the oldest: what was recorded stays when Stripe goes away, and the next look goes on there.
+    Works in slices from the oldest on, each in a transaction, so that a failed run keeps its progress. Raises
+    Unavailable when Stripe does not answer, TooManyRows when a single second has too many events.
     """
     async with database.read() as connection:
         row = (
@@ -274,9 +284,9 @@ async def record_missed(database: Database, gateway: StripeGateway) -> int:
 async def _list_slice(
     gateway: StripeGateway, since: int, before: int | None, now: int
 ) -> tuple[list[Event], int | None]:
-    """The events of [since, before), or of a shorter slice when they are many, and where it ends (None: nowhere).
+    """The events of [since, before) (Unix seconds; None = until now), and the end of what was listed.
 
-    Raises TooManyRows when a single second has more than the gateway reads.
+    The slice is halved while it has more than MAX_SLICE_EVENTS. Raises TooManyRows as `record_missed`.
     """
     while before != since + 1:
         try:
@@ -290,7 +300,7 @@ async def _list_slice(
 
 
 async def _record_slice(database: Database, listed: list[Event], ended_at: int | None) -> int:
-    """Write a slice's events down, and how far we have seen; returns how many are new."""
+    """Record a slice's events and the instant up to which all are recorded; returns how many are new."""
     seen_at = listed[-1].created_at if listed else ended_at
     found = 0
     async with database.system() as connection:

@@ -1,4 +1,4 @@
-"""A write that happens once, whatever is answered."""
+"""Writes to Stripe that happen exactly once (https://docs.stripe.com/api/idempotent_requests)."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -8,8 +8,9 @@ from core.errors import Unavailable
 T = TypeVar("T")
 
 WRITE_UNKNOWN = "stripe_failed"
-"""The code of a 500: whether the write happened is unknown, and its idempotency key answers 500 from now on."""
+"""Error code of a 500: whether the write happened is unknown, and Stripe answers 500 to its key from then on."""
 MAX_KEYS = 4
+"""Idempotency keys tried for one write."""
 
 
 async def idempotent_write(
@@ -19,11 +20,11 @@ async def idempotent_write(
     *,
     find_first: bool = False,
 ) -> T:
-    """What `make` makes with an idempotency key, or what `find` finds when Stripe failed in the middle.
+    """The result of `write` with an idempotency key, or the result of an earlier attempt that `find` returns.
 
-    Stripe repeats a key's first answer for 24 h, a 500 included. Then nobody gets further with it: everybody looks
-    whether the write happened, and goes on to the next key of the same row of keys. `look_first` when an
-    earlier attempt may be too old for its key. Raises what `make` raises.
+    Stripe repeats the first answer to a key for 24 h, a 500 included. After a 500, `find` looks for the result of the
+    write, and without one the next of MAX_KEYS keys derived from `key` is tried; every caller derives the same keys.
+    Set `find_first` when an earlier attempt may be older than 24 h. Raises what `write` and `find` raise.
     """
     if find_first and (there := await find()) is not None:
         return there

@@ -1,4 +1,4 @@
-"""What Stripe says of invoices: payments, failures, the end. Booked from the invoice as it is now."""
+"""Books what happens to our invoices in Stripe: payments, failed attempts, uncollectible ones."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -18,14 +18,14 @@ from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
 INVOICE_KEY = "penstock_invoice_id"
-"""Our metadata on invoices."""
+"""Metadata key of our invoice id on Stripe's invoices."""
 
 InvoiceAndIntent = tuple[InvoicePayment, PaymentIntent | None]
-"""A payment of an invoice; None = it was paid outside of Stripe."""
+"""A payment of an invoice and its payment intent; None = paid outside of Stripe."""
 
 
 async def prepare_invoice(gateway: StripeGateway, stripe_id: str) -> BookUpdate:
-    """What an invoice's state does to ours."""
+    """The book update of an invoice, with its payments."""
     invoice = await gateway.invoice(stripe_id)
     paid: list[InvoiceAndIntent] = []
     for _, one in await gateway.invoice_payments(invoice_id=stripe_id):
@@ -43,7 +43,7 @@ async def prepare_invoice(gateway: StripeGateway, stripe_id: str) -> BookUpdate:
 async def apply_invoice(
     connection: AsyncConnection, invoice: Invoice, paid: list[InvoiceAndIntent]
 ) -> UpdateOutcome:
-    """Book payments and fees that are not booked yet, and let our invoice follow. Raises Conflict: not in USD."""
+    """Book new payments and fees, and update our invoice's status. Raises Conflict for a currency other than USD."""
     ours = await _lock_ours(connection, invoice)
     if ours is None:
         return "foreign"
@@ -71,7 +71,7 @@ async def apply_invoice(
 
 
 async def _lock_ours(connection: AsyncConnection, invoice: Invoice) -> Row[Any] | None:
-    """Our invoice, locked; by Stripe's id, or by our metadata while a crash kept us from storing that."""
+    """Our invoice, locked; found by Stripe's id, or by our metadata when a crash prevented storing that id."""
     return (
         await connection.execute(
             text(
@@ -92,7 +92,7 @@ async def _lock_ours(connection: AsyncConnection, invoice: Invoice) -> Row[Any] 
 async def _book_payment(
     connection: AsyncConnection, ours: Row[Any], one: InvoicePayment, payment: PaymentIntent | None
 ) -> None:
-    """Cash against what is invoiced. Money that went past Stripe is known by the invoice payment's own id."""
+    """Book cash against `invoiced`. A payment outside of Stripe is identified by the invoice payment's own id."""
     intent = one.id if payment is None else payment.id
     if one.paid_cents <= 0:
         return
@@ -120,7 +120,7 @@ async def _book_payment(
 
 
 async def _mark_paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
-    """Ours is paid; one that was written off is a recovery: what was expensed comes back."""
+    """Mark our invoice paid; for one that was written off, reverse the expense."""
     at = datetime.now(UTC) if invoice.paid_at is None else datetime.fromtimestamp(invoice.paid_at, UTC)
     await connection.execute(
         text("UPDATE invoices SET status = 'paid', paid_at = :at WHERE id = :id AND tenant_id = :tenant"),
@@ -143,7 +143,7 @@ async def _mark_paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoi
 
 
 async def _notify_paid_void(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
-    """The customer was faster than our void: the money is theirs, and a person has to give it back."""
+    """Notify operators that a void invoice was paid before Stripe voided it: the money must be refunded by hand."""
     amount = pico_to_usd(invoice.paid_cents * PICO_PER_CENT)
     await notices.notify(
         connection,
@@ -158,7 +158,7 @@ async def _notify_paid_void(connection: AsyncConnection, ours: Row[Any], invoice
 
 
 async def _mark_uncollectible(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
-    """Stripe's retries are over, or a person gave the invoice up: what is open on it becomes an expense."""
+    """Mark our invoice uncollectible, book its open amount as an expense and notify the customer."""
     await connection.execute(
         text("UPDATE invoices SET status = 'uncollectible' WHERE id = :id AND tenant_id = :tenant"),
         {"id": ours.id, "tenant": ours.tenant_id},

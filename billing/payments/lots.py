@@ -1,7 +1,6 @@
-"""The credit of one purchase: its lot, and a lot more for each of its refunds that failed.
+"""The credit lots of one purchase: its own lot, and one for each of its refunds that failed.
 
-Who takes credit of a purchase back (a refund, a dispute) looks at all of them: what a failed refund gave back was paid
-with the same money.
+A refund or dispute takes credit back from all of them: they were paid for with the same money.
 """
 
 from typing import Literal
@@ -17,12 +16,12 @@ from tenants.scoping import platform_wide
 
 
 def returned_lot_id(refund_id: UUID) -> UUID:
-    """The lot (and the source of the transfers) that a failed refund makes."""
+    """The id of the lot, and of the transfers' source, that a failed refund makes."""
     return derived_uuid(refund_id, "failed")
 
 
 async def lots_of(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> list[UUID]:
-    """The lots that a payment became, the first one first."""
+    """The lots of a payment, the purchase's own first."""
     rows = await connection.execute(
         text(
             "SELECT id FROM stripe_refunds WHERE payment_intent = :pi AND tenant_id = :tenant "
@@ -47,7 +46,7 @@ async def debit_lots(
     kind: Literal["refund", "clawback"],
     source: UUID,
 ) -> int:
-    """Take up to `amount` picodollars out of the lots in their order; returns what was taken. Idempotent."""
+    """Take up to `amount` picodollars from the lots in order; returns the picodollars taken. Idempotent by `source`."""
     taken = 0
     for number, lot_id in enumerate(lot_ids):
         taken += await credits.debit_lot(
@@ -61,7 +60,7 @@ async def debit_lots(
 
 
 async def reverse_clawback(connection: AsyncConnection, *, lot_ids: list[UUID], source: UUID) -> int:
-    """Put back what a clawback took of these lots; returns the picodollars. Idempotent by `source`."""
+    """Return what the clawback `source` took from these lots; returns the picodollars. Idempotent by `source`."""
     given = 0
     for number, lot_id in enumerate(lot_ids):
         drawn = _lot_source(source, lot_id, number)
@@ -71,7 +70,7 @@ async def reverse_clawback(connection: AsyncConnection, *, lot_ids: list[UUID], 
 
 
 async def clawed_back(connection: AsyncConnection, *, lot_ids: list[UUID], source: UUID) -> int | None:
-    """What a clawback took of these lots; None = nobody tried."""
+    """Picodollars that the clawback `source` took from these lots; None = it was not attempted."""
     found = [
         await _clawback_draw(connection, _lot_source(source, lot_id, number))
         for number, lot_id in enumerate(lot_ids)
@@ -81,7 +80,7 @@ async def clawed_back(connection: AsyncConnection, *, lot_ids: list[UUID], sourc
 
 
 def _lot_source(source: UUID, lot_id: UUID, number: int) -> UUID:
-    """A source takes of a lot once, so each further lot has a source of its own."""
+    """The source for the lot at index `number`: draws are unique per source, so each further lot has its own."""
     return source if number == 0 else derived_uuid(source, lot_id)
 
 

@@ -1,7 +1,8 @@
-"""The billing meter: tokens per organisation and hour, sent for comparison only; it has no price.
+"""Stripe's billing meter: tokens per organisation and hour, sent for comparison only; the meter has no price.
 
-What was sent is a row per change of an hour's sum: an hour that grows later sends the difference. Identifiers follow
-from organisation, hour and number: Stripe takes each once within 24 h; what is older is looked up before it is sent.
+Each change of an hour's sum is a row of stripe_meter_events with the difference. An event's identifier is derived from
+organisation, hour and number. Stripe accepts an identifier once within 24 h; before an older attempt is repeated, the
+meter's sum shows whether it arrived.
 """
 
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from tenants.scoping import platform_wide
 
 EVENT_NAME = "penstock_tokens"
 TIMESTAMP_WINDOW_DAYS = 34
-"""Stripe takes timestamps of the last 35 days."""
+"""Days after which an hour is too old to send; Stripe accepts timestamps of the last 35 days."""
 DEDUPE_HOURS = 23
+"""Hours for which an attempt can be repeated with the same identifier; Stripe's limit is 24."""
 MAX_HOURS_PER_RUN = 5000
+"""Changed hours recorded in one run at most."""
 
 _CHANGED = """
     INSERT INTO stripe_meter_events (identifier, tenant_id, hour, tokens, state)
@@ -43,7 +46,10 @@ _CHANGED = """
 
 
 async def run(database: Database, gateway: StripeGateway) -> int:
-    """Write down what changed in closed hours and send what is not sent yet; returns how many events were sent."""
+    """Record the changes of past hours and send all pending events; returns how many were sent.
+
+    Raises Unavailable when Stripe does not answer.
+    """
     await record_changes(database)
     meter_id = await _meter_id(database, gateway)
     sent = await _resolve_old(database, gateway, meter_id)
@@ -64,7 +70,7 @@ async def run(database: Database, gateway: StripeGateway) -> int:
 
 @platform_wide("a job sends every organisation's tokens")
 async def record_changes(database: Database) -> int:
-    """Rows for hours whose sum is not what was sent; returns how many. An hour before Stripe's window is too old."""
+    """Insert an event for each past hour whose sum changed; returns how many. Hours too old to send are `too_old`."""
     async with database.system() as connection:
         made = await connection.execute(
             text(_CHANGED), {"reach": TIMESTAMP_WINDOW_DAYS, "limit": MAX_HOURS_PER_RUN}
@@ -73,7 +79,7 @@ async def record_changes(database: Database) -> int:
 
 
 async def _meter_id(database: Database, gateway: StripeGateway) -> str:
-    """The meter's id, asked for once."""
+    """The meter's id, fetched from Stripe once and then stored."""
     async with database.read() as connection:
         known = (await connection.execute(text("SELECT meter_id FROM stripe_state"))).scalar_one()
     if known is not None:
@@ -86,7 +92,7 @@ async def _meter_id(database: Database, gateway: StripeGateway) -> str:
 
 @platform_wide("a job sends every organisation's tokens")
 async def _next_batch(connection: AsyncConnection) -> Sequence[Row[Any]]:
-    """The next batch, with the time of the attempt written down before it is made."""
+    """The next events to send, with the attempt's time stored before the attempt."""
     rows = await connection.execute(
         text(
             "UPDATE stripe_meter_events SET tried_at = coalesce(tried_at, clock_timestamp()) WHERE identifier IN ("
@@ -100,7 +106,6 @@ async def _next_batch(connection: AsyncConnection) -> Sequence[Row[Any]]:
 
 
 def _event(row: Row[Any], customer_id: str) -> dict[str, Any]:
-
     return {
         "event_name": EVENT_NAME,
         "identifier": row.identifier,
@@ -122,7 +127,7 @@ async def _mark_sent(connection: AsyncConnection, identifiers: list[str]) -> Non
 
 @platform_wide("a job sends every organisation's tokens")
 async def _resolve_old(database: Database, gateway: StripeGateway, meter_id: str) -> int:
-    """Attempts so old that Stripe would not recognise a repetition: the hour's sum says whether they arrived."""
+    """Decide attempts older than DEDUPE_HOURS by the meter's sum of their hour; returns how many had arrived."""
     async with database.read() as connection:
         rows = (
             await connection.execute(

@@ -1,4 +1,4 @@
-"""Payments that arrive: for credit (a lot) or for an invoice. Each payment intent is booked once."""
+"""Payments of credit (booked as a lot) and of invoices. Each payment intent is booked once."""
 
 from uuid import UUID
 
@@ -16,11 +16,11 @@ from core.money import PICO_PER_CENT
 from tenants.scoping import platform_wide
 
 TOPUP_KEY = "penstock_topup_id"
-"""Our metadata on the payments and Checkout sessions of purchases."""
+"""Metadata key of the purchase's id on payments and Checkout sessions."""
 
 
 async def prepare_payment(gateway: StripeGateway, payment_intent: str) -> BookUpdate:
-    """What a payment does: credit, or the payment of an invoice."""
+    """The book update of a payment intent: of a purchase of credit, or of the invoice that it pays."""
     payment = await gateway.payment_intent(payment_intent)
     if TOPUP_KEY not in payment.metadata:
         paid = await gateway.invoice_payments(payment_intent=payment_intent)
@@ -34,9 +34,9 @@ async def prepare_payment(gateway: StripeGateway, payment_intent: str) -> BookUp
 
 @platform_wide("a payment names its customer")
 async def apply_topup(connection: AsyncConnection, payment: PaymentIntent) -> UpdateOutcome:
-    """Book the payment of a purchase as a credit lot and its fee; or note that it failed.
+    """Book a succeeded payment of a purchase as a credit lot with its fee, or store its failure.
 
-    Raises Conflict: it is not in USD, or it is not what was asked for.
+    Raises Conflict for a currency other than USD, or when the purchase is not the customer's.
     """
     tenant_id = await tenant_of(connection, payment.customer)
     if tenant_id is None:
@@ -79,7 +79,7 @@ async def apply_topup(connection: AsyncConnection, payment: PaymentIntent) -> Up
 async def _credit(
     connection: AsyncConnection, tenant_id: UUID, topup_id: UUID, payment: PaymentIntent
 ) -> None:
-    """The lot, its row, and what the payment moved."""
+    """Store the payment, add the credit lot and record the balance transaction."""
     await connection.execute(
         text(
             "INSERT INTO stripe_payments (payment_intent, tenant_id, purpose, topup_id, cents, charge_id) "

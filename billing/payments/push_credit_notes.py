@@ -1,4 +1,4 @@
-"""Credit notes, sent to Stripe: on an open invoice, to the customer's balance, or paid back."""
+"""Sends credit notes to Stripe: on an open invoice, to the customer's balance, or as a refund."""
 
 from typing import Any
 from uuid import UUID
@@ -18,15 +18,16 @@ from core.errors import NotFound, Unavailable
 from tenants.scoping import platform_wide
 
 NOTE_KEY = "penstock_credit_note_id"
-"""Our metadata on credit notes."""
+"""Metadata key of our credit note's id on Stripe's."""
 MAX_LINES = 100
-"""Beyond this many lines the credit note carries only its amount."""
+"""A credit note with more lines is sent with its amount only."""
 
 
 async def push_credit_note(database: Database, gateway: StripeGateway, note_id: UUID) -> bool:
-    """Make Stripe's credit note for ours; returns whether it is there now. May run twice and be cut off anywhere.
+    """Create Stripe's credit note for ours; returns whether it exists now. Idempotent, also after a crash.
 
-    Raises Unavailable while the invoice itself is not in Stripe yet.
+    When Stripe refuses it, the push is blocked and operators are notified. Raises NotFound for an unknown id,
+    Unavailable while the invoice is not in Stripe or Stripe does not answer.
     """
     async with database.read() as connection:
         ours, lines = await _read(connection, note_id)
@@ -70,8 +71,8 @@ _LINES = """
             AND (en.created_at, en.id) < (n.created_at, n.id)) before
     WHERE l.credit_note_id = :id ORDER BY l.id
 """
-"""The note's lines. One fits while Stripe's line still has that much beside all earlier notes, void ones too: what is
-asked for is the same at every try."""
+"""The credit note's lines; `fits` when the amount of Stripe's line covers it beside all earlier notes. Void notes count
+too, so that every attempt sends the same parameters."""
 
 
 @platform_wide("a credit note names its organisation")
@@ -101,7 +102,7 @@ async def _ensure_credit_note(gateway: StripeGateway, ours: Row[Any], lines: lis
         "metadata": {NOTE_KEY: str(ours.id), TENANT_KEY: str(ours.tenant_id)},
     }
     whole = sum(line.cents for line in lines) == ours.cents and all(line.cents > 0 for line in lines)
-    # After corrections up and down a line may be credited beyond what its invoice billed: the sum is still within.
+    # After corrections in both directions, a line's credit may exceed what its invoice line billed; the sum does not.
     if whole and 0 < len(lines) <= MAX_LINES and all(line.stripe_item_id and line.fits for line in lines):
         params["lines"] = [
             {"type": "invoice_line_item", "invoice_line_item": line.stripe_item_id, "amount": line.cents}

@@ -1,4 +1,4 @@
-"""Our invoices, sent to Stripe: a draft, one item per line, compared to the cent, and only then opened."""
+"""Sends invoices to Stripe: creates a draft with one item per line, compares it to the cent, then finalises it."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,22 +22,23 @@ from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
 LINE_KEY = "penstock_line_id"
-"""Our metadata on the items of an invoice."""
+"""Metadata key of our line's id on the items of an invoice."""
 MAX_ITEMS = 250
 """Items of one invoice (Stripe's limit)."""
 FINAL_ERRORS = (Conflict, InvalidRequest, NotFound)
-"""Stripe's answers that no repetition changes."""
+"""Errors that a repetition does not change."""
 
 
 class Mismatch(Exception):
-    """Stripe's draft is not our invoice."""
+    """Stripe's draft differs from our invoice."""
 
 
 async def push_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
-    """Make Stripe's invoice equal to ours and open it; returns whether it is open now.
+    """Create and finalise Stripe's invoice for ours; returns whether it is open now.
 
-    May run twice and be cut off anywhere: what is there already is found by idempotency keys and metadata. When the
-    totals differ, or Stripe refuses something, the draft is left alone, an alarm is raised and nothing is sent.
+    Idempotent, also after a crash: idempotency keys and metadata find what exists. When the draft differs from ours or
+    Stripe refuses it, nothing is sent, the push is blocked and operators are notified. Raises NotFound for an unknown
+    id, Unavailable when Stripe does not answer.
     """
     async with database.read() as connection:
         ours, lines = await _read(connection, invoice_id)
@@ -82,7 +83,7 @@ async def _read(connection: AsyncConnection, invoice_id: UUID) -> tuple[Row[Any]
 
 
 async def _ensure_draft(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> Invoice:
-    """Stripe's invoice for ours, made when there is none."""
+    """Stripe's invoice for ours, created as a draft when there is none."""
     if ours.stripe_invoice_id is not None:
         return await gateway.invoice(ours.stripe_invoice_id)
 
@@ -117,7 +118,7 @@ async def _ensure_draft(gateway: StripeGateway, ours: Row[Any], customer_id: str
             find_first=ours.old,
         )
     except Conflict:
-        # The key was used with other facts: a card was saved, or a day passed, between two attempts.
+        # The key was used with other parameters: a card was saved, or a day passed, between two attempts.
         known = await find()
         if known is None:
             raise
@@ -125,17 +126,19 @@ async def _ensure_draft(gateway: StripeGateway, ours: Row[Any], customer_id: str
 
 
 class InvoiceItem(msgspec.Struct, frozen=True):
-    """An item of the Stripe invoice: one of our lines, or what is left of too many."""
+    """An item of Stripe's invoice: one of our lines, or the sum of those beyond MAX_ITEMS."""
 
     key: str
     cents: int
     description: str
     lines: tuple[str, ...]
+    """Ids of our lines in it."""
 
 
 def invoice_items(lines: Iterable[tuple[str, int, str]]) -> list[InvoiceItem]:
-    """The items for our lines (id, cents, description): one each. Stripe allows MAX_ITEMS; beyond them the largest
-    amounts stand alone and the others share the last item. The statement has every line.
+    """The items for our lines (id, cents, description), one each.
+
+    With more than MAX_ITEMS lines, those with the largest amounts have an item each and the others share the last one.
     """
     found = [InvoiceItem(identity, cents, words, (identity,)) for identity, cents, words in lines]
     if len(found) <= MAX_ITEMS:
@@ -152,7 +155,7 @@ def invoice_items(lines: Iterable[tuple[str, int, str]]) -> list[InvoiceItem]:
 async def _add_lines(
     gateway: StripeGateway, draft: Invoice, ours: Row[Any], items: Sequence[InvoiceItem]
 ) -> list[InvoiceLine]:
-    """The draft's lines after the missing ones were added: at most MAX_ITEMS, which is what one call may add."""
+    """Add the missing items to the draft in one call (MAX_ITEMS is its limit too); returns all lines of the draft."""
     sent = await gateway.invoice_lines(draft.id)
     there = {line.metadata.get(LINE_KEY) for line in sent}
     missing = [item for item in items if item.key not in there]
@@ -175,7 +178,7 @@ async def _add_lines(
 
 
 async def _add_page(gateway: StripeGateway, draft_id: str, items: list[dict[str, Any]], last: str) -> None:
-    """One page of lines; all of a call's lines are added or none."""
+    """Add lines; a call adds all of its lines or none. `last` is the key of the last one."""
 
     async def make(key: str) -> bool:
         await gateway.add_lines(draft_id, items, key)
@@ -196,7 +199,7 @@ async def _open(
     items: Sequence[InvoiceItem],
     sent: list[InvoiceLine],
 ) -> Invoice:
-    """Compare and open. Raises Mismatch."""
+    """Compare the draft with ours and finalise it; mail it when no card is saved. Raises Mismatch."""
     found = await gateway.invoice(draft_id)
     want = {item.key: item.cents for item in items}
     have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
@@ -233,7 +236,7 @@ async def _store(
     items: Sequence[InvoiceItem],
     sent: list[InvoiceLine],
 ) -> None:
-    """Stripe's ids on our rows."""
+    """Store Stripe's ids of the invoice and its lines."""
     there = {line.metadata[LINE_KEY]: line.id for line in sent}
     pairs = [(each, there[item.key]) for item in items for each in item.lines]
     await connection.execute(
@@ -257,7 +260,7 @@ async def _store(
 
 
 async def void_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
-    """Make Stripe's invoice void after ours was; returns whether there was one."""
+    """Void Stripe's invoice of our void one; returns whether there was one. Raises Unavailable."""
     async with database.read() as connection:
         ours, _ = await _read(connection, invoice_id)
     if ours is None or ours.status != "void" or ours.stripe_invoice_id is None:
@@ -269,7 +272,7 @@ async def void_invoice(database: Database, gateway: StripeGateway, invoice_id: U
 
 
 async def write_off_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
-    """Make Stripe's invoice uncollectible after ours was written off; returns whether there was one."""
+    """Mark Stripe's invoice of our written-off one uncollectible; returns whether there was one. Raises Unavailable."""
     async with database.read() as connection:
         ours, _ = await _read(connection, invoice_id)
     if ours is None or ours.status != "uncollectible" or ours.stripe_invoice_id is None:

@@ -1,4 +1,4 @@
-"""How sending an invoice or credit note to Stripe went (table stripe_pushes)."""
+"""The result of sending an invoice or credit note to Stripe (table stripe_pushes)."""
 
 from uuid import UUID
 
@@ -11,7 +11,7 @@ from billing.notifications import notices
 async def block_push(
     connection: AsyncConnection, kind: str, object_id: UUID, tenant_id: UUID, problem: str
 ) -> None:
-    """Stop a push that only a person can put right: it is marked blocked, and the platform's people are told."""
+    """Mark a push blocked until a person resolves `problem`, and notify operators. `kind` as in `record_push`."""
     await record_push(connection, kind, object_id, tenant_id, "blocked", problem)
     await notices.notify(
         connection,
@@ -27,7 +27,7 @@ async def block_push(
 async def record_push(
     connection: AsyncConnection, kind: str, object_id: UUID, tenant_id: UUID, status: str, problem: str | None
 ) -> None:
-    """Remember how a push went."""
+    """Store a push's status (done | blocked). `kind` is invoice or credit_note, `object_id` our id of it."""
     await connection.execute(
         text(
             "INSERT INTO stripe_pushes (kind, object_id, tenant_id, status, error) "

@@ -18,15 +18,15 @@ TOPIC = "stripe.refund"
 
 
 class RequestedRefund(msgspec.Struct, frozen=True):
-    """A refund that somebody asked for."""
+    """A requested refund."""
 
     id: UUID
-    """Of the refund; of the approval while it waits for one."""
+    """The refund's id, or the approval's while it waits for one."""
     tenant_id: UUID
     amount_usd: str
     payment_intent: str
     status: str = "requested"
-    """requested: booked, and will be sent | waiting: for a second person | rejected"""
+    """requested (booked, to be sent) | waiting (for a second person's approval) | rejected"""
 
 
 async def refundable(
@@ -37,10 +37,10 @@ async def refundable(
     payment_intent: str,
     cents: int | None,
 ) -> tuple[int, int]:
-    """The cents that such a refund would pay back, and the cents of the purchase's refunds with it.
+    """(cents of this refund, cents of all refunds of the purchase with it); (0, 0) when it is booked already.
 
-    The sum is what a limit looks at: many small refunds are one large one. (0, 0) for a refund that is booked already.
-    Raises as `request_refund`. The account stays locked.
+    The approval limit applies to the sum, so that many small refunds count as one. Arguments and errors as
+    `request_refund`. The account stays locked.
     """
     if await _existing(connection, tenant_id, refund_id) is not None:
         return 0, 0
@@ -57,7 +57,7 @@ async def refundable(
 
 
 def _checked_amount(cents: int | None, left: int) -> int:
-    """What is to be refunded of what is left. Raises InvalidRequest, Conflict."""
+    """The cents to refund of the `left` ones. Raises InvalidRequest for 0 or less, Conflict when less is left."""
     wanted = left if cents is None else cents
     if wanted <= 0 and left > 0:
         raise InvalidRequest("the amount of a refund must be above 0", param="amount_usd")
@@ -78,8 +78,11 @@ async def request_refund(
     reason: str,
     by: str,
 ) -> RequestedRefund:
-    """Take bought credit back and ask for its refund, in the caller's transaction; None = all that is left, in whole
-    cents. Idempotent by `refund_id`. Raises NotFound, InvalidRequest, Conflict: less is left, or it is disputed.
+    """Take bought credit back and queue its refund, in the caller's transaction. Idempotent by `refund_id`.
+
+    `cents` None = all that is left, in whole cents; `by` names the person. Raises NotFound when the payment bought no
+    credit of this tenant, InvalidRequest for `cents` of 0 or less, Conflict when less is left or not held, or when the
+    payment is disputed.
     """
     done = await _existing(connection, tenant_id, refund_id)
     if done is not None:
@@ -132,7 +135,7 @@ async def _existing(connection: AsyncConnection, tenant_id: UUID, refund_id: UUI
 
 
 async def _refundable_lot(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> UUID:
-    """The lot that a purchase became. Raises NotFound, Conflict while the bank disputes it."""
+    """The lot to refund from. Raises NotFound, Conflict while the payment is disputed."""
     found = await connection.execute(
         text(
             "SELECT (SELECT count(*) FROM stripe_disputes d WHERE d.payment_intent = p.payment_intent "
@@ -150,7 +153,7 @@ async def _refundable_lot(connection: AsyncConnection, tenant_id: UUID, payment_
 
 
 async def _largest_lot(connection: AsyncConnection, tenant_id: UUID, payment_intent: str) -> UUID:
-    """The lot of a purchase with the most left: after a refund that failed, the credit is in a lot of its own."""
+    """The lot of a purchase with the most credit left: a failed refund returns its credit to a lot of its own."""
     await credits.allocate(connection, tenant_id)
     lot_ids = await lots.lots_of(connection, tenant_id, payment_intent)
     found = await connection.execute(
@@ -165,7 +168,7 @@ async def _largest_lot(connection: AsyncConnection, tenant_id: UUID, payment_int
 
 
 async def _remaining_cents(connection: AsyncConnection, tenant_id: UUID, lot_id: UUID) -> int:
-    """Whole cents that are left of a lot, whose account is locked."""
+    """Whole cents left of a lot, whose account is locked."""
     found = await connection.execute(
         text("SELECT remaining FROM credit_grants WHERE id = :lot AND tenant_id = :tenant"),
         {"lot": lot_id, "tenant": tenant_id},

@@ -1,7 +1,7 @@
-"""Refunds: bought credit that is paid back, refunds of credit notes, and those made in Stripe's dashboard.
+"""Refunds of bought credit, of credit notes, and those made in Stripe's dashboard.
 
-Ours are booked when they are asked for (the credit is gone at once), sent by a job, and mirrored back when Stripe says
-that they failed.
+Ours are booked on request (refund_requests.py), sent by a job, and reversed when they fail. All others are booked from
+Stripe's events.
 """
 
 from typing import Any
@@ -25,11 +25,14 @@ from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
 REFUND_KEY = "penstock_refund_id"
-"""Our metadata on refunds."""
+"""Metadata key of our refund's id on Stripe's refunds."""
 
 
 async def send_refund(database: Database, gateway: StripeGateway, refund_id: UUID) -> bool:
-    """Make Stripe's refund for one that was asked for; returns whether there was something to do."""
+    """Create Stripe's refund for a requested one; returns False when there was nothing to do. Idempotent.
+
+    A refund that Stripe refuses is reversed. Raises Unavailable when Stripe does not answer.
+    """
     async with database.read() as connection:
         row = await _open_refund(connection, refund_id)
     if row is None:
@@ -68,7 +71,7 @@ async def _open_refund(connection: AsyncConnection, refund_id: UUID) -> Row[Any]
 
 
 async def prepare_refund(gateway: StripeGateway, stripe_id: str) -> BookUpdate:
-    """What a refund's state does: its payment must be booked before it."""
+    """The book update of a refund; it applies the update of the refunded payment first."""
     refund = await gateway.refund(stripe_id)
     before = None if refund.payment_intent is None else await prepare_payment(gateway, refund.payment_intent)
 
@@ -84,7 +87,10 @@ async def prepare_refund(gateway: StripeGateway, stripe_id: str) -> BookUpdate:
 async def apply_refund(
     connection: AsyncConnection, refund: Refund, credit_note_id: UUID | None = None
 ) -> UpdateOutcome:
-    """Follow a refund: note its success, mirror its failure back, book one that was made in Stripe."""
+    """Store a refund's status, reverse a failed one, and book one that was made in Stripe.
+
+    `credit_note_id` is our credit note that the refund pays, when the caller knows it.
+    """
     payment = (
         await connection.execute(
             text(
@@ -129,10 +135,10 @@ async def _lock_refund(connection: AsyncConnection, tenant_id: UUID, refund: Ref
 async def _book_external(
     connection: AsyncConnection, payment: Row[Any], refund: Refund, credit_note_id: UUID | None
 ) -> Row[Any]:
-    """A refund that was not asked for here: of a credit note, made by a person in Stripe, or given up too soon.
+    """Book a refund without a request: of a credit note, or made in Stripe's dashboard.
 
-    Of bought credit it takes what is left; what was used already is an expense. Of an invoice it is paid out of what
-    is invoiced, where the credit note has put it.
+    A refund of a purchase takes the credit that is left; the rest is an expense. A refund of an invoice is booked
+    against `invoiced`, which the credit note has lowered.
     """
     refund_id = derived_uuid("stripe", refund.id)
     amount = refund.cents * PICO_PER_CENT
@@ -177,7 +183,7 @@ async def _book_external(
 async def _matching_credit_note(
     connection: AsyncConnection, payment: Row[Any], refund: Refund
 ) -> UUID | None:
-    """The credit note that a refund belongs to when its event is faster than our note of it."""
+    """The credit note that a refund pays, when its event arrives before the push stores the refund."""
     found = await connection.execute(
         text(
             "SELECT n.id FROM credit_notes n WHERE n.invoice_id = :invoice AND n.tenant_id = :tenant "
@@ -191,7 +197,7 @@ async def _matching_credit_note(
 
 
 async def _is_booked(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> bool:
-    """Whether the credit note's refund was booked with the credit note."""
+    """Whether the credit note's refund is booked already, with the credit note."""
     found = await connection.execute(
         text(
             "SELECT count(*) FROM ledger_transfers WHERE source_id = :source AND kind = 'credit_note_refund' "
@@ -205,7 +211,7 @@ async def _is_booked(connection: AsyncConnection, tenant_id: UUID, source: UUID)
 async def _reverse_failed(
     connection: AsyncConnection, row: Row[Any], error: str, refund: Refund | None
 ) -> None:
-    """Mirror a failed refund back: the customer has the credit again, or is owed it again. Once."""
+    """Reverse a failed refund, once: return the credit to the customer, or the amount to `invoiced`."""
     found = await connection.execute(
         text(
             "UPDATE stripe_refunds SET status = 'failed', error = :error, refund_id = coalesce(refund_id, :refund), "
@@ -252,7 +258,7 @@ async def _reverse_failed(
 
 
 async def _reverse_expense(connection: AsyncConnection, row: Row[Any]) -> int:
-    """What of a refund made in Stripe was an expense, turned round now."""
+    """Reverse the expense of a refund made in Stripe; returns its picodollars."""
     found = await connection.execute(
         text(
             "SELECT amount FROM ledger_transfers WHERE source_id = :id AND kind = 'write_off' AND tenant_id = :tenant"

@@ -1,7 +1,6 @@
-"""Signatures of Stripe's webhooks: HMAC-SHA256 over "timestamp.body", checked on the raw bytes before anything else.
+"""Signatures of Stripe's webhooks: HMAC-SHA256 over "timestamp.body" of the raw body.
 
-https://docs.stripe.com/webhooks#verify-manually. The clock is passed in. Several
-secrets let one be replaced by another.
+Source: https://docs.stripe.com/webhooks#verify-manually
 """
 
 import hashlib
@@ -11,13 +10,17 @@ from collections.abc import Iterable
 from core.errors import AuthenticationFailed
 
 TOLERANCE_S = 300
-"""How old (or how far ahead) a signature may be."""
+"""Seconds by which a signature's timestamp may differ from now."""
 MAX_HEADER = 4096
+"""Characters of the header at most."""
 _CODE = "webhook_signature"
 
 
 def verify(body: bytes, header: str, secrets: Iterable[str], now_s: int) -> None:
-    """Raise AuthenticationFailed unless `header` signs `body` with one of `secrets` about now (Unix seconds)."""
+    """Raise AuthenticationFailed unless the Stripe-Signature `header` signs `body` with one of `secrets`.
+
+    `now_s` is the present instant in Unix seconds. Several secrets allow a rotation.
+    """
     if len(header) > MAX_HEADER:
         raise AuthenticationFailed("the signature header is too long", code=_CODE)
     parts = [part.strip().partition("=") for part in header.split(",")]

@@ -46,23 +46,23 @@ class StripeGateway(StripeTransport):
     # Customers and payment methods
 
     async def create_customer(self, name: str, metadata: dict[str, str], key: str) -> Customer:
-        """A new customer."""
+        """Create a customer."""
         made = await self._request(
             self._client().v1.customers.create_async, {"name": name, "metadata": metadata}, key=key
         )
         return parse.customer(made)
 
     async def customer(self, customer_id: str) -> Customer:
-        """A customer, deleted ones too."""
+        """A customer, also a deleted one."""
         return parse.customer(await self._request(self._client().v1.customers.retrieve_async, customer_id))
 
     async def customers_since(self, created_at: int) -> list[Customer]:
-        """Customers made at or after the instant (Unix seconds)."""
+        """Customers created at or after the instant."""
         rows = await self._list(self._client().v1.customers.list_async, created={"gte": created_at})
         return [parse.customer(row) for row in rows]
 
     async def update_customer(self, customer_id: str, params: Params) -> Customer:
-        """Change a customer's fields; doing it again does no harm."""
+        """Change a customer's fields. Idempotent without a key."""
         return parse.customer(
             await self._request(self._client().v1.customers.update_async, customer_id, params)
         )
@@ -81,7 +81,7 @@ class StripeGateway(StripeTransport):
         return [(row["id"], row["type"], row["value"]) for row in rows]
 
     async def remove_tax_id(self, customer_id: str, tax_id: str) -> None:
-        """Remove a tax id; one that is gone is no error."""
+        """Remove a tax id, if it exists."""
         try:
             await self._request(self._client().v1.customers.tax_ids.delete_async, customer_id, tax_id)
         except NotFound:
@@ -95,7 +95,7 @@ class StripeGateway(StripeTransport):
     # Purchases
 
     async def create_checkout_session(self, params: Params, key: str) -> CheckoutSession:
-        """A Checkout session: the address of a page on which the customer pays."""
+        """Create a Checkout session: a page of Stripe on which the customer pays."""
         return parse.checkout_session(
             await self._request(self._client().v1.checkout.sessions.create_async, params, key=key)
         )
@@ -107,7 +107,7 @@ class StripeGateway(StripeTransport):
         )
 
     async def checkout_sessions_since(self, customer_id: str, created_at: int) -> list[CheckoutSession]:
-        """A customer's Checkout sessions made at or after the instant."""
+        """A customer's Checkout sessions created at or after the instant."""
         rows = await self._list(
             self._client().v1.checkout.sessions.list_async, customer=customer_id, created={"gte": created_at}
         )
@@ -116,7 +116,7 @@ class StripeGateway(StripeTransport):
     async def charge_off_session(
         self, customer_id: str, method_id: str, cents: int, metadata: dict[str, str], key: str
     ) -> PaymentIntent:
-        """Charge a saved card without its owner. Raises PaymentRequired when the card says no."""
+        """Charge a saved card off-session. Raises PaymentRequired when the card is declined."""
         params = {
             "amount": cents,
             "currency": "usd",
@@ -132,18 +132,18 @@ class StripeGateway(StripeTransport):
         )
 
     async def payment_intent(self, payment_intent: str) -> PaymentIntent:
-        """A payment with its charge and what that moved."""
+        """A payment intent with its charge and balance transaction."""
         method = self._client().v1.payment_intents.retrieve_async
         return parse.payment_intent(await self._request(method, payment_intent, {"expand": _PAYMENT}))
 
     async def payment_intents_since(self, customer_id: str, created_at: int) -> list[PaymentIntent]:
-        """A customer's payments made at or after the instant, without charges."""
+        """A customer's payment intents created at or after the instant, without charges."""
         method = self._client().v1.payment_intents.list_async
         rows = await self._list(method, customer=customer_id, created={"gte": created_at})
         return [parse.payment_intent(row) for row in rows]
 
     async def cancel_payment_intent(self, payment_intent: str, key: str) -> PaymentIntent:
-        """Make sure that a payment can never succeed any more."""
+        """Cancel a payment intent, so that it can no longer succeed."""
         method = self._client().v1.payment_intents.cancel_async
         return parse.payment_intent(await self._request(method, payment_intent, {}, key=key))
 
@@ -158,7 +158,7 @@ class StripeGateway(StripeTransport):
     async def create_refund(
         self, payment_intent: str, cents: int, metadata: dict[str, str], key: str
     ) -> Refund:
-        """Send money back."""
+        """Refund `cents` of a payment."""
         params = {
             "payment_intent": payment_intent,
             "amount": cents,
@@ -168,7 +168,7 @@ class StripeGateway(StripeTransport):
         return parse.refund(await self._request(self._client().v1.refunds.create_async, params, key=key))
 
     async def refund(self, refund_id: str) -> Refund:
-        """A refund."""
+        """A refund with its balance transactions."""
         raw = await self._request(self._client().v1.refunds.retrieve_async, refund_id, {"expand": _REFUND})
         failure = raw.get("failure_balance_transaction")
         if isinstance(failure, str):
@@ -177,7 +177,7 @@ class StripeGateway(StripeTransport):
         return parse.refund(raw)
 
     async def refunds_of(self, payment_intent: str) -> list[Refund]:
-        """All refunds of a payment, without what they moved."""
+        """All refunds of a payment, without balance transactions."""
         method = self._client().v1.refunds.list_async
         return [parse.refund(row) for row in await self._list(method, payment_intent=payment_intent)]
 
@@ -188,7 +188,7 @@ class StripeGateway(StripeTransport):
     # Invoices and credit notes
 
     async def create_invoice(self, params: Params, key: str) -> Invoice:
-        """A draft invoice."""
+        """Create a draft invoice."""
         return parse.invoice(await self._request(self._client().v1.invoices.create_async, params, key=key))
 
     async def invoice(self, invoice_id: str) -> Invoice:
@@ -196,7 +196,7 @@ class StripeGateway(StripeTransport):
         return parse.invoice(await self._request(self._client().v1.invoices.retrieve_async, invoice_id))
 
     async def invoices(self, customer_id: str, created_at: int) -> list[Invoice]:
-        """A customer's invoices made at or after the instant."""
+        """A customer's invoices created at or after the instant."""
         method = self._client().v1.invoices.list_async
         rows = await self._list(method, customer=customer_id, created={"gte": created_at})
         return [parse.invoice(row) for row in rows]
@@ -212,7 +212,7 @@ class StripeGateway(StripeTransport):
         return [parse.invoice_line(row) for row in await self._list(method, invoice_id)]
 
     async def finalize_invoice(self, invoice_id: str, key: str) -> Invoice:
-        """Open a draft: from here on it can be paid and not be changed."""
+        """Finalise a draft: it becomes open and can no longer be changed."""
         method = self._client().v1.invoices.finalize_invoice_async
         return parse.invoice(await self._request(method, invoice_id, {"auto_advance": True}, key=key))
 
@@ -222,7 +222,7 @@ class StripeGateway(StripeTransport):
         return parse.invoice(await self._request(method, invoice_id, {}, key=key))
 
     async def void_invoice(self, invoice_id: str, key: str) -> Invoice:
-        """Make an open invoice void."""
+        """Void an open invoice."""
         method = self._client().v1.invoices.void_invoice_async
         return parse.invoice(await self._request(method, invoice_id, {}, key=key))
 
@@ -234,7 +234,7 @@ class StripeGateway(StripeTransport):
     async def invoice_payments(
         self, *, invoice_id: str = "", payment_intent: str = ""
     ) -> list[tuple[str, InvoicePayment]]:
-        """(invoice, payment) pairs of an invoice, or of a payment intent."""
+        """(invoice id, payment) pairs of an invoice, or of a payment intent."""
         by: Params = {"invoice": invoice_id}
         if payment_intent:
             by = {"payment": {"type": "payment_intent", "payment_intent": payment_intent}}
@@ -242,7 +242,7 @@ class StripeGateway(StripeTransport):
         return [parse.invoice_payment(row) for row in rows]
 
     async def create_credit_note(self, params: Params, key: str) -> CreditNote:
-        """A credit note on an invoice that is open or paid."""
+        """Create a credit note on an open or paid invoice."""
         return parse.credit_note(
             await self._request(self._client().v1.credit_notes.create_async, params, key=key)
         )
@@ -263,7 +263,7 @@ class StripeGateway(StripeTransport):
     async def events(
         self, since_at: int, before_at: int | None = None, *, at_most: int = 100_000
     ) -> list[Event]:
-        """Events of [since_at, before_at), the oldest first; Stripe reaches back 30 days.
+        """Events of [since_at, before_at), oldest first; Stripe keeps them for 30 days.
 
         Raises TooManyRows when there are more than about `at_most`.
         """
@@ -273,7 +273,7 @@ class StripeGateway(StripeTransport):
         return sorted(found, key=lambda event: event.created_at)
 
     async def balance_transactions(self, start_at: int, end_at: int) -> list[BalanceTransaction]:
-        """What moved our balance in [start_at, end_at)."""
+        """Balance transactions of our account in [start_at, end_at)."""
         method = self._client().v1.balance_transactions.list_async
         rows = await self._list(method, created={"gte": start_at, "lt": end_at})
         return [parse.balance_transaction(row) for row in rows]
@@ -281,7 +281,7 @@ class StripeGateway(StripeTransport):
     # The billing meter
 
     async def ensure_meter(self, event_name: str) -> str:
-        """The id of our meter, made when there is none: sums `value` by `stripe_customer_id`; it has no price."""
+        """The id of our active meter, created when there is none; it sums `value` by `stripe_customer_id`."""
         meters = self._client().v1.billing.meters
         for row in await self._list(meters.list_async, status="active"):
             if row["event_name"] == event_name:
@@ -298,7 +298,7 @@ class StripeGateway(StripeTransport):
         )
 
     async def send_meter_events(self, events: Sequence[Params]) -> None:
-        """Send up to METER_BATCH events over the meter's stream; Stripe drops repeated identifiers for 24 h."""
+        """Send up to MAX_METER_EVENTS events by the meter event stream; Stripe drops repeated identifiers for 24 h."""
         client = self._client()
         opened = await self._request(client.v2.billing.meter_event_session.create_async)
         stream = self._client(str(opened["authentication_token"])).v2.billing.meter_event_stream
@@ -308,7 +308,7 @@ class StripeGateway(StripeTransport):
     async def meter_event_summaries(
         self, meter_id: str, customer_id: str, start_at: int, end_at: int, *, hourly: bool = False
     ) -> list[MeterEventSummary]:
-        """What the meter has for a customer in [start_at, end_at), whole hours."""
+        """The meter's sums for a customer in [start_at, end_at), whole hours; one row, or one per hour if `hourly`."""
         params: Params = {"customer": customer_id, "start_time": start_at, "end_time": end_at}
         if hourly:
             params["value_grouping_window"] = "hour"
@@ -323,7 +323,7 @@ class StripeGateway(StripeTransport):
 
 @asynccontextmanager
 async def open_gateway(settings: Settings) -> AsyncIterator[StripeGateway]:
-    """The gateway that the settings ask for. Raises Unavailable without a key."""
+    """A gateway by the settings' key and URL, closed at the end. Raises Unavailable without a key."""
     key = settings.stripe_api_key.get_secret_value()
     if not key:
         raise Unavailable(

@@ -1,4 +1,4 @@
-"""Stripe's objects, as plain data of the official package, into our structs (billing/payments/stripe_types.py)."""
+"""Parses Stripe's objects, as plain dictionaries, into our structs (billing/payments/stripe_types.py)."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ Raw = dict[str, Any]
 
 
 def id_of(value: Any) -> str | None:
-    """The id of a reference that may be expanded."""
+    """The id of a reference, expanded or not."""
     if value is None or isinstance(value, str):
         return value or None
     return str(value["id"])
@@ -162,7 +162,7 @@ def invoice_line(raw: Raw) -> InvoiceLine:
 
 
 def invoice_payment(raw: Raw) -> tuple[str, InvoicePayment]:
-    """The invoice and a payment of it."""
+    """(invoice id, its payment)."""
     found = raw.get("payment") or {}
     return str(id_of(raw["invoice"])), InvoicePayment(
         id=raw["id"],

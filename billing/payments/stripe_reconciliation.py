@@ -1,7 +1,7 @@
-"""Stripe and our books, compared for a month: invoices, payments, credit notes, cash, refunds, the meter.
+"""Compares Stripe with our books for a month: invoices, payments, credit notes, cash, refunds, the meter.
 
-Stripe is asked by a job, outside of any transaction; the close of the month reads what the newest comparison found, and
-demands that nothing of the month changed since it began.
+A job calls Stripe outside of any transaction and stores the result. The close of a month reads the newest result and
+requires that nothing of the month changed since that comparison began.
 """
 
 import asyncio
@@ -27,31 +27,40 @@ from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
 CONCURRENT_CALLS = 8
-"""Calls under way at a time."""
+"""Concurrent calls to Stripe."""
 MAX_PROBLEMS = 200
+"""Problems stored of one comparison."""
 NON_CUSTOMER_TYPES = frozenset(
     {"payout", "payout_cancel", "payout_failure", "stripe_fee", "topup", "transfer"}
 )
-"""Movements of the Stripe balance between us and our bank, or Stripe: no customer's."""
+"""Types of balance transactions that belong to no customer: payouts, transfers and Stripe's own fees."""
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """What a comparison found; equal when `problems` is empty."""
+    """The result of a comparison."""
 
     month: date
     began_at: datetime
     at: datetime
+    """When it ended."""
     ok: bool
+    """Whether there were no problems."""
     invoices: int
+    """Invoices of our books in the comparison."""
     invoiced_usd: str
+    """As Stripe has it."""
     paid_usd: str
+    """As Stripe has it."""
     movements: int
+    """Balance transactions of Stripe in the month."""
     metered_tokens: int
+    """Tokens in Stripe's meter."""
     problems: list[str]
+    """The first MAX_PROBLEMS differences."""
 
 
 class _Books(msgspec.Struct):
-    """Our side of a month."""
+    """A month's figures from our books."""
 
     began_at: datetime
     invoices: list[Row[Any]]
@@ -69,7 +78,7 @@ def unix_bounds(month: date) -> tuple[int, int]:
 
 
 async def compare_month(database: Database, gateway: StripeGateway, month: date) -> Reconciliation:
-    """Compare and keep what was found. Raises Unavailable when Stripe does not answer."""
+    """Compare `month` (its first day) with Stripe and store the result. Raises Unavailable without an answer."""
     async with database.read() as connection:
         ours = await _read(connection, month)
     problems = ours.problems
@@ -163,7 +172,7 @@ _PROBLEM_QUERIES = {
                 WHERE t.kind = 'purchase' AND c.created_by <> 'stripe') g
         WHERE l.cents <> s.cents - w.cents + o.cents + g.cents""",
 }
-"""What must be empty, by what it means when it is not."""
+"""Queries whose rows are problems, by the message of the problem."""
 
 
 @platform_wide("a month's books are those of every organisation")
@@ -194,7 +203,7 @@ async def _read(connection: AsyncConnection, month: date) -> _Books:
 
 
 async def _for_each(rows: Iterable[Any], work: Callable[[Any], Awaitable[None]]) -> None:
-    """`work` for every row, a few at a time; the first error ends all."""
+    """Run `work` for every row, CONCURRENT_CALLS at a time; the first error cancels all."""
     gate = asyncio.Semaphore(CONCURRENT_CALLS)
 
     async def one(row: Any) -> None:
@@ -207,7 +216,7 @@ async def _for_each(rows: Iterable[Any], work: Callable[[Any], Awaitable[None]])
 
 
 async def _invoices(gateway: StripeGateway, ours: _Books, problems: list[str]) -> tuple[int, int]:
-    """Every invoice, line by line; returns cents invoiced and paid as Stripe has them."""
+    """Compare every invoice by status, amounts and lines; returns the cents invoiced and paid as Stripe has them."""
     sums = [0, 0]
 
     async def check(row: Row[Any]) -> None:
@@ -239,15 +248,15 @@ async def _invoices(gateway: StripeGateway, ours: _Books, problems: list[str]) -
 
 
 def _status(ours: Row[Any], theirs: Invoice) -> str:
-    """What Stripe should call our invoice. One that was collected before it could be void there stays paid there: it is
-    as void once all of the money went back."""
+    """The status that Stripe should have. A void invoice that was paid before Stripe voided it stays paid there; it is
+    correct once the payment is refunded completely."""
     if ours.status == "void" and theirs.status == "paid" and 0 < theirs.paid_cents == ours.refunded:
         return "paid"
     return str(ours.status)
 
 
 async def _cash(gateway: StripeGateway, ours: _Books, month: date, problems: list[str]) -> int:
-    """Every movement of Stripe's balance in the month is booked, and no other."""
+    """Compare the month's balance transactions with stripe_cash; returns the number of Stripe's."""
     theirs = {move.id: move for move in await gateway.balance_transactions(*unix_bounds(month))}
     for identity, move in theirs.items():
         row = ours.cash.get(identity)
@@ -266,7 +275,7 @@ async def _cash(gateway: StripeGateway, ours: _Books, month: date, problems: lis
 
 
 async def _meter(gateway: StripeGateway, ours: _Books, month: date, problems: list[str]) -> int:
-    """Tokens per customer, here and in the meter."""
+    """Compare tokens per customer with the meter; returns the meter's tokens."""
     start, end = unix_bounds(month)
     total = [0]
 
@@ -302,7 +311,7 @@ _CHANGED = """
 
 @platform_wide("a month is closed for every organisation")
 async def stripe_equal(connection: AsyncConnection, month: date) -> CheckResult:
-    """The close's check: the newest comparison found nothing, and nothing of the month changed since it began."""
+    """A check of the close: the newest comparison found no problem, and the month did not change since it began."""
     name = "stripe_equal"
     newest = (
         await connection.execute(
@@ -337,7 +346,7 @@ async def stripe_equal(connection: AsyncConnection, month: date) -> CheckResult:
 
 
 async def list_latest(connection: AsyncConnection, limit: int = 20) -> list[Reconciliation]:
-    """The newest comparisons first."""
+    """At most `limit` comparisons, newest first."""
     rows = await connection.execute(
         text("SELECT facts, at FROM stripe_reconciliations ORDER BY at DESC LIMIT :limit"), {"limit": limit}
     )
@@ -346,7 +355,7 @@ async def list_latest(connection: AsyncConnection, limit: int = 20) -> list[Reco
 
 @platform_wide("a job compares the months of the platform")
 async def months_to_compare(connection: AsyncConnection) -> list[date]:
-    """Open months that have ended and were invoiced."""
+    """Past, open months that have invoices."""
     rows = await connection.execute(
         text(
             "SELECT DISTINCT i.month FROM invoices i WHERE NOT EXISTS (SELECT 1 FROM billing_periods p "

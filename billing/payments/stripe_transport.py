@@ -28,7 +28,7 @@ PAGE_ROWS = 100
 
 
 class TooManyRows(Unavailable):
-    """A list is longer than what is read at once."""
+    """A list has more rows than the caller reads at once."""
 
 
 class StripeTransport:
@@ -52,7 +52,7 @@ class StripeTransport:
         self._transport: stripe.HTTPClient | None = None
 
     def _client(self, key: str | None = None) -> stripe.StripeClient:
-        """The client, made at the first call: connections need the running loop."""
+        """The client, created at the first call because connections need the running loop; `key` overrides ours."""
         if self._transport is None:
             plain = {"connector": aiohttp.TCPConnector()} if self._base_url.startswith("http://") else {}
             timeout = aiohttp.ClientTimeout(total=self._timeout_s)
@@ -96,7 +96,7 @@ class StripeTransport:
                 raise Unavailable("Stripe's answer broke off", code="stripe_away") from error
 
     async def _request(self, method: Callable[..., Awaitable[Any]], *args: Any, key: str = "") -> Any:
-        """The object that a call answers, as plain data."""
+        """The object that a call answers, as a dictionary; `key` is its idempotency key."""
         options = {"options": {"idempotency_key": key}} if key else {}
         found = await self._call(lambda: method(*args, **options))
         return found.to_dict()
@@ -104,7 +104,7 @@ class StripeTransport:
     async def _list(
         self, method: Callable[..., Awaitable[Any]], *args: Any, at_most: int = 100_000, **params: Any
     ) -> list[Any]:
-        """Every row of a list, page by page."""
+        """Every row of a list, page by page. Raises TooManyRows beyond about `at_most`."""
         rows: list[Any] = []
         while True:
             page = await self._request(method, *args, {"limit": PAGE_ROWS, **params})
@@ -117,13 +117,13 @@ class StripeTransport:
 
 
 def _retry_after(error: stripe.StripeError) -> float:
-    """Seconds that a 429 asks for; one when it does not say."""
+    """Seconds in the Retry-After header of a 429 answer; 1 without it."""
     text = (error.headers or {}).get("retry-after") or (error.headers or {}).get("Retry-After") or ""
     return int(text) if text.isdigit() and int(text) else 1
 
 
 def _translated(error: stripe.StripeError) -> PenstockError:
-    """Our error for one of Stripe's."""
+    """Our error for an error of the stripe package."""
     text = error.user_message or str(error)
     body = error.error
     details = {"stripe_code": error.code or "", "request": error.request_id or ""}

@@ -1,4 +1,4 @@
-"""What we read of Stripe's objects: plain structs, amounts in integer cents. Everything else of them is ignored."""
+"""The fields of Stripe's objects that we read, as structs. Amounts are integer cents, instants Unix seconds."""
 
 from typing import Any
 
@@ -6,19 +6,18 @@ import msgspec
 
 
 class BalanceTransaction(msgspec.Struct, frozen=True):
-    """A movement of our Stripe balance (a balance transaction): net = cents - fee_cents."""
+    """A balance transaction of our account; its net amount is `cents` - `fee_cents`."""
 
     id: str
     cents: int
     fee_cents: int
     created_at: int
-    """Unix seconds."""
     type: str = ""
     source: str | None = None
 
 
 class Customer(msgspec.Struct, frozen=True):
-    """A customer; `tenant_id` is what our metadata says."""
+    """A customer."""
 
     id: str
     metadata: dict[str, str]
@@ -51,12 +50,12 @@ class CheckoutSession(msgspec.Struct, frozen=True):
 
 
 class PaymentIntent(msgspec.Struct, frozen=True):
-    """A payment intent with its last charge."""
+    """A payment intent with its latest charge."""
 
     id: str
     status: str
     cents: int
-    """What was asked for."""
+    """The amount to collect."""
     received_cents: int
     currency: str
     customer: str | None
@@ -64,9 +63,9 @@ class PaymentIntent(msgspec.Struct, frozen=True):
     payment_method: str | None
     charge_id: str | None
     balance_transaction: BalanceTransaction | None
-    """The charge's movement of our balance; Stripe may tell it a little later than the success."""
+    """The charge's balance transaction, which Stripe may add a little later than the success."""
     error: str | None
-    """Why the last attempt failed."""
+    """Why the latest attempt failed."""
     created_at: int
 
 
@@ -79,7 +78,7 @@ class InvoiceLine(msgspec.Struct, frozen=True):
 
 
 class InvoicePayment(msgspec.Struct, frozen=True):
-    """Money that paid (part of) an invoice."""
+    """A payment of an invoice or of a part of it."""
 
     id: str
     status: str
@@ -99,7 +98,7 @@ class Invoice(msgspec.Struct, frozen=True):
     paid_cents: int
     remaining_cents: int
     credited_cents: int
-    """Credit notes before and after payment."""
+    """By credit notes before and after payment."""
     metadata: dict[str, str]
     paid_at: int | None
     attempts: int
@@ -107,7 +106,7 @@ class Invoice(msgspec.Struct, frozen=True):
 
 
 class CreditNote(msgspec.Struct, frozen=True):
-    """A credit note; `refunds` are those it made."""
+    """A credit note; `refunds` are the ids of the refunds that it made."""
 
     id: str
     invoice: str
@@ -118,7 +117,7 @@ class CreditNote(msgspec.Struct, frozen=True):
 
 
 class Refund(msgspec.Struct, frozen=True):
-    """Money that goes back to a customer."""
+    """A refund."""
 
     id: str
     status: str
@@ -127,13 +126,13 @@ class Refund(msgspec.Struct, frozen=True):
     metadata: dict[str, str]
     balance_transaction: BalanceTransaction | None
     failure_balance_transaction: BalanceTransaction | None
-    """The money's return to our balance when the refund failed."""
+    """The balance transaction that returns the money after the refund failed."""
     error: str | None
     created_at: int
 
 
 class Dispute(msgspec.Struct, frozen=True):
-    """A chargeback, and what it moved."""
+    """A dispute (chargeback) with its balance transactions."""
 
     id: str
     status: str
@@ -147,7 +146,7 @@ class Dispute(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """An event: what happened to which object. What it says about the object is not used."""
+    """An event with the kind and id of its object; the object's snapshot in it is not used."""
 
     id: str
     type: str
@@ -157,7 +156,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class MeterEventSummary(msgspec.Struct, frozen=True):
-    """What a meter has for a customer in [start_at, end_at)."""
+    """A meter's sum for a customer in [start_at, end_at)."""
 
     start_at: int
     end_at: int
@@ -165,8 +164,10 @@ class MeterEventSummary(msgspec.Struct, frozen=True):
 
 
 def parse_event(raw: dict[str, Any]) -> Event | None:
-    """The event in a webhook's body or a list's row; None when it is none. Both of Stripe's shapes: with a snapshot of
-    the object (`event`) and thin (`v2.core.event`)."""
+    """The event of a webhook's body or of a list's row; None when it is not a valid event.
+
+    Accepts events with a snapshot of the object (`event`) and thin ones (`v2.core.event`).
+    """
     event_id, kind = _short_text(raw, "id"), _short_text(raw, "type")
     if not event_id or not kind:
         return None
@@ -182,7 +183,7 @@ def parse_event(raw: dict[str, Any]) -> Event | None:
 
 
 def _short_text(found: Any, key: str) -> str:
-    """A short printable text under `key`; empty when there is none."""
+    """The printable text of 1 to 255 characters under `key`, else an empty one."""
     value = found.get(key) if isinstance(found, dict) else None
     good = isinstance(value, str) and 0 < len(value) <= 255 and value.isprintable()
     return str(value) if good else ""

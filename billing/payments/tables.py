@@ -53,7 +53,7 @@ stripe_payment_methods = Table(
     clock_instant("seen_at"),
     Index("ix_stripe_payment_methods_tenant_id", "tenant_id"),
 )
-"""Saved payment methods as Stripe shows them; never a whole number."""
+"""Saved payment methods as Stripe shows them, without full card numbers."""
 
 stripe_topups = Table(
     "stripe_topups",
@@ -80,7 +80,7 @@ stripe_topups = Table(
         postgresql_where=text("kind = 'auto' AND status = 'pending'"),
     ),
 )
-"""A purchase of credit: by Checkout (a person pays on Stripe's page) or automatic (a saved card is charged)."""
+"""Purchases of credit: by Checkout (a person pays on Stripe's page) or automatic (a saved card is charged)."""
 
 stripe_auto_topups = Table(
     "stripe_auto_topups",
@@ -96,7 +96,7 @@ stripe_auto_topups = Table(
     words("updated_by"),
     clock_instant("updated_at"),
 )
-"""When and how much credit is bought automatically."""
+"""Rules of automatic purchases, one per organisation."""
 
 stripe_payments = Table(
     "stripe_payments",
@@ -111,7 +111,7 @@ stripe_payments = Table(
     clock_instant("paid_at"),
     Index("ix_stripe_payments_tenant_id", "tenant_id", "paid_at"),
 )
-"""Payments that arrived."""
+"""Received payments of purchases and invoices."""
 
 stripe_refunds = Table(
     "stripe_refunds",
@@ -132,7 +132,7 @@ stripe_refunds = Table(
     UniqueConstraint("refund_id"),
     Index("ix_stripe_refunds_tenant_id", "tenant_id", "created_at"),
 )
-"""Refunds, ours (asked for here, then made in Stripe) and those that somebody made in Stripe's dashboard."""
+"""Refunds: requested here, or made in Stripe's dashboard."""
 
 stripe_disputes = Table(
     "stripe_disputes",
@@ -152,7 +152,7 @@ stripe_disputes = Table(
     clock_instant("updated_at"),
     Index("ix_stripe_disputes_tenant_id", "tenant_id", "opened_at"),
 )
-"""Chargebacks: what the bank withdrew and returned, and what of the credit was taken back."""
+"""Disputes: the amounts that the bank withdrew and returned, and the credit clawed back."""
 
 stripe_cash = Table(
     "stripe_cash",
@@ -167,7 +167,7 @@ stripe_cash = Table(
     clock_instant("booked_at"),
     Index("ix_stripe_cash_at", "at"),
 )
-"""Each movement of our Stripe balance that is in our ledger; append-only."""
+"""Stripe's balance transactions that are in our ledger; append-only."""
 
 stripe_events = Table(
     "stripe_events",
@@ -187,7 +187,7 @@ stripe_events = Table(
     Index("ix_stripe_events_open", "next_at", postgresql_where=text("applied_at IS NULL")),
     Index("ix_stripe_events_received_at", "received_at"),
 )
-"""Every event once: the row is the record and the queue."""
+"""Stripe's events, each once; rows that are not applied are the queue."""
 
 stripe_pushes = Table(
     "stripe_pushes",
@@ -199,7 +199,7 @@ stripe_pushes = Table(
     Column("error", Text),
     clock_instant("updated_at"),
 )
-"""What was sent to Stripe of ours, and why something was not: blocked waits for a person."""
+"""The status of invoices and credit notes sent to Stripe; `blocked` needs a person."""
 
 stripe_meter_events = Table(
     "stripe_meter_events",
@@ -215,7 +215,7 @@ stripe_meter_events = Table(
     Index("ix_stripe_meter_events_tenant_id", "tenant_id", "hour"),
     Index("ix_stripe_meter_events_open", "created_at", postgresql_where=text("state = 'pending'")),
 )
-"""Tokens sent to the billing meter: one row per tenant, hour and change of the hour's sum."""
+"""Events of the billing meter: one row per tenant, hour and change of the hour's tokens."""
 
 stripe_state = Table(
     "stripe_state",
@@ -225,7 +225,7 @@ stripe_state = Table(
     instant("events_seen_at", nullable=True),
     Column("meter_id", Text),
 )
-"""One row: since when there is a key, how far events were listed, and the meter."""
+"""One row: since when Stripe is used, up to when its events are recorded, and the meter's id."""
 
 stripe_reconciliations = Table(
     "stripe_reconciliations",
@@ -238,4 +238,4 @@ stripe_reconciliations = Table(
     Column("facts", JSONB, nullable=False),
     Index("ix_stripe_reconciliations_month_at", "month", "at"),
 )
-"""What a comparison of a month with Stripe found."""
+"""Results of comparisons of a month with Stripe."""

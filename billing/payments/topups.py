@@ -1,4 +1,4 @@
-"""Credit that a person buys: a Checkout session, then a payment that becomes a lot (payments.py)."""
+"""Purchases of credit by Checkout: a session, then a payment that becomes a credit lot (payments.py)."""
 
 from typing import Any
 from uuid import UUID
@@ -20,21 +20,25 @@ from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
 
 MIN_CENTS = 500
+"""Smallest purchase, $5."""
 MAX_CENTS = 10_000_000
-"""What one purchase may be: $5 to $100,000."""
+"""Largest purchase, $100,000."""
 
 
 class StartedTopup(msgspec.Struct, frozen=True):
-    """A purchase that waits for its buyer."""
+    """A purchase that waits for its payment."""
 
     id: UUID
     amount_usd: str
     url: str
-    """Stripe's page; it can be used for 24 h."""
+    """Stripe's page, valid for 24 h."""
 
 
 def to_cents(amount: int, param: str = "amount_usd") -> int:
-    """Whole cents of a purchase in picodollars. Raises InvalidRequest: a fraction of a cent, too little, too much."""
+    """The cents of `amount` picodollars. Raises InvalidRequest for a fraction of a cent or one out of bounds.
+
+    `param` names the request's parameter in the error.
+    """
     cents, rest = divmod(amount, PICO_PER_CENT)
     if rest or not MIN_CENTS <= cents <= MAX_CENTS:
         raise InvalidRequest(
@@ -55,9 +59,11 @@ async def start_topup(
     by: str,
     topup_id: UUID | None = None,
 ) -> StartedTopup:
-    """Begin a purchase of credit; the same `topup_id` again gives the same page. The card is saved for later.
+    """Start a purchase of credit, which also saves the card. Idempotent by `topup_id` (None = a new one).
 
-    Raises Conflict: a postpaid account, or another purchase of this id. NotFound: no such organisation.
+    `cents` as from `to_cents`; Stripe sends the browser to `return_url` afterwards; `by` names the person. Raises
+    Conflict for a postpaid account or an id in use by another purchase, NotFound for an unknown organisation,
+    Unavailable when Stripe does not answer.
     """
     topup_id = topup_id or uuid7()
     customer_id = await ensure_customer(database, gateway, tenant_id)
@@ -141,7 +147,10 @@ def _session(customer_id: str, cents: int, metadata: dict[str, str], return_url:
 
 
 async def prepare_session(database: Database, gateway: StripeGateway, session_id: str) -> BookUpdate:
-    """What a Checkout session does: its payment's effect, a saved card, or the end of a purchase that nobody paid."""
+    """The book update of a Checkout session: that of its payment, or the expiry of an unpaid purchase.
+
+    Copies the customer's saved cards when the session is complete.
+    """
     session = await gateway.checkout_session(session_id)
     async with database.read() as connection:
         tenant_id = await tenant_of(connection, session.customer)

@@ -1,4 +1,4 @@
-"""What people see of payments: customers, purchases, payments, refunds, disputes, events."""
+"""Payments for display: customers, purchases, payments, refunds, disputes, events. Amounts are decimal dollars."""
 
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ from tenants.scoping import platform_wide
 
 
 class CustomerView(msgspec.Struct, frozen=True):
-    """An organisation as a payer."""
+    """An organisation's Stripe customer."""
 
     tenant_id: UUID
     name: str
@@ -41,7 +41,7 @@ class TopupView(msgspec.Struct, frozen=True):
 
 
 class PaymentView(msgspec.Struct, frozen=True):
-    """A payment that arrived."""
+    """A received payment."""
 
     payment_intent: str
     tenant_id: UUID
@@ -52,7 +52,7 @@ class PaymentView(msgspec.Struct, frozen=True):
 
 
 class RefundView(msgspec.Struct, frozen=True):
-    """Money that went or goes back."""
+    """A refund."""
 
     id: UUID
     tenant_id: UUID
@@ -66,7 +66,7 @@ class RefundView(msgspec.Struct, frozen=True):
 
 
 class DisputeView(msgspec.Struct, frozen=True):
-    """A chargeback."""
+    """A dispute."""
 
     id: str
     tenant_id: UUID
@@ -81,7 +81,7 @@ class DisputeView(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """An event and what became of it."""
+    """An event of Stripe and its outcome."""
 
     id: str
     type: str
@@ -95,7 +95,7 @@ class EventView(msgspec.Struct, frozen=True):
 
 
 class BlockedView(msgspec.Struct, frozen=True):
-    """An invoice or credit note that could not be sent."""
+    """An invoice or credit note that could not be sent to Stripe."""
 
     kind: str
     object_id: UUID
@@ -138,7 +138,7 @@ _EVENTS = """
 
 
 def _view_fields(row: Any) -> dict[str, Any]:
-    """A row with cents as dollars and instants as text."""
+    """The fields of a view: cents as dollars, instants as text."""
     found = dict(row._mapping)
     for name, value in found.items():
         if name.endswith("_usd"):
@@ -152,48 +152,48 @@ def _view_fields(row: Any) -> dict[str, Any]:
 async def list_customers(
     connection: AsyncConnection, tenant_id: UUID | None, limit: int
 ) -> list[CustomerView]:
-    """Payers by name."""
+    """At most `limit` customers by name; `tenant_id` None = of all organisations, here and below."""
     rows = await connection.execute(text(_CUSTOMERS), {"tenant": tenant_id, "limit": limit})
     return [CustomerView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("with a tenant: that organisation's; without: the platform's own list")
 async def list_topups(connection: AsyncConnection, tenant_id: UUID | None, limit: int) -> list[TopupView]:
-    """The newest purchases first."""
+    """At most `limit` purchases, newest first."""
     rows = await connection.execute(text(_TOPUPS), {"tenant": tenant_id, "limit": limit})
     return [TopupView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("with a tenant: that organisation's; without: the platform's own list")
 async def list_payments(connection: AsyncConnection, tenant_id: UUID | None, limit: int) -> list[PaymentView]:
-    """The newest payments first."""
+    """At most `limit` payments, newest first."""
     rows = await connection.execute(text(_PAYMENTS), {"tenant": tenant_id, "limit": limit})
     return [PaymentView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("with a tenant: that organisation's; without: the platform's own list")
 async def list_refunds(connection: AsyncConnection, tenant_id: UUID | None, limit: int) -> list[RefundView]:
-    """The newest refunds first."""
+    """At most `limit` refunds, newest first."""
     rows = await connection.execute(text(_REFUNDS), {"tenant": tenant_id, "limit": limit})
     return [RefundView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("with a tenant: that organisation's; without: the platform's own list")
 async def list_disputes(connection: AsyncConnection, tenant_id: UUID | None, limit: int) -> list[DisputeView]:
-    """The newest disputes first."""
+    """At most `limit` disputes, newest first."""
     rows = await connection.execute(text(_DISPUTES), {"tenant": tenant_id, "limit": limit})
     return [DisputeView(**_view_fields(row)) for row in rows]
 
 
 async def list_events(connection: AsyncConnection, limit: int, *, only_open: bool = False) -> list[EventView]:
-    """The newest events first; `only_open` = those that wait or fail."""
+    """At most `limit` events, newest first; `only_open` selects those that are not applied."""
     rows = await connection.execute(text(_EVENTS), {"open": only_open, "limit": limit})
     return [EventView(**_view_fields(row)) for row in rows]
 
 
 @platform_wide("what waits for the platform's people, of every organisation")
 async def list_blocked(connection: AsyncConnection) -> list[BlockedView]:
-    """What could not be sent to Stripe, the oldest first."""
+    """At most 1000 blocked pushes, oldest first."""
     rows = await connection.execute(
         text(
             "SELECT kind, object_id, tenant_id, error, updated_at FROM stripe_pushes WHERE status = 'blocked' "
