@@ -258,7 +258,7 @@ class StripeGateway(StripeTransport):
         method = self._client().v1.credit_notes.list_async
         return [parse.credit_note(row) for row in await self._list(method, invoice=invoice_id)]
 
-    # Events and the balance
+    # Events and balance transactions
 
     async def events(
         self, since_at: int, before_at: int | None = None, *, at_most: int = 100_000
