@@ -1,1 +1,1 @@
-"""Shared kernel: knows no business, imported by every other package."""
+"""Shared kernel without business rules; every other package may import it."""

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 
 def split(total: int, weights: Sequence[int]) -> list[int]:
-    """Largest-remainder shares of `total` (>= 0): each within one unit of exact, their sum `total`.
+    """Shares of `total` (>= 0) by the largest-remainder method: each within one unit of exact, their sum `total`.
 
-    Without any positive weight every share is 0: the caller must book the total elsewhere. Ties go to the earlier one.
+    `weights` are >= 0. If all are 0, every share is 0 and the caller must book the total elsewhere. Of equal
+    remainders the earlier one is rounded up.
     """
     whole = sum(weights)
     if whole <= 0:

@@ -1,8 +1,7 @@
-"""Child processes of ours: spawned so that they cannot outlive us, stopped politely, found again after a crash.
+"""Child processes: spawned so that they end with this process, stopped with a grace period, found after a crash.
 
-Used for the embedded services and by the supervisor of `penstock up`. Linux: PR_SET_PDEATHSIG ties a child to
-the thread that spawned it, so children must be spawned from a thread that lives as long as the process
-(the main thread).
+Used for the embedded services and by the supervisor of `penstock up`. On Linux, PR_SET_PDEATHSIG ties a child to the
+thread that spawned it, so spawn children from a thread that lives as long as the process (the main thread).
 """
 
 import asyncio
@@ -38,9 +37,9 @@ class Account(NamedTuple):
 
 
 def service_account() -> Account | None:
-    """Whom our services run as: None = ourselves; when we are root, an unprivileged account.
+    """The account that services run under: an unprivileged one when this process is root, else None (the same).
 
-    PostgreSQL refuses to run as root, and wants an account that has a name.
+    PostgreSQL refuses to run as root and needs an account with a name. Raises Unavailable when there is none.
     """
     if os.geteuid() != 0:
         return None
@@ -54,7 +53,7 @@ def service_account() -> Account | None:
 
 
 def may_traverse(directory: Path, account: Account) -> bool:
-    """Whether `account` can pass through `directory` and all above it (permission bits only)."""
+    """Whether `account` may traverse `directory` and all its parents, by their permission bits."""
     for part in (directory, *directory.parents):
         try:
             info = part.stat()
@@ -72,11 +71,11 @@ def may_traverse(directory: Path, account: Account) -> bool:
 
 
 def service_home(data_dir: Path, name: str, account: Account | None) -> Path:
-    """The directory of the service `name`, owned by `account`, mode 0700, made when missing.
+    """The directory of the service `name`, owned by `account`, mode 0700, created when missing.
 
-    It is `<data_dir>/<name>` unless the account cannot get there (a data directory below /root, say). Then it lies
-    under /var/lib or the temporary directory, and `<data_dir>/<name>.location` remembers where. The mode of a
-    directory that we did not make is never changed.
+    It is `<data_dir>/<name>`, unless the account cannot reach it (a data directory below /root, for example). Then it
+    lies under /var/lib or the temporary directory, and `<data_dir>/<name>.location` holds its path. The mode of an
+    existing directory is never changed. Raises Unavailable when no directory can be reached.
     """
     data_dir = data_dir.resolve()
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -97,7 +96,7 @@ def service_home(data_dir: Path, name: str, account: Account | None) -> Path:
 
 
 def reachable_copy(tree: Path, data_dir: Path, account: Account | None) -> Path:
-    """`tree` itself when `account` can get at it, else a copy of it where it can."""
+    """`tree` itself when `account` can reach it, else a copy where it can. Raises Unavailable without such a place."""
     if account is None or may_traverse(tree, account):
         return tree
     copy = _outside_home(data_dir.resolve()) / f"{tree.name}-{sha256(str(tree).encode()).hexdigest()[:8]}"
@@ -112,7 +111,7 @@ def reachable_copy(tree: Path, data_dir: Path, account: Account | None) -> Path:
 
 
 def _outside_home(data_dir: Path) -> Path:
-    """A directory outside the data directory that every account may traverse, the same for every start."""
+    """A directory outside the data directory that every account may traverse, the same at every start."""
     tag = f"penstock-{os.geteuid()}-{sha256(str(data_dir).encode()).hexdigest()[:10]}"
     for parent in (Path("/var/lib"), Path(tempfile.gettempdir())):
         place = parent / tag
@@ -128,13 +127,13 @@ def _outside_home(data_dir: Path) -> Path:
 
 
 def die_with_parent(sig: int) -> Callable[[], None]:
-    """A preexec function: the kernel sends `sig` to the child when the thread that spawned it ends."""
+    """A preexec function that has the kernel send `sig` to the child when the thread that spawned it ends."""
     parent = os.getpid()
 
     def arm() -> None:
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, sig)
-            if os.getppid() != parent:  # it died before we were armed
+            if os.getppid() != parent:  # the parent ended before prctl
                 os.kill(os.getpid(), sig)
 
     return arm
@@ -149,8 +148,11 @@ def spawn(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own (a terminal's Ctrl-C reaches only us), tied to our life."""
-    return subprocess.Popen(  # noqa: S603 - the command is ours
+    """Start `command` in its own session, so that Ctrl-C does not reach it, tied to the calling thread's life.
+
+    Standard output and error go to `log`. Raises OSError when it cannot be started.
+    """
+    return subprocess.Popen(  # noqa: S603 - no part of the command is input
         list(command),
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -166,7 +168,7 @@ def spawn(
 
 
 async def stop(process: subprocess.Popen[bytes], sig: int, *, grace_s: float) -> bool:
-    """Send `sig`, wait up to `grace_s`, then SIGKILL. True when it went by itself."""
+    """Send `sig`, wait up to `grace_s` seconds, then SIGKILL. True when SIGKILL was not needed."""
     if process.poll() is None:
         process.send_signal(sig)
     if await exited(process, grace_s):
@@ -177,7 +179,7 @@ async def stop(process: subprocess.Popen[bytes], sig: int, *, grace_s: float) ->
 
 
 async def exited(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Whether `process` ends within `timeout_s`."""
+    """Whether `process` ends within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while process.poll() is None:
         if time.monotonic() >= deadline:
@@ -187,10 +189,10 @@ async def exited(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 async def stop_orphan(pid: int, program: str, home: Path, sig: int, *, grace_s: float) -> bool:
-    """Stop a survivor of an earlier run, after making sure that it is ours.
+    """Stop the process `pid` of an earlier run: `sig`, then SIGKILL after `grace_s` seconds. True when it has ended.
 
-    Ours runs the executable `program` in the working directory `home` (servers rewrite their arguments).
-    Returns False when there is no such process.
+    Returns False and sends nothing unless the process runs the executable `program` in the working directory `home`
+    (servers rewrite their arguments, so these are not compared). Raises Unavailable when it does not end.
     """
     try:
         process = psutil.Process(pid)
@@ -221,7 +223,7 @@ async def _gone(process: psutil.Process, timeout_s: float) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port of `host` that nobody listens on right now."""
+    """A TCP port of `host` that is free at this moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

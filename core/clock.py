@@ -1,4 +1,4 @@
-"""Time as a dependency: durations from a monotonic clock, dates from UTC, both replaceable in tests."""
+"""Clocks that are passed as arguments, so that tests can replace them: monotonic seconds and UTC dates."""
 
 import time
 from datetime import UTC, datetime
@@ -6,13 +6,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What code that needs time takes as an argument."""
+    """The interface of a clock."""
 
     def now(self) -> datetime:
-        """The current instant, always in UTC. Money uses the database's clock instead (DESIGN §5)."""
+        """The current instant in UTC. Money uses the database's clock instead (DESIGN §5)."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back; only differences have meaning."""
+        """Seconds that never decrease; only differences have meaning."""
 
 
 class SystemClock:

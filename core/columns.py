@@ -1,10 +1,10 @@
-"""Columns that the tables of several packages share, for SQLAlchemy Core."""
+"""Constructors of columns that the tables of several packages share, for SQLAlchemy Core."""
 
 from sqlalchemy import BigInteger, Column, DateTime, ForeignKey, Numeric, Text, Uuid, func, text
 
 
 def pico(name: str, *, nullable: bool = False, zero: bool = False) -> "Column[object]":
-    """An amount in picodollars, NUMERIC(38,0); also a sum of tokens. `zero` makes 0 the default."""
+    """An amount in picodollars or a sum of tokens, NUMERIC(38,0). `zero` makes 0 the default."""
     return Column(name, Numeric(38, 0), nullable=nullable, server_default=text("0") if zero else None)
 
 
@@ -24,16 +24,16 @@ def words(name: str) -> "Column[str]":
 
 
 def instant(name: str, *, nullable: bool = False, now: bool = False) -> "Column[object]":
-    """An instant with its time zone. `now` makes the transaction's start the default."""
+    """A timestamptz. `now` makes the start of the transaction the default."""
     default = func.now() if now else None
     return Column(name, DateTime(timezone=True), nullable=nullable, server_default=default)
 
 
 def clock_instant(name: str) -> "Column[object]":
-    """An instant, NOT NULL, by default the moment of the insert (not of the transaction's start)."""
+    """A timestamptz, NOT NULL, by default the moment of the insert (not the start of the transaction)."""
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
 
 
 def tenant(*, nullable: bool = False) -> "Column[object]":
-    """`tenant_id`, which refers to tenants."""
+    """`tenant_id` with a foreign key to tenants."""
     return Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=nullable)

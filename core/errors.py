@@ -1,22 +1,22 @@
-"""The errors of the domain. api/errors.py holds the one table from these to HTTP statuses.
+"""The errors of the domain. api/errors.py maps them to HTTP statuses.
 
 PenstockError
-├── InvalidRequest          the request is malformed or asks for what is not allowed
-│   ├── RequestTooLarge     a body, field or count above its cap
-│   └── UnsupportedField    a field that exists elsewhere and is refused here
-├── AuthenticationFailed    no, malformed, unknown, expired or revoked credentials
-├── PermissionDenied        known caller, not allowed to do this
+├── InvalidRequest          the request is malformed or not allowed
+│   ├── RequestTooLarge     a body, field or count above its limit
+│   └── UnsupportedField    a field of OpenAI's API or an engine that is not accepted here
+├── AuthenticationFailed    missing, malformed, unknown, expired or revoked credentials
+├── PermissionDenied        the caller may not do this
 │   └── TenantSuspended     the organisation is suspended
 ├── NotFound                no such object, or not visible to the caller
 │   └── ModelNotFound       no such model; names the list's address and near matches
 ├── Conflict                the object's state forbids it (duplicate name, overlapping price)
-├── PaymentRequired         money refuses
+├── PaymentRequired         the balance or a budget does not cover the request
 │   ├── InsufficientCredit  prepaid balance less open holds is too small
-│   └── BudgetExceeded      a budget that somebody set is used up
-├── RateLimited             a limit of key, project or tenant
+│   └── BudgetExceeded      a monthly budget is used up
+├── RateLimited             a limit of key, project or tenant is reached
 ├── Refused                 the scheduler's refusal, with reason and prediction
-├── Unavailable             a part of the platform is away; retry later
-└── EngineFailed            the engine broke after admission; nothing is charged
+├── Unavailable             a part of the platform is unavailable; retry later
+└── EngineFailed            the engine failed after admission; nothing is charged
 """
 
 from typing import Any
@@ -25,8 +25,8 @@ from typing import Any
 class PenstockError(Exception):
     """Base of all domain errors.
 
-    `message` is for people: what was wrong, which value, what to do next. `code` is for programs and stable.
-    `param` names the offending field. `details` are extra JSON-safe facts. `retry_after_s` says when to come back.
+    `message` is for people: what was wrong, which value, what to do next. `code` is stable, for programs. `param` names
+    the offending field. `details` are further values that JSON can hold. `retry_after_s` is the time until a retry.
     """
 
     code = "error"
@@ -49,31 +49,31 @@ class PenstockError(Exception):
 
 
 class InvalidRequest(PenstockError):
-    """The request cannot be understood or asks for what is not allowed."""
+    """The request is malformed or not allowed."""
 
     code = "invalid_request"
 
 
 class RequestTooLarge(InvalidRequest):
-    """A body, field or count is above its cap."""
+    """A body, field or count is above its limit."""
 
     code = "request_too_large"
 
 
 class UnsupportedField(InvalidRequest):
-    """A field that some engine knows and customers may not set."""
+    """A field of OpenAI's API or an engine that is not accepted here."""
 
     code = "unsupported_field"
 
 
 class AuthenticationFailed(PenstockError):
-    """No credentials, or ones that are malformed, unknown, expired or revoked."""
+    """The credentials are missing, malformed, unknown, expired or revoked."""
 
     code = "invalid_api_key"
 
 
 class PermissionDenied(PenstockError):
-    """The caller is known and may not do this."""
+    """The caller is authenticated and may not do this."""
 
     code = "permission_denied"
 
@@ -85,25 +85,25 @@ class TenantSuspended(PermissionDenied):
 
 
 class NotFound(PenstockError):
-    """No such object, or none the caller may see."""
+    """The object does not exist or is not visible to the caller."""
 
     code = "not_found"
 
 
 class ModelNotFound(NotFound):
-    """No such model for this caller."""
+    """The model does not exist or is not visible to the caller."""
 
     code = "model_not_found"
 
 
 class Conflict(PenstockError):
-    """The state of things forbids the act."""
+    """The state of the object forbids the act."""
 
     code = "conflict"
 
 
 class PaymentRequired(PenstockError):
-    """Money refuses the request."""
+    """The balance or a budget does not cover the request."""
 
     code = "payment_required"
 
@@ -115,7 +115,7 @@ class InsufficientCredit(PaymentRequired):
 
 
 class BudgetExceeded(PaymentRequired):
-    """A monthly budget that somebody set is used up."""
+    """A monthly budget is used up."""
 
     code = "budget_exceeded"
 
@@ -127,7 +127,7 @@ class RateLimited(PenstockError):
 
 
 class Refused(PenstockError):
-    """The scheduler refused: `status` 429 = the caller's share is used up, 503 = no capacity for anyone."""
+    """The scheduler refused. `status` is 429 when the tenant has used its share, 503 when there is no capacity."""
 
     code = "no_capacity"
 
@@ -137,12 +137,12 @@ class Refused(PenstockError):
 
 
 class Unavailable(PenstockError):
-    """A part of the platform is away; no work was admitted."""
+    """A part of the platform is unavailable; no work was admitted."""
 
     code = "service_unavailable"
 
 
 class EngineFailed(PenstockError):
-    """The engine broke after admission. Tokens are recorded, nothing is charged."""
+    """The engine failed after admission. Tokens are recorded, nothing is charged."""
 
     code = "engine_failed"

@@ -12,8 +12,7 @@ _VARIANT_RFC = 0b10 << 62
 def uuid7(unix_ms: int | None = None) -> uuid.UUID:
     """A UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 random bits.
 
-    Requests are keyed by it, so the partition of a usage row follows from its id alone.
-    `unix_ms` defaults to the system clock; tests pass their own.
+    It identifies requests, so the partition of a usage row follows from its id. `unix_ms` defaults to the system clock.
     """
     ms = time.time_ns() // 1_000_000 if unix_ms is None else unix_ms
     random_bits = int.from_bytes(os.urandom(10), "big")
@@ -28,7 +27,7 @@ def uuid7_unix_ms(value: uuid.UUID) -> int:
 
 
 def incarnation(role: str) -> str:
-    """A name for one run of one process, e.g. `api-4f1c9a2b`; never reused."""
+    """A unique name for one run of one process, such as `api-4f1c9a2b`."""
     return f"{role}-{secrets.token_hex(4)}"
 
 
@@ -36,8 +35,9 @@ _DERIVED = uuid.UUID("8a5fb4a6-35a0-5b0c-9c55-6f0e4f1d7b21")
 
 
 def derived_uuid(*parts: object) -> uuid.UUID:
-    """The same UUID (version 5) for the same parts: the source id of a booking that a foreign object asks for.
+    """A UUIDv5 (RFC 9562 §5.5) that is the same for the same parts.
 
-    `derived_uuid("stripe", "pi_123")` makes applying the same payment twice one booking.
+    It is the source id of a booking that an external object causes: with `derived_uuid("stripe", "pi_123")` a payment
+    that is applied twice is booked once.
     """
     return uuid.uuid5(_DERIVED, "\x1f".join(map(str, parts)))

@@ -1,4 +1,4 @@
-"""Logs: JSON lines on stderr, one object per event. No prompt is ever logged, and keys are masked if one slips in."""
+"""Logs: one JSON object per line on stderr. Prompts are never logged; API keys in a message are masked."""
 
 import logging
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 _SECRETS = re.compile(
-    r"pen_(?:live|test|admin)_[A-Za-z0-9]+"  # our keys and admin tokens
+    r"pen_(?:live|test|admin)_[A-Za-z0-9]+"  # API keys and admin tokens
     r"|(?<=[Bb]earer )[^\s\"']+"
     r"|(?<=://)[^\s/@]*:[^\s/@]+(?=@)"  # user:password of a URL
 )
@@ -23,14 +23,14 @@ def mask_secrets(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """A log record as one JSON line; `extra=` fields become members beside the message."""
+    """Formats a log record as one JSON line; fields of `extra` become members of the object."""
 
     def __init__(self, role: str) -> None:
         super().__init__()
         self._role = role
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its newline."""
+        """The line without its newline; strings are masked and limited to 8,000 characters."""
         line: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -48,15 +48,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def _clip(text: str) -> str:
-    """Masked and bounded; lone surrogates, which JSON cannot carry, become question marks."""
+    """`text` masked and cut to _MAX_CHARS; lone surrogates, which JSON cannot hold, become question marks."""
     clipped = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}... ({len(text)} characters)"
     return mask_secrets(clipped.encode("utf-8", "replace").decode())
 
 
 def setup_logging(role: str, level: str) -> None:
-    """Send all logs of this process to stderr as JSON lines. Called once, at an entry point.
+    """Send all logs of this process to stderr as JSON lines; an entry point calls it once.
 
-    Raises ValueError when `level` is no level's name.
+    `level` is a name of the logging module, in any case. Raises ValueError for another one.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(role))

@@ -1,7 +1,7 @@
-"""Exact money: integers of picodollars (1e-12 USD). No float ever touches an amount.
+"""Exact money in integers of picodollars (1e-12 USD), never in floats.
 
-A price of $0.50 per million tokens is 500,000 picodollars a token, so every list price in use is
-a whole number per token and the cost of a request is a sum of integer products (DESIGN §5).
+A price of $0.50 per million tokens is 500,000 picodollars per token, so every list price in use is a whole number per
+token and the cost of a request is a sum of integer products (DESIGN §5).
 """
 
 from decimal import Decimal, Inexact, InvalidOperation, Overflow, localcontext
@@ -10,13 +10,13 @@ PICO_PER_USD = 10**12
 PICO_PER_CENT = 10**10
 TOKENS_PER_MTOK = 10**6
 MAX_PICO = 10**38 - 1
-"""NUMERIC(38,0) holds no more."""
+"""The largest value of NUMERIC(38,0)."""
 
 
 def usd_to_pico(text: str | Decimal) -> int:
     """Picodollars of a decimal dollar amount such as "12.50".
 
-    Raises ValueError when it is no finite number, has more than 12 decimals, or does not fit NUMERIC(38,0).
+    Raises ValueError when it is not a finite number, has more than 12 decimals, or exceeds MAX_PICO either way.
     """
     try:
         amount = Decimal(text)
@@ -25,7 +25,7 @@ def usd_to_pico(text: str | Decimal) -> int:
     if not amount.is_finite():
         raise ValueError(f"not a finite amount of dollars: {text!r}")
     with localcontext() as context:
-        # An amount that this many digits do not hold is refused: rounding it could make a price of nothing.
+        # An amount with more digits is refused, because rounding could turn a price into 0.
         context.prec = 80
         context.traps[Inexact] = True
         try:
@@ -51,9 +51,9 @@ def pico_to_usd(pico: int) -> str:
 
 
 def per_mtok_to_pico_per_token(text: str | Decimal) -> int:
-    """A price per million tokens, such as "0.50", as picodollars per token.
+    """Picodollars per token of a price in dollars per million tokens, such as "0.50".
 
-    Raises ValueError when it is negative or no whole number of picodollars a token.
+    Raises ValueError when it is negative or not a whole number of picodollars per token.
     """
     per_mtok = usd_to_pico(text)
     if per_mtok < 0:
@@ -70,13 +70,13 @@ def pico_per_token_to_per_mtok(price: int) -> str:
 
 
 def round_to_cents(pico: int) -> int:
-    """Whole cents, half away from zero: the one rounding there is, at the invoice line."""
+    """Whole cents of `pico`, half away from zero. Only invoice lines are rounded."""
     cents = (abs(pico) + PICO_PER_CENT // 2) // PICO_PER_CENT
     return cents if pico >= 0 else -cents
 
 
 def ratio_per_mtok(pico: int, tokens: int) -> str | None:
-    """Blended dollars per million tokens, rounded half up to picodollars; None when there are no tokens."""
+    """Blended dollars per million tokens, rounded half up to picodollars; None without tokens."""
     if tokens <= 0:
         return None
     doubled = 2 * pico * TOKENS_PER_MTOK + tokens

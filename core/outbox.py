@@ -1,4 +1,4 @@
-"""The outbox: code that must start a job writes a row in its own transaction; jobs/ reads it (DESIGN §2)."""
+"""The transactional outbox: a transaction writes a row for each job that it needs; jobs/ runs it (DESIGN §2)."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ outbox = Table(
     Column("next_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Index("ix_outbox_open", "id", postgresql_where=text("done_at IS NULL")),
 )
-"""One row = one job to run at least once. The task is a hint, the row is the truth."""
+"""One row per job, which runs at least once."""
 
 
 async def enqueue(connection: AsyncConnection, topic: str, payload: dict[str, Any]) -> None:
-    """Ask for a job in the caller's transaction: it runs if and only if that transaction commits."""
+    """Add a job in the caller's transaction; it runs if and only if that transaction commits."""
     await connection.execute(insert(outbox).values(topic=topic, payload=payload))

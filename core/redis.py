@@ -1,4 +1,4 @@
-"""One way to connect to Redis: bounded waits, a checked connection, one retry on a dropped one."""
+"""Connections to Redis with timeouts, health checks and one retry."""
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -10,9 +10,9 @@ _MAX_CONNECTIONS = 64
 
 
 def connect(redis_url: str) -> Redis:
-    """A client that returns bytes; the connection is made at the first command. Close it with `aclose()`.
+    """A client that returns bytes and connects at the first command. Close it with `aclose()`.
 
-    Commands fail with redis.RedisError within seconds when the server is away: who calls decides what then.
+    Commands raise redis.RedisError within seconds when the server is unavailable.
     """
     return Redis.from_url(
         redis_url,

@@ -1,4 +1,4 @@
-"""What must be done to a database before roles may use it."""
+"""Migrates a database, which roles need before they use it."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from core.errors import Unavailable
 
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _ALEMBIC = threading.Lock()
-"""Alembic keeps the running migration in a module, so a process can run one at a time."""
+"""One migration at a time per process: Alembic keeps the running one in module state."""
 
 
 def alembic_config(database_url: str) -> Config:
@@ -25,11 +25,10 @@ def alembic_config(database_url: str) -> Config:
 
 
 async def migrate(database_url: str) -> None:
-    """Bring the schema of `database_url` to the newest revision and its functions to the present text of their files.
+    """Migrate the schema of `database_url` to the newest revision and its functions to the current .sql files.
 
-    Does nothing when they are there already. Any number of processes may call it at once: an advisory lock lets one
-    work and the others wait (migrations/env.py). Raises Unavailable when this version does not know the database's
-    revision.
+    Does nothing when the database is up to date. Concurrent calls from any number of processes are safe: an advisory
+    lock serialises them (migrations/env.py). Raises Unavailable when the database's revision is unknown.
     """
     try:
         await asyncio.to_thread(_upgrade, alembic_config(database_url))

@@ -1,8 +1,8 @@
 """Traces and metrics of every role.
 
-Traces: OpenTelemetry, exported over OTLP/HTTP when an endpoint is set; without one every span is the API's no-op.
-A share of traces is sampled at the start (`trace_sample`), and a trace with an error in it is exported in any case.
-Metrics: prometheus_client; counters and histograms live beside the code that moves them, bound to their labels once.
+Traces: OpenTelemetry, exported over OTLP/HTTP when an endpoint is set; without one, spans are the API's no-op. A share
+of traces is sampled at the start (`trace_sample`), and a trace with an error is exported in any case.
+Metrics: prometheus_client; counters and histograms are defined beside the code that updates them.
 """
 
 from collections import OrderedDict
@@ -35,15 +35,15 @@ _MAX_SPANS_PER_TRACE = 64
 
 
 def tracer(name: str) -> Tracer:
-    """The tracer of a module; its spans cost next to nothing until `setup_tracing` saw an endpoint."""
+    """The tracer of a module; its spans are no-ops unless `setup_tracing` found an endpoint."""
     return trace.get_tracer(name)
 
 
 def setup_tracing(role: str, settings: Settings) -> None:
-    """Export this process's traces to `settings.otlp_endpoint`; does nothing when there is none, or a second time."""
+    """Export this process's traces to `settings.otlp_endpoint`; does nothing without one, or when called again."""
     if not settings.otlp_endpoint or isinstance(trace.get_tracer_provider(), TracerProvider):
         return
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # heavy, rarely needed
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # slow to import
 
     url = settings.otlp_endpoint.rstrip("/")
     exporter = OTLPSpanExporter(endpoint=url if url.endswith("/v1/traces") else f"{url}/v1/traces")
@@ -51,14 +51,14 @@ def setup_tracing(role: str, settings: Settings) -> None:
 
 
 def flush_tracing() -> None:
-    """Send what is still buffered; called once when a role has drained."""
+    """Export the buffered spans and end the exporter; called once, after a role has drained."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.shutdown()
 
 
 def build_provider(role: str, settings: Settings, processor: SpanProcessor) -> TracerProvider:
-    """A provider that hands sampled and errored traces to `processor`."""
+    """A provider that passes sampled traces and traces with an error to `processor`."""
     record_only = StaticSampler(Decision.RECORD_ONLY)
     sampler = ParentBased(
         root=RecordOrSample(settings.trace_sample),
@@ -72,7 +72,7 @@ def build_provider(role: str, settings: Settings, processor: SpanProcessor) -> T
 
 
 class RecordOrSample(Sampler):
-    """Samples a share of traces; the rest are recorded, so that they can be kept when they turn out to fail."""
+    """Samples a share of traces and records the others, so that those with an error can still be exported."""
 
     def __init__(self, ratio: float) -> None:
         self._ratio = TraceIdRatioBased(ratio)
@@ -87,21 +87,21 @@ class RecordOrSample(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """The ratio's decision, with RECORD_ONLY in the place of DROP."""
+        """The decision of TraceIdRatioBased, with RECORD_ONLY in place of DROP."""
         result = self._ratio.should_sample(parent_context, trace_id, name, kind, attributes, links)
         if result.decision is Decision.DROP:
             return SamplingResult(Decision.RECORD_ONLY, attributes, result.trace_state)
         return result
 
     def get_description(self) -> str:
-        """For the SDK's own diagnostics."""
+        """The sampler's name in the SDK's diagnostics."""
         return f"RecordOrSample({self._ratio.rate})"
 
 
 class KeepErrors(SpanProcessor):
-    """Passes sampled spans on; keeps the others until their trace ends here and passes them on if one had an error.
+    """Passes sampled spans on; buffers others until their trace ends here, and passes them on if one has an error.
 
-    Memory is bounded: the oldest of too many unfinished traces is forgotten, and a trace keeps its first spans only.
+    Memory is bounded: at most 4,096 unfinished traces (the oldest is evicted) of 64 spans (later ones are dropped).
     """
 
     def __init__(self, target: SpanProcessor) -> None:
@@ -109,10 +109,10 @@ class KeepErrors(SpanProcessor):
         self._pending: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing happens before a span ends."""
+        """Does nothing: a span is handled when it ends."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Decide about `span`, and about its whole trace when it is the outermost one of this process."""
+        """Pass on or buffer `span`; the outermost one of this process decides about its whole trace."""
         context = span.context
         if context is None:
             return
@@ -132,7 +132,7 @@ class KeepErrors(SpanProcessor):
             self._pending.popitem(last=False)
 
     def shutdown(self) -> None:
-        """Flush and stop the target."""
+        """Shut the target down."""
         self._target.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
@@ -141,9 +141,9 @@ class KeepErrors(SpanProcessor):
 
 
 def _as_sampled(span: ReadableSpan) -> ReadableSpan:
-    """A copy of a finished span that exporters do not skip."""
+    """A copy of a finished span with the sampled flag, without which exporters skip it."""
     context = span.context
-    assert context is not None  # noqa: S101 - on_end has looked
+    assert context is not None  # noqa: S101 - on_end has checked it
     return ReadableSpan(
         name=span.name,
         context=SpanContext(
@@ -167,10 +167,10 @@ def _as_sampled(span: ReadableSpan) -> ReadableSpan:
 
 
 class MetricsServer:
-    """A role's internal port: GET /metrics for Prometheus, GET /healthz for who watches the process.
+    """A role's internal port: GET /metrics for Prometheus, GET /healthz for health checks.
 
-    `port` 0 picks a free one; `start` returns the port in use. `healthy` is asked at each /healthz: False answers 503.
-    With a `token`, /metrics demands it as a bearer token.
+    `port` 0 picks a free one; `start` returns the port in use. /healthz answers 503 while `healthy` returns False.
+    With a `token`, /metrics requires it as a bearer token.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class MetricsServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> int:
-        """Listen; raises OSError when the port is taken."""
+        """Listen and return the port. Raises OSError when the port is taken."""
         app = web.Application(client_max_size=1024)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._health)

@@ -1,10 +1,10 @@
-"""Token counts of one request, as the engine reported them."""
+"""Token counts of one request, as the engine reports them."""
 
 import msgspec
 
 
 class TokenUsage(msgspec.Struct, frozen=True, gc=False):
-    """Counts in tokens; cached is part of input, reasoning is part of output (DESIGN §9)."""
+    """Numbers of tokens; `cached_input` is part of `input`, `reasoning` is part of `output` (DESIGN §9)."""
 
     input: int = 0
     cached_input: int = 0
@@ -12,7 +12,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     reasoning: int = 0
 
     def __add__(self, other: "TokenUsage") -> "TokenUsage":
-        """Both together, each count by itself."""
+        """The sum of each count."""
         return TokenUsage(
             self.input + other.input,
             self.cached_input + other.cached_input,
@@ -22,12 +22,12 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def uncached_input(self) -> int:
-        """Prompt tokens the engine had to prefill."""
+        """Prompt tokens that the engine had to prefill."""
         return self.input - self.cached_input
 
     @property
     def total(self) -> int:
-        """Input (cached included) plus output: the divisor of every per-million figure."""
+        """Input, cached included, plus output: the divisor of all figures per million tokens."""
         return self.input + self.output
 
 
