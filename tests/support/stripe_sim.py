@@ -133,4 +133,4 @@ def at(*date: int) -> int:
 
 async def stripe_balance_cents(gateway: StripeGateway) -> int:
     """Available and pending dollars of the account, in cents: all that has ever moved it."""
-    return sum(one.cents - one.fee_cents for one in await gateway.movements(0, 2**34))
+    return sum(one.cents - one.fee_cents for one in await gateway.balance_transactions(0, 2**34))
