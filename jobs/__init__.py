@@ -1,1 +1,1 @@
-"""Celery application, beat schedule and thin tasks."""
+"""Background jobs: Celery application, schedule and tasks."""

@@ -1,7 +1,7 @@
-"""The Celery application: the broker, the tasks made of jobs/work.py, and when they are due.
+"""The Celery application: its broker, the schedule, and one task for each job of jobs/work.py.
 
-The tasks are thin: they run the job's coroutine on one event loop per thread of the worker. Nothing is kept in results;
-what a job did is in PostgreSQL. A message that waited longer than its interval is dropped: the next one does the work.
+A task runs the job's coroutine on the event loop of its worker thread. Results are not stored; what a job did is in
+PostgreSQL. A message that waited longer than its job's interval expires, because the next one does the same work.
 """
 
 import asyncio
@@ -26,48 +26,45 @@ REDIS_TIMEOUT_S = 2.0
 The longest command, the consumer's BRPOP, takes one second.
 """
 
-NEVER = datetime.fromtimestamp(0, UTC)
-"""The last run of each job as beat sees it at a start: all jobs are due at once. A new database needs partitions."""
+NEVER_RUN = datetime.fromtimestamp(0, UTC)
+"""Last run of each job at a start of beat, so that all are due at once. A new database needs partitions."""
 
 
-class _Lane:
-    """What one thread of the worker runs its jobs with: an event loop and a small pool, made at the first use."""
+class _ThreadContext:
+    """The event loop and the connection pool of one worker thread."""
 
     def __init__(self, database_url: str) -> None:
         self.loop = asyncio.Runner()
         self.database = Database(database_url, pool_size=2)
 
     def close(self) -> None:
-        """Close the pool and the loop; nothing runs on them any more."""
+        """Close the pool and the loop. Nothing may run on them any more."""
         self.loop.run(self.database.close())
         self.loop.close()
 
 
 class Runner:
-    """Runs coroutines of synchronous tasks, each thread on a loop of its own; no job twice at once in this process.
-
-    A job that talks to Stripe for a minute must not keep the sealer or the reaper waiting: there is a thread for each.
-    """
+    """Runs the coroutines of tasks, on one event loop per worker thread; no job runs twice at once in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._here = threading.local()
+        self._local = threading.local()
         self._lock = threading.Lock()
-        self._lanes: list[_Lane] = []
+        self._contexts: list[_ThreadContext] = []
         self._running: set[str] = set()
         self.last_success = time.monotonic()
-        """When any job last succeeded, or the start."""
+        """Monotonic instant of the last success of any job, or of the start."""
 
     def run(self, job: Job) -> int:
-        """Run `job` to its end; raises what it raises. 0 when it runs already: that run does the work."""
+        """Run `job` and return its count; 0 when it runs already in this process. Raises what it raises."""
         with self._lock:
             if job.name in self._running:
                 RUNS.labels(job.name, "running").inc()
                 return 0
             self._running.add(job.name)
         try:
-            lane = self._lane()
-            count = lane.loop.run(_awaited(job, lane.database, self._settings))
+            context = self._context()
+            count = context.loop.run(_run_job(job, context.database, self._settings))
         except BaseException:
             RUNS.labels(job.name, "failed").inc()
             raise
@@ -79,23 +76,23 @@ class Runner:
         self.last_success = time.monotonic()
         return count
 
-    def _lane(self) -> _Lane:
-        lane: _Lane | None = getattr(self._here, "lane", None)
-        if lane is None:
-            lane = self._here.lane = _Lane(self._settings.database_url)
+    def _context(self) -> _ThreadContext:
+        context: _ThreadContext | None = getattr(self._local, "context", None)
+        if context is None:
+            context = self._local.context = _ThreadContext(self._settings.database_url)
             with self._lock:
-                self._lanes.append(lane)
-        return lane
+                self._contexts.append(context)
+        return context
 
     def close(self) -> None:
-        """Close every pool and loop; the worker's threads have ended."""
+        """Close all pools and loops. Call it after the worker's threads have ended."""
         with self._lock:
-            lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.close()
+            contexts, self._contexts = self._contexts, []
+        for context in contexts:
+            context.close()
 
 
-async def _awaited(job: Job, database: Database, settings: Settings) -> int:
+async def _run_job(job: Job, database: Database, settings: Settings) -> int:
     return await job.work(database, settings)
 
 
@@ -129,7 +126,7 @@ def make_app(settings: Settings, runner: Runner) -> Celery:
                 "task": job.name,
                 "schedule": job.every_s,
                 "options": {"expires": job.every_s},
-                "last_run_at": NEVER,
+                "last_run_at": NEVER_RUN,
             }
             for job in jobs
         },

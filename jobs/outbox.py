@@ -1,4 +1,4 @@
-"""Runs the outbox: rows that other transactions left behind. The task is a hint, the row is the truth."""
+"""Runs the jobs of the transactional outbox (core/outbox.py)."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,13 +13,17 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[dict[str, Any]], Awaitable[object]]
 
-BATCH = 100
-LEASE_S = 600
-"""How long a row is left to who took it: longer than any handler needs; of one that was killed it is taken again."""
-SOON = 3
-"""Failures after which the next run still tries at once; then 8 s, 16 s, ... an hour."""
+"""Executes the payload of one outbox row."""
 
-_TAKE = text(
+BATCH = 100
+"""Rows of one run by default."""
+LEASE_S = 600
+"""Seconds for which a claimed row belongs to its dispatcher: longer than any handler needs. A killed dispatcher's row
+is claimed again after that."""
+IMMEDIATE_RETRIES = 3
+"""Failures of a row that the next run retries at once; later ones wait 8 s, 16 s, ... up to an hour."""
+
+_CLAIM = text(
     "UPDATE outbox SET attempts = attempts + 1, "
     "next_at = clock_timestamp() + make_interval(secs => :lease) WHERE id = ("
     "SELECT id FROM outbox WHERE done_at IS NULL AND next_at <= clock_timestamp() AND id > :after "
@@ -27,31 +31,32 @@ _TAKE = text(
     "RETURNING id, topic, payload, attempts"
 )
 _DONE = text("UPDATE outbox SET done_at = clock_timestamp() WHERE id = :id")
-_LATER = text("UPDATE outbox SET next_at = clock_timestamp() + make_interval(secs => :pause) WHERE id = :id")
+_RESCHEDULE = text(
+    "UPDATE outbox SET next_at = clock_timestamp() + make_interval(secs => :pause) WHERE id = :id"
+)
 
 
 async def dispatch(database: Database, handlers: Mapping[str, Handler], *, limit: int = BATCH) -> int:
-    """Run the oldest rows that are due and whose topic has a handler, at most `limit`; returns how many are done now.
+    """Run the oldest due rows whose topic has a handler, at most `limit`; returns the number completed.
 
-    A row is taken, handled and marked, without a transaction around the handler: it may wait for somebody's network.
-    A handler that fails leaves its row open, for a later run the oftener it failed: rows that nobody can do must not
-    keep the others from their turn. One that is killed after its effect runs again. Two dispatchers never take the
-    same row.
+    A row is claimed, handled and marked done, without a transaction around the handler, which may wait for a network.
+    A failed row stays open and is retried with a growing delay, so that it does not delay others. A handler that is
+    killed after its effect runs again. Two dispatchers never claim the same row at the same time.
     """
     done, after = 0, 0
     for _ in range(limit):
         async with database.system() as connection:
-            row = await _take(connection, list(handlers), after)
+            row = await _claim(connection, list(handlers), after)
         if row is None:
             break
         after = row.id
         try:
             await handlers[row.topic](row.payload)
         except Exception:
-            pause_s = 0 if row.attempts <= SOON else min(3600, 1 << min(row.attempts - 1, 12))
+            pause_s = 0 if row.attempts <= IMMEDIATE_RETRIES else min(3600, 1 << min(row.attempts - 1, 12))
             log.exception("outbox row %d (%s) failed; again in %d s", row.id, row.topic, pause_s)
             async with database.system() as connection:
-                await connection.execute(_LATER, {"pause": pause_s, "id": row.id})
+                await connection.execute(_RESCHEDULE, {"pause": pause_s, "id": row.id})
             continue
         async with database.system() as connection:
             await connection.execute(_DONE, {"id": row.id})
@@ -59,6 +64,6 @@ async def dispatch(database: Database, handlers: Mapping[str, Handler], *, limit
     return done
 
 
-async def _take(connection: AsyncConnection, topics: list[str], after: int) -> Row[Any] | None:
-    found = await connection.execute(_TAKE, {"lease": LEASE_S, "after": after, "topics": topics})
+async def _claim(connection: AsyncConnection, topics: list[str], after: int) -> Row[Any] | None:
+    found = await connection.execute(_CLAIM, {"lease": LEASE_S, "after": after, "topics": topics})
     return found.one_or_none()

@@ -1,4 +1,4 @@
-"""Jobs on Stripe. One at a time over the whole platform (an advisory lock), none without a key, all may run twice."""
+"""Jobs on Stripe. An advisory lock runs one at a time on the whole platform; without a Stripe key they do nothing."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -35,19 +35,19 @@ _TOPICS = (
     refund_requests.TOPIC,
 )
 
-SENT_A_RUN = 20
-"""Objects of one run: other jobs wait meanwhile."""
+MAX_SENT_PER_RUN = 20
+"""Objects sent in one run, which bounds how long the other Stripe jobs wait."""
 
-Open = Callable[[Settings], AbstractAsyncContextManager[StripeGateway]]
+OpenGateway = Callable[[Settings], AbstractAsyncContextManager[StripeGateway]]
 
 
-async def _alone(
+async def _exclusively(
     database: Database,
     settings: Settings,
     work: Callable[[StripeGateway], Awaitable[int]],
-    opened: Open = open_gateway,
+    open_: OpenGateway = open_gateway,
 ) -> int:
-    """Run `work` unless another process works with Stripe now, or there is no key; returns what it returns."""
+    """Run `work` and return its count; 0 when another Stripe job runs, or without a key."""
     if not settings.stripe_api_key.get_secret_value():
         return 0
     async with database.system() as lock:
@@ -57,25 +57,25 @@ async def _alone(
             await connection.execute(
                 text("UPDATE stripe_state SET used_since = clock_timestamp() WHERE used_since IS NULL")
             )
-        async with opened(settings) as gateway:
+        async with open_(settings) as gateway:
             return await work(gateway)
 
 
 async def apply_events(database: Database, settings: Settings) -> int:
-    """Apply the events that webhooks or the listing recorded."""
+    """Apply the events that webhooks and the event list recorded."""
     async with database.read() as connection:
         if not await events.count_due(connection):
             return 0
-    return await _alone(database, settings, lambda gateway: events.apply_due(database, gateway))
+    return await _exclusively(database, settings, lambda gateway: events.apply_due(database, gateway))
 
 
 async def find_missed(database: Database, settings: Settings) -> int:
-    """List Stripe's events for those that no webhook brought."""
-    return await _alone(database, settings, lambda gateway: events.record_missed(database, gateway))
+    """Record the events of Stripe's list that no webhook delivered."""
+    return await _exclusively(database, settings, lambda gateway: events.record_missed(database, gateway))
 
 
 async def send(database: Database, settings: Settings) -> int:
-    """Send invoices, credit notes and refunds that other transactions asked for."""
+    """Send the invoices, credit notes and refunds of the outbox."""
     async with database.read() as connection:
         waiting = await connection.execute(
             text(
@@ -88,13 +88,13 @@ async def send(database: Database, settings: Settings) -> int:
             return 0
 
     async def work(gateway: StripeGateway) -> int:
-        return await outbox.dispatch(database, handlers(database, gateway), limit=SENT_A_RUN)
+        return await outbox.dispatch(database, handlers(database, gateway), limit=MAX_SENT_PER_RUN)
 
-    return await _alone(database, settings, work)
+    return await _exclusively(database, settings, work)
 
 
 def handlers(database: Database, gateway: StripeGateway) -> dict[str, outbox.Handler]:
-    """What is done with the outbox's rows on Stripe."""
+    """The handlers of the outbox topics that concern Stripe."""
 
     async def push_invoice(payload: dict[str, Any]) -> object:
         return await push_invoices.push_invoice(database, gateway, UUID(payload["invoice_id"]))
@@ -116,22 +116,22 @@ def handlers(database: Database, gateway: StripeGateway) -> dict[str, outbox.Han
 
 
 async def top_up(database: Database, settings: Settings) -> int:
-    """Buy credit automatically where it runs low."""
-    return await _alone(database, settings, lambda gateway: auto_topup.run(database, gateway))
+    """Top up the accounts whose credit is below their threshold."""
+    return await _exclusively(database, settings, lambda gateway: auto_topup.run(database, gateway))
 
 
 async def send_meter(database: Database, settings: Settings) -> int:
-    """Send the tokens of closed hours to the billing meter."""
-    return await _alone(database, settings, lambda gateway: meter_events.run(database, gateway))
+    """Send the tokens of closed hours to Stripe's billing meter."""
+    return await _exclusively(database, settings, lambda gateway: meter_events.run(database, gateway))
 
 
 async def follow_overdue(database: Database, settings: Settings) -> int:
-    """Stop new work of customers whose invoices stay unpaid, and let it go on when they are paid."""
+    """Block new requests of customers with overdue invoices, and unblock them after payment."""
     return await dunning.run(database)
 
 
 async def compare(database: Database, settings: Settings) -> int:
-    """Compare invoiced months that are still open with Stripe; returns how many differ."""
+    """Compare invoiced open months with Stripe; returns how many differ."""
 
     async def work(gateway: StripeGateway) -> int:
         async with database.read() as connection:
@@ -144,4 +144,4 @@ async def compare(database: Database, settings: Settings) -> int:
                 log.warning("%s differs from Stripe: %s", month, "; ".join(found.problems[:3]))
         return differ
 
-    return await _alone(database, settings, work)
+    return await _exclusively(database, settings, work)

@@ -1,8 +1,7 @@
-"""The jobs role: Celery worker and beat in one process, and an internal port that says how they are.
+"""The jobs role: Celery worker and beat in one process, with an internal port for health and metrics.
 
-The worker has a thread for every job (threads pool): most are short and wait for PostgreSQL, some talk to Stripe or
-write files for a minute, and those must not hold up the sealer and the reaper. More throughput = more processes of this
-role; every job may run twice.
+The worker has a thread for every job, because some wait for Stripe or write files for a minute and must not delay the
+sealer and the reaper. More processes of this role give more throughput: every job may run more than once.
 """
 
 import asyncio
@@ -22,14 +21,14 @@ from jobs.work import schedule
 log = logging.getLogger(__name__)
 
 STALE_S = 60.0
-"""No job succeeded for so long: unhealthy. The sealer is due every two seconds."""
+"""Seconds without a successful job after which the role is unhealthy. The sealer is due every two seconds."""
 
 BEAT_STOP_S = 2.0
-"""Seconds to wait for beat at a stop: it looks once a second. A beat that waits for Redis ends with the process."""
+"""Seconds that a stop waits for beat, which checks once a second. A beat blocked on Redis ends with the process."""
 
 
 def main(settings: Settings) -> int:
-    """Work until SIGTERM or SIGINT; the running job is finished first. Returns 0 after a clean stop."""
+    """Run jobs until SIGTERM or SIGINT, finish the running ones, and return 0 after a clean stop."""
     setup_tracing("jobs", settings)
     signals.setup_logging.connect(_keep_logging, weak=False)
     runner = Runner(settings)
@@ -54,7 +53,7 @@ def main(settings: Settings) -> int:
     try:
         worker.start()
     finally:
-        # Not beat.stop(): it waits without a bound, and beat cannot be stopped while it waits for Redis.
+        # Not beat.stop(): it has no timeout, and beat cannot be stopped while it waits for Redis.
         beat.service.stop()
         beat.join(timeout=BEAT_STOP_S)
         health.stop()
@@ -64,11 +63,11 @@ def main(settings: Settings) -> int:
 
 
 def _keep_logging(**_: object) -> None:
-    """Celery must not configure logging: the role has done it."""
+    """A receiver of setup_logging keeps Celery from configuring logging, which the role has done."""
 
 
 class HealthThread:
-    """/metrics and /healthz on an event loop in a thread of its own: the main thread belongs to Celery."""
+    """/metrics and /healthz on an event loop in its own thread, because Celery occupies the main thread."""
 
     def __init__(self, host: str, port: int, healthy: Callable[[], bool]) -> None:
         self._host = host

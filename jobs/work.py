@@ -1,4 +1,4 @@
-"""The jobs themselves: plain async functions. Every one may run twice, at once or again, and changes nothing more."""
+"""The jobs: async functions that return a count of what they did. Each is idempotent and safe to run concurrently."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ Work = Callable[[Database, Settings], Awaitable[int]]
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job and how often it is due."""
+    """A job and its interval in seconds. The name identifies its Celery task."""
 
     name: str
     every_s: float
@@ -38,7 +38,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 async def seal(database: Database, settings: Settings) -> int:
-    """Put new ledger transfers into the hash chain, a transaction per link, until none waits for long."""
+    """Add new ledger transfers to the hash chain, one batch per transaction, until none are left."""
     total = 0
     while True:
         async with database.system() as connection:
@@ -49,7 +49,7 @@ async def seal(database: Database, settings: Settings) -> int:
 
 
 async def reap(database: Database, settings: Settings) -> int:
-    """Expire holds whose process died."""
+    """Expire the holds of dead processes."""
     gap_s = max(settings.hold_ttl_s / 2, 3 * reap_every_s(settings))
     async with database.system() as connection:
         expired = await reaper.reap(connection, settings.hold_ttl_s, gap_s=gap_s)
@@ -59,32 +59,32 @@ async def reap(database: Database, settings: Settings) -> int:
 
 
 async def roll_up(database: Database, settings: Settings) -> int:
-    """Recompute the closed hours that settled batches touched."""
+    """Recompute the closed hours that settled batches changed."""
     return await rollups.roll_up(database)
 
 
 async def share_gpu(database: Database, settings: Settings) -> int:
-    """Share what the hosts cost anew for days of open months whose seconds or prices have changed."""
+    """Allocate host costs again for days of open months whose seconds or prices have changed."""
     return await gpu_shares.reshare_changed_days(database, datetime.now(UTC))
 
 
 async def share_gpu_again(database: Database, settings: Settings) -> int:
-    """The same for every day that a report may reach, for when the catalog's figures have changed."""
+    """Allocate host costs again for every day that a report may cover, in case the catalog has changed."""
     return await gpu_shares.reshare_changed_days(database, datetime.now(UTC), MAX_DAYS)
 
 
 async def expire_credits(database: Database, settings: Settings) -> int:
-    """End credit lots whose time is over."""
+    """Expire credit lots that have reached their end."""
     return await credits.expire_all(database)
 
 
 async def allocate_credits(database: Database, settings: Settings) -> int:
-    """Say which credit lots the use so far came from."""
+    """Allocate usage so far to credit lots."""
     return await credits.allocate_all(database)
 
 
 async def make_partitions(database: Database, settings: Settings) -> int:
-    """Partitions of holds and usage for the next months."""
+    """Create the partitions of holds and usage for the next months."""
     async with database.system() as connection:
         return await rollups.make_partitions(connection)
 
@@ -105,7 +105,7 @@ async def export(database: Database, settings: Settings) -> int:
 
 
 async def reconcile_again(database: Database, settings: Settings) -> int:
-    """The same for the last two days, so that a row that was lost after it was compared is found."""
+    """Compare the last two days again, which finds a row that was lost after its comparison."""
     async with database.read() as connection:
         now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     since = now - timedelta(days=2)
@@ -113,14 +113,14 @@ async def reconcile_again(database: Database, settings: Settings) -> int:
 
 
 async def prune(database: Database, settings: Settings) -> int:
-    """Forget tenancy changes that every process has seen, sign-in failures whose window is over, and done work."""
+    """Delete old tenancy changes, sign-in failures whose window is over, and records of completed work."""
     async with database.system() as connection:
-        seen = await changes.prune_changes(connection) + await logins.prune(connection)
-        return seen + await retention.forget(connection)
+        deleted = await changes.prune_changes(connection) + await logins.prune(connection)
+        return deleted + await retention.prune(connection)
 
 
 async def forget_shapes(database: Database, settings: Settings) -> int:
-    """Forget recorded requests that are old, or the oldest where all take too much room."""
+    """Delete recorded request shapes that are too old, and the oldest ones above the size limit."""
     async with database.system() as connection:
         return await shapes_store.forget_shapes(
             connection, settings.shapes_keep_days, settings.shapes_max_mb << 20
@@ -128,47 +128,47 @@ async def forget_shapes(database: Database, settings: Settings) -> int:
 
 
 async def check_alerts(database: Database, settings: Settings) -> int:
-    """Tell who has reached a threshold of a budget or whose credit runs low."""
+    """Raise alerts for budgets above a threshold and for low credit."""
     return await alerts.evaluate(database)
 
 
 async def deliver_notices(database: Database, settings: Settings) -> int:
-    """Send notices by webhook and e-mail."""
+    """Send notices by webhook and email."""
     senders = delivery.Senders.from_settings(settings)
     return await delivery.deliver(database, senders)
 
 
 async def credit_missed_levels(database: Database, settings: Settings) -> int:
-    """Measure last month's service levels once no usage can reach it any more, and credit what was missed."""
+    """Measure last month's service levels once its usage is final, and credit those that were missed."""
     return await sla_credits.run_last_month(database)
 
 
 async def issue_statements(database: Database, settings: Settings) -> int:
-    """Sign the statements that closed months still lack."""
+    """Sign the missing statements of closed months."""
     return await issue.issue_closed(database, lambda: signing.load_signer(settings))
 
 
 async def dispatch_outbox(database: Database, settings: Settings) -> int:
-    """Run what other transactions have asked for."""
+    """Run the outbox topics that do not concern Stripe."""
     return await outbox.dispatch(database, {"billing.roll_up": lambda _: rollups.roll_up(database)})
 
 
 async def make_invoices(database: Database, settings: Settings) -> int:
-    """The invoices of the month before, once nothing can reach it any more."""
+    """Create the invoices of the previous month once its usage is final."""
     try:
         return await periods.make_due_invoices(database)
-    except Conflict as red:
-        log.warning("invoices wait: %s", red.message)
+    except Conflict as conflict:
+        log.warning("invoices wait: %s", conflict.message)
         return 0
 
 
 async def apply_corrections(database: Database, settings: Settings) -> int:
-    """Go on with approved corrections that a crash left in the middle."""
+    """Continue approved corrections that a crash interrupted."""
     return await correction_booking.apply_all(database)
 
 
 def schedule(settings: Settings) -> tuple[Job, ...]:
-    """Every job and how often it is due; the reaper looks several times within a hold's TTL."""
+    """All jobs with their intervals. The reaper runs several times within the TTL of a hold."""
     return (
         Job("penstock.seal", 2.0, seal),
         Job("penstock.dispatch_outbox", 2.0, dispatch_outbox),
@@ -202,5 +202,5 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
 
 
 def reap_every_s(settings: Settings) -> float:
-    """Seconds between two looks of the reaper: at most 5."""
+    """Seconds between two runs of the reaper: 1 to 5."""
     return max(1.0, min(5.0, settings.hold_ttl_s / 6))
