@@ -5,7 +5,7 @@ from uuid import UUID
 import msgspec
 
 from core.errors import NotFound, PermissionDenied
-from tenants.roles import PLATFORM_ROLES, Role
+from tenants.roles import PLATFORM_ROLES, READERS, Role
 from tenants.views import UserView
 
 
@@ -47,6 +47,16 @@ def require(actor: Actor, *roles: Role, tenant_id: UUID | None = None) -> None:
         return
     if actor.tenant_id is None or tenant_id != actor.tenant_id:
         raise PermissionDenied("this belongs to another organisation")
+
+
+def readable(actor: Actor, tenant_id: UUID | None) -> UUID | None:
+    """The organisation whose rows the actor may read: `tenant_id`, or a tenant role's own when that is None.
+
+    None = every organisation, for a platform role. Raises PermissionDenied for an organisation that is not the actor's.
+    """
+    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
+    require(actor, *READERS, tenant_id=scope)
+    return scope
 
 
 def user_id_of(actor: Actor) -> UUID:

@@ -9,7 +9,7 @@ import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write_system
+from admin.session import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, adjustments, approvals, months
 from billing.ledger.adjustments import Adjustment
 from billing.ledger.approvals import Approval
@@ -18,7 +18,7 @@ from core.errors import Conflict, InvalidRequest
 from core.ids import uuid7
 from core.money import pico_to_usd, usd_to_pico
 from tenants.names import clean_reason
-from tenants.roles import PLATFORM_ROLES, READERS
+from tenants.roles import PLATFORM_ROLES
 
 KIND = "adjustment"
 
@@ -140,16 +140,14 @@ async def list_requests(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None
 ) -> list[AdjustmentRequest]:
     """Adjustments that wait for a second person, the oldest first."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         waiting = await approvals.list_open(connection, kind=KIND, tenant_id=tenant_id)
     return [_waiting(approval) for approval in waiting]
 
 
 async def list_approvals(database: Database, actor: Actor, *, kind: str | None = None) -> list[Approval]:
     """Everything that waits for a second person, of every kind."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await approvals.list_open(connection, kind=kind)
 
 
@@ -162,9 +160,7 @@ async def list_adjustments(
     limit: int = 100,
 ) -> list[Adjustment]:
     """Booked adjustments, the newest first; `month` (YYYY-MM) is when they were booked. A tenant role sees its own."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await adjustments.list_adjustments(
             connection, tenant_id=scope, month=parse_month(month, "month"), limit=page_size(limit)
         )

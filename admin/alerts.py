@@ -4,23 +4,21 @@ from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write_system
+from admin.session import page_size, read, read_scoped, write_system
 from billing.notifications import alerts, endpoints
 from billing.notifications.alerts import AlertView, Kind, Scope
 from billing.notifications.endpoints import Channel, EndpointCreated, EndpointView, NoticeView
 from billing.notifications.notices import notify
 from core.db import Database
 from core.ids import uuid7
-from tenants.roles import PLATFORM_ROLES, READERS, Role
+from tenants.roles import PLATFORM_ROLES, Role
 
 _SETTERS: tuple[Role, ...] = (*PLATFORM_ROLES, "tenant_owner")
 
 
 async def list_alerts(database: Database, actor: Actor, *, tenant_id: UUID | None = None) -> list[AlertView]:
     """Budgets and marks with where they stand; platform roles may leave `tenant_id` out for everybody's."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await alerts.list_rules(connection, scope)
 
 
@@ -126,9 +124,7 @@ async def list_endpoints(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None
 ) -> list[EndpointView]:
     """The endpoints of an organisation; platform roles: None = the platform's own."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await endpoints.list_endpoints(connection, scope)
 
 
@@ -182,9 +178,7 @@ async def list_notices(
     after: UUID | None = None,
 ) -> list[NoticeView]:
     """What an organisation was told, the newest first; platform roles: None = the platform's own notices."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await endpoints.list_notices(connection, scope, limit=page_size(limit), before=after)
 
 
@@ -192,8 +186,7 @@ async def list_outbox(
     database: Database, actor: Actor, *, limit: int = 100, after: UUID | None = None
 ) -> list[NoticeView]:
     """Mail that was kept for want of an SMTP server, the newest first; for platform roles."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await endpoints.list_notices(
             connection, None, limit=page_size(limit), before=after, unsent="outbox"
         )
@@ -203,8 +196,7 @@ async def list_undelivered(
     database: Database, actor: Actor, *, limit: int = 100, after: UUID | None = None
 ) -> list[NoticeView]:
     """Notices that did not arrive so far, of every organisation and the platform, the newest first; platform roles."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await endpoints.list_notices(
             connection, None, limit=page_size(limit), before=after, unsent="undelivered"
         )

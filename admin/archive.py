@@ -52,6 +52,5 @@ async def months(
 
     Raises InvalidRequest, Conflict, PermissionDenied.
     """
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await month_report(connection, folder, first, last, group_by, tenant_id)

@@ -6,13 +6,12 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor, require
-from admin.session import page_size, read
+from admin.actor import Actor
+from admin.session import page_size, read_scoped
 from core.db import Database
 from core.ids import uuid7
 from tenants import audit as log
 from tenants.names import clean_name
-from tenants.roles import READERS
 from tenants.views import AuditEntry
 
 _SECRETS = frozenset({"secret", "hash", "password", "password_hash", "token"})
@@ -78,16 +77,12 @@ async def list_audit(
     Platform roles may read all; a tenant role reads its own organisation's, `tenant_id` given or not.
     `action` matches the beginning, such as "key." for all acts on keys.
     """
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    action = None if action is None else clean_name(action, "action")
-    object_id = None if object_id is None else clean_name(object_id, "object_id")
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await log.list_entries(
             connection,
             tenant_id=scope,
-            action=action,
-            object_id=object_id,
+            action=None if action is None else clean_name(action, "action"),
+            object_id=None if object_id is None else clean_name(object_id, "object_id"),
             limit=page_size(limit),
             before_id=after,
         )

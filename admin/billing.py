@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 
-from admin.actor import Actor, require
+from admin.actor import Actor, readable, require
 from admin.audit import record
-from admin.session import page_size, read, write_system
+from admin.session import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, credits
 from billing.ledger.accounts import AccountView, GrantView
 from billing.ledger.credits import Lot, LotKind
@@ -139,9 +139,8 @@ async def unpriced(
     database: Database, actor: Actor, *, start: datetime | None = None, end: datetime | None = None
 ) -> list[Unpriced]:
     """Traffic without a price, normally none: requests refused in [start, end) and models that are offered."""
-    require(actor, *PLATFORM_ROLES)
     first, last = start or datetime.min.replace(tzinfo=UTC), end or datetime.max.replace(tzinfo=UTC)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await prices.list_unpriced(connection, first, last)
 
 
@@ -150,8 +149,7 @@ async def ensure_list_prices(database: Database, actor: Actor, rates: Mapping[st
 
     For the first start: a catalog's prices never overwrite what somebody has set.
     """
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         known = await prices.list_prices(connection, history=True)
     priced = {price.model for price in known if price.tier == "standard" and price.tenant_id is None}
     made = []
@@ -173,9 +171,8 @@ async def list_prices(
     history: bool = False,
 ) -> list[PriceView]:
     """Current and scheduled prices. A tenant role sees list prices and its own contract prices."""
-    require(actor, *READERS, tenant_id=actor.tenant_id)
     scope = tenant_id if actor.is_platform else actor.tenant_id
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
         return await prices.list_prices(connection, model=model, tenant_id=scope, history=history)
 
 
@@ -237,8 +234,7 @@ async def grant_credit(
 
 async def list_lots(database: Database, actor: Actor, *, tenant_id: UUID, spent: bool = False) -> list[Lot]:
     """Credit by lot, in the order in which it is used; `spent` adds lots with nothing left."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         return await credits.list_lots(connection, tenant_id, spent=spent)
 
 
@@ -246,15 +242,13 @@ async def list_grants(
     database: Database, actor: Actor, *, tenant_id: UUID, limit: int = 100
 ) -> list[GrantView]:
     """The newest credits of an organisation first."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         return await accounts.list_grants(connection, tenant_id, page_size(limit))
 
 
 async def get_account(database: Database, actor: Actor, *, tenant_id: UUID) -> AccountView:
     """Balance, held money, budget and spending of an organisation. Raises NotFound."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         return await accounts.get_account(connection, tenant_id)
 
 
@@ -319,8 +313,7 @@ async def compare_usage(
 
     Raises InvalidRequest, PermissionDenied.
     """
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
+    scope = readable(actor, tenant_id)
     query = ReportQuery(start, end, group_by, scope, with_gpu=sees_gpu_cost(actor))
     async with database.snapshot(actor.tenant_id) as connection:
         return await compare(connection, query, before)
@@ -330,8 +323,7 @@ async def usage_totals(
     database: Database, actor: Actor, *, start: datetime, end: datetime, tenant_id: UUID | None = None
 ) -> Totals:
     """The report's totals of a period beside the ledger's own sums. Raises InvalidRequest, PermissionDenied."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
+    scope = readable(actor, tenant_id)
     query = ReportQuery(start, end, ("tenant",), scope, with_gpu=sees_gpu_cost(actor))
     async with database.snapshot(actor.tenant_id) as connection:
         return await report_totals(connection, query, await billing_report(connection, query))
@@ -350,8 +342,6 @@ async def usage_report(
 
     Raises InvalidRequest, PermissionDenied.
     """
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    query = ReportQuery(start, end, group_by, scope, with_gpu=sees_gpu_cost(actor))
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        query = ReportQuery(start, end, group_by, scope, with_gpu=sees_gpu_cost(actor))
         return await billing_report(connection, query)

@@ -8,7 +8,7 @@ import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import read, write_system
+from admin.session import read_scoped, write_system
 from billing.ledger import accounts
 from billing.pricing import contracts
 from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS, Contract
@@ -16,7 +16,7 @@ from billing.pricing.prices import CURRENCY, check_currency
 from core.db import Database
 from core.errors import InvalidRequest
 from tenants.names import clean_reason
-from tenants.roles import PLATFORM_ROLES, READERS
+from tenants.roles import PLATFORM_ROLES
 
 
 class ContractView(msgspec.Struct, frozen=True):
@@ -124,9 +124,7 @@ async def list_contracts(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None
 ) -> list[ContractView]:
     """Contracts, past and future. A tenant role sees its own."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return [_view(contract) for contract in await contracts.list_contracts(connection, scope)]
 
 

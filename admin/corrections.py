@@ -25,7 +25,7 @@ async def dry_run(database: Database, actor: Actor, *, month: date, spec: Mappin
     require(actor, *PLATFORM_ROLES)
     parsed = rerate.parse_spec(spec)
     await rollups.roll_up(database)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await corrections.dry_run(connection, month, parsed)
 
 
@@ -100,7 +100,7 @@ async def decide_correction(
     if not approve:
         return decided
     await correction_booking.apply_correction(database, correction_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await corrections.get_correction(connection, correction_id)
 
 
@@ -108,8 +108,7 @@ async def list_corrections(
     database: Database, actor: Actor, *, month: date | None = None, limit: int = 100
 ) -> list[Correction]:
     """The newest first."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await corrections.list_corrections(connection, month=month, limit=page_size(limit))
 
 
@@ -117,8 +116,7 @@ async def show_correction(
     database: Database, actor: Actor, *, correction_id: UUID
 ) -> tuple[Correction, list[DifferenceView]]:
     """A correction and its lines. Raises NotFound."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         found = await corrections.get_correction(connection, correction_id)
         lines = await correction_lines.read_lines(connection, correction_id)
     return found, [rerate.difference_view(line) for line in lines]

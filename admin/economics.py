@@ -31,23 +31,20 @@ async def economics_report(
     fully_loaded: bool = False,
 ) -> list[EconomicsRow]:
     """Cost and margin of [start, end) by any of tenant, model, hour, day. Raises InvalidRequest, PermissionDenied."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await margin.economics_report(connection, start, end, by, fully_loaded=fully_loaded)
 
 
 async def host_states(database: Database, actor: Actor, *, start: datetime, end: datetime) -> list[StateRow]:
     """Host-hours and their cost by kind of host and state. Raises InvalidRequest, PermissionDenied."""
-    require(actor, *PLATFORM_ROLES)
-    check_period(start, end)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        check_period(start, end)
         return await provider_invoices.host_states(connection, start, end)
 
 
 async def margin_bridge(database: Database, actor: Actor, *, before: Span, after: Span) -> BridgeView:
     """Why the margin of one period differs from another's. Raises InvalidRequest, PermissionDenied."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await margin_compare.margin_bridge(connection, before, after)
 
 
@@ -55,8 +52,7 @@ async def list_host_prices(
     database: Database, actor: Actor, *, host_kind: str | None = None
 ) -> list[HostPriceView]:
     """Dated prices of hosts."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await host_prices.list_host_prices(connection, host_kind)
 
 
@@ -144,13 +140,11 @@ async def list_provider_invoices(
     database: Database, actor: Actor, *, month: date | None = None
 ) -> list[InvoiceView]:
     """Providers' invoices of a month or of all, voided ones included."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await provider_invoices.list_invoices(connection, month)
 
 
 async def provider_variance(database: Database, actor: Actor, *, month: date) -> list[VarianceRow]:
     """Invoiced against accounted for a month, by kind of host and in total."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await provider_invoices.variance(connection, month)

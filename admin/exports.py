@@ -8,9 +8,9 @@ from uuid import UUID
 
 import msgspec
 
-from admin.actor import Actor, require
+from admin.actor import Actor, readable, require
 from admin.audit import record
-from admin.session import page_size, write_system
+from admin.session import page_size, read, write_system
 from billing.exports import schedule
 from billing.exports.datasets import PLATFORM_ONLY, DatasetName, DatasetQuery
 from billing.exports.fetch import Fetched, fetch_run
@@ -25,7 +25,7 @@ from core.db import Database
 from core.errors import Conflict, PermissionDenied
 from core.settings import Settings
 from tenants.names import clean_reason
-from tenants.roles import PLATFORM_ROLES, READERS
+from tenants.roles import PLATFORM_ROLES
 
 
 class Download(msgspec.Struct):
@@ -55,8 +55,7 @@ async def download(
 
     Raises InvalidRequest, PermissionDenied.
     """
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
+    scope = readable(actor, tenant_id)
     if not actor.is_platform and dataset in PLATFORM_ONLY:
         raise PermissionDenied(f"the data set {dataset} is for the platform's own people")
     query = DatasetQuery(dataset, start, end, group_by, scope, with_gpu=actor.is_platform)
@@ -146,8 +145,7 @@ async def enable_export(
 
 async def list_exports(database: Database, actor: Actor) -> list[Definition]:
     """Scheduled exports by name."""
-    require(actor, *PLATFORM_ROLES)
-    async with database.read() as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await schedule.list_definitions(connection)
 
 
@@ -155,8 +153,7 @@ async def list_runs(
     database: Database, actor: Actor, *, name: str | None = None, limit: int = 100
 ) -> list[Run]:
     """What was written, the newest period first. Raises NotFound."""
-    require(actor, *PLATFORM_ROLES)
-    async with database.read() as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         definition = None if name is None else await schedule.find(connection, name)
         of = None if definition is None else definition.id
         return await schedule.list_runs(connection, of, page_size(limit))
@@ -167,8 +164,7 @@ async def run_export(database: Database, actor: Actor, settings: Settings, *, na
 
     Raises NotFound, InvalidRequest, Conflict while another process is at it, Unavailable.
     """
-    require(actor, *PLATFORM_ROLES)
-    async with database.read() as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         definition = await schedule.find(connection, name)
     made = await schedule.run_period(database, settings, definition, parse_label(definition.cadence, period))
     if made is None:

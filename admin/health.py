@@ -1,6 +1,6 @@
 """What is wrong with money right now, for the platform's people."""
 
-from admin.actor import Actor, require
+from admin.actor import Actor
 from admin.session import read
 from billing.reports.money_health import MoneyHealth
 from billing.reports.money_health import money_health as ask
@@ -10,6 +10,5 @@ from tenants.roles import PLATFORM_ROLES
 
 async def money_health(database: Database, actor: Actor) -> MoneyHealth:
     """Unexplained tokens, blocked pushes, differences to Stripe, undelivered notices, drift of the last hour."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await ask(connection)

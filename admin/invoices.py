@@ -6,7 +6,7 @@ from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write_system
+from admin.session import page_size, read, read_scoped, write_system
 from billing.close.periods import check_and_make_invoices
 from billing.invoicing import status_changes, views
 from billing.invoicing.run import InvoiceRun
@@ -54,13 +54,11 @@ async def list_invoices(
     after: UUID | None = None,
 ) -> list[InvoiceView]:
     """The newest month first; `after` is the id of the last one seen. A tenant role sees its own organisation's."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    if status is not None and status not in STATUSES:
-        raise InvalidRequest(
-            f"status must be one of {', '.join(STATUSES)}, not {status[:40]!r}", param="status"
-        )
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        if status is not None and status not in STATUSES:
+            raise InvalidRequest(
+                f"status must be one of {', '.join(STATUSES)}, not {status[:40]!r}", param="status"
+            )
         return await views.list_invoices(
             connection, month=month, tenant_id=scope, status=status, limit=page_size(limit), after=after
         )
@@ -68,8 +66,7 @@ async def list_invoices(
 
 async def show_invoice(database: Database, actor: Actor, *, ref: str) -> InvoiceDetail:
     """An invoice by its id or number, with lines and credit notes. Raises NotFound, also for another's."""
-    require(actor, *READERS, tenant_id=actor.tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
         return await views.find_invoice(connection, ref)
 
 

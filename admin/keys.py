@@ -93,8 +93,7 @@ async def list_keys(
     database: Database, actor: Actor, *, tenant_id: UUID, limit: int = 1000, after: UUID | None = None
 ) -> list[KeyView]:
     """Keys of the organisation from the oldest on, dead ones included. Raises NotFound."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         if await organisations.get_tenant(connection, tenant_id) is None:
             raise NotFound(f"there is no organisation with the id {tenant_id}")
         return await key_store.list_keys(connection, tenant_id, limit=page_size(limit), after=after)
@@ -102,8 +101,7 @@ async def list_keys(
 
 async def get_key(database: Database, actor: Actor, *, key_id: UUID) -> KeyView:
     """One key, of any organisation the actor may see. Raises NotFound."""
-    require(actor, *READERS, tenant_id=actor.tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
         tenant_id = await key_store.tenant_of_key(connection, key_id)
         view = None if tenant_id is None else await key_store.get_key(connection, tenant_id, key_id)
     if view is None:
@@ -142,11 +140,10 @@ async def find_key(database: Database, actor: Actor, *, pepper: bytes, raw: str)
 
     Raises InvalidRequest when it is no whole key, NotFound when it is none of ours.
     """
-    require(actor, *PLATFORM_ROLES)
     raw = raw.strip()
-    if not parse_key(raw):
-        raise InvalidRequest("that is no whole API key: its shape or its checksum is wrong", param="key")
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
+        if not parse_key(raw):
+            raise InvalidRequest("that is no whole API key: its shape or its checksum is wrong", param="key")
         view = await key_store.find_by_hash(connection, hash_key(raw, pepper))
     if view is None:
         raise NotFound("no organisation has this key")

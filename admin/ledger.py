@@ -40,8 +40,7 @@ async def trial_balance(
     database: Database, actor: Actor, *, start: datetime, end: datetime, tenant_id: UUID | None = None
 ) -> TrialBalance:
     """Every account with opening balance, debits, credits and closing balance. Raises InvalidRequest."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await journal.trial_balance(connection, start, end, tenant_id)
 
 
@@ -49,8 +48,7 @@ async def journal_lines(
     database: Database, actor: Actor, *, start: datetime, end: datetime, tenant_id: UUID | None = None
 ) -> list[JournalLine]:
     """The general-ledger journal by UTC day, kind and account. Raises InvalidRequest."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await journal.journal(connection, start, end, tenant_id)
 
 
@@ -64,9 +62,8 @@ async def transfers(
     limit: int | None = None,
 ) -> AsyncIterator[TransferLine]:
     """Every transfer, streamed. Raises InvalidRequest, also when there are more than `limit`."""
-    require(actor, *PLATFORM_ROLES)
     count = 0
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         async for line in journal.transfers(connection, start, end, tenant_id):
             count += 1
             if limit is not None and count > limit:
@@ -80,8 +77,7 @@ async def deferred_revenue(
     database: Database, actor: Actor, *, at: datetime | None = None, tenant_id: UUID | None = None
 ) -> list[DeferredLine]:
     """Unused credit by lot at `at` (None = now); adds up to the ledger's `credit` accounts."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         instant = at or (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
         return await journal.deferred_revenue(connection, instant, tenant_id)
 

@@ -62,8 +62,7 @@ async def get_limits(
 ) -> Limits:
     """The limits set on one scope. Raises NotFound when the organisation has no such scope."""
     _check_scope(scope_kind)
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         if not await limit_store.scope_exists(connection, tenant_id, scope_kind, scope_id):
             raise _unknown(scope_kind, scope_id)
         return await limit_store.get_limits(connection, tenant_id, scope_kind, scope_id)
@@ -71,8 +70,7 @@ async def get_limits(
 
 async def list_limits(database: Database, actor: Actor, *, tenant_id: UUID) -> list[ScopedLimits]:
     """Every scope of the organisation that has limits. Raises NotFound."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         if await organisations.get_tenant(connection, tenant_id) is None:
             raise NotFound(f"there is no organisation with the id {tenant_id}")
         return await limit_store.list_limits(connection, tenant_id)

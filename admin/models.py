@@ -32,8 +32,7 @@ class ModelView(msgspec.Struct, frozen=True):
 
 async def list_models(database: Database, actor: Actor) -> list[ModelView]:
     """Every model and alias, retired ones included, by name. The list is no secret: every role may read it."""
-    require(actor, *READERS, tenant_id=actor.tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
         return [_view(row) for row in await read_models(connection)]
 
 

@@ -3,13 +3,12 @@
 from typing import Any
 from uuid import UUID
 
-from admin.actor import Actor, require
-from admin.session import read
+from admin.actor import Actor
+from admin.session import read_scoped
 from billing.exports import openai_usage
 from billing.exports.openai_usage import UsageQuery
 from core.db import Database
 from core.errors import InvalidRequest
-from tenants.roles import READERS
 
 
 async def completions_usage(
@@ -19,23 +18,20 @@ async def completions_usage(
 
     Raises InvalidRequest, PermissionDenied.
     """
-    scope = _scope(actor, tenant_id)
-    async with read(database, actor) as connection:
-        return await openai_usage.completions_usage(connection, scope, query)
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        return await openai_usage.completions_usage(connection, _named(scope), query)
 
 
 async def costs(
     database: Database, actor: Actor, *, tenant_id: UUID | None, query: UsageQuery
 ) -> dict[str, Any]:
     """A page of cost buckets, as above. Raises InvalidRequest, PermissionDenied."""
-    scope = _scope(actor, tenant_id)
-    async with read(database, actor) as connection:
-        return await openai_usage.costs(connection, scope, query)
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        return await openai_usage.costs(connection, _named(scope), query)
 
 
-def _scope(actor: Actor, tenant_id: UUID | None) -> UUID:
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
+def _named(scope: UUID | None) -> UUID:
+    """An organisation: these endpoints answer for one only. Raises InvalidRequest."""
     if scope is None:
         raise InvalidRequest(
             "say whose usage: send the organisation's id in the header OpenAI-Organization",

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write_system
+from admin.session import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, approvals
 from billing.ledger.approvals import Approval
 from billing.payments import (
@@ -126,8 +126,7 @@ async def set_auto_topup(
 
 async def get_auto_topup(database: Database, actor: Actor, *, tenant_id: UUID) -> AutoTopupRule | None:
     """The organisation's rule; None when it never had one."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         return await auto_topup_rules.get_rule(connection, tenant_id)
 
 
@@ -274,8 +273,7 @@ async def list_waiting_refunds(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None
 ) -> list[RequestedRefund]:
     """Refunds that wait for a second person, the oldest first."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         waiting = await approvals.list_open(connection, kind=REFUND, tenant_id=tenant_id)
     return [_waiting(approval) for approval in waiting]
 
@@ -308,66 +306,57 @@ async def send_again(database: Database, actor: Actor, *, kind: str, object_id: 
         )
 
 
-def _scope(actor: Actor, tenant_id: UUID | None) -> UUID | None:
-    """Whose payments are listed: a tenant role sees its own organisation's only. Raises PermissionDenied."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    return scope
-
-
 async def list_customers(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
 ) -> list[views.CustomerView]:
     """Payers: Stripe customer, tax id, saved card, dunning state."""
-    async with read(database, actor) as connection:
-        return await views.list_customers(connection, _scope(actor, tenant_id), page_size(limit))
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        return await views.list_customers(connection, scope, page_size(limit))
 
 
 async def list_topups(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
 ) -> list[views.TopupView]:
     """Purchases of credit, the newest first."""
-    async with read(database, actor) as connection:
-        return await views.list_topups(connection, _scope(actor, tenant_id), page_size(limit))
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        return await views.list_topups(connection, scope, page_size(limit))
 
 
 async def list_payments(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
 ) -> list[views.PaymentView]:
     """Payments that arrived, the newest first."""
-    async with read(database, actor) as connection:
-        return await views.list_payments(connection, _scope(actor, tenant_id), page_size(limit))
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        return await views.list_payments(connection, scope, page_size(limit))
 
 
 async def list_refunds(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
 ) -> list[views.RefundView]:
     """Refunds, the newest first."""
-    async with read(database, actor) as connection:
-        return await views.list_refunds(connection, _scope(actor, tenant_id), page_size(limit))
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        return await views.list_refunds(connection, scope, page_size(limit))
 
 
 async def list_disputes(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
 ) -> list[views.DisputeView]:
     """Disputes, the newest first."""
-    async with read(database, actor) as connection:
-        return await views.list_disputes(connection, _scope(actor, tenant_id), page_size(limit))
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
+        return await views.list_disputes(connection, scope, page_size(limit))
 
 
 async def list_events(
     database: Database, actor: Actor, *, only_open: bool = False, limit: int = 100
 ) -> list[views.EventView]:
     """Stripe's events and what became of them, the newest first."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await views.list_events(connection, page_size(limit), only_open=only_open)
 
 
 async def list_blocked(database: Database, actor: Actor) -> list[views.BlockedView]:
     """Invoices and credit notes that could not be sent and wait for a person."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await views.list_blocked(connection)
 
 
@@ -386,6 +375,5 @@ async def compare(database: Database, actor: Actor, gateway: StripeGateway, *, m
 
 async def list_comparisons(database: Database, actor: Actor, *, limit: int = 20) -> list[Reconciliation]:
     """The newest comparisons with Stripe first."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await stripe_reconciliation.list_latest(connection, page_size(limit))

@@ -17,8 +17,7 @@ from tenants.roles import PLATFORM_ROLES
 
 async def list_periods(database: Database, actor: Actor) -> list[Period]:
     """Every month since the first booking, the newest first."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await periods.list_periods(connection)
 
 
@@ -39,7 +38,7 @@ async def close_period(
     """Make the month's invoices and freeze it. Raises Conflict naming every check that is red."""
     require(actor, *PLATFORM_ROLES)
     cleaned = None if reason is None else clean_reason(reason)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         before = await periods.get_period(connection, month)
     closed = await periods.close_month(database, month, by=actor.label, progress=progress)
     if before.status != "closed":

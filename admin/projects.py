@@ -42,8 +42,7 @@ async def list_projects(
     database: Database, actor: Actor, *, tenant_id: UUID, limit: int = 1000, after: UUID | None = None
 ) -> list[ProjectView]:
     """Projects of the organisation from the oldest on, archived ones included. Raises NotFound."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         if await organisations.get_tenant(connection, tenant_id) is None:
             raise NotFound(f"there is no organisation with the id {tenant_id}")
         return await projects.list_projects(connection, tenant_id, limit=page_size(limit), after=after)

@@ -24,8 +24,7 @@ async def run_now(
 
 async def list_engines(database: Database, actor: Actor, *, limit: int = 100) -> list[EngineRow]:
     """Engines with what they counted and what of it is unexplained, those with something unexplained first."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await engine_reconciliation_views.list_engines(connection, page_size(limit))
 
 
@@ -33,8 +32,7 @@ async def list_intervals(
     database: Database, actor: Actor, *, boot_id: str, limit: int = 100
 ) -> list[IntervalRow]:
     """The token balance of one engine by interval. Raises NotFound."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await engine_reconciliation_views.list_intervals(connection, boot_id, page_size(limit))
 
 
@@ -42,8 +40,7 @@ async def trace(
     database: Database, actor: Actor, *, boot_id: str, from_at: datetime | None = None, limit: int = 200
 ) -> list[TraceRow]:
     """The requests behind an engine's unexplained intervals, or behind the one from `from_at`. Raises NotFound."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await engine_reconciliation_views.trace(
             connection, boot_id, from_at=from_at, limit=page_size(limit)
         )
@@ -51,8 +48,7 @@ async def trace(
 
 async def cross_check_month(database: Database, actor: Actor, *, month: date) -> list[CrossCheckRow]:
     """One month's tokens and amounts by source (billing/close/cross_check.py)."""
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         return await cross_check.cross_check_month(connection, month)
 
 

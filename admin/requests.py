@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from admin.actor import Actor, require
-from admin.session import page_size, read
+from admin.session import page_size, read_scoped
 from billing.statements.receipts import receipt_body
 from billing.usage.request_list import RequestFilter, RequestView, find_request
 from billing.usage.request_list import list_requests as newest
@@ -37,9 +37,7 @@ async def list_requests(
 
     Raises InvalidRequest, PermissionDenied.
     """
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
-    async with read(database, actor) as connection:
+    async with read_scoped(database, actor, tenant_id) as (connection, scope):
         found = await newest(
             connection, scope, chosen or RequestFilter(), since=since, before=before, limit=page_size(limit)
         )

@@ -1,13 +1,15 @@
 """The transactions of administrative acts: with the rights of the actor, or with the platform's."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor
+from admin.actor import Actor, readable, require
 from core.db import Database
 from core.errors import InvalidRequest
+from tenants.roles import Role
 
 MAX_PAGE = 1000
 """Rows of one list."""
@@ -40,10 +42,29 @@ async def write_system(database: Database) -> AsyncIterator[AsyncConnection]:
 
 
 @asynccontextmanager
-async def read(database: Database, actor: Actor) -> AsyncIterator[AsyncConnection]:
-    """A read-only transaction with the actor's rights."""
+async def read(
+    database: Database, actor: Actor, roles: Collection[Role], *, tenant_id: UUID | None = None
+) -> AsyncIterator[AsyncConnection]:
+    """A read-only transaction with the actor's rights, for one of `roles` and, if a tenant role, for `tenant_id`.
+
+    Raises PermissionDenied as `require` does.
+    """
+    require(actor, *roles, tenant_id=tenant_id)
     async with database.read(actor.tenant_id) as connection:
         yield connection
+
+
+@asynccontextmanager
+async def read_scoped(
+    database: Database, actor: Actor, tenant_id: UUID | None
+) -> AsyncIterator[tuple[AsyncConnection, UUID | None]]:
+    """A read-only transaction with the actor's rights, and the organisation it is about: see `readable`.
+
+    Raises PermissionDenied.
+    """
+    scope = readable(actor, tenant_id)
+    async with database.read(actor.tenant_id) as connection:
+        yield connection, scope
 
 
 def page_size(limit: int) -> int:

@@ -24,8 +24,7 @@ from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES, READERS
 
 async def list_statements(database: Database, actor: Actor, *, tenant_id: UUID) -> list[StatementView]:
     """The final statements of an organisation, the newest first. Tenant roles see their own."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         return await kept_statements(connection, tenant_id)
 
 
@@ -140,7 +139,7 @@ async def run_sla(database: Database, actor: Actor, *, month: date, dry_run: boo
     """
     require(actor, *PLATFORM_ROLES)
     if dry_run:
-        async with read(database, actor) as connection:
+        async with read(database, actor, PLATFORM_ROLES) as connection:
             return await sla_credits.measure_month(connection, month)
     results = await sla_credits.run_month(database, month)
     async with write_system(database) as connection:

@@ -68,8 +68,7 @@ async def create_tenant(
 
 async def get_tenant(database: Database, actor: Actor, *, tenant_id: UUID) -> TenantView:
     """One organisation. Raises NotFound."""
-    require(actor, *READERS, tenant_id=tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=tenant_id) as connection:
         tenant = await organisations.get_tenant(connection, tenant_id)
     if tenant is None:
         raise _unknown(tenant_id)
@@ -81,8 +80,7 @@ async def find_tenant(database: Database, actor: Actor, *, text: str) -> TenantV
 
     Raises NotFound, or Conflict when several organisations have that name.
     """
-    require(actor, *PLATFORM_ROLES)
-    async with read(database, actor) as connection:
+    async with read(database, actor, PLATFORM_ROLES) as connection:
         try:
             tenant = await organisations.get_tenant(connection, UUID(text))
             found = [] if tenant is None else [tenant]
@@ -102,8 +100,7 @@ async def list_tenants(
     database: Database, actor: Actor, *, limit: int = 1000, after: UUID | None = None
 ) -> list[TenantView]:
     """Organisations from the oldest on, after the one with id `after`. A tenant role sees its own."""
-    require(actor, *READERS, tenant_id=actor.tenant_id)
-    async with read(database, actor) as connection:
+    async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
         return await organisations.list_tenants(connection, limit=page_size(limit), after=after)
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from admin.actor import Actor, require, user_id_of, visible_user
+from admin.actor import Actor, readable, require, user_id_of, visible_user
 from admin.audit import record
 from admin.logins import (
     CreatedToken,
@@ -96,8 +96,7 @@ async def list_users(
     after: UUID | None = None,
 ) -> list[UserView]:
     """People of one organisation; of the whole platform when a platform role names none."""
-    scope = tenant_id if actor.is_platform else (tenant_id or actor.tenant_id)
-    require(actor, *READERS, tenant_id=scope)
+    scope = readable(actor, tenant_id)
     async with database.read() as connection:
         return await members.list_users(connection, scope, limit=page_size(limit), after=after)
 
