@@ -1,7 +1,7 @@
-"""The one door of the console: transport, origin, session and role are checked here before any page runs.
+"""Access control of the console: transport, origin, session and role are checked before a page runs.
 
-Everything that is not named open needs a session, and every page needs a role that its table entry names; a path
-that no entry covers is refused. Pages find the person in `request.state.viewer`.
+Every path outside OPEN_EXACT, OPEN_PREFIXES and HEALTH needs a session, and a role that its rule allows. A path
+without a rule is refused. Pages read the signed-in person from `request.state.viewer`.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 OPEN_EXACT = frozenset({"/sign-in", "/favicon.ico"})
 OPEN_PREFIXES = ("/static/", "/_nicegui/")
-"""Assets without data."""
+"""Static assets, which contain no data of tenants."""
 HEALTH = frozenset({"/healthz", "/readyz"})
 SOCKET_PREFIX = "/_nicegui_ws/"
 ANY_ROLE = frozenset({"/", "/sign-out"})
@@ -32,7 +32,7 @@ ANY_ROLE = frozenset({"/", "/sign-out"})
 POLICY = "; ".join(
     (
         "default-src 'self'",
-        # NiceGUI's page is an inline module, and Vue compiles table slots in the browser.
+        # NiceGUI's page contains an inline module, and Vue compiles table slots in the browser.
         "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data:",
@@ -55,13 +55,13 @@ HEADERS = {
 
 
 class AccessRules:
-    """Which roles may open which paths: (prefix, roles), a prefix covering the path itself and all below it."""
+    """The roles that may open each path: (prefix, roles). A prefix covers its own path and every path below it."""
 
     def __init__(self, rules: Sequence[tuple[str, frozenset[str]]]) -> None:
         self._rules = sorted(rules, key=lambda rule: -len(rule[0]))
 
     def roles(self, path: str) -> frozenset[str] | None:
-        """The roles that may open `path`; None when no rule covers it."""
+        """The roles that may open `path`; None when it has no rule."""
         for prefix, roles in self._rules:
             if path == prefix or path.startswith(prefix + "/"):
                 return roles
@@ -69,17 +69,17 @@ class AccessRules:
 
 
 def cookie_name(secure: bool) -> str:
-    """The session cookie's name; behind TLS the `__Host-` prefix pins it to this host and to Secure."""
+    """The session cookie's name. Behind TLS its `__Host-` prefix makes browsers require Secure and this host."""
     return "__Host-penstock_session" if secure else "penstock_session"
 
 
 def is_secure(connection: HTTPConnection) -> bool:
-    """Whether the browser came through TLS (as the trusted proxy says)."""
+    """Whether the browser connected with TLS, according to the trusted proxy's headers."""
     return connection.url.scheme in ("https", "wss")
 
 
 class AccessMiddleware:
-    """Pure ASGI middleware around the whole console."""
+    """ASGI middleware around the whole console."""
 
     def __init__(self, app: ASGIApp, *, sessions: SessionStore, access: AccessRules) -> None:
         self._app = app
@@ -87,7 +87,7 @@ class AccessMiddleware:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the refusal, or hand the connection on with the person in its state."""
+        """Refuse the connection, or pass it on with the viewer in its state."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -101,7 +101,7 @@ class AccessMiddleware:
         await target(scope, receive, _with_headers(connection, send))
 
     async def _refusal(self, connection: HTTPConnection) -> Response | None:
-        """Why this connection ends here; None = go on."""
+        """The response that refuses the connection; None when it may continue."""
         path = connection.url.path
         if path in HEALTH:
             return None
@@ -160,7 +160,7 @@ def _from_loopback(connection: HTTPConnection) -> bool:
 
 
 def _cross_site(connection: HTTPConnection) -> bool:
-    """Whether another site's page sent this: browsers name the origin on sockets and on everything but plain GETs."""
+    """Whether a page of another site sent this. Browsers send Origin with WebSockets and all but plain GET requests."""
     origin = connection.headers.get("origin")
     if origin is None:
         return False

@@ -47,14 +47,14 @@ MAX_FORM_BYTES = 8192
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A page of the console: where it is, who may open it, what draws it."""
+    """A page of the console: its path, the roles that may open it, and the function that draws it."""
 
     path: str
     title: str
     roles: frozenset[str]
     build: Callable[[Console, Viewer, Request], Awaitable[None]]
     nav: str = ""
-    """Path of its line in the navigation, where that is not its own."""
+    """Path of the page's navigation item; empty = `path`."""
 
 
 PAGES = (
@@ -84,7 +84,7 @@ PAGES = (
 
 
 def create_app(console: Console) -> FastAPI:
-    """The whole console as one ASGI application. NiceGUI keeps one application per process, and so do we."""
+    """The whole console as one ASGI application. Call it once per process: NiceGUI's application is global."""
     app = FastAPI(title="Penstock console", docs_url=None, redoc_url=None, openapi_url=None)
     _add_health(app, console)
     _add_sign_in(app, console)
@@ -118,7 +118,7 @@ def create_app(console: Console) -> FastAPI:
 
 
 def _add_page(console: Console, page: Page) -> None:
-    """Register `page`; errors before anything is sent become a plain message with the right status."""
+    """Register `page`. An error raised before the response starts becomes a message page with its HTTP status."""
 
     async def show(request: Request) -> Response | None:
         viewer: Viewer = request.state.viewer
@@ -146,12 +146,12 @@ def _add_page(console: Console, page: Page) -> None:
 def _add_health(app: FastAPI, console: Console) -> None:
     @app.get("/healthz")
     async def healthz() -> PlainTextResponse:
-        """The process runs."""
+        """Liveness: always 200."""
         return PlainTextResponse("ok\n")
 
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
-        """Database and sessions can be reached."""
+        """Readiness: 200 when PostgreSQL and Redis answer, else 503."""
         parts: dict[str, bool] = {}
         try:
             async with console.database.read() as connection:
@@ -168,7 +168,7 @@ def _add_health(app: FastAPI, console: Console) -> None:
 
 
 def local_target(target: str) -> str:
-    """`target` when it is an address inside the console, else the start page: no open redirects."""
+    """`target` when it is a path of the console, else the start page. Prevents open redirects."""
     inside = target.startswith("/") and not target.startswith(("//", "/\\"))
     return target if inside and target.isprintable() and "\\" not in target else "/"
 
@@ -176,7 +176,7 @@ def local_target(target: str) -> str:
 def _add_sign_in(app: FastAPI, console: Console) -> None:
     @app.get("/")
     async def start(request: Request) -> Response:
-        """Send everyone to the first page of their role."""
+        """Redirect to the first page of the viewer's role."""
         viewer: Viewer = request.state.viewer
         return RedirectResponse("/overview" if viewer.is_platform else "/home", 303)
 
@@ -187,7 +187,7 @@ def _add_sign_in(app: FastAPI, console: Console) -> None:
 
     @app.post("/sign-in")
     async def sign_in(request: Request) -> Response:
-        """Check email and password; a success always gets a new session."""
+        """Check e-mail address and password, and start a new session when they are right."""
         body = b""
         async for chunk in request.stream():
             body += chunk

@@ -1,4 +1,4 @@
-"""What every page works with; built once by serve.py."""
+"""The dependencies of every page; console/serve.py builds them once."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Console:
     sessions: SessionStore
     clock: Clock
     api_base_url: str
-    """Where customers send requests, for the first-call page."""
+    """Base address of the customer API, as the home page shows it."""
     key_pepper: bytes
     settings: Settings
-    """Limits of approval, the export store, and the way to Stripe (`billing.payments.stripe_gateway.open_gateway`)."""
+    """Approval limits, the export store, and Stripe's address and key."""

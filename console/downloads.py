@@ -1,4 +1,4 @@
-"""Files that pages link to. The gate has checked session and role; the viewer's scope is applied here and in admin/."""
+"""Files that pages link to. AccessMiddleware checks session and role; this module and admin/ apply the tenant scope."""
 
 from datetime import date
 from uuid import UUID
@@ -18,7 +18,7 @@ from core.errors import NotFound, PenstockError, PermissionDenied
 
 
 def add_downloads(app: FastAPI, console: Console) -> None:
-    """Register every file. Paths lie below the pages whose roles may have them."""
+    """Register every download below the path of a page, whose roles it shares."""
     _add_usage(app, console)
     for prefix in ("/billing/statements", "/tenants/{tenant_id}/statements"):
         _add_statement(app, console, prefix)
@@ -32,7 +32,7 @@ def _attached(content: bytes, media_type: str, name: str) -> Response:
 
 
 def _refused(error: Exception) -> Response:
-    """Why there is no file, as a page."""
+    """The error as a message page."""
     if isinstance(error, NotFound):
         return message_page(404, "Not found", error.message)
     if isinstance(error, PermissionDenied):
@@ -43,7 +43,7 @@ def _refused(error: Exception) -> Response:
 def _add_usage(app: FastAPI, console: Console) -> None:
     @app.get("/usage/download")
     async def usage(request: Request) -> Response:
-        """The report of the address's choice, or the FOCUS charges of its period, as a stream with flat memory."""
+        """The usage report that the address selects, or the FOCUS charges of its period, streamed."""
         viewer: Viewer = request.state.viewer
         params = request.query_params
         choice = read_options(params, is_platform=viewer.is_platform)
@@ -76,7 +76,7 @@ def _add_usage(app: FastAPI, console: Console) -> None:
 def _add_statement(app: FastAPI, console: Console, prefix: str) -> None:
     @app.get(prefix + "/{month}.{kind}")
     async def statement(request: Request, month: str, kind: str) -> Response:
-        """The signed statement of a month as PDF or JSON: a draft while the month is open."""
+        """The signed statement of a month (YYYY-MM) as PDF or JSON; a draft while the month is open."""
         viewer: Viewer = request.state.viewer
         try:
             first = date.fromisoformat(f"{month}-01")
@@ -100,7 +100,7 @@ def _add_statement(app: FastAPI, console: Console, prefix: str) -> None:
 def _add_receipt(app: FastAPI, console: Console) -> None:
     @app.get("/requests/{request_id}/receipt")
     async def receipt(request: Request, request_id: str) -> Response:
-        """The signed receipt of a request; the platform names the organisation in the address."""
+        """The signed receipt of a request. Platform roles name the organisation in the address."""
         viewer: Viewer = request.state.viewer
         try:
             wanted = UUID(request_id)

@@ -1,4 +1,4 @@
-"""Numbers and dates for people: short on the page, exact on hover. Amounts stay decimal strings throughout."""
+"""Numbers and dates as short text with the exact value as tooltip. Amounts stay decimal strings."""
 
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
@@ -10,16 +10,16 @@ DASH = "–"
 
 
 class Formatted(msgspec.Struct, frozen=True):
-    """A value as the page shows it: `text` is short, `exact` is the whole truth for the tooltip."""
+    """A value for display: `text` is short, `exact` is the unrounded value for the tooltip."""
 
     text: str
     exact: str = ""
     sort: float = 0.0
-    """Only orders table rows; never a source of an amount."""
+    """Sort key of table rows; never the source of an amount."""
 
 
 def money(usd: str | None) -> Formatted:
-    """Dollars from an exact decimal string: two decimals, more only below a cent, the exact amount on hover."""
+    """An amount from a decimal string in US dollars: two decimals, more only below a cent."""
     if usd is None:
         return Formatted(DASH, "", float("-inf"))
     amount = Decimal(usd)
@@ -35,7 +35,7 @@ def money(usd: str | None) -> Formatted:
 
 
 def per_mtok(usd: str | None) -> Formatted:
-    """A price per million tokens: at least two decimals, at most four, or six below a cent."""
+    """A price in US dollars per million tokens: two to four decimals, up to six below a cent."""
     if usd is None:
         return Formatted(DASH, "", float("-inf"))
     amount = Decimal(usd)
@@ -48,7 +48,7 @@ def per_mtok(usd: str | None) -> Formatted:
 
 
 def count(value: int | None) -> Formatted:
-    """A whole number: grouped below ten thousand, then 12.3k, 4.56M, 7.8B; exact on hover."""
+    """A whole number: grouped below ten thousand, then 12.3k, 4.56M, 7.8B."""
     if value is None:
         return Formatted(DASH, "", float("-inf"))
     for size, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
@@ -60,14 +60,14 @@ def count(value: int | None) -> Formatted:
 
 
 def percent(share: float | None, places: int = 0) -> Formatted:
-    """A share of 1 as percent."""
+    """A share (1.0 = 100 %) as percent with `places` decimals."""
     if share is None:
         return Formatted(DASH, "", float("-inf"))
     return Formatted(f"{share * 100:.{places}f}%", f"{share:.4f}", share)
 
 
 def milliseconds(value: float | None) -> Formatted:
-    """A duration given in milliseconds."""
+    """A duration in milliseconds."""
     if value is None:
         return Formatted(DASH, "", float("-inf"))
     text = f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms"
@@ -75,7 +75,7 @@ def milliseconds(value: float | None) -> Formatted:
 
 
 def seconds(value: float | None) -> Formatted:
-    """A duration given in seconds, in its two largest units."""
+    """A duration in seconds, shown in its two largest units."""
     if value is None:
         return Formatted(DASH, "", float("-inf"))
     whole = round(value)
@@ -90,7 +90,7 @@ def seconds(value: float | None) -> Formatted:
 
 
 def moment(at: datetime | None, now: datetime) -> Formatted:
-    """An instant: how long ago (or until) when near, the date when far; the exact UTC time on hover."""
+    """An instant relative to `now` when near, else its date; the tooltip is the exact UTC time."""
     if at is None:
         return Formatted(DASH, "", float("-inf"))
     at = at.astimezone(UTC)
@@ -116,7 +116,7 @@ def _apart(number: int, unit: str, ahead: bool) -> str:
 
 
 def short_id(value: UUID | str | None) -> Formatted:
-    """The tail of an id (UUIDv7 heads are time and look alike); whole on hover."""
+    """The tail of an id, because UUIDv7 ids begin with a timestamp and look alike; the tooltip is the whole id."""
     if value is None:
         return Formatted(DASH)
     text = str(value)
@@ -124,5 +124,5 @@ def short_id(value: UUID | str | None) -> Formatted:
 
 
 def words(name: str) -> str:
-    """A machine's name for people: `tenant.create` and `platform_admin` lose dots and underscores."""
+    """An identifier with spaces for dots and underscores: `tenant.create` becomes "tenant create"."""
     return name.replace("_", " ").replace(".", " · ")

@@ -1,4 +1,4 @@
-"""The frame around every page: navigation by role, who is signed in, theme, sign-out."""
+"""The frame around every page: navigation by role, the signed-in person, theme, sign-out."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ ROLE_NAMES = {
 
 
 class NavItem(msgspec.Struct, frozen=True):
-    """One line of the navigation."""
+    """One item of the navigation."""
 
     label: str
     path: str
@@ -84,7 +84,7 @@ def _sidebar(viewer: Viewer, current: str) -> None:
 
 @contextmanager
 def frame(viewer: Viewer, current: str) -> Iterator[None]:
-    """Draw the frame; the page's own content goes inside. `current` is the path of its navigation line."""
+    """Draw the frame; elements created inside form the page. `current` is the path of its navigation item."""
     ui.colors(
         primary="#0b6478", secondary="#566774", accent="#0b6478", negative="#b3261e", positive="#17693f"
     )

@@ -1,7 +1,7 @@
-"""How much of its limits an organisation uses right now, read from the counters that admission writes.
+"""How much of its limits an organisation uses now, read from the counters that admission writes.
 
-Names and units of the counters are those of tenants/rates.lua: levels drain at limit per minute, leases are a sorted
-set by the time they lapse, day counters are a hash. Nothing is written here.
+Names and units of the counters are those of tenants/rates.lua: bucket levels that drain at the limit per minute,
+a sorted set of leases by expiry, and a hash of day counters. This module only reads.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _LEVELS = {"requests_per_min": "r", "input_tokens_per_min": "i", "output_tokens_
 
 
 class InUse(msgspec.Struct, frozen=True):
-    """What one scope uses of each limit that it has; None = there is no such limit."""
+    """What one scope uses of each of its limits; None = the scope has no such limit."""
 
     requests_per_min: int | None = None
     input_tokens_per_min: int | None = None
@@ -30,7 +30,7 @@ class InUse(msgspec.Struct, frozen=True):
 async def limits_in_use(
     redis: Redis, tenant_id: UUID, scopes: Sequence[tuple[str, UUID, Limits]], now: datetime
 ) -> dict[UUID, InUse]:
-    """Present use by scope id, for (kind, id, limits) of the organisation's scopes."""
+    """Present use by scope id. `scopes` holds (kind, id, limits) of scopes of `tenant_id`."""
     tag = f"penstock:rate:{{{tenant_id}}}"
     now_us = int(now.timestamp() * 1_000_000)
     async with redis.pipeline(transaction=False) as pipe:
@@ -63,7 +63,7 @@ def _today(day: dict[bytes, bytes], today: int) -> dict[str, int]:
 
 
 def _level(limit: int | None, stored: list[bytes | None], at: int, now_us: int) -> int | None:
-    """The level drained up to now, in whole units."""
+    """The bucket's level after draining up to `now_us`, in whole units."""
     if limit is None:
         return None
     since, level = stored[0], stored[at]

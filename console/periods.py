@@ -1,4 +1,4 @@
-"""Reporting periods: UTC days, the end exclusive."""
+"""Reporting periods of UTC days."""
 
 from datetime import UTC, date, datetime, timedelta
 
@@ -32,7 +32,7 @@ class Period(msgspec.Struct, frozen=True):
 
 
 def named_period(name: str, today: date) -> Period:
-    """The period called `name`, seen from `today`; anything unknown is this month."""
+    """The period `name` relative to `today`; the present month when PERIODS has no such name."""
     month = today.replace(day=1)
     if name == "last_month":
         last = month - timedelta(days=1)
@@ -47,7 +47,7 @@ def named_period(name: str, today: date) -> Period:
 
 
 def parse_day(text: str) -> date:
-    """A day as typed, `2026-11-20`. Raises ValueError with a sentence for people."""
+    """A day from user input such as `2026-11-20`. Raises ValueError with a user message."""
     try:
         return date.fromisoformat(text.strip())
     except ValueError:
@@ -55,7 +55,10 @@ def parse_day(text: str) -> date:
 
 
 def form_period(name: str, first: str, last: str, today: date) -> Period:
-    """The period of a form: `custom` reads the two days, and puts them in order."""
+    """The period of a form: `custom` is the days `first` and `last` in either order, other names as in `named_period`.
+
+    Raises ValueError with a user message for an invalid day or more than 1,100 days.
+    """
     if name != "custom":
         return named_period(name, today)
     one, other = parse_day(first), parse_day(last)

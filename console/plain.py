@@ -1,4 +1,4 @@
-"""Pages without the framework: sign-in and messages. They work before, after and without a session."""
+"""Pages without NiceGUI: sign-in and messages. They need no session."""
 
 import hashlib
 from functools import cache
@@ -13,7 +13,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @cache
 def asset_version() -> str:
-    """Changes when a stylesheet or script changes, so that browsers may cache them."""
+    """A version of stylesheets and scripts for cache busting; it changes with their content."""
     digest = hashlib.sha256()
     for path in sorted(STATIC.iterdir()):
         digest.update(path.read_bytes())
@@ -31,10 +31,10 @@ def _render(template: str, status: int, **values: object) -> HTMLResponse:
 
 
 def sign_in_page(*, status: int = 200, error: str = "", email: str = "", target: str = "") -> HTMLResponse:
-    """The sign-in form, with what went wrong."""
+    """The sign-in form; `error` is shown above it, `target` is the path to open afterwards."""
     return _render("sign_in.html", status, title="Sign in", error=error, email=email, next=target)
 
 
 def message_page(status: int, title: str, body: str) -> HTMLResponse:
-    """One sentence on why there is no page."""
+    """A page with a title and one sentence."""
     return _render("message.html", status, title=title, body=body)

@@ -1,4 +1,4 @@
-"""The few questions that only pages ask of the database."""
+"""Database queries that only pages need."""
 
 from uuid import UUID
 
@@ -10,13 +10,13 @@ from core.db import Database
 
 
 async def all_accounts(database: Database) -> dict[UUID, AccountView]:
-    """The billing accounts of all organisations, for pages that only the platform's people may open."""
+    """Billing accounts of all organisations by id. Only for pages of platform roles: it checks no rights."""
     async with database.read() as connection:
         return {account.tenant_id: account for account in await list_accounts(connection)}
 
 
 async def has_requests(database: Database, tenant_id: UUID) -> bool:
-    """Whether the organisation has ever had a request answered and settled."""
+    """Whether the organisation has at least one settled request."""
     async with database.read(tenant_id) as connection:
         found = await connection.execute(select(exists().where(usage.c.tenant_id == tenant_id)))
         return bool(found.scalar_one())

@@ -27,7 +27,7 @@ from tenants.changes import announce
 log = logging.getLogger(__name__)
 
 DRAIN_S = 5
-"""Open pages get this long to end; a browser reconnects by itself after a restart."""
+"""Seconds that open pages have to end; browsers reconnect after a restart."""
 
 _OPEN_PAGES = Gauge(
     "penstock_console_open_pages", "Pages held in memory: open tabs, and closed ones for a few seconds."
@@ -36,11 +36,11 @@ _TASKS = Gauge("penstock_console_tasks", "Tasks of the event loop; returns to it
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its habit of raising the signal again after the drain: a told stop is a success."""
+    """uvicorn that does not raise the signal again after the drain, so that a requested stop exits with 0."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Let SIGTERM and SIGINT start the drain."""
+        """Start the drain on SIGTERM and SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)
@@ -48,7 +48,7 @@ class _Server(uvicorn.Server):
 
 
 def main(settings: Settings) -> int:
-    """Serve the console until a signal ends it. Returns the exit status."""
+    """Serve the console until SIGTERM or SIGINT. Returns the exit status: 2 when a setting is missing."""
     setup_logging("console", settings.log_level)
     for name in ("database_url", "redis_url"):
         if not getattr(settings, name):

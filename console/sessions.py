@@ -1,8 +1,8 @@
-"""Console sessions: random tokens in a cookie, the session itself in Redis under a keyed hash of the token.
+"""Console sessions: a random token in a cookie, the session in Redis under an HMAC of the token.
 
-Redis never sees a token, so reading Redis does not let anyone sign in. Signing in always makes a new token.
-A session ends by signing out, after an hour without a page or an act, after twelve hours in any case, and when its
-person is disabled. The role is read afresh for every page and act, so a change of role holds at once.
+Redis never holds a token, so its content is not enough to sign in. Every sign-in creates a new token.
+A session ends on sign-out, after IDLE_TIMEOUT_S without a page or an action, after MAX_AGE_S, and when its person is
+disabled. The role is read for every page and action, so that a change of role applies at once.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ from core.clock import Clock
 from core.db import Database
 
 IDLE_TIMEOUT_S = 3600
-"""A session unused for this long ends."""
+"""Seconds without use after which a session ends."""
 MAX_AGE_S = 12 * 3600
-"""No session lives longer."""
+"""Seconds after sign-in at which a session ends."""
 TOKEN_CHARS_MAX = 128
 _PREFIX = "penstock:console:session:"
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    """A session as Redis holds it."""
+    """A session as stored in Redis."""
 
     user_id: UUID
     email: str
@@ -36,7 +36,7 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Who is signed in, with the role of this moment."""
+    """The signed-in person with the present role."""
 
     actor: Actor
     email: str
@@ -55,18 +55,18 @@ class SessionStore:
         return _PREFIX + hmac.new(self._secret, token.encode(), hashlib.sha256).hexdigest()
 
     async def open(self, actor: Actor) -> str:
-        """Start a session of a user and return its token: the cookie's value."""
+        """Start a session of a user (an actor with a user id) and return its token, the cookie's value."""
         token = secrets.token_urlsafe(32)
         stored = _Stored(UUID(actor.id), actor.label, self._clock.now().timestamp())
         await self._redis.set(self._key(token), msgspec.json.encode(stored), ex=IDLE_TIMEOUT_S)
         return token
 
     async def is_alive(self, token: str) -> bool:
-        """Whether the session of `token` still stands; does not count as use."""
+        """Whether the session of `token` exists; does not restart the idle time."""
         return await self._stored(token) is not None
 
     async def use(self, token: str) -> Session | None:
-        """The session of `token` for a page or an act, or None; restarts the idle time."""
+        """The session of `token`, or None when it has ended or its person is disabled. Restarts the idle time."""
         found = await self._stored(token)
         if found is None:
             return None
@@ -89,5 +89,5 @@ class SessionStore:
         return (stored, left_s) if left_s > 0 else None
 
     async def end(self, token: str) -> None:
-        """Forget the session of `token`."""
+        """Delete the session of `token`."""
         await self._redis.delete(self._key(token))

@@ -1,4 +1,4 @@
-"""Minutes of activity as an even series for charts: gaps filled, minutes gathered into longer steps."""
+"""Resamples activity by minute into evenly spaced points for charts."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -10,7 +10,7 @@ from billing.reports.activity import Minute
 
 
 class Point(msgspec.Struct):
-    """One step of a chart."""
+    """One point of a chart."""
 
     at: datetime
     requests: int = 0
@@ -19,12 +19,12 @@ class Point(msgspec.Struct):
     cost: Decimal = Decimal(0)
     """US dollars, exact."""
     ttft_p50_ms: int | None = None
-    """Of the step's worst minute: percentiles cannot be averaged."""
+    """Median time to first token of the point's slowest minute, because percentiles cannot be averaged."""
     ttft_p95_ms: int | None = None
 
 
 def resample(minutes: Sequence[Minute], since: datetime, now: datetime, step_minutes: int) -> list[Point]:
-    """Every step from `since` to `now`, with what happened in its minutes; the running one only once it has some."""
+    """One point per `step_minutes` from `since` to `now`; the last point only when it has requests."""
     start = since.replace(second=0, microsecond=0)
     step = timedelta(minutes=step_minutes)
     points = [Point(at=start + number * step) for number in range((now - start) // step + 1)]

@@ -1,4 +1,4 @@
-"""Who looks at a page, and the one way its handlers run: session checked, errors told, nothing half-shown."""
+"""The viewer of a page, and the wrappers of its handlers, which check the session and show errors."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ PLATFORM_ROLES = frozenset({"platform_admin", "finance"})
 TENANT_ROLES = frozenset({"tenant_owner", "tenant_developer", "tenant_viewer"})
 ADMIN_ROLES = frozenset({"platform_admin"})
 BILLING_ROLES = PLATFORM_ROLES
-"""May grant credit, set budgets and prices."""
+"""Roles that may grant credit and set budgets and prices."""
 
 
 class SignedOut(Exception):
@@ -59,25 +59,25 @@ class Viewer:
 
     @property
     def scope(self) -> UUID | None:
-        """What the viewer may read: one organisation, or None for all of them."""
+        """The organisation that the viewer may read; None = all."""
         return None if self.is_platform else self.tenant_id
 
     @property
     def tenant_id(self) -> UUID:
-        """The viewer's organisation; only tenant roles have one."""
+        """The viewer's organisation. Raises SignedOut for platform roles, which have none."""
         if self.actor.tenant_id is None:
             raise SignedOut
         return self.actor.tenant_id
 
     async def check(self) -> None:
-        """Before an act: raise SignedOut unless the session stands, and take over the role of this moment."""
+        """Check the session before an action and read the present role. Raises SignedOut."""
         session = await self._sessions.use(self._token)
         if session is None or session.actor.id != self.session.actor.id:
             raise SignedOut
         self.session = session
 
     def act(self, handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
-        """Wrap an event handler: the session must stand, and whatever goes wrong becomes a sentence on the page."""
+        """Wrap an event handler: check the session first, and show errors as messages on the page."""
 
         async def run(*args: Any) -> None:
             try:
@@ -94,7 +94,7 @@ class Viewer:
         return run
 
     def live(self, interval_s: float, refresh: Callable[[], Awaitable[None]]) -> ui.timer:
-        """Run `refresh` every `interval_s` while the page is open; ends with the page and with the session."""
+        """Run `refresh` every `interval_s` seconds until the page closes or the session ends."""
         failing = False
 
         async def tick() -> None:
@@ -118,12 +118,12 @@ class Viewer:
 
 
 def toast_ok(message: str) -> None:
-    """Say that an act is done."""
+    """Show a confirmation for 4 s."""
     ui.notify(message, position="bottom-right", classes="toast-ok", timeout=4000, attrs={"role": "status"})
 
 
 def toast_error(message: str) -> None:
-    """Say what went wrong; stays until dismissed or for ten seconds."""
+    """Show an error until dismissed, at most 10 s."""
     ui.notify(
         message,
         position="bottom-right",

@@ -1,4 +1,4 @@
-"""Words, cards, numbers, notices: the static parts of a page."""
+"""The static parts of a page: text, cards, numbers, notices."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class Text(TextElement):
 
 
 def box(tag: str = "div", classes: str = "", **attributes: str) -> Element:
-    """An HTML element to put others in; attribute names take dashes for underscores."""
+    """An HTML element that contains others. Underscores in attribute names become dashes."""
     element = ui.element(tag)
     if classes:
         element.classes(classes)
@@ -33,18 +33,18 @@ def box(tag: str = "div", classes: str = "", **attributes: str) -> Element:
 
 
 def icon(name: str) -> None:
-    """A decorative icon from the outlined set."""
+    """A decorative icon of the outlined set of Material Icons."""
     ui.icon(f"o_{name}")
 
 
 def formatted(value: Formatted, tag: str = "span", classes: str = "num") -> Text:
-    """A formatted value with its exact form on hover."""
+    """A formatted value with its exact form as the tooltip."""
     return Text(tag, value.text, classes, value.exact)
 
 
 @contextmanager
 def page_head(title: str, sub: str = "", *, crumb: tuple[str, str] | None = None) -> Iterator[None]:
-    """The page's headline; what is put inside becomes its row of actions."""
+    """The page's headline. Elements created inside form its row of actions."""
     with box("header", "page-head"):
         with box("div", "titles"):
             if crumb:
@@ -58,7 +58,7 @@ def page_head(title: str, sub: str = "", *, crumb: tuple[str, str] | None = None
 
 @contextmanager
 def card(title: str = "", sub: str = "", *, flush: bool = False) -> Iterator[Element]:
-    """A bordered surface with a headline; yields the headline's row of actions."""
+    """A bordered card with a headline; yields the headline's row of actions. `flush` removes the padding."""
     with box("section", "card"):
         actions = None
         if title:
@@ -73,7 +73,7 @@ def card(title: str = "", sub: str = "", *, flush: bool = False) -> Iterator[Ele
 
 
 class Stat:
-    """One number of a page with its name; `set` changes it in place."""
+    """A number with its label; `set` changes it in place."""
 
     def __init__(self, label: str, value: Formatted, hint: str = "") -> None:
         with box("section", "card stat"):
@@ -82,7 +82,7 @@ class Stat:
             self._hint = Text("div", hint, "hint")
 
     def set(self, value: Formatted, hint: str | None = None) -> None:
-        """Show another value."""
+        """Show another value. `hint` None keeps the present hint."""
         self._value.set_text(value.text)
         self._value.props["title"] = value.exact
         if hint is not None:
@@ -90,7 +90,7 @@ class Stat:
 
 
 def badge(label: str, tone: str = "idle", title: str = "") -> Text:
-    """A small state mark: a word and a dot, so that colour is never alone."""
+    """A state as a word with a coloured dot; colour never carries the meaning alone."""
     return Text("span", label, f"badge {tone}", title)
 
 
@@ -98,7 +98,7 @@ _NOTICE_ICONS = {"bad": "error", "warn": "warning", "ok": "check_circle", "info"
 
 
 def notice(tone: str, headline: str, body: str = "", href: str = "", link: str = "") -> None:
-    """A sentence the reader should not miss."""
+    """A highlighted message with an optional link. `tone` is bad, warn, ok, info or idle."""
     with box("div", f"notice {tone}", role="alert" if tone == "bad" else "status"):
         icon(_NOTICE_ICONS[tone])
         with box("div", "grow"):
@@ -110,7 +110,7 @@ def notice(tone: str, headline: str, body: str = "", href: str = "", link: str =
 
 
 def empty(icon_name: str, headline: str, body: str) -> None:
-    """What stands where there is no data yet, and what to do about it."""
+    """The placeholder of an empty list: that there is no data, and how to get some."""
     with box("div", "empty"):
         icon(icon_name)
         Text("b", headline)
@@ -118,7 +118,7 @@ def empty(icon_name: str, headline: str, body: str) -> None:
 
 
 def description_list(items: Sequence[tuple[str, Formatted | str]]) -> None:
-    """Names and values, two columns."""
+    """Names and values in two columns."""
     with box("dl", "facts"):
         for name, value in items:
             Text("dt", name)
@@ -129,7 +129,7 @@ def description_list(items: Sequence[tuple[str, Formatted | str]]) -> None:
 
 
 def meter(share: float | None, label: str) -> Element:
-    """A bar of how much of something is used; amber above 80 percent, red when full."""
+    """A usage bar for `share` (0 to 1; None = empty): amber above 80 percent, red when full."""
     width = 0.0 if share is None else max(0.0, min(1.0, share))
     tone = "bad" if width >= 1 else "warn" if width >= 0.8 else ""
     with box("div", f"bar {tone}", role="img", aria_label=label) as bar:
@@ -138,7 +138,7 @@ def meter(share: float | None, label: str) -> Element:
 
 
 def link_button(label: str, href: str, icon_name: str = "", *, download: bool = False) -> None:
-    """A link that looks like a button: navigation and downloads are links, acts are buttons."""
+    """A link styled as a button, for navigation and downloads; actions use real buttons."""
     with box("a", "linkbtn", href=href) as link:
         if download:
             link.props["download"] = ""
@@ -148,7 +148,7 @@ def link_button(label: str, href: str, icon_name: str = "", *, download: bool = 
 
 
 def copy_button(text: str, label: str = "Copy") -> None:
-    """Copies `text` in the browser."""
+    """A button that copies `text` to the clipboard."""
     button = ui.button(label, icon="o_content_copy", color=None).props("flat no-caps").classes("plain")
     button.props["data-copy"] = text
 
@@ -162,7 +162,7 @@ def code(text: str, *, label: str) -> None:
 
 
 def as_text(value: object) -> str:
-    """A JSON value in one line for people."""
+    """A JSON value as one readable line."""
     if value is None:
         return "none"
     if isinstance(value, str):

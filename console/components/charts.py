@@ -1,4 +1,4 @@
-"""Line and bar charts over time (ECharts, drawn in the browser from local files). Colours suit light and dark."""
+"""Line and bar charts over time (ECharts from local files). The colours suit the light and the dark theme."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -47,7 +47,7 @@ def _base() -> dict[str, Any]:
 
 
 class Chart:
-    """A time chart whose series can be replaced in place."""
+    """A time chart; `set` replaces its series in place."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Chart:
         self._chart.props["aria-label"] = label
 
     def set(self, times: Sequence[datetime], *series: Sequence[float | None]) -> None:
-        """Show `series`, one value per time each."""
+        """Show `series`: each has one value per entry of `times`; None leaves a gap."""
         for drawn, values in zip(self._chart.options["series"], series, strict=True):
             drawn["data"] = [
                 [int(at.timestamp() * 1000), value] for at, value in zip(times, values, strict=True)

@@ -1,4 +1,4 @@
-"""Dialogs: asking before an act, with a reason that goes to the audit log; forms; showing a secret once."""
+"""Dialogs: confirmation with a reason for the audit log, forms, and showing a secret once."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ def _frame(title: str, *, wide: bool = False) -> Iterator[Dialog]:
 
 
 def primary(label: str, on_click: Callable[[], object], *, danger: bool = False, icon: str = "") -> ui.button:
-    """The one button that does what a page or dialog is for."""
+    """The primary button of a page or dialog."""
     button = ui.button(label, on_click=on_click, icon=f"o_{icon}" if icon else None, color=None)
     return button.props("unelevated no-caps").classes("danger" if danger else "primary")
 
 
 def secondary(label: str, on_click: Callable[[], object], *, icon: str = "") -> ui.button:
-    """A button beside it."""
+    """A secondary button."""
     button = ui.button(label, on_click=on_click, icon=f"o_{icon}" if icon else None, color=None)
     return button.props("flat no-caps").classes("plain")
 
@@ -42,9 +42,9 @@ def text_input(label: str, value: str = "", *, hint: str = "", kind: str = "text
 async def confirm(
     viewer: Viewer, title: str, body: str, action: str, *, danger: bool = False, needs_reason: bool = True
 ) -> str | None:
-    """Ask before an act. Returns the reason given ("" when none is asked for), or None when cancelled.
+    """Ask for confirmation. Returns the reason ("" when `needs_reason` is false), or None when cancelled.
 
-    The session is checked again after the answer: a dialog may stay open for long.
+    Checks the session again after the answer, because a dialog may stay open for long. Raises SignedOut.
     """
     with _frame(title) as dialog:
         Text("p", body, "muted")
@@ -83,9 +83,10 @@ def form_dialog(
     sub: str = "",
     wide: bool = False,
 ) -> Iterator[Dialog]:
-    """A form in a dialog: put fields inside; `save` returns whether the dialog may close. Opens at once.
+    """A form in a dialog that opens at once; fields created inside belong to it.
 
-    `save` runs as an act of `viewer`: its errors are told and leave the form open.
+    `save` runs through `viewer.act` and returns whether the dialog may close. When it raises, the error is shown and
+    the form stays open.
     """
     with _frame(title, wide=wide) as dialog:
         if sub:
@@ -109,8 +110,8 @@ def form_dialog(
 
 
 def show_secret(title: str, body: str, secret: str, closed: Callable[[], object] | None = None) -> None:
-    """Show a secret that will not be shown again; stays until dismissed on purpose."""
-    # Outside of whatever form asked for it: that form is deleted while this stays open.
+    """Show a secret that cannot be shown again, until the user dismisses the dialog; then call `closed`."""
+    # Created outside the calling form, which is deleted while this dialog stays open.
     with ui.context.client.content, _frame(title) as dialog:
         dialog.props("persistent")
         Text("p", body, "muted")

@@ -1,4 +1,4 @@
-"""Saying that an act is done on a page that is loaded again because of it."""
+"""Flash messages: confirmations that survive a reload of the page."""
 
 import json
 
@@ -6,5 +6,5 @@ from nicegui import ui
 
 
 def reload_with(message: str) -> None:
-    """Load the page again, so that all of it shows what the act changed, and say `message` there (console.js)."""
+    """Reload the page, so that all parts show the change, and show `message` afterwards (static/console.js)."""
     ui.run_javascript(f"sessionStorage.setItem('penstock_done', {json.dumps(message)}); location.reload()")

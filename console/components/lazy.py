@@ -1,4 +1,4 @@
-"""Parts of a page that take long to find out: the page is sent first, they follow."""
+"""Lazy parts of a page: slow parts are drawn after the page has been sent."""
 
 from collections.abc import Awaitable, Callable
 
@@ -9,7 +9,7 @@ from console.viewer import Viewer
 
 
 def lazy(viewer: Viewer, placeholder: str, draw: Callable[[], Awaitable[None]]) -> None:
-    """Say `words` until `draw` has found out what to show; then what it draws stands here."""
+    """Show `placeholder` until `draw` has finished; what it draws replaces the placeholder."""
     place = box("div", "stack parts")
     with place:
         Text("p", placeholder, "muted waiting").props["role"] = "status"

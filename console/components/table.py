@@ -1,4 +1,4 @@
-"""The data table: sortable, filterable, paged; scrolls when wide, rows become cards on narrow screens."""
+"""The data table: sortable, filterable, paged. Wide tables scroll; on narrow screens rows become cards."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -40,13 +40,13 @@ _FILTER = (
 )
 
 Cell = dict[str, Any]
-"""What one cell shows, as the template above reads it."""
+"""The content of one cell, with the keys that `_CELL` reads."""
 Row = dict[str, Any]
-"""Column name -> Cell, and `id`: the text that acts on the row carry back."""
+"""Column name -> Cell, and `id`: the text that the row's actions pass to their handler."""
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One column: `numeric` aligns right with its sorting values."""
+    """One column. `numeric` aligns it right and sorts it by `Formatted.sort`."""
 
     name: str
     label: str
@@ -67,7 +67,7 @@ def cell(
 ) -> Cell:
     """A cell with a value: a link with `href`, a badge with `tone`, a second line with `sub`.
 
-    `wrap` is for sentences, `text` for names that may be long.
+    `wrap` is for sentences, `text` for names that may be long, `bar` a usage bar from 0 to 1.
     """
     made: Cell = (
         {"t": value} if isinstance(value, str) else {"t": value.text, "h": value.exact, "s": value.sort}
@@ -92,7 +92,7 @@ def cell(
 
 
 def actions_cell(actions: Sequence[tuple[str, str, str]], subject: str) -> Cell:
-    """Buttons of a row: (act, label, tone); `subject` names the row to those who cannot see it."""
+    """Buttons of a row: (action, label, tone). `subject` names the row for screen readers."""
     return {
         "acts": {
             act: {"id": act, "label": label, "tone": tone, "aria": f"{label} {subject}"}
@@ -114,7 +114,7 @@ def data_table(
     descending: bool = False,
     cards: bool = True,
 ) -> Table:
-    """A table of `rows`; `on_act(act, row id)` runs when a row's button is pressed (wrap it with `viewer.act`)."""
+    """A table of `rows`. A row's button calls `on_action(action, row id)`, which must be wrapped with `viewer.act`."""
     pagination: dict[str, Any] = {"rowsPerPage": page_size}
     if sort_by:
         pagination |= {"sortBy": sort_by, "descending": descending}
@@ -154,7 +154,7 @@ def data_table(
 
 
 def set_rows(table: Table, rows: list[Row]) -> None:
-    """Replace the rows, keeping sort order and page; unchanged rows are not sent again."""
+    """Replace the rows, keeping sort order and page. Does nothing when the rows are unchanged."""
     if table.rows == rows:
         return
     table.rows = rows
@@ -162,5 +162,5 @@ def set_rows(table: Table, rows: list[Row]) -> None:
 
 
 def _fit_pagination(table: Table, page_size: int) -> None:
-    """No pager where everything fits on one page."""
+    """Hide the pager when all rows fit on one page."""
     table.props["hide-pagination"] = bool(table.rows) and len(table.rows) <= page_size

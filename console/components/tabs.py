@@ -1,4 +1,4 @@
-"""Tabs whose choice lives in the address: each is a link, and only the chosen one is drawn."""
+"""Tabs that the address selects: each tab is a link, and only the selected one is drawn."""
 
 from collections.abc import Mapping
 from urllib.parse import urlencode
@@ -9,13 +9,13 @@ from console.components.base import Text, box
 
 
 def chosen_tab(params: QueryParams, tabs: Mapping[str, str]) -> str:
-    """The tab that the address names, else the first one."""
+    """The tab of the address's `tab` parameter, else the first tab."""
     name = params.get("tab", "")
     return name if name in tabs else next(iter(tabs))
 
 
 def link_tabs(path: str, tabs: Mapping[str, str], current: str, *, label: str, **keep: str) -> None:
-    """One link per tab; `keep` stays in the address, such as the month that all of them show."""
+    """One link per tab. `keep` holds query parameters that every link carries, such as the month."""
     with box("nav", "link-tabs", aria_label=label):
         for name, words in tabs.items():
             query = urlencode({"tab": name, **{key: value for key, value in keep.items() if value}})

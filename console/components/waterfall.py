@@ -1,4 +1,4 @@
-"""A waterfall: what lies between two amounts, step by step. Exact amounts are in a table beside it, never here."""
+"""A waterfall chart of the steps between two amounts. It rounds: exact amounts belong in a table beside it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _UP, _DOWN, _TOTAL = PALETTE[3], PALETTE[4], PALETTE[0]
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A column: a whole amount from zero, or a change from where the last column ended."""
+    """A column: a total that starts at zero, or a change that starts where the previous column ended."""
 
     name: str
     amount: Formatted
@@ -24,7 +24,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def bars(steps: Sequence[Step]) -> list[tuple[float, float]]:
-    """From where to where each column reaches; only draws, amounts stay exact elsewhere."""
+    """(start, end) of each column in dollars, as floats for drawing only."""
     reached = 0.0
     found = []
     for step in steps:
@@ -35,7 +35,7 @@ def bars(steps: Sequence[Step]) -> list[tuple[float, float]]:
 
 
 def waterfall(steps: Sequence[Step], *, label: str) -> None:
-    """Draw the columns with their amounts; a column that crosses zero is drawn on both sides of it."""
+    """Draw the columns with their amounts. A column that crosses zero consists of two bars."""
     base: list[float] = []
     above: list[dict[str, Any]] = []
     below: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Budgets and alerts: what is watched, who is told, and what was told; for the platform also what did not arrive."""
+"""Budgets and alerts: rules, endpoints and sent notices; for platform roles also undelivered notices."""
 
 from uuid import UUID
 
@@ -22,7 +22,7 @@ TABS = {
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the viewer's own, or for the platform's people everybody's."""
+    """Draw the alerts of the viewer's organisation; for platform roles those of all organisations."""
     with page_head("Alerts", "Budgets, low balances, and who hears of them by e-mail or webhook."):
         pass
     if not viewer.is_platform:
@@ -42,7 +42,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 async def alerts_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """Everything of one organisation."""
+    """Draw rules, endpoints and notices of one organisation."""
     await AlertRulesPanel(console, viewer, tenant_id).draw()
     await EndpointsPanel(console, viewer, tenant_id).draw()
     await _own_notices(console, viewer, tenant_id)
@@ -61,7 +61,7 @@ async def _own_notices(console: Console, viewer: Viewer, tenant_id: UUID | None)
 
 
 async def _unsent(console: Console, viewer: Viewer, tab: str, names: dict[UUID, str]) -> None:
-    """What did not leave, or did not arrive."""
+    """Draw the mail kept without an SMTP server, or the undelivered notices."""
     database, actor = console.database, viewer.actor
     if tab == "outbox":
         found = await admin_alerts.list_outbox(database, actor)

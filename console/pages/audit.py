@@ -17,7 +17,7 @@ from console.viewer import Viewer
 from tenants.views import AuditEntry
 
 PAGE_ROWS = 500
-"""How far back one look goes; filters narrow it on the server."""
+"""Rows per page view; the filters apply on the server."""
 _COLUMNS = (
     Column("at", "When"),
     Column("actor", "Who"),
@@ -102,7 +102,7 @@ def audit_rows(console: Console, entries: Sequence[AuditEntry], names: dict[str,
 
 
 def show_entry(entry: AuditEntry, names: dict[str, str]) -> None:
-    """One entry whole: what stood before and what stands after, field by field."""
+    """Show one entry in a dialog, with the state before and after by field."""
     with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
         Text("h2", words(entry.action).capitalize())
         description_list(

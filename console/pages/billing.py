@@ -1,4 +1,4 @@
-"""Billing of a customer: what is left and how to have more, papers, payments, and the terms that apply."""
+"""Billing of a customer: credit and how to buy it, documents, payments, and the terms in effect."""
 
 from uuid import UUID
 
@@ -24,7 +24,7 @@ TABS = {
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the viewer's own account."""
+    """Draw the account of the viewer's organisation."""
     tenant_id = viewer.tenant_id
     tab = chosen_tab(request.query_params, TABS)
     with page_head("Billing", "Your organisation's credit, papers and prices, in US dollars without tax."):
@@ -42,7 +42,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 async def _credit(console: Console, viewer: Viewer, tenant_id: UUID, request: Request) -> None:
-    """What is left, and how to have more."""
+    """Draw the credit left and the ways to buy more."""
     paid = _uuid(request.query_params.get("topup", ""))
     if paid is not None:
         await TopupResult(console, viewer, tenant_id, paid).draw()

@@ -1,4 +1,4 @@
-"""Finance: the margin and why it moved, what GPUs cost, the books, exports."""
+"""Finance: margin and its changes, GPU cost, the books, exports."""
 
 from uuid import UUID
 
@@ -23,7 +23,7 @@ TABS = {"margin": "Margin", "provider": "GPU cost", "books": "Books", "exports":
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the tab that the address names, of the month that it names."""
+    """Draw the tab and the month that the address selects."""
     periods = await admin_periods.list_periods(console.database, viewer.actor)
     month = known_month(request.query_params.get("month", ""), periods) or parse_month(periods[0].month)
     tab = chosen_tab(request.query_params, TABS)
@@ -41,11 +41,11 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 def add_export_download(app: FastAPI, console: Console) -> None:
-    """Register the files of scheduled exports; the gate lets platform roles below /finance only."""
+    """Register the download of export files; AccessMiddleware admits only platform roles below /finance."""
 
     @app.get("/finance/exports/{run_id}")
     async def export_file(request: Request, run_id: str) -> Response:
-        """One file as it was written, checked against its checksum."""
+        """The file of one export run, verified against its checksum."""
         viewer: Viewer = request.state.viewer
         try:
             found = await admin_exports.fetch(

@@ -1,4 +1,4 @@
-"""Home of a customer: four steps to the first answer, with code that works when pasted, and the keys below."""
+"""Home page of a customer: four steps to the first response with ready-to-run code, and the API keys."""
 
 import asyncio
 from decimal import Decimal
@@ -36,7 +36,7 @@ print(answer.choices[0].message.content)"""
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the checklist of the viewer's own organisation."""
+    """Draw the checklist of the viewer's organisation."""
     tenant_id = viewer.tenant_id
     tenant, keys, account, called = await asyncio.gather(
         admin_tenants.get_tenant(console.database, viewer.actor, tenant_id=tenant_id),
@@ -78,7 +78,7 @@ def _credit(available_usd: str | None) -> str:
 
 
 def _step(number: int, title: str, done: bool, body: str) -> ui.element:
-    """One step of the list; returns the place below its text."""
+    """One step of the list; returns the container below its text."""
     with box("li", "done" if done else ""):
         with box("span", "mark", aria_label="Done" if done else f"Step {number}"):
             if done:

@@ -1,4 +1,4 @@
-"""One invoice: its lines, the requests behind each of them, credit notes, and what may be done with it."""
+"""One invoice: its lines, the requests behind each line, credit notes, and the actions on it."""
 
 from datetime import datetime
 from uuid import UUID
@@ -18,7 +18,7 @@ from console.panels.invoices import TONES
 from console.viewer import Viewer
 
 TRACE_ROWS = 100
-"""Requests of one look; the button below them asks for more."""
+"""Requests loaded at a time."""
 _TRACED = ("usage", "late_usage")
 _LINES = (
     Column("line", "Line", sortable=False),
@@ -45,7 +45,7 @@ _PAYS = {"invoice": "what is open", "balance": "the customer's balance", "refund
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the invoice named in the path; a tenant role finds its own organisation's only."""
+    """Draw the invoice of the path. A tenant role finds only invoices of its own organisation. Raises NotFound."""
     detail = await admin_invoices.show_invoice(
         console.database, viewer.actor, ref=str(request.path_params["ref"])
     )
@@ -132,7 +132,7 @@ def _lines(console: Console, viewer: Viewer, detail: InvoiceDetail) -> None:
 
 
 def line_row(line: LineView) -> Row:
-    """A table's row of one line; usage leads to its requests."""
+    """The table row of one invoice line; usage lines get a button that shows their requests."""
     what = line.model or words(line.kind).capitalize()
     parts = (line.token_class, line.tier, f"price {line.price_version}" if line.price_version else "")
     sub = ", ".join(words(part) for part in parts if part)
@@ -150,7 +150,7 @@ def line_row(line: LineView) -> Row:
 
 
 async def _open_trace(console: Console, viewer: Viewer, line: LineView) -> None:
-    """The requests behind a line, page by page; their exact amounts add up to the line's."""
+    """Show the requests behind a line page by page. Their exact amounts add up to the line's amount."""
     with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
         dialog.props["aria-label"] = "Requests behind the line"
         Text("h2", "Requests behind the line")
@@ -183,7 +183,7 @@ async def _open_trace(console: Console, viewer: Viewer, line: LineView) -> None:
 
 
 def trace_rows(page: TracePage, now: datetime) -> list[Row]:
-    """Rows of a line's requests."""
+    """Table rows of a line's requests."""
     return [
         {
             "id": str(one.request_id),

@@ -1,4 +1,4 @@
-"""Models and prices: what is offered, what it costs now and later, for everyone and by contract."""
+"""Models, and list and contract prices: current, scheduled and ended."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from scheduler.wire import PoolSnapshot
 from workers.wire import ReplicaState
 
 REFUSED_LOOKBACK = timedelta(days=7)
-"""How far back requests are told that were refused for want of a price."""
+"""Period of the notice on requests that were refused because their model had no price."""
 STATUS_TONES = {"active": "ok", "deprecated": "warn", "retired": "idle"}
 _COLUMNS = (
     Column("name", "Model"),
@@ -37,7 +37,7 @@ _COLUMNS = (
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw models, then the price books."""
+    """Draw the models and the price books."""
     page = _ModelsPage(console, viewer)
     await page.read()
     with page_head("Models and prices", "US dollars per million tokens. Times are UTC."):
@@ -70,7 +70,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 def unpriced(models: list[str], prices: list[PriceView], now: datetime) -> list[str]:
-    """Models offered without a list price in force: their requests are refused, never free."""
+    """Offered models without a list price in effect at `now`; their requests are refused."""
     priced = {
         price.model
         for price in prices
@@ -80,12 +80,12 @@ def unpriced(models: list[str], prices: list[PriceView], now: datetime) -> list[
 
 
 def offered(models: Sequence[ModelView]) -> list[str]:
-    """Names of models that customers can call and that need a price of their own."""
+    """Names of the models that customers can call, without aliases, which have no price of their own."""
     return [model.name for model in models if model.status != "retired" and not model.alias_of]
 
 
 class _ModelsPage:
-    """Two tables over the same reads."""
+    """The tables of models and of prices, which share one read."""
 
     def __init__(self, console: Console, viewer: Viewer) -> None:
         self.console = console
@@ -96,7 +96,7 @@ class _ModelsPage:
         self.price_table: ui.table
 
     async def read(self) -> None:
-        """Read models, prices and the names of tenants."""
+        """Read models, prices, refused traffic and the names of tenants."""
         database, actor = self.console.database, self.viewer.actor
         since = self.console.clock.now() - REFUSED_LOOKBACK
         self.models, self.prices, tenants, self.refused = await asyncio.gather(
@@ -145,17 +145,17 @@ class _ModelsPage:
         return price_rows(self.prices, self.console.clock.now(), self.tenants, with_acts=self.viewer.may_bill)
 
     async def price_act(self, act: str, row: str) -> None:
-        """End or withdraw the version of a row."""
+        """End or withdraw the price version of a row."""
         price = next((one for one in self.prices if str(one.id) == row), None)
         if price is not None and await end_or_withdraw(self.console, self.viewer, price, act):
             await self.reload()
 
     def unpriced_models(self) -> list[str]:
-        """Models offered that have no price."""
+        """Offered models that have no price."""
         return unpriced(offered(self.models), self.prices, self.console.clock.now())
 
     def show_unpriced(self) -> None:
-        """Say which models have no price."""
+        """Show a notice for models without a price."""
         self.alerts.clear()
         with self.alerts:
             for name in self.unpriced_models():

@@ -1,4 +1,4 @@
-"""Overview: what is wrong first, then how much is going on and what it earns."""
+"""Overview: problems first, then activity and revenue."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -24,11 +24,11 @@ from workers.wire import ReplicaState
 REFRESH_S = 5.0
 WINDOWS = {1: "Last hour", 6: "Last 6 hours", 24: "Last 24 hours"}
 STEP_MINUTES = {1: 1, 6: 5, 24: 20}
-"""Hours of the window -> minutes of a point."""
+"""Hours of the window -> minutes per chart point."""
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the page and keep it fresh."""
+    """Draw the page and refresh it periodically."""
     page = _Overview(console, viewer)
     with page_head("Overview", "The platform at a glance. Times are UTC."):
         page.window = ui.select(WINDOWS, value=1).props("outlined dense options-dense")
@@ -42,7 +42,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 class _Overview:
-    """Alerts, numbers, charts; all replaced in place."""
+    """Alerts, numbers and charts, which refreshes replace in place."""
 
     def __init__(self, console: Console, viewer: Viewer) -> None:
         self.console = console
@@ -53,7 +53,7 @@ class _Overview:
         self.states: dict[ReplicaState, int] | None = None
 
     def draw(self) -> None:
-        """Put the empty parts on the page."""
+        """Create the empty parts of the page."""
         self.alerts = box("div", "stack")
         with box("div", "grid stats"):
             self.requests = Stat("Requests", Formatted("–"))
@@ -82,7 +82,7 @@ class _Overview:
             self.state_row = box("div", "row-line")
 
     async def refresh(self) -> None:
-        """Read everything again and show it."""
+        """Read all figures and show them."""
         now = self.console.clock.now()
         since = now - timedelta(hours=int(self.window.value))
         seen, missing = await asyncio.gather(self._activity(since), self._unpriced())

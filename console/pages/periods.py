@@ -1,4 +1,4 @@
-"""Billing for the platform's people: months and their close, invoices, payments, adjustments and corrections."""
+"""Billing for platform roles: months and their close, invoices, payments, adjustments and corrections."""
 
 from datetime import date
 
@@ -27,7 +27,7 @@ TABS = {
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the tab that the address names, of the month that it names."""
+    """Draw the tab and the month that the address selects."""
     periods = await admin_periods.list_periods(console.database, viewer.actor)
     month = chosen_month(request.query_params.get("month", ""), periods)
     tab = chosen_tab(request.query_params, TABS)
@@ -52,18 +52,18 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 def known_month(text: str, periods: list[Period]) -> date | None:
-    """The month that an address names, when there is one."""
+    """The first day of the month `text` (YYYY-MM) when it is among `periods`, else None."""
     return parse_month(text) if text in {one.month for one in periods} else None
 
 
 def chosen_month(text: str, periods: list[Period]) -> date:
-    """The month that an address names; else the oldest that has ended and is open, else the present one."""
+    """The month `text` (YYYY-MM); else the oldest ended month that is still open, else the present month."""
     waiting = [one.month for one in periods[1:] if one.status != "closed"]
     return known_month(text, periods) or parse_month(waiting[-1] if waiting else periods[0].month)
 
 
 def month_select(periods: list[Period], month: date, path: str, tab: str) -> None:
-    """The choice of a month; another one loads the page of it."""
+    """A selection of months; changing it loads the page of that month."""
     names = {one.month: f"{one.month} · {one.status}" for one in periods}
     field = ui.select(
         names,

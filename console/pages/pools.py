@@ -1,4 +1,4 @@
-"""Pools, live: hosts and replicas as the scheduler sees them, refreshed every second and a half."""
+"""Pools: live hosts and replicas as the scheduler reports them."""
 
 from datetime import UTC, datetime
 
@@ -19,7 +19,7 @@ from workers.wire import ReplicaState, ReplicaStatus
 
 REFRESH_S = 1.5
 STALE_HOST_S = 5.0
-"""A host that has not sent a heartbeat for this long is not trusted any more."""
+"""A host whose last heartbeat is older than this many seconds is shown as stale."""
 STATE_TONES = {
     ReplicaState.READY: "ok",
     ReplicaState.LOADING: "info",
@@ -34,7 +34,7 @@ _ACTIONS = {
     ReplicaState.ASLEEP: ("wake",),
     ReplicaState.FAILED: ("restart",),
 }
-"""State -> what may be done to a replica in it."""
+"""State of a replica -> actions that it allows."""
 _CONFIRMATIONS = {
     "drain": "It takes no new requests and finishes the {open} it has.",
     "resume": "It takes requests again.",
@@ -63,7 +63,7 @@ _HOST_COLUMNS = (
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the page and keep it fresh."""
+    """Draw the page and refresh it every REFRESH_S seconds."""
     tenants = await admin_tenants.list_tenants(console.database, viewer.actor)
     with page_head("Pools", "Engines as the scheduler sees them right now."):
         state = badge("", "ok")
@@ -119,7 +119,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 def problems(snapshot: PoolSnapshot, connected: bool) -> list[tuple[str, str]]:
-    """What somebody must look at: (headline, what it means), worst first. Also the top of the overview."""
+    """Problems that need attention as (headline, explanation), worst first. The overview shows them too."""
     found: list[tuple[str, str]] = []
     if not connected:
         found.append(
@@ -150,7 +150,7 @@ def problems(snapshot: PoolSnapshot, connected: bool) -> list[tuple[str, str]]:
 
 
 async def _command(console: Console, viewer: Viewer, action: str, replica_id: str) -> None:
-    """Ask, then tell the scheduler; the admin function checks the role and writes the audit row."""
+    """Confirm, then send the command to the scheduler. The admin function checks the role and writes the audit row."""
     replica = next(
         (one for one in console.scheduler.snapshot().replicas if one.replica_id == replica_id), None
     )

@@ -1,4 +1,4 @@
-"""Reconciliation: a month as gateway, ledger, invoices and Stripe tell it; what engines counted, down to requests."""
+"""Reconciliation: a month's figures by gateway, ledger, invoices and Stripe; engines' counters down to requests."""
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
@@ -25,7 +25,7 @@ from console.pages.periods import known_month
 from console.viewer import Viewer
 
 ROWS = 200
-"""Engines and requests of one look."""
+"""Rows shown of engines and of requests."""
 SOURCES = {
     "gateway": "Gateway, usage rows",
     "ledger": "Ledger",
@@ -66,7 +66,7 @@ _ENGINE_COLUMNS = (
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the chain of a month and the engines; with `?engine=`, one engine's stretches and requests."""
+    """Draw the cross-check of a month and the engines; with `?engine=`, one engine's intervals and requests."""
     boot_id = request.query_params.get("engine", "")
     if boot_id:
         await _EngineDetail(console, viewer, boot_id).draw()
@@ -109,7 +109,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 def unexplained_banner(engines: Sequence[EngineRow]) -> None:
-    """The banner of tokens that nothing explains and nobody has accepted."""
+    """The banner of unexplained tokens that are not accepted; draws nothing when there are none."""
     wrong = [one for one in engines if is_unexplained(one)]
     if not wrong:
         return
@@ -122,7 +122,7 @@ def unexplained_banner(engines: Sequence[EngineRow]) -> None:
 
 
 def is_unexplained(engine: EngineRow) -> bool:
-    """Whether something of it is unexplained and not accepted."""
+    """Whether the engine has unexplained tokens that are not accepted."""
     return bool(engine.unexplained_prompt or engine.unexplained_generation) and not engine.accepted
 
 
@@ -146,7 +146,7 @@ def _cross_check(month: date, rows: Sequence[CrossCheckRow], wrong: Sequence[Eng
 
 
 def cross_check_row(row: CrossCheckRow, *, is_red: bool = False) -> Row:
-    """One place's figures and whether they equal the gateway's; `is_red` = the engines leave tokens unexplained."""
+    """The row of one source, with whether it equals the gateway. `is_red`: engines leave tokens unexplained."""
     return {
         "id": row.source,
         "source": cell(SOURCES.get(row.source, row.source)),
@@ -175,7 +175,7 @@ def _verdict(row: CrossCheckRow) -> Cell:
 
 
 def engine_rows(engines: Sequence[EngineRow], now: datetime) -> list[Row]:
-    """Rows of engines, each a link to its stretches."""
+    """Table rows of engines, each with a link to its intervals."""
     rows: list[Row] = []
     for one in engines:
         unexplained = f"{one.unexplained_prompt:+,} in, {one.unexplained_generation:+,} out"
@@ -205,7 +205,7 @@ def engine_rows(engines: Sequence[EngineRow], now: datetime) -> list[Row]:
 
 
 class _EngineDetail:
-    """One engine: its stretches with a line for each cause, and the requests behind one of them."""
+    """One engine: its intervals with a line for each cause, and the requests behind one interval."""
 
     def __init__(self, console: Console, viewer: Viewer, boot_id: str) -> None:
         self.console = console
@@ -213,7 +213,7 @@ class _EngineDetail:
         self.boot_id = boot_id
 
     async def draw(self) -> None:
-        """Draw stretches and requests. Raises NotFound."""
+        """Draw intervals and requests. Raises NotFound."""
         stretches = await admin_reconcile.list_intervals(
             self.console.database, self.viewer.actor, boot_id=self.boot_id, limit=ROWS
         )
@@ -277,7 +277,7 @@ class _EngineDetail:
         }
 
     async def _trace(self, from_at: datetime | None) -> None:
-        """Show the requests of a stretch, or of all that do not come out."""
+        """Show the requests of the interval that begins at `from_at`, or of all unexplained intervals."""
         rows = await admin_reconcile.trace(
             self.console.database, self.viewer.actor, boot_id=self.boot_id, from_at=from_at, limit=ROWS
         )
@@ -316,7 +316,7 @@ class _EngineDetail:
 
 
 def trace_rows(rows: Sequence[TraceRow], tenants: dict[UUID, str], now: datetime) -> list[Row]:
-    """Rows of requests on an engine."""
+    """Table rows of requests on an engine."""
     return [
         {
             "id": f"{number}",

@@ -1,4 +1,4 @@
-"""One request: its steps, tokens times price by class, one sentence why, the bookings, and its signed receipt."""
+"""One request: its steps, tokens times price by class, the reason of its cost, bookings, and its signed receipt."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -36,7 +36,7 @@ _BOOKINGS = (
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the request named in the path; a tenant role finds its own organisation's only."""
+    """Draw the request of the path. A tenant role finds only requests of its own organisation. Raises NotFound."""
     wanted = uuid_or_none(str(request.path_params["request_id"]))
     if wanted is None:
         raise NotFound("There is no such request.")
@@ -80,7 +80,7 @@ def _list_hint(receipt: dict[str, Any]) -> str:
 
 
 def _cost(detail: RequestDetail) -> None:
-    """The arithmetic, line by line, and why."""
+    """Draw the cost calculation by token class, and its reason."""
     receipt = detail.receipt
     lines = receipt["classes"]
     version = f"Tokens times the price of version {receipt['price_version']}, pinned at admission."
@@ -114,7 +114,7 @@ def _class_row(line: dict[str, str]) -> Row:
 
 
 def _steps(one: RequestView, viewer: Viewer) -> None:
-    """When what happened, and who asked."""
+    """Draw the request's model, key, times and unbilled tokens."""
     with card("Steps"):
         known: list[tuple[str, Formatted | str]] = [
             ("Model", one.model),

@@ -1,4 +1,4 @@
-"""The newest requests of an organisation, with filters that live in the address."""
+"""The newest requests of an organisation; the address holds the filters."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -48,7 +48,7 @@ _COLUMNS = (
 
 
 class RequestFilters(msgspec.Struct, frozen=True):
-    """What is asked for."""
+    """The filters of the list."""
 
     tenant: str = ""
     key: str = ""
@@ -58,12 +58,12 @@ class RequestFilters(msgspec.Struct, frozen=True):
     before: str = ""
 
     def query_string(self) -> str:
-        """The choice as an address's query."""
+        """The filters as a query string."""
         return urlencode({name: value for name, value in msgspec.structs.asdict(self).items() if value})
 
 
 def uuid_or_none(text: str) -> UUID | None:
-    """An id of an address or a form; None for anything else."""
+    """`text` as an id; None when it is not one."""
     try:
         return UUID(text.strip())
     except ValueError:
@@ -71,7 +71,7 @@ def uuid_or_none(text: str) -> UUID | None:
 
 
 def read_filters(params: QueryParams, *, is_platform: bool) -> RequestFilters:
-    """The choice in an address; what it names wrongly is left out."""
+    """The filters of an address; invalid values are ignored."""
 
     def id_of(name: str) -> str:
         return str(uuid_or_none(params.get(name, "")) or "")
@@ -88,7 +88,7 @@ def read_filters(params: QueryParams, *, is_platform: bool) -> RequestFilters:
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the list of the address's choice."""
+    """Draw the requests that match the address's filters."""
     choice = read_filters(request.query_params, is_platform=viewer.is_platform)
     tenant_id = viewer.scope or uuid_or_none(choice.tenant)
     now = console.clock.now()
@@ -132,7 +132,7 @@ def _columns(*, with_tenant: bool) -> list[Column]:
 
 
 def request_rows(found: Sequence[RequestView], now: datetime, *, with_tenant: bool) -> list[Row]:
-    """Table rows of requests; `with_tenant` where several organisations are in view."""
+    """Table rows of requests; `with_tenant` adds the organisation."""
     rows = []
     for one in found:
         cached = one.cached_input_tokens / one.input_tokens if one.cached_input_tokens else None
@@ -155,7 +155,7 @@ def request_rows(found: Sequence[RequestView], now: datetime, *, with_tenant: bo
 
 
 async def _filters(console: Console, viewer: Viewer, choice: RequestFilters, tenant_id: UUID | None) -> None:
-    """The form above the list; "Show" loads the page of the new choice, or the request whose id was given."""
+    """The form above the list. "Show" loads the page with the new filters, or the request whose id was entered."""
     models, keys, tenants = await _options(console, viewer, tenant_id)
 
     def go() -> None:
@@ -198,7 +198,7 @@ def _select(options: dict[str, str], value: str, label: str) -> ui.select:
 async def _options(
     console: Console, viewer: Viewer, tenant_id: UUID | None
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Models, keys of the organisation in view, and organisations, each with "any" first."""
+    """Options for models, the organisation's keys, and organisations; the first of each is "any"."""
     database, actor = console.database, viewer.actor
     tenants = {"": "All tenants"}
     keys = {"": "Any key"}

@@ -1,4 +1,4 @@
-"""One organisation: money, projects and keys, limits, usage, and what was done to it."""
+"""One organisation: money, projects and keys, limits, usage, and its audit log."""
 
 import asyncio
 from uuid import UUID
@@ -39,7 +39,7 @@ _AUDIT_COLUMNS = (
     Column("acts", ""),
 )
 THROTTLE_REQUESTS_PER_MIN = 60
-"""Requests a minute of a throttled tenant."""
+"""Requests per minute of a throttled organisation."""
 THROTTLE_CONCURRENCY = 4
 _TABS = {
     "overview": "Overview",
@@ -53,7 +53,7 @@ _TABS = {
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the organisation named in the path."""
+    """Draw the organisation of the path. Raises NotFound."""
     tenant = await admin_tenants.get_tenant(console.database, viewer.actor, tenant_id=_path_id(request))
     with page_head(tenant.name, f"{tenant.slug} · {tenant.id}", crumb=("Tenants", "/tenants")):
         badge(tenant.status.capitalize(), STATUS_TONES.get(tenant.status, "idle"))
@@ -86,7 +86,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 async def _money(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """The terms that hold, adjustments that wait or are booked, and the prices."""
+    """Draw the contract, adjustments and prices."""
     await contract_panel(console, viewer, tenant_id)
     acts = box("div", "actions")
     place = box("div", "stack")
@@ -140,7 +140,7 @@ def _status_button(console: Console, viewer: Viewer, tenant: TenantView) -> None
 
 
 def _throttle_button(console: Console, viewer: Viewer, tenant: TenantView) -> None:
-    """Cap a tenant that hurts others, for an hour: less than a suspension, and it ends by itself."""
+    """The button that throttles the organisation for an hour."""
 
     async def throttle() -> None:
         reason = await confirm(
@@ -167,7 +167,7 @@ def _throttle_button(console: Console, viewer: Viewer, tenant: TenantView) -> No
 
 
 def _throttle_notice(console: Console, viewer: Viewer, tenant: TenantView) -> None:
-    """Say that a throttle is in force, with the way to lift it."""
+    """Show that a throttle is in effect, with a button that lifts it."""
     if not _throttled(console, tenant):
         return
 

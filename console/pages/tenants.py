@@ -1,4 +1,4 @@
-"""All organisations: status, money, spend; create one, suspend and resume."""
+"""All organisations with status, balance and spending; create, suspend and resume."""
 
 import asyncio
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ async def build(console: Console, viewer: Viewer, request: Request) -> None:
 
 
 class _TenantsPage:
-    """The list and what can be done from it."""
+    """The list and its actions."""
 
     def __init__(self, console: Console, viewer: Viewer) -> None:
         self.console = console
@@ -66,7 +66,7 @@ class _TenantsPage:
         self.table: ui.table
 
     async def rows(self) -> list[Row]:
-        """Read everything the table shows."""
+        """Read organisations and accounts, as table rows."""
         database, actor = self.console.database, self.viewer.actor
         tenants, accounts = await asyncio.gather(
             admin_tenants.list_tenants(database, actor), all_accounts(database)
@@ -113,7 +113,7 @@ class _TenantsPage:
             await self.reload()
 
     async def create(self) -> None:
-        """Ask for a name and make the tenant with its first project and account."""
+        """Open the form that creates an organisation with its first project and account."""
 
         async def save() -> bool:
             if not name.value.strip():
@@ -140,7 +140,7 @@ class _TenantsPage:
 
 
 def available(account: AccountView | None) -> Formatted:
-    """What new requests may still reserve."""
+    """The amount that new requests may still hold."""
     if account is not None and account.available_usd is None:
         return Formatted("No bound", "Postpaid without a credit limit or budget", float("inf"))
     return money(account.available_usd if account else None)
@@ -151,7 +151,7 @@ def _held(account: AccountView | None) -> str:
 
 
 async def change_status(console: Console, viewer: Viewer, tenant: TenantView, *, suspend: bool) -> bool:
-    """Ask for the reason, then suspend or resume. Returns whether it was done."""
+    """Confirm with a reason, then suspend or resume. Returns False when cancelled."""
     if suspend:
         reason = await confirm(
             viewer,

@@ -1,4 +1,4 @@
-"""The usage report: what was used and what it cost, grouped at will, beside the ledger, and as files to take away."""
+"""The usage report: usage and cost by chosen groups, compared with the ledger, and as downloads."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -37,11 +37,11 @@ from console.periods import PERIODS, Period
 from console.viewer import Viewer, toast_error
 
 MAX_LINES = 2_000
-"""Lines on the page; files have all of them."""
+"""Lines shown on the page; downloads have all lines."""
 
 
 async def build(console: Console, viewer: Viewer, request: Request) -> None:
-    """Draw the report of the address's choice."""
+    """Draw the report that the address selects."""
     choice = read_options(request.query_params, is_platform=viewer.is_platform)
     today = console.clock.now().date()
     problem = ""
@@ -88,7 +88,7 @@ def _report(console: Console, viewer: Viewer, query: ReportQuery) -> Awaitable[l
 
 
 def _downloads(choice: ReportOptions) -> None:
-    """The report as files, and the charges in the form of the FinOps Foundation."""
+    """Links to the report as files, and to the charges in the FinOps Foundation's FOCUS format."""
     for name in ("csv", "json", "xlsx", "parquet"):
         label = {"xlsx": "Excel", "parquet": "Parquet"}.get(name, name.upper())
         link_button(label, f"/usage/download?{choice.query_string(format=name)}", "download", download=True)
@@ -97,7 +97,7 @@ def _downloads(choice: ReportOptions) -> None:
 
 
 async def _filters(console: Console, viewer: Viewer, choice: ReportOptions, problem: str) -> None:
-    """The form above the report; "Apply" loads the page of the new choice."""
+    """The form above the report. "Apply" loads the page with the new options."""
     tenants = {"": "All tenants"}
     if viewer.is_platform:
         listed = await admin_tenants.list_tenants(console.database, viewer.actor)
@@ -146,7 +146,7 @@ async def _filters(console: Console, viewer: Viewer, choice: ReportOptions, prob
 
 
 def _summary(sums: Totals, *, is_platform: bool) -> None:
-    """The totals, and for the platform whether they are the ledger's."""
+    """Draw the totals, for platform roles with their comparison to the ledger."""
     total = sums.totals
     cached = total.cached_input_tokens / total.input_tokens if total.input_tokens else None
     with box("div", "grid stats"):
@@ -174,7 +174,7 @@ def _below_list(total: ReportRow) -> str:
 
 
 def _ledger_line(sums: Totals) -> None:
-    """Report against ledger, as a sentence with a mark."""
+    """Draw whether the report's total equals the ledger's."""
     ledger = money(sums.ledger.revenue_usd)
     with box("p", f"ledger-line {'ok' if sums.equal else 'bad'}", role="status" if sums.equal else "alert"):
         icon("check_circle" if sums.equal else "cancel")
@@ -219,7 +219,7 @@ def _days(first: date, last: date) -> str:
 
 
 def _lines(rows: list[ReportRow], sums: Totals, choice: ReportOptions, viewer: Viewer) -> None:
-    """The lines with the totals row."""
+    """Draw the lines with the totals row."""
     if len(rows) > MAX_LINES:
         more = Formatted(f"{len(rows):,}").text
         notice("info", f"The first {MAX_LINES:,} of {more} lines", "Files and totals have all of them.")

@@ -1,4 +1,4 @@
-"""Asking for an adjustment of what a customer owes."""
+"""The form that requests an adjustment of a customer's account."""
 
 from collections.abc import Awaitable, Callable
 from uuid import UUID
@@ -26,7 +26,7 @@ def open_adjust_form(
     month: str = "",
     done: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Ask for amount, side, the month it corrects and the reason; book it or let it wait for a second person."""
+    """Open the form: amount in US dollars, sign, corrected month, reason. Above the limit it needs an approval."""
     limit = console.settings.approval_limit_usd
 
     async def save() -> bool:

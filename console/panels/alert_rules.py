@@ -1,4 +1,4 @@
-"""Budgets and low-balance marks: where each stands, and the forms that set them."""
+"""Budgets and low-balance alerts: their state, and the forms that set them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _COLUMNS = (
 
 
 def parse_thresholds(text: str) -> list[int]:
-    """Percentages as typed: "50, 80, 100". Raises ValueError with a sentence."""
+    """Sorted percentages (1 to 1000) from user input such as "50, 80, 100". Raises ValueError with a user message."""
     parts = [part.strip().removesuffix("%").strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 1 <= int(part[:6]) <= 1000 for part in parts):
         raise ValueError("Percentages with commas, such as 50, 80, 100.")
@@ -39,14 +39,14 @@ def parse_thresholds(text: str) -> list[int]:
 
 
 def used(rule: AlertView) -> float | None:
-    """What share of a budget is spent."""
+    """The spent share of a budget (1.0 = all of it); None for rules without an amount."""
     if rule.kind != "budget" or rule.amount_usd is None or not Decimal(rule.amount_usd):
         return None
     return float(Decimal(rule.current_usd) / Decimal(rule.amount_usd))
 
 
 class AlertRulesPanel:
-    """The budgets and marks of one organisation."""
+    """The budgets and low-balance alerts of one organisation."""
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID) -> None:
         self.console = console
@@ -58,12 +58,12 @@ class AlertRulesPanel:
         self.place: ui.element
 
     async def draw(self) -> None:
-        """Put the card on the page."""
+        """Create the card."""
         self.place = box("div", "stack")
         await self.reload()
 
     async def reload(self) -> None:
-        """Show the present state."""
+        """Read and show the present state."""
         database, actor = self.console.database, self.viewer.actor
         self.rules, projects, keys = await asyncio.gather(
             admin_alerts.list_alerts(database, actor, tenant_id=self.tenant_id),
@@ -127,7 +127,7 @@ class AlertRulesPanel:
         await self.reload()
 
     async def new_budget(self) -> None:
-        """Ask for what to watch, the amount and the percentages."""
+        """Open the form of a budget: scope, amount and percentages."""
         objects = {"tenant": "Whole organisation (thresholds only)"}
         objects |= {f"project {one}": f"Project {name}" for one, name in self.projects.items()}
         objects |= {f"key {one}": f"Key {name}" for one, name in self.keys.items()}
@@ -174,7 +174,7 @@ class AlertRulesPanel:
             amount.bind_visibility_from(watched, "value", backward=lambda value: value != "tenant")
 
     async def low_balance(self) -> None:
-        """Ask below which balance to tell."""
+        """Open the form of the low-balance alert: the amount below which it is sent."""
         present = next((one for one in self.rules if one.kind == "low_balance"), None)
 
         async def save() -> bool:
@@ -201,7 +201,7 @@ class AlertRulesPanel:
 
 
 def rule_cells(rule: AlertView, name: str) -> Row:
-    """The cells of a rule that every list shows."""
+    """The cells that all tables of rules share."""
     share = used(rule)
     fired = ", ".join(f"{one}%" for one in rule.fired)
     marks = ", ".join(f"{one}%" for one in rule.thresholds)
@@ -216,7 +216,7 @@ def rule_cells(rule: AlertView, name: str) -> Row:
 
 
 async def all_rules(console: Console, viewer: Viewer, names: dict[UUID, str]) -> None:
-    """Everybody's budgets and marks, for the platform's people; the fullest first."""
+    """Draw the rules of all organisations for platform roles, those with the highest used share first."""
     rules = await admin_alerts.list_alerts(console.database, viewer.actor)
     with card("Budgets and marks of all tenants", "Set them on a tenant's page.", flush=True):
         data_table(

@@ -1,4 +1,4 @@
-"""What people type: amounts and instants, made exact or refused with a sentence."""
+"""Parsers of amounts and instants that users type."""
 
 from datetime import UTC, datetime
 
@@ -6,7 +6,10 @@ from core.money import usd_to_pico
 
 
 def parse_usd(text: str, *, zero: bool = False) -> str:
-    """An amount as typed, such as "$1,250.50", as an exact decimal string. Raises ValueError with a sentence."""
+    """US dollars such as "$1,250.50" as an exact decimal string above 0 (`zero`: 0 too).
+
+    Raises ValueError with a user message.
+    """
     plain = text.strip().removeprefix("$").replace(",", "").strip()
     try:
         pico = usd_to_pico(plain)
@@ -18,9 +21,9 @@ def parse_usd(text: str, *, zero: bool = False) -> str:
 
 
 def parse_instant(text: str) -> datetime | None:
-    """A date or an instant as typed in UTC: `2026-12-01` or `2026-12-01 14:30`; empty = None.
+    """A UTC date or instant, `2026-12-01` or `2026-12-01 14:30`; None when empty.
 
-    Raises ValueError with a sentence for people.
+    Raises ValueError with a user message.
     """
     plain = text.strip().removesuffix("UTC").strip()
     if not plain:

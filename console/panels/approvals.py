@@ -1,4 +1,4 @@
-"""What waits for a second person, of every kind: adjustments, refunds, corrections. One's own cannot be decided."""
+"""Pending approvals of adjustments, refunds and corrections. Another person than the requester decides."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -18,7 +18,7 @@ from console.viewer import Viewer
 
 OWN_REQUEST = "You asked for this: another person has to decide it."
 ShowCorrection = Callable[[Console, Viewer, UUID, dict[UUID, str]], Awaitable[None]]
-"""Opens a correction, where it is decided after a look at its difference."""
+"""Opens the dialog of a correction, which contains the decision."""
 _COLUMNS = (
     Column("what", "What"),
     Column("tenant", "Tenant"),
@@ -30,14 +30,14 @@ _COLUMNS = (
 
 
 def favour(usd: str) -> str:
-    """Whom an adjustment is good for."""
+    """Whether an adjustment of `usd` credits or charges the customer, as text."""
     return "charges the customer" if usd.startswith("-") else "for the customer"
 
 
 async def approvals_panel(
     console: Console, viewer: Viewer, tenants: dict[UUID, str], show: ShowCorrection
 ) -> None:
-    """Draw the list with its acts; `show` opens a correction."""
+    """Draw the pending approvals with their actions; `show` opens a correction."""
     waiting = await admin_adjustments.list_approvals(console.database, viewer.actor)
     by_id = {str(one.id): one for one in waiting}
 
@@ -64,7 +64,7 @@ async def approvals_panel(
 
 
 async def _decide(console: Console, viewer: Viewer, one: Approval, *, approve: bool) -> None:
-    """Ask, then agree to an adjustment or a refund, or refuse it."""
+    """Confirm, then approve or reject an adjustment or a refund."""
     amount = money(one.facts["amount_usd"]).text
     effects = {
         "adjustment": f"{amount} is booked at once, dated now. It cannot be taken back; "

@@ -32,11 +32,11 @@ _DEFERRED = (
     Column("unused", "Unused", numeric=True),
 )
 MAX_LOTS = 1000
-"""Lots that the page lists; the command line writes all of them."""
+"""Lots listed on the page; the command line writes all of them."""
 
 
 async def books_panel(console: Console, viewer: Viewer, month: date) -> None:
-    """Draw the month's balance; the parts that read the whole ledger follow."""
+    """Draw the month's trial balance; the parts that read the whole ledger load lazily."""
 
     async def trial() -> None:
         start, end = bounds(month)
@@ -53,7 +53,7 @@ async def books_panel(console: Console, viewer: Viewer, month: date) -> None:
 
 
 def journal_address(month: date, format: str) -> str:
-    """Where the journal of a month is downloaded."""
+    """Path of the download of a month's journal."""
     last = date.fromordinal(next_month(month).toordinal() - 1)
     query = {"dataset": "journal", "period": "custom", "from": month, "to": last, "format": format}
     return f"/usage/download?{urlencode(query)}"
@@ -87,7 +87,7 @@ def _trial(month: date, balance: TrialBalance) -> None:
 
 
 def trial_rows(balance: TrialBalance) -> list[Row]:
-    """Rows of the chart of accounts, in its order."""
+    """Table rows of the trial balance, in the order of the chart of accounts."""
     return [
         {
             "id": line.account,
@@ -122,7 +122,7 @@ def _deferred(console: Console, lots: Sequence[DeferredLine]) -> None:
 
 
 def deferred_rows(lots: Sequence[DeferredLine], now: datetime) -> list[Row]:
-    """Rows of unused credit."""
+    """Table rows of unused credit by lot."""
     return [
         {
             "id": f"{lot.tenant_id} {lot.lot_id}",
@@ -139,7 +139,7 @@ def deferred_rows(lots: Sequence[DeferredLine], now: datetime) -> list[Row]:
 
 
 def _verification(console: Console, viewer: Viewer) -> None:
-    """The check of every invariant, on demand: it reads the whole ledger."""
+    """The button that verifies every invariant of the ledger; it runs on demand because it reads the whole ledger."""
 
     async def verify() -> None:
         button.disable()

@@ -1,4 +1,4 @@
-"""Adjustments and corrections: what waits for a second person, what was booked, and trying another price book."""
+"""Adjustments and corrections: pending approvals, booked changes, and dry runs under another price book."""
 
 from collections.abc import Sequence
 from datetime import date, datetime
@@ -26,7 +26,7 @@ TONES = {"requested": "warn", "approved": "ok", "rejected": "idle"}
 
 
 async def changes_panel(console: Console, viewer: Viewer, month: date, tenants: dict[UUID, str]) -> None:
-    """Draw what waits for a second person, then corrections and adjustments of the month."""
+    """Draw pending approvals, then the month's corrections and adjustments."""
     corrections = await admin_corrections.list_corrections(
         console.database, viewer.actor, month=month, limit=ROWS
     )
@@ -41,7 +41,7 @@ async def changes_panel(console: Console, viewer: Viewer, month: date, tenants: 
 def _corrections(
     console: Console, viewer: Viewer, month: date, found: Sequence[Correction], tenants: dict[UUID, str]
 ) -> None:
-    """Corrections of the month, and the form for another one."""
+    """Draw the month's corrections, with the form of a new one."""
 
     async def ask() -> None:
         await open_correction_form(console, viewer, month, tenants)
@@ -74,7 +74,7 @@ def _corrections(
 
 
 def correction_rows(found: Sequence[Correction], now: datetime) -> list[Row]:
-    """Rows of corrections."""
+    """Table rows of corrections."""
     return [
         {
             "id": str(one.id),
@@ -93,7 +93,7 @@ def correction_rows(found: Sequence[Correction], now: datetime) -> list[Row]:
 async def show_correction(
     console: Console, viewer: Viewer, correction_id: UUID, tenants: dict[UUID, str]
 ) -> None:
-    """One correction with its difference, and what may be done with it."""
+    """Show one correction in a dialog, with its differences and the actions on it. Raises NotFound."""
     found, lines = await admin_corrections.show_correction(
         console.database, viewer.actor, correction_id=correction_id
     )

@@ -1,4 +1,4 @@
-"""Closing a month: its checklist with what to do about each red line, its invoices, and the close itself."""
+"""Closing a month: the checklist with a remedy for each failed check, the invoices, and the close."""
 
 from collections.abc import Awaitable, Callable
 from datetime import date, datetime
@@ -37,7 +37,7 @@ TITLES = {
     "service_levels": "Service levels are measured",
     "stripe_equal": "Stripe equals our books",
 }
-"""What each check is called on the page; others show their own name."""
+"""Check -> its title; a check without a title shows its name."""
 _LINKS = {
     "drift": ("Look at the chain", "/reconciliation?month={month}"),
     "unpriced": ("Set prices", "/models"),
@@ -45,7 +45,7 @@ _LINKS = {
     "gpu_invoice": ("Enter invoice", "/finance?tab=provider&month={month}"),
     "earlier_months": ("Open billing", "/periods"),
 }
-"""Where a red check is mended, when that is a page."""
+"""Check -> the page on which its failure can be resolved."""
 _STRIPE = "stripe_equal"
 _MONTHS = (
     Column("month", "Month"),
@@ -56,7 +56,7 @@ _MONTHS = (
 
 
 def month_rows(periods: list[Period], now: datetime) -> list[Row]:
-    """A table's rows of months, each a link to its checklist."""
+    """Table rows of months, each with a link to its checklist."""
     return [
         {
             "id": period.month,
@@ -74,7 +74,7 @@ def _instant(text: str | None) -> datetime | None:
 
 
 def months_panel(console: Console, periods: list[Period]) -> None:
-    """All months and how far each is."""
+    """Draw all months with their status."""
     with card(
         "Months", "A closed month never changes; what arrives later is dated to its arrival.", flush=True
     ):
@@ -87,12 +87,12 @@ def months_panel(console: Console, periods: list[Period]) -> None:
 
 
 async def close_panel(console: Console, viewer: Viewer, period: Period, month: date) -> None:
-    """Draw the state of `month`, its checklist and the acts on it."""
+    """Draw the state of `month`, its checklist and the actions on it."""
     _Close(console, viewer, period, month).draw()
 
 
 class _Close:
-    """The checklist of one month and the buttons below it."""
+    """The checklist of one month with its actions."""
 
     def __init__(self, console: Console, viewer: Viewer, period: Period, month: date) -> None:
         self.console = console
@@ -102,7 +102,7 @@ class _Close:
         self.name = month_name(month)
 
     def draw(self) -> None:
-        """Put the card on the page; the checks follow when they are asked."""
+        """Create the card; the checks load lazily."""
         is_open = self.period.status != "closed"
         sub = "What must be true before the month is frozen." if is_open else "As it stood at the close."
         with card(f"Close of {self.name}", sub) as actions:
@@ -122,7 +122,7 @@ class _Close:
                     self.close.disable()
 
     async def _checks(self) -> None:
-        """Ask the checks and list them, the red ones first."""
+        """Run the checks and list them, failed checks first."""
         found = await admin_periods.check_period(self.console.database, self.viewer.actor, month=self.month)
         self._summary(found)
         with box("ul", "checklist checks"):
@@ -160,7 +160,7 @@ class _Close:
                     secondary("Compare now", self.viewer.act(self._compare), icon="sync")
 
     async def _compare(self) -> None:
-        """Ask Stripe for the month and keep what is found."""
+        """Compare the month with Stripe and store the result."""
         async with open_gateway(self.console.settings) as gateway:
             found = await admin_payments.compare(
                 self.console.database, self.viewer.actor, gateway, month=self.month
@@ -173,7 +173,7 @@ class _Close:
         self.progress.set_text(f"{done} of {total} tenants")
 
     async def _busy(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run an act that takes long, with its buttons out of reach."""
+        """Run a long action with the buttons disabled."""
         self.make.disable()
         self.close.disable()
         self.progress.set_text("Working…")

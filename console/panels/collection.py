@@ -1,4 +1,4 @@
-"""Stripe and payments: the comparison, what could not be sent, dunning, disputes, refunds, events that wait."""
+"""Stripe and payments: comparison, blocked sends, dunning, disputes, refunds, pending events."""
 
 from collections.abc import Sequence
 from datetime import date, datetime
@@ -18,16 +18,16 @@ from console.format import Formatted, count, moment, money, short_id, words
 from console.viewer import Viewer, toast_ok
 
 ROWS = 200
-"""The newest of each list; filters of the command line reach further back."""
+"""Rows of each list, the newest first; the command line reaches further back."""
 MAX_DIFFERENCES = 20
-"""Differences of a comparison that the page lists."""
+"""Differences of a comparison that are listed on the page."""
 DUNNING_TONES = {"current": "ok", "past_due": "warn", "suspended": "bad"}
 _DISPUTE_TONES = {"won": "ok", "lost": "bad", "warning_closed": "ok"}
 _REFUND_TONES = {"succeeded": "ok", "failed": "bad", "canceled": "idle"}
 
 
 async def collection_panel(console: Console, viewer: Viewer, month: date, tenants: dict[UUID, str]) -> None:
-    """Draw everything between us and Stripe."""
+    """Draw the state of payments and of the exchange with Stripe."""
     await _comparison(console, viewer, month)
     await _blocked(console, viewer, tenants)
     await _dunning(console, viewer)
@@ -41,7 +41,7 @@ def _at(text: str | None) -> datetime | None:
 
 
 async def _comparison(console: Console, viewer: Viewer, month: date) -> None:
-    """The newest comparison of the month, and the button for another."""
+    """Draw the month's newest comparison, with a button that runs another."""
     name = month_name(month)
     known = await admin_payments.list_comparisons(console.database, viewer.actor, limit=100)
     found = next((one for one in known if one.month == month), None)
@@ -93,7 +93,7 @@ def _shown(console: Console, found: Reconciliation) -> None:
 
 
 async def _blocked(console: Console, viewer: Viewer, tenants: dict[UUID, str]) -> None:
-    """What Stripe did not take, with a button to try again."""
+    """Draw the objects that could not be sent to Stripe, with a button that retries."""
     found = await admin_payments.list_blocked(console.database, viewer.actor)
     by_id = {str(one.object_id): one for one in found}
 
@@ -131,7 +131,7 @@ async def _blocked(console: Console, viewer: Viewer, tenants: dict[UUID, str]) -
 
 
 def blocked_rows(found: Sequence[BlockedView], tenants: dict[UUID, str], now: datetime) -> list[Row]:
-    """Rows of what could not be sent."""
+    """Table rows of objects that could not be sent."""
     return [
         {
             "id": str(one.object_id),
@@ -150,7 +150,7 @@ def blocked_rows(found: Sequence[BlockedView], tenants: dict[UUID, str], now: da
 
 
 async def _dunning(console: Console, viewer: Viewer) -> None:
-    """Payers; who owes what is overdue comes first."""
+    """Draw payers, those with overdue invoices first."""
     found = await admin_payments.list_customers(console.database, viewer.actor, limit=1000)
     late = [one for one in found if one.dunning != "current"]
     now = console.clock.now()
@@ -202,7 +202,7 @@ async def _disputes(console: Console, viewer: Viewer, tenants: dict[UUID, str]) 
 
 
 def dispute_rows(found: Sequence[DisputeView], tenants: dict[UUID, str], now: datetime) -> list[Row]:
-    """Rows of disputes."""
+    """Table rows of disputes."""
     return [
         {
             "id": one.id,
@@ -239,7 +239,7 @@ async def _refunds(console: Console, viewer: Viewer, tenants: dict[UUID, str]) -
 
 
 def refund_rows(found: Sequence[RefundView], tenants: dict[UUID, str], now: datetime) -> list[Row]:
-    """Rows of refunds."""
+    """Table rows of refunds."""
     return [
         {
             "id": str(one.id),
@@ -255,7 +255,7 @@ def refund_rows(found: Sequence[RefundView], tenants: dict[UUID, str], now: date
 
 
 async def _events(console: Console, viewer: Viewer) -> None:
-    """Stripe's events that have no effect yet."""
+    """Draw Stripe's events that are not applied yet."""
     found: list[EventView] = await admin_payments.list_events(
         console.database, viewer.actor, only_open=True, limit=ROWS
     )

@@ -37,7 +37,7 @@ def discount_text(bps: int) -> str:
 
 
 def parse_percent(text: str) -> int:
-    """A discount as typed, "15" or "12.5 %", as basis points. Raises ValueError with a sentence."""
+    """Basis points from user input such as "15" or "12.5 %". Raises ValueError with a user message."""
     plain = text.strip().removesuffix("%").strip() or "0"
     whole, _, rest = plain.partition(".")
     if not (whole.isascii() and whole.isdigit() and len(whole) <= 3) or (
@@ -61,7 +61,7 @@ def sla_words(rule: dict[str, Any] | None) -> str:
 
 
 def state_of(contract: ContractView, now: datetime) -> tuple[str, str]:
-    """Whether a contract holds now: (word, tone)."""
+    """The contract's state at `now` as (word, tone)."""
     if datetime.fromisoformat(contract.effective_from) > now:
         return "Scheduled", "info"
     if contract.effective_to is not None and datetime.fromisoformat(contract.effective_to) <= now:
@@ -70,7 +70,7 @@ def state_of(contract: ContractView, now: datetime) -> tuple[str, str]:
 
 
 async def contract_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """Draw the contract in force; for the platform's people also the others, with the acts."""
+    """Draw the contract in effect; for platform roles also the others, with the actions."""
     panel = _ContractPanel(console, viewer, tenant_id)
     await panel.draw()
 
@@ -85,12 +85,12 @@ class _ContractPanel:
         self.place: ui.element
 
     async def draw(self) -> None:
-        """Put the card on the page."""
+        """Create the card."""
         self.place = box("div", "stack")
         await self.reload()
 
     async def reload(self) -> None:
-        """Show the present state."""
+        """Read and show the present state."""
         contracts = await admin_contracts.list_contracts(
             self.console.database, self.viewer.actor, tenant_id=self.tenant_id
         )
@@ -153,7 +153,7 @@ class _ContractPanel:
         }
 
     async def end(self, _: str, row: str) -> None:
-        """Let a contract end now."""
+        """End a contract now."""
         reason = await confirm(
             self.viewer,
             "End this contract?",
@@ -171,12 +171,12 @@ class _ContractPanel:
         await self.reload()
 
     async def add(self) -> None:
-        """Ask for the terms and let them hold."""
+        """Open the form of a new contract."""
         open_contract_form(self.console, self.viewer, self.tenant_id, self.reload)
 
 
 def _level(metric: str, threshold: str, percentile: int, credit: str) -> dict[str, Any] | None:
-    """The service-level rule of the form; billing/pricing/sla_terms.py checks it. Raises ValueError with a sentence."""
+    """The service-level rule of the form, which sla_terms validates. Raises ValueError with a user message."""
     if not metric:
         return None
     if not credit.strip().isdigit():
@@ -192,7 +192,7 @@ def _level(metric: str, threshold: str, percentile: int, credit: str) -> dict[st
 def open_contract_form(
     console: Console, viewer: Viewer, tenant_id: UUID, done: Callable[[], Awaitable[None]]
 ) -> None:
-    """Ask for discount, committed spend, payment days, service level, begin and end."""
+    """Open the form: discount, committed spend, payment days, service level, start and end."""
 
     async def save() -> bool:
         values: dict[str, Any] = {}
@@ -249,7 +249,7 @@ def open_contract_form(
 
 
 def _whole_days(text: str) -> int:
-    """Days as typed. Raises ValueError with a sentence."""
+    """A number of days from user input. Raises ValueError with a user message."""
     plain = text.strip()
     if not (plain.isascii() and plain.isdigit() and len(plain) <= 3):
         raise ValueError("Whole days.")

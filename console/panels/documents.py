@@ -1,4 +1,4 @@
-"""What an organisation gets on paper: invoices, signed statements, payments, refunds, adjustments."""
+"""Documents of an organisation: invoices, signed statements, payments, refunds, adjustments."""
 
 import asyncio
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ _HOW = {"checkout": "Payment page", "auto": "Automatic"}
 
 
 async def documents_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """Invoices and statements of one organisation."""
+    """Draw invoices and statements of one organisation."""
     database, actor = console.database, viewer.actor
     invoices, statements = await asyncio.gather(
         admin_invoices.list_invoices(database, actor, tenant_id=tenant_id),
@@ -110,7 +110,7 @@ def _invoice_row(one: InvoiceView, now: datetime) -> Row:
 
 
 def _draft_rows(base: str, today: date, kept: Sequence[StatementView]) -> list[Row]:
-    """This month and the one before, while they have no final statement."""
+    """Rows of the present and the previous month while they have no final statement."""
     this = today.replace(day=1)
     before = date.fromordinal(this.toordinal() - 1).replace(day=1)
     final = {one.month for one in kept}
@@ -147,7 +147,7 @@ def _files(base: str, month: str) -> Row:
 
 
 async def payments_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """Purchases of credit, refunds and adjustments of one organisation."""
+    """Draw purchases of credit, refunds and adjustments of one organisation."""
     database, actor = console.database, viewer.actor
     purchases, refunds, corrections = await asyncio.gather(
         admin_payments.list_topups(database, actor, tenant_id=tenant_id),
@@ -173,7 +173,7 @@ async def payments_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> N
 
 
 def adjustments_table(rows: Sequence[Adjustment], now: datetime, *, is_platform: bool) -> None:
-    """Corrections of what a customer owes."""
+    """Draw a table of booked adjustments."""
     with card("Adjustments", "Corrections; above zero is in the customer's favour.", flush=True):
         data_table(
             _ADJUSTMENTS,

@@ -1,4 +1,4 @@
-"""Who is told: webhook addresses and mailboxes of an organisation or of the platform, and what was told."""
+"""Endpoints of notices (webhooks and mailboxes) of an organisation or the platform, and the sent notices."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -36,7 +36,7 @@ _NOTICES = (
 
 
 class EndpointsPanel:
-    """The endpoints of one organisation, or of the platform (None), with the acts on them."""
+    """The endpoints of one organisation, or of the platform (None), with their actions."""
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID | None) -> None:
         self.console = console
@@ -47,12 +47,12 @@ class EndpointsPanel:
         self.place: ui.element
 
     async def draw(self) -> None:
-        """Put the card on the page."""
+        """Create the card."""
         self.place = box("div", "stack")
         await self.reload()
 
     async def reload(self) -> None:
-        """Show the present state."""
+        """Read and show the present state."""
         self.found = await admin_alerts.list_endpoints(
             self.console.database, self.viewer.actor, tenant_id=self.tenant_id
         )
@@ -87,7 +87,7 @@ class EndpointsPanel:
         }
 
     async def add(self) -> None:
-        """Ask for a mailbox or an address; a webhook's secret is shown this once."""
+        """Open the form of a mailbox or a webhook. A webhook's secret is shown once."""
 
         async def save() -> bool:
             target.error = None if (target.value or "").strip() else "An address, please."
@@ -123,12 +123,12 @@ class EndpointsPanel:
             target = text_input("Address", hint=hint).props("autofocus maxlength=500")
 
     async def test(self) -> None:
-        """Send a test to all of them."""
+        """Send a test notice to all endpoints."""
         await admin_alerts.send_test(self.console.database, self.viewer.actor, tenant_id=self.tenant_id)
         toast_ok("A test is on its way; its delivery shows below within a minute.")
 
     async def remove(self, _: str, row: str) -> None:
-        """Tell an endpoint nothing any more."""
+        """Remove an endpoint."""
         one = next((each for each in self.found if str(each.id) == row), None)
         if one is None:
             return
@@ -149,7 +149,7 @@ class EndpointsPanel:
 
 
 def delivery_state(notice: NoticeView) -> tuple[str, str]:
-    """How the deliveries of a notice stand, the worst first: (words, tone)."""
+    """The worst state among a notice's deliveries as (text, tone)."""
     states = {str(one["state"]) for one in notice.deliveries}
     for state in ("failed", "pending", "outbox", "delivered"):
         if state in states:
@@ -167,7 +167,7 @@ def notices_table(
     nothing: str,
     names: dict[UUID, str] | None = None,
 ) -> None:
-    """Notices, the newest first; "Read" opens one. `names` adds whose each is."""
+    """A table of notices, the newest first; "Read" opens one. `names` (by id) adds the organisation."""
     by_id = {str(one.id): one for one in found}
 
     async def read(_: str, row: str) -> None:
@@ -210,7 +210,7 @@ def _targets(deliveries: Sequence[dict[str, Any]]) -> Cell:
 
 
 def show_notice(one: NoticeView, now: datetime) -> None:
-    """One notice whole, with each delivery."""
+    """Show one notice in a dialog, with its deliveries."""
     with ui.dialog() as dialog, ui.card().classes("dialog wide").props("flat"):
         Text("h2", one.subject)
         Text("p", one.body, "pre")

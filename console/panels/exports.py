@@ -1,4 +1,4 @@
-"""Scheduled exports: what is written where, each run with its checksum, and the files to take away."""
+"""Scheduled exports: definitions, runs with checksums, and downloads of their files."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -107,7 +107,7 @@ def _definition_row(one: Definition, month: date) -> Row:
 
 
 def run_rows(console: Console, runs: Sequence[Run], definitions: dict[UUID, Definition]) -> list[Row]:
-    """Rows of runs, each a link to its file."""
+    """Table rows of runs, each with a link to its file."""
     now = console.clock.now()
     rows: list[Row] = []
     for run in runs:

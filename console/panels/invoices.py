@@ -40,20 +40,20 @@ _COLUMNS = (
 
 
 class Filters(msgspec.Struct, frozen=True):
-    """Which invoices are listed, as the address says."""
+    """The filters of the list; `after` is the id of the last invoice of the previous page."""
 
     status: str = ""
     tenant: str = ""
     after: str = ""
 
     def query(self, month: str, **more: str) -> str:
-        """The address's query."""
+        """The filters as a query string; `more` adds or replaces parameters."""
         values = {"tab": "invoices", "month": month, **msgspec.structs.asdict(self), **more}
         return urlencode({name: value for name, value in values.items() if value})
 
 
 def read_filters(params: QueryParams) -> Filters:
-    """The filters of an address; what cannot be is left out."""
+    """The filters of an address; invalid values are ignored."""
     status = params.get("status", "")
     return Filters(
         status=status if status in admin_invoices.STATUSES else "",
@@ -112,7 +112,7 @@ async def invoices_panel(
 
 
 def invoice_rows(invoices: Sequence[InvoiceView], now: datetime) -> list[Row]:
-    """Table rows, each a link to the invoice."""
+    """Table rows of invoices, each with a link."""
     return [
         {
             "id": str(invoice.id),

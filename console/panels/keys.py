@@ -1,4 +1,4 @@
-"""Projects and API keys of one organisation: make one and see it once, revoke with a reason."""
+"""Projects and API keys of one organisation: create (the key is shown once), revoke, archive."""
 
 import asyncio
 from datetime import timedelta
@@ -41,13 +41,13 @@ _PROJECT_COLUMNS = (
 
 
 async def keys_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """Draw keys and projects; buttons only for roles that the admin functions will let through."""
+    """Draw keys and projects, with buttons for roles that the admin functions admit."""
     panel = _KeysPanel(console, viewer, tenant_id)
     await panel.draw()
 
 
 class _KeysPanel:
-    """The two tables and their acts."""
+    """The tables of keys and projects with their actions."""
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID) -> None:
         self.console = console
@@ -61,7 +61,7 @@ class _KeysPanel:
         self.project_table: ui.table
 
     async def draw(self) -> None:
-        """Put both cards on the page."""
+        """Create both cards."""
         await self.read()
         act = self.viewer.act
         with card(
@@ -100,7 +100,7 @@ class _KeysPanel:
         )
 
     async def reload(self) -> None:
-        """Show the present state."""
+        """Read and show the present state."""
         await self.read()
         set_rows(self.key_table, self.key_rows())
         set_rows(self.project_table, self.project_rows())
@@ -149,7 +149,7 @@ class _KeysPanel:
         return rows
 
     async def create_key(self) -> None:
-        """Ask for name and project, make the key, show it once."""
+        """Open the form of a new key; show the key once after saving."""
         open_projects = {str(one.id): one.name for one in self.projects if one.status == "active"}
 
         async def save() -> bool:
@@ -206,7 +206,7 @@ class _KeysPanel:
         await self.reload()
 
     async def create_project(self) -> None:
-        """Ask for a name and make the project."""
+        """Open the form of a new project."""
 
         async def save() -> bool:
             if not name.value.strip():

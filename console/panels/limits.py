@@ -1,4 +1,4 @@
-"""Limits of one organisation, its projects and keys, and how much of each is in use right now."""
+"""Limits of one organisation, its projects and keys, with their present use."""
 
 import asyncio
 from uuid import UUID
@@ -33,9 +33,9 @@ _COLUMNS = (
 
 
 def parse_limit(text: str) -> int | None:
-    """A limit as typed: empty = none, else a whole number above zero; blanks and commas may group digits.
+    """A whole number above 0 from user input, or None when empty. Blanks and commas may group digits.
 
-    Raises ValueError with a sentence for people.
+    Raises ValueError with a user message.
     """
     digits = text.strip().replace(",", "").replace(" ", "").replace("\u202f", "")
     if not digits:
@@ -46,13 +46,13 @@ def parse_limit(text: str) -> int | None:
 
 
 async def limits_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """Draw the table of limits; editing for those who run the organisation or the platform."""
+    """Draw the table of limits; owners and platform admins may edit."""
     panel = _LimitsPanel(console, viewer, tenant_id)
     await panel.draw()
 
 
 class _LimitsPanel:
-    """Every scope with its limits; each row can be edited."""
+    """Every scope with its limits and an edit action."""
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID) -> None:
         self.console = console
@@ -67,7 +67,7 @@ class _LimitsPanel:
         self.table: ui.table
 
     async def draw(self) -> None:
-        """Put the card on the page."""
+        """Create the card."""
         with card(
             "Limits",
             "In use and allowed. A request must fit all three: its key's, its project's and the organisation's.",
@@ -83,11 +83,11 @@ class _LimitsPanel:
         self.viewer.live(REFRESH_S, self.refresh)
 
     async def refresh(self) -> None:
-        """Show what is in use now."""
+        """Update the present use."""
         set_rows(self.table, await self._filled())
 
     async def rows(self) -> list[Row]:
-        """Read limits of all scopes."""
+        """Read the limits of all scopes, as table rows."""
         database, actor = self.console.database, self.viewer.actor
         projects, keys, limits = await asyncio.gather(
             admin_projects.list_projects(database, actor, tenant_id=self.tenant_id),

@@ -1,4 +1,4 @@
-"""Credit by lot: what each was, what is left of it and until when; and the form that grants one."""
+"""Credit by lot: granted and remaining amount, expiry; and the form that grants credit."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 class LotsPanel:
-    """The lots of an organisation in the order in which they are used."""
+    """The lots of an organisation in the order in which usage consumes them."""
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID) -> None:
         self.console = console
@@ -44,7 +44,7 @@ class LotsPanel:
         self.spent: ui.checkbox
 
     async def draw(self) -> None:
-        """Put the table on the page."""
+        """Create the table."""
         with card("Credits", "In the order in which they are used.", flush=True) as actions:
             with actions:
                 self.spent = ui.checkbox("Show used ones")
@@ -54,7 +54,7 @@ class LotsPanel:
         self.spent.on_value_change(self.viewer.act(self.reload))
 
     async def reload(self) -> None:
-        """Show the present state."""
+        """Read and show the present state."""
         set_rows(self.table, await self._rows())
 
     async def _rows(self) -> list[Row]:
@@ -84,7 +84,7 @@ class LotsPanel:
 
 
 def _losses(lot: Lot) -> str:
-    """What became of the credit otherwise than by use."""
+    """The expired and the returned part of the lot, as text."""
     parts = []
     for amount, word in ((lot.expired_usd, "expired"), (lot.returned_usd, "returned")):
         if amount.strip("0."):
@@ -95,7 +95,7 @@ def _losses(lot: Lot) -> str:
 def open_grant_form(
     console: Console, viewer: Viewer, tenant_id: UUID, done: Callable[[], Awaitable[None]]
 ) -> None:
-    """Ask for amount, kind, expiry, place in the order and reason, then grant prepaid credit."""
+    """Open the form that grants prepaid credit: amount, kind, expiry, priority and reason."""
 
     async def save() -> bool:
         usd, expires, order = "", None, None
@@ -142,7 +142,7 @@ def open_grant_form(
 
 
 def _parse_priority(text: str) -> int | None:
-    """A place in the order of use; empty = the usual one. Raises ValueError with a sentence."""
+    """A lot's priority from user input; None when empty. Raises ValueError with a user message."""
     plain = text.strip()
     if not plain:
         return None

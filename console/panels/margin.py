@@ -1,4 +1,4 @@
-"""Margin: revenue, GPU cost and what lies between two periods; cost per million tokens; what nobody used."""
+"""Margin: revenue and GPU cost, the bridge between two periods, cost per million tokens, unused host time."""
 
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
@@ -37,7 +37,7 @@ LINES = {
     "draining": "Draining",
     "serving": "Serving without usage",
 }
-"""What nobody used, by what the host was doing."""
+"""State of a host without usage -> its label."""
 _HOUR = timedelta(hours=1)
 _COST_COLUMNS = (
     Column("model", "Model"),
@@ -59,14 +59,14 @@ _UNUSED_COLUMNS = (
 
 
 class ComparedPeriods(msgspec.Struct, frozen=True):
-    """Two periods to be compared, ends excluded, in whole hours."""
+    """Two half-open periods of whole hours."""
 
     before: tuple[datetime, datetime]
     after: tuple[datetime, datetime]
 
 
 def compared_periods(name: str, month: date, now: datetime) -> ComparedPeriods:
-    """The period called `name` and the one before it; a running month meets the same days of the month before."""
+    """The period `name` and the one before it. A running month is compared with as many hours of the month before."""
     hour = now.replace(minute=0, second=0, microsecond=0) + _HOUR
     if name in ("7d", "30d"):
         length = timedelta(days=int(name[:-1]))
@@ -79,13 +79,13 @@ def compared_periods(name: str, month: date, now: datetime) -> ComparedPeriods:
 
 
 def read_period(params: QueryParams) -> str:
-    """The period that an address names, else the month."""
+    """The `span` parameter of an address when PERIODS has it, else "month"."""
     name = params.get("span", "")
     return name if name in PERIODS else "month"
 
 
 async def margin_panel(console: Console, viewer: Viewer, month: date, params: QueryParams) -> None:
-    """Draw the choice at once, then what it takes the database a moment to add up."""
+    """Draw the selection at once; the figures load lazily."""
     span, loaded = read_period(params), params.get("loaded") == "1"
     spans = compared_periods(span, month, console.clock.now())
 
@@ -111,7 +111,7 @@ def _words(span: tuple[datetime, datetime]) -> str:
 
 
 async def unpriced_alarm(console: Console, viewer: Viewer) -> None:
-    """A notice for every model that is asked for and has no price; normally nothing."""
+    """A notice for every requested or offered model without a price; normally none."""
     for one in await admin_billing.unpriced(console.database, viewer.actor):
         refused = f"{count(one.requests).text} requests were refused." if one.requests else "It is offered."
         notice("bad", f"{one.model} ({one.tier}) has no price", refused, "/models", "Set a price")
@@ -172,14 +172,14 @@ def _numbers(before: PeriodView, after: PeriodView) -> None:
 
 
 def bridge_steps(view: BridgeView) -> list[Step]:
-    """The columns of a bridge: the margin before, each effect, the margin after."""
+    """The columns of the waterfall: the margin before, each effect, the margin after."""
     effects = [Step(EFFECTS.get(name, name), money(usd)) for name, usd in view.effects.items()]
     before = Step("Before", money(view.before.margin_usd), is_total=True)
     return [before, *effects, Step("After", money(view.after.margin_usd), is_total=True)]
 
 
 def _bridge(view: BridgeView) -> None:
-    """The waterfall, and below it the exact amounts with their sum."""
+    """Draw the waterfall, and below it the exact amounts with their sum."""
     effects = sum(usd_to_pico(usd) for usd in view.effects.values())
     adds_up = usd_to_pico(view.before.margin_usd) + effects == usd_to_pico(view.after.margin_usd)
     with card("Margin bridge", "Why the margin is not what it was."):
@@ -227,7 +227,7 @@ def _money_cells(row: EconomicsRow) -> Row:
 
 
 def unused_rows(rows: Sequence[EconomicsRow]) -> list[Row]:
-    """Rows of host time that no usage took, a line for each state and model."""
+    """Table rows of host time without usage by state and model."""
     return [
         {
             "id": f"{row.line} {row.model}",
@@ -242,6 +242,6 @@ def unused_rows(rows: Sequence[EconomicsRow]) -> list[Row]:
 
 
 def gpu_time(seconds: str) -> Formatted:
-    """GPU time in hours, its exact seconds on hover."""
+    """GPU time from a decimal string of seconds, in hours; the tooltip has the exact seconds."""
     value = float(seconds)
     return Formatted(f"{value / 3600:,.2f} h", f"{seconds} GPU seconds", value)

@@ -17,13 +17,13 @@ from console.viewer import Viewer, toast_ok
 
 
 async def money_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """Draw the account's numbers with the acts on them."""
+    """Draw the account's figures with their actions."""
     panel = _MoneyPanel(console, viewer, tenant_id)
     await panel.draw()
 
 
 class _MoneyPanel:
-    """Four numbers, a budget bar, and buttons for who may change money."""
+    """Four figures, a budget bar, and buttons for roles that may change money."""
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID) -> None:
         self.console = console
@@ -33,7 +33,7 @@ class _MoneyPanel:
         self.lots = LotsPanel(console, viewer, tenant_id)
 
     async def draw(self) -> None:
-        """Put the numbers on the page and keep them live."""
+        """Create the figures and refresh them periodically."""
         self.account = await self.read()
         with box("div", "actions"):
             if self.viewer.may_bill and self.account.mode == "prepaid":
@@ -53,13 +53,13 @@ class _MoneyPanel:
         self.viewer.live(5.0, self.refresh)
 
     async def read(self) -> AccountView:
-        """The account as it stands."""
+        """Read the account."""
         return await admin_billing.get_account(
             self.console.database, self.viewer.actor, tenant_id=self.tenant_id
         )
 
     async def refresh(self) -> None:
-        """Read again and show what changed."""
+        """Read and show the present state."""
         account = await self.read()
         if account != self.account:
             self.account = account
@@ -68,7 +68,7 @@ class _MoneyPanel:
                 await self.lots.reload()
 
     def show(self) -> None:
-        """Put the account's values into the cards."""
+        """Show the account's values."""
         account = self.account
         no_bound = Formatted("No bound", "postpaid without a credit limit or budget")
         self.available.set(

@@ -1,4 +1,4 @@
-"""The overview's line of money: margin today, drift, and what of it is an incident."""
+"""The overview's financial figures: margin today, drift, and incidents."""
 
 from datetime import timedelta
 
@@ -13,14 +13,14 @@ from console.viewer import Viewer
 from core.money import pico_to_usd, usd_to_pico
 
 REFRESH_S = 60.0
-"""These figures read a day of usage and host hours: less often than the rest of the page."""
+"""Seconds between refreshes: longer than the page's, because the figures read a day of usage and host hours."""
 
 Incident = tuple[str, str, str]
-"""What is wrong, what it means, and the page to look at."""
+"""(headline, explanation, path of the page with details)."""
 
 
 def incidents(health: MoneyHealth) -> list[Incident]:
-    """Each thing that is wrong with money, in words."""
+    """An incident for each financial check that fails."""
     found: list[Incident] = []
     if health.unexplained_tokens:
         found.append(
@@ -67,7 +67,7 @@ def incidents(health: MoneyHealth) -> list[Incident]:
 
 
 class MoneyToday:
-    """Two numbers among the overview's, and the incidents of money."""
+    """The margin and drift figures of the overview, and the financial incidents."""
 
     def __init__(self, console: Console, viewer: Viewer) -> None:
         self.console = console
@@ -75,12 +75,12 @@ class MoneyToday:
         self.incidents: list[Incident] = []
 
     def draw(self) -> None:
-        """Put the empty numbers on the page."""
+        """Create the empty figures."""
         self.margin = Stat("Margin today", Formatted("–"), "since midnight UTC")
         self.drift = Stat("Drift", Formatted("–"), "usage less ledger, last hour")
 
     async def refresh(self) -> None:
-        """Read both again."""
+        """Read both figures and the incidents, and show the figures."""
         now = self.console.clock.now()
         start = now.replace(hour=0, minute=0, second=0, microsecond=0)
         end = now.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)

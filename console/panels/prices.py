@@ -1,4 +1,4 @@
-"""Price books as tables, and the form that schedules a new price."""
+"""Tables of price books, and the form that schedules a price."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def price_state(price: PriceView, now: datetime) -> tuple[str, str]:
-    """Whether a version holds now: (word, tone)."""
+    """The version's state at `now` as (word, tone)."""
     if price.status == "withdrawn":
         return "Withdrawn", "idle"
     if datetime.fromisoformat(price.effective_from) > now:
@@ -51,7 +51,7 @@ def price_rows(
     *,
     with_acts: bool = False,
 ) -> list[Row]:
-    """Rows of price versions; `tenants` names the holders of contract prices, `with_acts` adds what can be done."""
+    """Table rows of price versions. `tenants` (names by id) adds the organisation, `with_acts` the actions."""
     rows = []
     for price in prices:
         word, tone = price_state(price, now)
@@ -75,7 +75,7 @@ def price_rows(
 
 
 def _actions(price: PriceView, word: str) -> list[tuple[str, str, str]]:
-    """What can be done to a version; prices that a contract's discount made go with the contract."""
+    """Actions on a version; none for prices derived from a contract's discount, which end with the contract."""
     if price.contract_id is not None:
         return []
     if word == "Scheduled":
@@ -84,7 +84,7 @@ def _actions(price: PriceView, word: str) -> list[tuple[str, str, str]]:
 
 
 async def end_or_withdraw(console: Console, viewer: Viewer, price: PriceView, act: str) -> bool:
-    """Ask for the reason, then end the book of `price` or take a scheduled one back. Returns whether it was done."""
+    """Confirm with a reason, then end the price book or withdraw the scheduled price. Returns False when cancelled."""
     name = f"{price.model} ({price.tier})"
     whose = "list price" if price.tenant_id is None else "contract price"
     if act == "withdraw":
@@ -135,7 +135,7 @@ def _validity(price: PriceView, now: datetime) -> Cell:
 
 
 async def own_prices_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """The prices that one organisation pays: its contract prices and the list prices beside them."""
+    """Draw the prices of one organisation: contract prices and list prices."""
     prices = await admin_billing.list_prices(console.database, viewer.actor, tenant_id=tenant_id)
     with card(
         "Prices", "US dollars per million tokens. A contract price goes before the list price.", flush=True
@@ -146,7 +146,7 @@ async def own_prices_panel(console: Console, viewer: Viewer, tenant_id: UUID) ->
 
 
 def parse_rate(text: str) -> str:
-    """A price per million tokens as typed, as an exact decimal string. Raises ValueError with a sentence."""
+    """A decimal string of US dollars per million tokens from user input. Raises ValueError with a user message."""
     plain = text.strip().removeprefix("$").replace(",", "").strip()
     try:
         per_mtok_to_pico_per_token(plain)
@@ -162,7 +162,7 @@ def open_price_form(
     tenants: dict[str, str],
     done: Callable[[], Awaitable[None]],
 ) -> None:
-    """Ask for a price and when it begins; sets it through the admin function."""
+    """Open the form of a price: rates, tier, organisation and start."""
     rates: dict[str, ui.input] = {}
 
     async def save() -> bool:

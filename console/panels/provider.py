@@ -1,4 +1,4 @@
-"""What the GPUs cost: host hours by state, the provider's invoices, and how they differ from our own account."""
+"""GPU cost: host hours by state, the provider's invoices, and their variance against the recorded cost."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -21,7 +21,7 @@ from console.viewer import Viewer
 
 
 async def provider_panel(console: Console, viewer: Viewer, month: date) -> None:
-    """Draw the variance, the invoices, host hours and host prices of a month."""
+    """Draw variance, invoices, host hours and host prices of a month."""
     database, actor = console.database, viewer.actor
     variance = await admin_economics.provider_variance(database, actor, month=month)
     invoices = await admin_economics.list_provider_invoices(database, actor, month=month)
@@ -95,14 +95,14 @@ def _variance(month: date, rows: Sequence[VarianceRow], invoices: Sequence[Invoi
 
 
 def hours(text: str | None) -> Formatted:
-    """Hours with two decimals, all of them on hover."""
+    """Hours from a decimal string, with two decimals; the tooltip has all decimals."""
     if text is None:
         return Formatted(DASH, "", float("-inf"))
     return Formatted(f"{float(text):,.2f}", f"{text} hours", float(text))
 
 
 def variance_rows(rows: Sequence[VarianceRow]) -> list[Row]:
-    """Rows by kind of host; the last one is the whole."""
+    """Table rows by kind of host; the last row is the total."""
     return [
         {
             "id": row.host_kind if row.host_kind is not None else "total",
@@ -118,7 +118,7 @@ def variance_rows(rows: Sequence[VarianceRow]) -> list[Row]:
 
 
 def state_rows(states: Sequence[StateRow]) -> list[Row]:
-    """Rows of host hours."""
+    """Table rows of host hours."""
     return [
         {
             "id": f"{row.host_kind} {row.state}",
@@ -186,7 +186,7 @@ def _invoices(
 
 
 def _open_form(console: Console, viewer: Viewer, month: date, kinds: Sequence[str]) -> None:
-    """The form of an invoice: its total, and the part of it for each kind of host."""
+    """Open the form of an invoice: its total, and its hours and amount for each kind of host."""
     parts: dict[str, tuple[ui.input, ui.input]] = {}
 
     def lines() -> list[InvoiceLineIn]:

@@ -1,4 +1,4 @@
-"""What a reader of the usage report asked for. It lives in the address, so that it can be bookmarked and sent."""
+"""Options of the usage report. The address holds them, so that a report can be bookmarked and shared."""
 
 from datetime import UTC, date, datetime, timedelta
 from urllib.parse import urlencode
@@ -28,11 +28,11 @@ GROUPS = {
 }
 COMPARES = {"": "Nothing", "previous": "The period before", "custom": "Days of my choice"}
 DEFAULT_BY = {True: ("tenant", "model"), False: ("project", "model")}
-"""Is platform -> grouping at first."""
+"""Whether the viewer has a platform role -> the default grouping."""
 
 
 class ReportOptions(msgspec.Struct, frozen=True):
-    """Period, grouping, organisation, and what to compare with."""
+    """Period, grouping, organisation and compared period."""
 
     period: str = "month"
     first: str = ""
@@ -44,7 +44,7 @@ class ReportOptions(msgspec.Struct, frozen=True):
     before_last: str = ""
 
     def query_string(self, **more: str) -> str:
-        """The choice as an address's query."""
+        """The options as a query string; `more` adds or replaces parameters."""
         values = {"period": self.period, "by": ",".join(self.by), "tenant": self.tenant}
         if self.period == "custom":
             values |= {"from": self.first, "to": self.last}
@@ -55,7 +55,7 @@ class ReportOptions(msgspec.Struct, frozen=True):
 
 
 def read_options(params: QueryParams, *, is_platform: bool) -> ReportOptions:
-    """The choice in an address; what it does not name is the default, what it names wrongly too."""
+    """The options of an address; missing and invalid values become defaults."""
     by = tuple(dict.fromkeys(name for name in params.get("by", "").split(",") if name in GROUPS))
     if not is_platform:
         by = tuple(name for name in by if name != "tenant")
@@ -74,15 +74,15 @@ def read_options(params: QueryParams, *, is_platform: bool) -> ReportOptions:
 
 
 def one_time_unit(by: tuple[str, ...]) -> tuple[str, ...]:
-    """`by` with the first of hour, day and month only: a line has one span of time."""
+    """`by` with at most one of hour, day and month: the first."""
     units = [name for name in by if name in TIME_DIMENSIONS]
     return tuple(name for name in by if name not in units[1:])
 
 
 def report_query(choice: ReportOptions, viewer: Viewer, today: date) -> tuple[ReportQuery, Period]:
-    """The choice as a query; a tenant role is held to its own organisation whatever the address says.
+    """The options as a query and its period. A tenant role always gets its own organisation.
 
-    Raises ValueError with a sentence for people.
+    Raises ValueError with a user message, also beyond 400 days.
     """
     period = form_period(choice.period, choice.first, choice.last, today)
     if (period.last - period.first).days >= 400:
@@ -104,9 +104,9 @@ def report_query(choice: ReportOptions, viewer: Viewer, today: date) -> tuple[Re
 
 
 def compared_with(choice: ReportOptions, period: Period, today: date) -> tuple[datetime, datetime] | None:
-    """The period to compare with, or None. A period that is not over is compared with as many days of the one before.
+    """The half-open period to compare with, or None. A running period is compared with as many days of the one before.
 
-    Raises ValueError with a sentence for people.
+    Raises ValueError with a user message, also beyond 400 days.
     """
     if not choice.compare:
         return None

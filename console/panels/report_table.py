@@ -1,4 +1,4 @@
-"""The usage report as tables: lines with their totals, and two periods side by side."""
+"""Tables of the usage report: lines with totals, and the comparison of two periods."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -46,7 +46,7 @@ def report_rows(rows: Sequence[ReportRow], by: Sequence[str], *, is_platform: bo
 
 
 def totals_row(total: ReportRow, groups: int, *, is_platform: bool) -> str:
-    """The last row: exact sums of the lines. A template, so it carries formatted numbers only."""
+    """The totals row as a Vue template: exact sums of the lines. Only formatted numbers may enter it."""
     cells = [count(total.requests), count(total.input_tokens), count(total.output_tokens)]
     cells += [money(total.cost_usd), per_mtok(total.price_per_mtok_usd)]
     cells += [money(total.credits_applied_usd), money(total.adjustment_usd)]
@@ -61,7 +61,7 @@ def totals_row(total: ReportRow, groups: int, *, is_platform: bool) -> str:
 
 
 def group_label(row: ReportRow, name: str) -> Formatted:
-    """What a line is about, in one of its dimensions."""
+    """The line's value of the dimension `name`, for display."""
     if name in ("hour", "day", "month"):
         length = {"hour": 16, "day": 10, "month": 7}[name]
         text = row.period_start[:length].replace("T", " ")
@@ -132,12 +132,12 @@ _COMPARED_GPU = {"gpu_cost_usd": "GPU cost", "gpu_cost_per_mtok_usd": "GPU per M
 
 
 def compared_figures(*, is_platform: bool) -> dict[str, str]:
-    """Figures of a comparison with their names."""
+    """Figures of a comparison -> their labels; GPU figures only for platform roles."""
     return _COMPARED | _COMPARED_GPU if is_platform else dict(_COMPARED)
 
 
 def compared_columns(by: Sequence[str], *, is_platform: bool) -> list[Column]:
-    """Columns of a comparison: each figure now with what it was, and its change."""
+    """Columns of a comparison: each figure with its previous value and its change."""
     columns = [Column(name, GROUPS[name]) for name in by]
     for name, label in compared_figures(is_platform=is_platform).items():
         columns += [Column(name, label, numeric=True), Column(f"{name}_change", "Change", numeric=True)]
@@ -164,7 +164,7 @@ def _name(row: ComparedRow, name: str) -> Formatted:
 
 
 def shown_figure(name: str, value: str | int | None) -> Formatted:
-    """A figure of the report for people."""
+    """A figure of the report, formatted by its unit."""
     if isinstance(value, int):
         return count(value)
     return per_mtok(value) if name.endswith("per_mtok_usd") else money(value)

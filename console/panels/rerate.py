@@ -1,4 +1,4 @@
-"""Trying a month under another price: the difference by organisation and line, then the request for a correction."""
+"""Re-rating a month: the dry run with differences by organisation and line, and the request for a correction."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -24,7 +24,7 @@ from console.viewer import Viewer
 from core.errors import InvalidRequest
 
 MAX_LINES = 200
-"""Lines of a difference that are listed; the command line writes all of them."""
+"""Lines listed on the page; the command line writes all of them."""
 _TENANT_COLUMNS = (
     Column("tenant", "Tenant"),
     Column("lines", "Lines", numeric=True),
@@ -46,7 +46,7 @@ def diff_tables(
     lines: Sequence[DifferenceView],
     tenants: dict[UUID, str],
 ) -> None:
-    """The difference: its sum, by organisation, by line."""
+    """Draw the difference: its sum, by organisation and by line."""
     if not lines:
         notice("idle", "Nothing changes", "No usage of the month changes its price by this.")
         return
@@ -98,14 +98,14 @@ def _line_row(number: int, line: DifferenceView, tenants: dict[UUID, str]) -> Ro
 async def open_correction_form(
     console: Console, viewer: Viewer, month: date, tenants: dict[UUID, str]
 ) -> None:
-    """Ask for the price that should have held; try it, then ask for the correction."""
+    """Open the form: the correct price, its dry run, and the request for the correction."""
     models = await admin_models.list_models(console.database, viewer.actor)
     form = _CorrectionForm(console, viewer, month, tenants)
     form.draw([model.name for model in models])
 
 
 class _CorrectionForm:
-    """The dialog: rates, the dry run below them, and the request."""
+    """The dialog with rates, dry run and request."""
 
     def __init__(self, console: Console, viewer: Viewer, month: date, tenants: dict[UUID, str]) -> None:
         self.console = console
@@ -151,7 +151,7 @@ class _CorrectionForm:
             self.result = box("div", "stack")
 
     def _spec(self) -> dict[str, Any] | None:
-        """The specification of the fields; None when one of them says what is wrong."""
+        """The specification of the fields; None when a field is invalid, which then shows its error."""
         rate: dict[str, Any] = {"model": self.model.value, "tier": self.tier.value}
         for name, field in self.rates.items():
             if name in OPTIONAL and not (field.value or "").strip():

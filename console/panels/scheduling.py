@@ -1,4 +1,4 @@
-"""What the scheduler decides by: who waits and what each was served, and what the autoscaler would do."""
+"""State of scheduling: queues, service by tenant, and the autoscaler's plan."""
 
 from collections.abc import Mapping
 from uuid import UUID
@@ -36,7 +36,7 @@ _CHANGE_COLUMNS = (
 
 
 class SchedulingPanel:
-    """Queues, tenants and the plan; `show` brings a newer snapshot. `tenants`: names by id."""
+    """Queues, tenants and the plan; `show` displays a newer snapshot. `tenants` holds names by id."""
 
     def __init__(self, tenants: Mapping[UUID, str]) -> None:
         self._names = {str(tenant_id): name for tenant_id, name in tenants.items()}
@@ -61,7 +61,7 @@ class SchedulingPanel:
             )
 
     def show(self, snapshot: PoolSnapshot) -> None:
-        """Replace what is shown."""
+        """Display `snapshot`."""
         plan = snapshot.plan or PlanView()
         set_rows(self._queues, [_queue_row(queue) for queue in snapshot.queues])
         set_rows(
@@ -87,7 +87,7 @@ class SchedulingPanel:
 
 
 def hosts_line(plan: PlanView) -> str:
-    """Hosts that the plan would make or give back, and how many moves are not listed."""
+    """The hosts that the plan would create or release, and the number of moves that are not listed."""
     parts = []
     if plan.hosts_to_create:
         parts.append(f"would create {plan.hosts_to_create} host{'' if plan.hosts_to_create == 1 else 's'}")

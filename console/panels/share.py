@@ -1,4 +1,4 @@
-"""An organisation's fair share of busy pools: shown to all, changed by those who run the platform."""
+"""An organisation's fair share of busy pools; platform admins may change it."""
 
 from nicegui import ui
 
@@ -11,7 +11,7 @@ from tenants.views import TenantView
 
 
 def parse_share(text: str) -> int:
-    """A share as typed, with or without its percent sign. Raises ValueError with a sentence for people."""
+    """A share in percent from user input, with or without its sign. Raises ValueError with a user message."""
     digits = text.strip().removesuffix("%").strip().replace(",", "")
     most = admin_tenants.SHARE_PERCENT_MAX
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 6) or not 1 <= int(digits) <= most:
@@ -20,7 +20,7 @@ def parse_share(text: str) -> int:
 
 
 def share_panel(console: Console, viewer: Viewer, tenant: TenantView) -> None:
-    """Draw the card with the share and, for platform admins, the button that changes it."""
+    """Draw the share, for platform admins with the button that changes it."""
     with card("Fair share", "What it gets of a busy pool beside others of its tier; 100 % is the usual."):
         Text("p", f"{tenant.share_percent:,} %")
         if viewer.is_admin:

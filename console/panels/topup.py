@@ -1,4 +1,4 @@
-"""Buying credit: a payment at Stripe's page, the saved card, automatic purchases, and the tax id on invoices."""
+"""Buying credit: Stripe's payment page, the saved card, automatic top-up, and the tax id on invoices."""
 
 import asyncio
 from datetime import datetime
@@ -32,14 +32,14 @@ TAX_KINDS = {
 
 
 class TopupPanel:
-    """What an owner may do to have credit; others read it."""
+    """The ways to buy credit; owners may use them, other roles read them."""
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID, return_to: str) -> None:
         self.console = console
         self.viewer = viewer
         self.tenant_id = tenant_id
         self.return_to = return_to
-        """The address of this page, to which the payment page leads back."""
+        """Address of this page, to which Stripe's payment page returns."""
         self.may_pay = viewer.role == "tenant_owner"
         self.ready = bool(console.settings.stripe_api_key.get_secret_value())
         self.customer: CustomerView | None = None
@@ -47,7 +47,7 @@ class TopupPanel:
         self.place: ui.element
 
     async def draw(self) -> None:
-        """Put the two cards on the page."""
+        """Create both cards."""
         await self._read()
         self.place = box("div", "grid two")
         self._show()
@@ -61,7 +61,7 @@ class TopupPanel:
         self.customer = customers[0] if customers else None
 
     async def reload(self) -> None:
-        """Show the present state."""
+        """Read and show the present state."""
         await self._read()
         self.place.clear()
         self._show()
@@ -130,7 +130,7 @@ class TopupPanel:
                 notice("warn", "The last purchase failed", f"{rule.failures} in a row; we try again later.")
 
     async def buy(self) -> None:
-        """Ask for an amount and lead to Stripe's page."""
+        """Open the form of a purchase; saving leads to Stripe's payment page."""
         topup_id = uuid7()
 
         async def save() -> bool:
@@ -165,7 +165,7 @@ class TopupPanel:
             amount.props("autofocus inputmode=decimal prefix=$")
 
     async def set_auto(self) -> None:
-        """Ask for threshold, amount and cap, then switch automatic top-up on."""
+        """Open the form that switches automatic top-up on: threshold, amount and monthly cap."""
         rule = self.rule
 
         async def save() -> bool:
@@ -203,7 +203,7 @@ class TopupPanel:
                 field.props(dollars)
 
     async def stop_auto(self) -> None:
-        """Switch automatic top-up off, keeping its amounts."""
+        """Switch automatic top-up off; its amounts are kept."""
         rule = self.rule
         if rule is None:
             return
@@ -229,7 +229,7 @@ class TopupPanel:
         await self.reload()
 
     async def set_tax_id(self) -> None:
-        """Ask for the tax id that stands on invoices."""
+        """Open the form of the tax id that invoices carry."""
 
         async def save() -> bool:
             value.error = None if (value.value or "").strip() else "The number as your authority writes it."
@@ -254,7 +254,7 @@ class TopupPanel:
 
 
 class TopupResult:
-    """The purchase from which the payment page has led back: waits until its credit is there."""
+    """The state of a purchase after the return from Stripe's payment page."""
 
     def __init__(self, console: Console, viewer: Viewer, tenant_id: UUID, topup_id: UUID) -> None:
         self.console = console
@@ -265,14 +265,14 @@ class TopupResult:
         self.place: ui.element
 
     async def draw(self) -> None:
-        """Say how it stands, and go on looking while it is open."""
+        """Show the purchase's state, and poll while it is pending."""
         self.place = box("div", "stack")
         await self.poll()
         if self.status == "pending":
             self.timer = self.viewer.live(1.0, self.poll)
 
     async def poll(self) -> None:
-        """Read the purchase; show it when its state has changed."""
+        """Read the purchase, and show its state when it has changed."""
         found = await admin_payments.list_topups(
             self.console.database, self.viewer.actor, tenant_id=self.tenant_id
         )

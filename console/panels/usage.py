@@ -1,4 +1,4 @@
-"""Usage of one organisation in short: this month by day and by model, with the way to the whole report."""
+"""Usage summary of one organisation: the present month by day and by model, with a link to the report."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 def daily_tokens_chart(rows: Sequence[ReportRow], period: Period, today: date) -> None:
-    """Input and output tokens of every UTC day of `period` that has begun, from report lines by day."""
+    """Draw input and output tokens by UTC day of `period` up to `today`. `rows` are report lines by day."""
     length = (min(period.last, today) - period.first).days + 1
     days = [period.first + timedelta(days=number) for number in range(length)]
     by_day = {datetime.fromisoformat(row.period_start).date(): row for row in rows if row.requests}
@@ -41,7 +41,7 @@ def daily_tokens_chart(rows: Sequence[ReportRow], period: Period, today: date) -
 
 
 def daily_cost_chart(rows: Sequence[ReportRow], period: Period, today: date) -> None:
-    """What every UTC day of `period` that has begun cost, from report lines by day. Drawn, so not exact."""
+    """Draw the cost by UTC day of `period` up to `today`, rounded. `rows` are report lines by day."""
     length = (min(period.last, today) - period.first).days + 1
     days = [period.first + timedelta(days=number) for number in range(length)]
     costs = {datetime.fromisoformat(row.period_start).date(): row.cost_usd for row in rows if row.requests}
@@ -53,7 +53,7 @@ def daily_cost_chart(rows: Sequence[ReportRow], period: Period, today: date) -> 
 
 
 async def usage_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
-    """Draw the month of one organisation."""
+    """Draw the present month of one organisation."""
     period = named_period("month", console.clock.now().date())
 
     def report(by: str) -> Awaitable[list[ReportRow]]:
