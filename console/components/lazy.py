@@ -19,7 +19,7 @@ def lazy(viewer: Viewer, placeholder: str, draw: Callable[[], Awaitable[None]]) 
             with place:
                 await draw()
         finally:
-            waiting.delete()
+            placeholder_text.delete()
 
-    waiting = place.default_slot.children[0]
+    placeholder_text = place.default_slot.children[0]
     ui.timer(0.05, viewer.act(fill), once=True)

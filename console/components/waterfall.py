@@ -44,7 +44,7 @@ def waterfall(steps: Sequence[Step], *, label: str) -> None:
         base.append(low if low > 0 else high if high < 0 else 0.0)
         colour = _TOTAL if step.is_total else _UP if end >= begin else _DOWN
         up, down = max(high, 0.0) - max(low, 0.0), min(low, 0.0) - min(high, 0.0)
-        told = {
+        label_style = {
             "show": True,
             "formatter": step.amount.text,
             "color": _AXIS,
@@ -54,13 +54,17 @@ def waterfall(steps: Sequence[Step], *, label: str) -> None:
         style = {"color": colour, "borderRadius": 2}
         is_above = up > 0 or down == 0
         above.append(
-            {"value": up, "itemStyle": style, "label": {**told, "position": "top"} if is_above else hidden}
+            {
+                "value": up,
+                "itemStyle": style,
+                "label": {**label_style, "position": "top"} if is_above else hidden,
+            }
         )
         below.append(
             {
                 "value": down,
                 "itemStyle": style,
-                "label": hidden if is_above else {**told, "position": "bottom"},
+                "label": hidden if is_above else {**label_style, "position": "bottom"},
             }
         )
     series = {

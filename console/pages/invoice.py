@@ -156,7 +156,7 @@ async def _open_trace(console: Console, viewer: Viewer, line: LineView) -> None:
         Text("h2", "Requests behind the line")
         Text("p", line.description, "muted")
         table = data_table(_TRACE, [], label="Requests", nothing="No request stands behind it.", page_size=25)
-        told = Text("p", "", "muted")
+        progress = Text("p", "", "muted")
         with box("div", "actions"):
             more = secondary("More", lambda: None)
             secondary("Close", dialog.close)
@@ -174,7 +174,7 @@ async def _open_trace(console: Console, viewer: Viewer, line: LineView) -> None:
         after = page.next
         more.set_visibility(after is not None)
         whole = f"all {len(rows)} requests: they add up to ${line.exact_usd}"
-        told.set_text(f"{len(rows)} requests so far." if after else f"These are {whole}.")
+        progress.set_text(f"{len(rows)} requests so far." if after else f"These are {whole}.")
 
     more.on_click(viewer.act(load))
     await load()

@@ -225,11 +225,11 @@ class _EngineDetail:
             if open_wrong:
                 secondary("Accept the difference", self.viewer.act(self._accept), icon="task_alt")
         if open_wrong:
-            told = ", ".join(f"{one.unexplained:+,} {one.counter}" for one in open_wrong[:4])
+            summary = ", ".join(f"{one.unexplained:+,} {one.counter}" for one in open_wrong[:4])
             notice(
                 "bad",
                 "Tokens that nothing explains",
-                f"{told} tokens. The requests below were on the engine.",
+                f"{summary} tokens. The requests below were on the engine.",
             )
         self._intervals(stretches)
         self.requests = box("div", "stack")

@@ -181,10 +181,10 @@ def _ledger_line(sums: Totals) -> None:
         if sums.equal:
             Text("span", f"Cost and adjustments are the ledger's revenue: {ledger.text}.", title=ledger.exact)
         else:
-            told = money(sums.totals.cost_usd)
+            reported = money(sums.totals.cost_usd)
             Text(
                 "span",
-                f"Not equal to the ledger: the ledger has {ledger.exact}, the report {told.exact} "
+                f"Not equal to the ledger: the ledger has {ledger.exact}, the report {reported.exact} "
                 f"and {money(sums.totals.adjustment_usd).exact} of adjustments. Look at Reconciliation.",
             )
 

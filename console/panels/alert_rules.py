@@ -134,17 +134,17 @@ class AlertRulesPanel:
 
         async def save() -> bool:
             scope, _, scope_id = str(watched.value).partition(" ")
-            usd, marks = None, []
-            amount.error = told.error = None
+            usd, thresholds = None, []
+            amount.error = percentages.error = None
             try:
                 usd = parse_usd(amount.value or "") if scope != "tenant" else None
             except ValueError as error:
                 amount.error = str(error)
             try:
-                marks = parse_thresholds(told.value or "")
+                thresholds = parse_thresholds(percentages.value or "")
             except ValueError as error:
-                told.error = str(error)
-            if amount.error or told.error:
+                percentages.error = str(error)
+            if amount.error or percentages.error:
                 return False
             await admin_alerts.set_alert(
                 self.console.database,
@@ -154,7 +154,7 @@ class AlertRulesPanel:
                 scope="project" if scope == "project" else "key" if scope == "key" else "tenant",
                 scope_id=UUID(scope_id) if scope_id else None,
                 amount_usd=usd,
-                thresholds=marks,
+                thresholds=thresholds,
             )
             toast_ok("The budget is watched.")
             await self.reload()
@@ -170,7 +170,7 @@ class AlertRulesPanel:
             first = next((one for one in objects if one != "tenant"), "tenant")
             watched = ui.select(objects, value=first, label="Watched").props("outlined dense")
             amount = text_input("US dollars a month").props("inputmode=decimal prefix=$")
-            told = text_input("Told at, in percent", ", ".join(map(str, THRESHOLDS)))
+            percentages = text_input("Told at, in percent", ", ".join(map(str, THRESHOLDS)))
             amount.bind_visibility_from(watched, "value", backward=lambda value: value != "tenant")
 
     async def low_balance(self) -> None:
@@ -204,14 +204,14 @@ def rule_cells(rule: AlertView, name: str) -> Row:
     """The cells that all tables of rules share."""
     share = used(rule)
     fired = ", ".join(f"{one}%" for one in rule.fired)
-    marks = ", ".join(f"{one}%" for one in rule.thresholds)
+    thresholds = ", ".join(f"{one}%" for one in rule.thresholds)
     low = rule.kind == "low_balance"
     below = low and rule.amount_usd is not None and Decimal(rule.current_usd) < Decimal(rule.amount_usd)
     return {
         "what": cell(name, sub="low balance" if low else BUDGETS[rule.scope]),
         "amount": cell(money(rule.amount_usd)),
         "current": cell(money(rule.current_usd), bar=share, sub="below the mark" if below else ""),
-        "marks": cell("below the mark" if low else marks, sub=f"told at {fired}" if fired else ""),
+        "marks": cell("below the mark" if low else thresholds, sub=f"told at {fired}" if fired else ""),
     }
 
 

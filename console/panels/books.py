@@ -143,12 +143,12 @@ def _verification(console: Console, viewer: Viewer) -> None:
 
     async def verify() -> None:
         button.disable()
-        told.clear()
+        result.clear()
         try:
             books = await admin_ledger.verify_ledger(console.database, viewer.actor)
         finally:
             button.enable()
-        with told:
+        with result:
             if books.problems:
                 notice("bad", f"{len(books.problems)} problems in the books", "; ".join(books.problems[:5]))
             else:
@@ -158,4 +158,4 @@ def _verification(console: Console, viewer: Viewer) -> None:
     with card("Verification", "Every invariant, and the chain of seals from its first link.") as actions:
         with actions:
             button = secondary("Verify the ledger", viewer.act(verify), icon="verified")
-        told = box("div", "stack")
+        result = box("div", "stack")
