@@ -1,5 +1,7 @@
 """Tables of usage sums and archives, for SQLAlchemy Core. The migrations own the DDL."""
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -29,57 +31,37 @@ dirty_hours = Table(
 )
 """Hours whose rollup is missing or stale: a row per settled batch and hour, deleted by the next rollup of the hour."""
 
-usage_hours = Table(
-    "usage_hours",
-    metadata,
-    Column("hour", DateTime(timezone=True), primary_key=True),
-    Column("tenant_id", Uuid, primary_key=True),
-    Column("project_id", Uuid, primary_key=True),
-    Column("key_id", Uuid, primary_key=True),
-    Column("model", Text, primary_key=True),
-    Column("tier", Text, primary_key=True),
-    Column("region", Text, primary_key=True),
-    Column("price_version", BigInteger, primary_key=True, autoincrement=False),
-    Column("list_price_version", BigInteger, primary_key=True, autoincrement=False),
-    Column("simulated", Boolean, primary_key=True),
-    count("requests"),
-    Column("outcomes", ARRAY(BigInteger), nullable=False),
-    pico("input_tokens"),
-    pico("cached_input_tokens"),
-    pico("output_tokens"),
-    pico("reasoning_tokens"),
-    pico("unbilled_input_tokens"),
-    pico("unbilled_output_tokens"),
-    pico("cost"),
-    pico("list_cost"),
-    pico("busy_us"),
-)
+
+def _sums(period: str) -> tuple[Column[Any], ...]:
+    """The start of a period and the dimensions of its usage (the primary key), and the sums."""
+    return (
+        Column(period, DateTime(timezone=True), primary_key=True),
+        *(Column(name, Uuid, primary_key=True) for name in ("tenant_id", "project_id", "key_id")),
+        *(Column(name, Text, primary_key=True) for name in ("model", "tier", "region")),
+        Column("price_version", BigInteger, primary_key=True, autoincrement=False),
+        Column("list_price_version", BigInteger, primary_key=True, autoincrement=False),
+        Column("simulated", Boolean, primary_key=True),
+        count("requests"),
+        Column("outcomes", ARRAY(BigInteger), nullable=False),
+        pico("input_tokens"),
+        pico("cached_input_tokens"),
+        pico("output_tokens"),
+        pico("reasoning_tokens"),
+        pico("unbilled_input_tokens"),
+        pico("unbilled_output_tokens"),
+        pico("cost"),
+        pico("list_cost"),
+        pico("busy_us"),
+    )
+
+
+usage_hours = Table("usage_hours", metadata, *_sums("hour"))
 """Usage summed per UTC hour."""
 
 usage_days = Table(
     "usage_days",
     metadata,
-    Column("day", DateTime(timezone=True), primary_key=True),
-    Column("tenant_id", Uuid, primary_key=True),
-    Column("project_id", Uuid, primary_key=True),
-    Column("key_id", Uuid, primary_key=True),
-    Column("model", Text, primary_key=True),
-    Column("tier", Text, primary_key=True),
-    Column("region", Text, primary_key=True),
-    Column("price_version", BigInteger, primary_key=True, autoincrement=False),
-    Column("list_price_version", BigInteger, primary_key=True, autoincrement=False),
-    Column("simulated", Boolean, primary_key=True),
-    count("requests"),
-    Column("outcomes", ARRAY(BigInteger), nullable=False),
-    pico("input_tokens"),
-    pico("cached_input_tokens"),
-    pico("output_tokens"),
-    pico("reasoning_tokens"),
-    pico("unbilled_input_tokens"),
-    pico("unbilled_output_tokens"),
-    pico("cost"),
-    pico("list_cost"),
-    pico("busy_us"),
+    *_sums("day"),
     *(
         Column(name, Numeric(38, 0), nullable=False, server_default="0")
         for name in ("gpu_input_cost", "gpu_output_cost", "gpu_us", "machine_us")
