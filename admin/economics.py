@@ -12,8 +12,8 @@ from billing.economics.provider_invoices import InvoiceIn, InvoiceView, StateRow
 from billing.ledger.months import parse_month
 from billing.reports import margin, margin_compare
 from billing.reports.margin import EconomicsRow
-from billing.reports.margin_cells import check_period
 from billing.reports.margin_compare import BridgeView
+from billing.usage.query import check_period
 from core.db import Database
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES

@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.gpu_cost import GpuUse
 from billing.economics.weights import PICO_PER_US
-from billing.reports.margin_cells import UsageCell, check_period, usage_cells
+from billing.reports.margin_cells import UsageCell, usage_cells
 from billing.usage.gpu_shares import HostCosts, host_costs
-from billing.usage.query import bucket_start
+from billing.usage.query import bucket_start, check_period
 from core.apportion import split
 from core.errors import InvalidRequest
 from core.money import pico_to_usd, ratio_per_mtok

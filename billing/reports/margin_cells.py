@@ -1,6 +1,6 @@
 """Usage by organisation, model and time with the revenue of each kind of token and its part of what the hosts cost."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 from sqlalchemy import text
@@ -8,10 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.weights import GpuWeights
 from billing.usage.gpu_shares import DAILY_SUMS_WITH_GPU, HostCosts
-from core.errors import InvalidRequest
 from tenants.scoping import platform_wide
-
-MAX_DAYS = 400
 
 UNITS = {
     None: "CAST(:start AS timestamptz)",
@@ -94,16 +91,3 @@ async def usage_cells(
         )
         for row in found
     ]
-
-
-def check_period(start: datetime, end: datetime) -> None:
-    """Whole UTC hours, not empty, not too long. Raises InvalidRequest."""
-    for name, instant in (("from", start), ("to", end)):
-        if instant.tzinfo is None or (instant.minute, instant.second, instant.microsecond) != (0, 0, 0):
-            raise InvalidRequest(
-                f"{name} must be a date or a whole UTC hour, not {instant.isoformat()}", param=name
-            )
-    if not start < end:
-        raise InvalidRequest("the period is empty: `from` must be before `to`, which is excluded", param="to")
-    if end - start > timedelta(days=MAX_DAYS):
-        raise InvalidRequest(f"the period is longer than {MAX_DAYS} days; ask for a part of it", param="to")

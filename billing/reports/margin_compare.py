@@ -9,8 +9,9 @@ from billing.economics.gpu_cost import GpuUse
 from billing.economics.weights import catalog_weights
 from billing.reports.margin import percent
 from billing.reports.margin_bridge import Cell, Period, Quantities, bridge
-from billing.reports.margin_cells import check_period, usage_cells
+from billing.reports.margin_cells import usage_cells
 from billing.usage.gpu_shares import host_costs
+from billing.usage.query import check_period
 from core.money import pico_to_usd
 
 CellKey = tuple[str, str]
