@@ -67,22 +67,10 @@ async def adjust(
         raise InvalidRequest("what was never paid is a part of an amount above 0", param="never_paid")
     if corrects is not None and corrects.day != 1:
         raise InvalidRequest("corrects must be the first day of a month", param="corrects")
-    account = (
-        await connection.execute(
-            text(
-                "SELECT mode, balance - held AS free FROM billing_accounts "
-                "WHERE tenant_id = :tenant_id FOR UPDATE"
-            ),
-            {"tenant_id": tenant_id},
-        )
-    ).one_or_none()
-    if account is None:
-        raise NotFound(f"there is no billing account of an organisation {tenant_id}")
+    prepaid, free = await _lock_account(connection, tenant_id)
     if await _is_booked(connection, adjustment_id, tenant_id, amount):
         return
-    uncollectible = never_paid
-    if account.mode == "prepaid" and amount < 0:
-        uncollectible = max(-amount - max(int(account.free), 0), 0)
+    uncollectible = max(-amount - free, 0) if prepaid and amount < 0 else never_paid
     await connection.execute(
         insert(adjustments).values(
             id=adjustment_id,
@@ -97,7 +85,7 @@ async def adjust(
         )
     )
     collected = abs(amount) - uncollectible
-    if collected and account.mode == "prepaid" and amount > 0:
+    if collected and prepaid and amount > 0:
         await credits.add_lot(
             connection,
             lot_id=adjustment_id,
@@ -108,7 +96,7 @@ async def adjust(
             created_by=created_by,
         )
         collected = 0
-    customer_account = "credit" if account.mode == "prepaid" else "receivable"
+    customer_account = "credit" if prepaid else "receivable"
     for kind, counter_account, part in (
         ("adjustment", customer_account, collected),
         ("uncollectible", "uncollectible", uncollectible),
@@ -116,6 +104,22 @@ async def adjust(
         if part:
             debit, credit = ("revenue", counter_account) if amount > 0 else (counter_account, "revenue")
             await transfers.book(connection, kind, tenant_id, debit, credit, part, adjustment_id)
+
+
+async def _lock_account(connection: AsyncConnection, tenant_id: UUID) -> tuple[bool, int]:
+    """Lock the billing account: whether it is prepaid, and the picodollars that no open hold needs. Raises NotFound."""
+    account = (
+        await connection.execute(
+            text(
+                "SELECT mode, balance - held AS free FROM billing_accounts "
+                "WHERE tenant_id = :tenant_id FOR UPDATE"
+            ),
+            {"tenant_id": tenant_id},
+        )
+    ).one_or_none()
+    if account is None:
+        raise NotFound(f"there is no billing account of an organisation {tenant_id}")
+    return account.mode == "prepaid", max(int(account.free), 0)
 
 
 async def _is_booked(connection: AsyncConnection, adjustment_id: UUID, tenant_id: UUID, amount: int) -> bool:
