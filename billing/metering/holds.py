@@ -1,8 +1,7 @@
 """Holds of one API process: money reserved before a request runs, and released when it does not run (DESIGN §4, §5).
 
-Requests of one event loop tick share one call of a PostgreSQL function. Each waits on a future and never on the
-connection: when a request is cancelled or times out, the command runs on, and a hold that it grants is voided. A hold
-that is not renewed expires (billing/metering/reaper.py), so a fault in this process cannot reserve money for ever.
+A hold that is not renewed expires (billing/metering/reaper.py), so a fault in this process cannot reserve money for
+ever.
 """
 
 import asyncio
@@ -21,36 +20,18 @@ from billing.metering.dedicated_connection import (
     ConnectionUnavailable,
     DedicatedConnection,
 )
+from billing.metering.hold_queue import MAX_BATCH, HoldQueue
 from billing.metering.records import HoldGranted, HoldRequest, PriceVersion
-from billing.metering.refusals import billing_unavailable, hold_refusal
+from billing.metering.refusals import hold_refusal
 from billing.metering.unpriced import UnpricedCounts
 from core.clock import Clock
 from core.errors import PenstockError
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH = 64
-"""Requests in one call of the database function."""
-MAX_PENDING = 4096
-"""Requests that may wait to be sent; further ones are refused at once."""
 WAIT_FOR_HOLDS_S = 2.0
 """How long a request is retried when only other open holds cause its refusal (DESIGN §5)."""
 _RETRY_EVERY_S = 0.1
-
-_HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-
-
-class _Waiter:
-    """A request that waits for its row of `penstock_hold` until `deadline`, in the event loop's time."""
-
-    __slots__ = ("deadline", "future", "request")
-
-    def __init__(
-        self, request: HoldRequest, future: "asyncio.Future[asyncpg.Record]", deadline: float
-    ) -> None:
-        self.request = request
-        self.future = future
-        self.deadline = deadline
 
 
 class _PendingExtension(msgspec.Struct):
@@ -79,24 +60,22 @@ class HoldManager:
         connections: int = 2,
         top_up_url: str = "",
     ) -> None:
-        self._incarnation = incarnation
         self._ttl_s = ttl_s
         self._clock = clock
         self._timeout_s = timeout_s
         self._top_up_url = top_up_url
-        self._hold_connections = [
-            DedicatedConnection(database_url, durable=False) for _ in range(connections)
-        ]
+        self._open: set[UUID] = set()
+        self._queue = HoldQueue(
+            [DedicatedConnection(database_url, durable=False) for _ in range(connections)],
+            incarnation,
+            timeout_s=timeout_s,
+            on_granted=self._open.add,
+            on_unclaimed=self.void,
+        )
         self._control_connection = DedicatedConnection(database_url)
-        self._unsent: deque[_Waiter] = deque()
-        self._waiters: deque[_Waiter] = deque()
-        """Waiters of the last `timeout_s`, the oldest first, so that one timer serves them all."""
-        self._expiry_timer: asyncio.TimerHandle | None = None
         self._pending_extensions: deque[_PendingExtension] = deque()
         self._pending_voids: set[UUID] = set()
         self._unpriced = UnpricedCounts()
-        self._open: set[UUID] = set()
-        self._work = asyncio.Event()
         self._control_work = asyncio.Event()
         self._renew_at = 0.0
         self._closing = False
@@ -105,30 +84,25 @@ class HoldManager:
     async def start(self) -> None:
         """Start the tasks; they connect in the background, so PostgreSQL may be away."""
         self._renew_at = self._clock.monotonic() + self._ttl_s / 3
-        self._tasks = [
-            asyncio.create_task(self._serve_holds(connection)) for connection in self._hold_connections
-        ]
-        self._tasks.append(asyncio.create_task(self._serve_control()))
+        self._tasks = [*self._queue.start(), asyncio.create_task(self._serve_control())]
 
     async def close(self) -> None:
         """Send what is pending, voids included, for at most 2 s, then disconnect."""
         self._closing = True
-        self._work.set()
+        self._queue.stop()
         self._control_work.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2.0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._expiry_timer is not None:
-            self._expiry_timer.cancel()
-        for connection in (*self._hold_connections, self._control_connection):
-            await connection.close()
+        await self._queue.close()
+        await self._control_connection.close()
 
     @property
     def connected(self) -> bool:
         """Whether one of the connections for holds was open when last used."""
-        return any(connection.connected for connection in self._hold_connections)
+        return self._queue.connected
 
     @property
     def open_requests(self) -> int:
@@ -144,7 +118,7 @@ class HoldManager:
         """
         deadline = self._clock.monotonic() + WAIT_FOR_HOLDS_S
         while True:
-            row = await self._request_hold(request)
+            row = await self._queue.ask(request)
             if row["verdict"] == "granted":
                 return _granted(row)
             refusal = self._refusal(request, row)
@@ -174,44 +148,6 @@ class HoldManager:
         """Stop renewing the holds of settled requests. Optional: the next renewal would find them closed."""
         self._open.difference_update(request_ids)
 
-    async def _request_hold(self, request: HoldRequest) -> asyncpg.Record:
-        if len(self._unsent) >= MAX_PENDING or self._closing:
-            raise billing_unavailable()
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(request, loop.create_future(), loop.time() + self._timeout_s)
-        self._unsent.append(waiter)
-        self._waiters.append(waiter)
-        if self._expiry_timer is None:
-            self._expiry_timer = loop.call_at(waiter.deadline, self._expire_waiters)
-        self._work.set()
-        try:
-            return await waiter.future
-        except asyncio.CancelledError:
-            self._abandon(waiter)
-            raise
-
-    def _expire_waiters(self) -> None:
-        """Fail the waiters whose deadline has passed; `_deliver` voids a hold that is granted to one of them later."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        while self._waiters and (self._waiters[0].future.done() or self._waiters[0].deadline <= now):
-            waiter = self._waiters.popleft()
-            if not waiter.future.done():
-                waiter.future.set_exception(billing_unavailable())
-        self._expiry_timer = (
-            loop.call_at(self._waiters[0].deadline, self._expire_waiters) if self._waiters else None
-        )
-
-    def _abandon(self, waiter: _Waiter) -> None:
-        """Void the hold of a cancelled waiter, now if it is granted already, else in `_deliver`."""
-        future = waiter.future
-        if not future.done():
-            future.cancel()
-        elif (
-            not future.cancelled() and future.exception() is None and future.result()["verdict"] == "granted"
-        ):
-            self.void(waiter.request.request_id)
-
     def _refusal(self, request: HoldRequest, row: asyncpg.Record) -> PenstockError:
         if row["verdict"] == "unpriced":
             self._unpriced.add(request.model, request.tier, request.tenant_id)
@@ -225,76 +161,6 @@ class HoldManager:
             open_requests=int(row["open_holds"] or 0),
             top_up_url=self._top_up_url,
         )
-
-    # -- holds -----------------------------------------------------------------------------------------------------
-
-    async def _serve_holds(self, connection: DedicatedConnection) -> None:
-        backoff = Backoff()
-        while not (self._closing and not self._unsent):
-            try:
-                await connection.connect()
-            except ConnectionUnavailable:
-                if self._closing:
-                    return
-                await backoff.wait()
-                continue
-            backoff.reset()
-            await self._work.wait()
-            # Yield once, so that all requests of this tick go into one batch.
-            await asyncio.sleep(0)
-            batch = self._next_batch()
-            if batch:
-                await self._place_batch(connection, batch)
-
-    def _next_batch(self) -> list[_Waiter]:
-        batch: list[_Waiter] = []
-        while self._unsent and len(batch) < MAX_BATCH:
-            waiter = self._unsent.popleft()
-            if not waiter.future.done():
-                batch.append(waiter)
-        if not self._unsent and not self._closing:
-            self._work.clear()
-        return batch
-
-    async def _place_batch(self, connection: DedicatedConnection, batch: list[_Waiter]) -> None:
-        requests = [waiter.request for waiter in batch]
-        try:
-            rows = await connection.fetch(
-                _HOLD,
-                self._incarnation,
-                [one.request_id for one in requests],
-                [one.tenant_id for one in requests],
-                [one.project_id for one in requests],
-                [one.key_id for one in requests],
-                [one.model for one in requests],
-                [one.tier for one in requests],
-                [one.max_input_tokens for one in requests],
-                [one.max_output_tokens for one in requests],
-                [one.default_output_tokens for one in requests],
-            )
-        except (ConnectionUnavailable, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            if not isinstance(error, ConnectionUnavailable):
-                log.warning("holds refused by the database: %s", error)
-            for waiter in batch:
-                # The hold may have been committed although the answer was lost.
-                self.void(waiter.request.request_id)
-                if not waiter.future.done():
-                    waiter.future.set_exception(billing_unavailable())
-                    waiter.future.exception()
-            return
-        verdicts = {row["request_id"]: row for row in rows}
-        for waiter in batch:
-            self._deliver(waiter, verdicts[waiter.request.request_id])
-
-    def _deliver(self, waiter: _Waiter, row: asyncpg.Record) -> None:
-        granted = row["verdict"] == "granted"
-        if waiter.future.done():
-            if granted:
-                self.void(waiter.request.request_id)
-            return
-        if granted:
-            self._open.add(waiter.request.request_id)
-        waiter.future.set_result(row)
 
     # -- voids, extensions, renewals -------------------------------------------------------------------------------
 
