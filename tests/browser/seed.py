@@ -76,12 +76,12 @@ async def _customer(database: Database, name: str) -> Customer:
 
 async def _requests(database: Database, spool_dir: Path, customer: Customer, number: int) -> None:
     """Hold, open, settle: what the gateway does around the engine."""
-    book = HoldManager(database.url, "api-seed", ttl_s=60, clock=SystemClock(), timeout_s=10.0)
+    manager = HoldManager(database.url, "api-seed", ttl_s=60, clock=SystemClock(), timeout_s=10.0)
     meter = Meter(database.url, spool_dir, f"api-seed-{customer.tenant_id}")
-    await book.start()
+    await manager.start()
     await meter.start()
     try:
-        await asyncio.gather(*(_request(book, meter, customer, index) for index in range(number)))
+        await asyncio.gather(*(_request(manager, meter, customer, index) for index in range(number)))
 
         async def settled() -> bool:
             account = await admin_billing.get_account(database, ME, tenant_id=customer.tenant_id)
@@ -90,11 +90,11 @@ async def _requests(database: Database, spool_dir: Path, customer: Customer, num
         await until(settled)
     finally:
         await meter.close()
-        await book.close()
+        await manager.close()
 
 
-async def _request(book: HoldManager, meter: Meter, customer: Customer, index: int) -> None:
-    granted = await book.place(
+async def _request(manager: HoldManager, meter: Meter, customer: Customer, index: int) -> None:
+    granted = await manager.place(
         HoldRequest(
             request_id=uuid7(),
             tenant_id=customer.tenant_id,

@@ -35,9 +35,9 @@ class Engine:
     """An engine's counters, as a scheduler would report them, beside what requests used of it."""
 
     def __init__(
-        self, database: Database, customer: Customer, book: HoldManager, settlement: Settlement
+        self, database: Database, customer: Customer, manager: HoldManager, settlement: Settlement
     ) -> None:
-        self.database, self.customer, self.book, self.settlement = database, customer, book, settlement
+        self.database, self.customer, self.manager, self.settlement = database, customer, manager, settlement
         self.prompt, self.generation = WARM.prompt_tokens, WARM.generation_tokens
 
     async def report(
@@ -50,7 +50,7 @@ class Engine:
             await record_counters(connection, found)
 
     async def hold(self) -> HoldGranted:
-        return await self.book.place(self.customer.hold())
+        return await self.manager.place(self.customer.hold())
 
     async def settle(
         self,
@@ -104,13 +104,13 @@ def _ignore(request_id: UUID) -> None:
 async def engine(database: Database, pg_url: str) -> AsyncIterator[Engine]:
     await price(database)
     customer = await make_customer(database, "1000")
-    book = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    manager = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
     settlement = Settlement(pg_url)
-    await book.start()
+    await manager.start()
     await settlement.start()
-    yield Engine(database, customer, book, settlement)
+    yield Engine(database, customer, manager, settlement)
     await settlement.close()
-    await book.close()
+    await manager.close()
 
 
 async def test_every_cause_has_its_line_and_nothing_is_left(engine: Engine) -> None:

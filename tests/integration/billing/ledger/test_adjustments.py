@@ -1,4 +1,4 @@
-"""Manual adjustments: booked or waiting for a second person, exact for prepaid and postpaid customers."""
+"""Manual adjustments: booked or waiting for approval, exact for prepaid and postpaid customers."""
 
 from decimal import Decimal
 from typing import Any

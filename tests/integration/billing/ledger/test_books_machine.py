@@ -1,4 +1,4 @@
-"""The whole ledger against a pure model: what every account of every customer holds after any history."""
+"""Random bookings, compared with a pure model of every customer's account balances."""
 
 from collections import Counter
 from dataclasses import dataclass, field

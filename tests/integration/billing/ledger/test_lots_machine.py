@@ -1,4 +1,4 @@
-"""Credit lots against a model that keeps every event in its order: balance, what remains, which lot pays, holds."""
+"""Random histories of credit lots, compared with a model that replays every event: balance, lots, draws, holds."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Lot:
-    """What the model knows of a lot. `expires` sorts as (0, tick) once it is over, (1, day) before, (2,) never."""
+    """The model of a lot. `expires` sorts as (0, tick) once it has expired, (1, day) before, (2,) for never."""
 
     id: UUID
     amount: int

@@ -22,46 +22,48 @@ from tests.integration.billing.support import (
 )
 from tests.support.waiting import until
 
-Books = Callable[..., "asyncio.Future[HoldManager]"]
+MakeManager = Callable[..., "asyncio.Future[HoldManager]"]
 
 
 @pytest.fixture
-async def make_book(pg_url: str) -> AsyncIterator[Callable[[], "asyncio.Task[HoldManager]"]]:
-    books: list[HoldManager] = []
+async def make_manager(pg_url: str) -> AsyncIterator[Callable[[], "asyncio.Task[HoldManager]"]]:
+    managers: list[HoldManager] = []
 
     async def make() -> HoldManager:
-        book = HoldManager(
+        manager = HoldManager(
             pg_url,
-            f"api-{len(books)}",
+            f"api-{len(managers)}",
             ttl_s=60,
             clock=SystemClock(),
             timeout_s=5.0,
             top_up_url="https://pay",
         )
-        await book.start()
-        books.append(book)
-        return book
+        await manager.start()
+        managers.append(manager)
+        return manager
 
     yield make  # type: ignore[misc]
-    for book in books:
-        await book.close()
+    for manager in managers:
+        await manager.close()
 
 
-async def placed(book: HoldManager, customer: Customer, **sizes: int) -> HoldGranted | PaymentRequired:
+async def placed(manager: HoldManager, customer: Customer, **sizes: int) -> HoldGranted | PaymentRequired:
     try:
-        return await book.place(customer.hold(**sizes))
+        return await manager.place(customer.hold(**sizes))
     except PaymentRequired as refusal:
         return refusal
 
 
 @pytest.mark.promise(3)
-async def test_two_hundred_on_credit_for_ten_over_two_books(database: Database, make_book: Books) -> None:
+async def test_two_hundred_on_credit_for_ten_over_two_processes(
+    database: Database, make_manager: MakeManager
+) -> None:
     # An output token costs a dollar: a hold is 8 dollars and 10 prompt tokens of a millionth of a dollar.
     await price(database, input="1", cached_input="1", output="1000000", reasoning="1000000")
     customer = await make_customer(database, "80.50")
-    books = [await make_book(), await make_book()]
+    managers = [await make_manager(), await make_manager()]
     results = await asyncio.gather(
-        *(placed(books[i % 2], customer, input_tokens=10, output_tokens=8) for i in range(200))
+        *(placed(managers[i % 2], customer, input_tokens=10, output_tokens=8) for i in range(200))
     )
     granted = [one for one in results if isinstance(one, HoldGranted)]
     assert len(granted) == 10
@@ -79,36 +81,40 @@ async def test_two_hundred_on_credit_for_ten_over_two_books(database: Database, 
     }
 
 
-async def test_a_refusal_caused_by_open_holds_waits_for_them(database: Database, make_book: Books) -> None:
+async def test_a_refusal_caused_by_open_holds_waits_for_them(
+    database: Database, make_manager: MakeManager
+) -> None:
     await price(database, reasoning="10")
     customer = await make_customer(database, "0.0015")
-    book = await make_book()
-    first = await book.place(customer.hold(input_tokens=0, output_tokens=100))
-    second = asyncio.create_task(book.place(customer.hold(input_tokens=0, output_tokens=100)))
+    manager = await make_manager()
+    first = await manager.place(customer.hold(input_tokens=0, output_tokens=100))
+    second = asyncio.create_task(manager.place(customer.hold(input_tokens=0, output_tokens=100)))
     await asyncio.sleep(0.15)
     assert not second.done()
-    book.void(first.request_id)
+    manager.void(first.request_id)
     assert (await second).amount == usd_to_pico("0.001")
 
 
-async def test_no_credit_at_all_is_refused_at_once(database: Database, make_book: Books) -> None:
+async def test_no_credit_at_all_is_refused_at_once(database: Database, make_manager: MakeManager) -> None:
     await price(database, reasoning="10")
     customer = await make_customer(database)
     with pytest.raises(InsufficientCredit) as refused:
-        await (await make_book()).place(customer.hold())
+        await (await make_manager()).place(customer.hold())
     assert refused.value.details["balance_usd"] == "0.00"
     assert refused.value.details["needed_usd"] == "0.00101"
 
 
-async def test_an_unpriced_model_is_refused_never_free(database: Database, make_book: Books) -> None:
+async def test_an_unpriced_model_is_refused_never_free(database: Database, make_manager: MakeManager) -> None:
     await price(database)
     customer = await make_customer(database, "1")
     with pytest.raises(Unavailable) as refused:
-        await (await make_book()).place(customer.hold(model="unheard-of"))
+        await (await make_manager()).place(customer.hold(model="unheard-of"))
     assert refused.value.code == "model_unpriced"
 
 
-async def test_a_monthly_budget_counts_holds_and_spending(database: Database, make_book: Books) -> None:
+async def test_a_monthly_budget_counts_holds_and_spending(
+    database: Database, make_manager: MakeManager
+) -> None:
     await price(database, reasoning="10")
     customer = await make_customer(database, "100")
     async with database.system() as connection:
@@ -117,10 +123,10 @@ async def test_a_monthly_budget_counts_holds_and_spending(database: Database, ma
             text("UPDATE billing_accounts SET spent_month = 100000000 WHERE tenant_id = :id"),
             {"id": customer.tenant_id},
         )
-    book = await make_book()
-    await book.place(customer.hold(input_tokens=0, output_tokens=100))
+    manager = await make_manager()
+    await manager.place(customer.hold(input_tokens=0, output_tokens=100))
     with pytest.raises(BudgetExceeded) as refused:
-        await book.place(customer.hold(input_tokens=0, output_tokens=200))
+        await manager.place(customer.hold(input_tokens=0, output_tokens=200))
     assert refused.value.details["balance_usd"] == "0.0014"
     async with database.system() as connection:
         # What was spent last month does not count.
@@ -130,21 +136,21 @@ async def test_a_monthly_budget_counts_holds_and_spending(database: Database, ma
             ),
             {"id": customer.tenant_id},
         )
-    await book.place(customer.hold(input_tokens=0, output_tokens=50))
+    await manager.place(customer.hold(input_tokens=0, output_tokens=50))
 
 
 async def test_the_contract_price_wins_and_the_list_price_is_kept(
-    database: Database, make_book: Books
+    database: Database, make_manager: MakeManager
 ) -> None:
     list_version = await price(database)
     customer = await make_customer(database, "1")
     contract = await price(database, tenant_id=customer.tenant_id, output="5")
     other = await make_customer(database, "1")
-    book = await make_book()
-    granted = await book.place(customer.hold())
+    manager = await make_manager()
+    granted = await manager.place(customer.hold())
     assert (granted.price.id, granted.list_price.id) == (contract, list_version)
     assert (granted.price.output, granted.list_price.output) == (5_000_000, 10_000_000)
-    assert (await book.place(other.hold())).price.id == list_version
+    assert (await manager.place(other.hold())).price.id == list_version
 
 
 @pytest.mark.parametrize(
@@ -156,26 +162,26 @@ async def test_the_contract_price_wins_and_the_list_price_is_kept(
     ],
 )
 async def test_without_max_tokens_the_hold_is_sized_by_what_is_there(
-    database: Database, make_book: Books, credit: str, tokens: int
+    database: Database, make_manager: MakeManager, credit: str, tokens: int
 ) -> None:
     await price(database)
     customer = await make_customer(database, credit)
-    granted = await (await make_book()).place(customer.hold(input_tokens=0, output_tokens=0))
+    granted = await (await make_manager()).place(customer.hold(input_tokens=0, output_tokens=0))
     assert granted.output_tokens == tokens
 
 
-async def test_extension_takes_money_or_says_no(database: Database, make_book: Books) -> None:
+async def test_extension_takes_money_or_says_no(database: Database, make_manager: MakeManager) -> None:
     await price(database, reasoning="10")
     customer = await make_customer(database, "0.02")
-    book = await make_book()
-    granted = await book.place(customer.hold(input_tokens=0, output_tokens=100))
-    assert await book.extend(granted.request_id, 1024)
+    manager = await make_manager()
+    granted = await manager.place(customer.hold(input_tokens=0, output_tokens=100))
+    assert await manager.extend(granted.request_id, 1024)
     assert (await account(database, customer)).held == 1124 * 10_000_000
-    assert not await book.extend(granted.request_id, 1024)
+    assert not await manager.extend(granted.request_id, 1024)
     assert (await account(database, customer)).held == 1124 * 10_000_000
-    book.void(granted.request_id)
+    manager.void(granted.request_id)
     await until(lambda: _held_is(database, customer, 0))
-    assert not await book.extend(granted.request_id, 1)
+    assert not await manager.extend(granted.request_id, 1)
 
 
 async def _held_is(database: Database, customer: Customer, amount: int) -> bool:
@@ -184,41 +190,41 @@ async def _held_is(database: Database, customer: Customer, amount: int) -> bool:
 
 
 @pytest.mark.promise(4, 24)
-async def test_a_cancelled_caller_leaves_no_hold(database: Database, make_book: Books) -> None:
+async def test_a_cancelled_caller_leaves_no_hold(database: Database, make_manager: MakeManager) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    book = await make_book()
-    tasks = [asyncio.create_task(book.place(customer.hold())) for _ in range(20)]
+    manager = await make_manager()
+    tasks = [asyncio.create_task(manager.place(customer.hold())) for _ in range(20)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await until(lambda: _held_is(database, customer, 0))
-    assert (await book.place(customer.hold())).amount > 0
+    assert (await manager.place(customer.hold())).amount > 0
 
 
 @pytest.mark.promise(4)
 async def test_a_slow_database_refuses_and_the_late_hold_is_voided(database: Database, pg_url: str) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    book = HoldManager(pg_url, "api-slow", ttl_s=60, clock=SystemClock(), timeout_s=0.2)
-    await book.start()
+    manager = HoldManager(pg_url, "api-slow", ttl_s=60, clock=SystemClock(), timeout_s=0.2)
+    await manager.start()
     try:
-        await until(lambda: book.connected)
+        await until(lambda: manager.connected)
         async with database.system() as connection:
             await connection.execute(
                 text("SELECT 1 FROM billing_accounts WHERE tenant_id = :id FOR UPDATE"),
                 {"id": customer.tenant_id},
             )
             with pytest.raises(Unavailable):
-                await book.place(customer.hold())
+                await manager.place(customer.hold())
         async with database.system() as connection:
             await connection.execute(text("SELECT 1"))
         await until(lambda: _state_count(database, "voided", 1))
         assert await _held_is(database, customer, 0)
     finally:
-        await book.close()
+        await manager.close()
 
 
 async def test_an_extension_that_a_slow_database_does_not_answer_lets_the_answer_go_on(
@@ -226,17 +232,17 @@ async def test_an_extension_that_a_slow_database_does_not_answer_lets_the_answer
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    book = HoldManager(pg_url, "api-slow", ttl_s=60, clock=SystemClock(), timeout_s=0.5)
-    await book.start()
+    manager = HoldManager(pg_url, "api-slow", ttl_s=60, clock=SystemClock(), timeout_s=0.5)
+    await manager.start()
     try:
-        await until(lambda: book.connected)
-        granted = await book.place(customer.hold())
+        await until(lambda: manager.connected)
+        granted = await manager.place(customer.hold())
         async with database.system() as connection:
             lock = text("SELECT FROM billing_accounts WHERE tenant_id = :id FOR UPDATE")
             await connection.execute(lock, {"id": customer.tenant_id})
-            assert await book.extend(granted.request_id, 1024)
+            assert await manager.extend(granted.request_id, 1024)
     finally:
-        await book.close()
+        await manager.close()
 
 
 async def _state_count(database: Database, state: str, count: int) -> bool:
@@ -247,22 +253,22 @@ async def _state_count(database: Database, state: str, count: int) -> bool:
         return bool(found.scalar_one() == count)
 
 
-async def test_lost_connections_come_back(database: Database, pg_url: str, make_book: Books) -> None:
+async def test_lost_connections_come_back(database: Database, pg_url: str, make_manager: MakeManager) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    book = await make_book()
-    first = await book.place(customer.hold())
+    manager = await make_manager()
+    first = await manager.place(customer.hold())
     await until(lambda: _cut(pg_url))
 
     async def works() -> bool:
         try:
-            await book.place(customer.hold())
+            await manager.place(customer.hold())
         except Unavailable:
             return False
         return True
 
     await until(works)
-    book.void(first.request_id)
+    manager.void(first.request_id)
     await until(lambda: _state_count(database, "voided", 1))
 
 
@@ -274,10 +280,10 @@ async def _cut(pg_url: str) -> bool:
 async def test_renewal_keeps_holds_and_forgets_the_closed(database: Database, pg_url: str) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    book = HoldManager(pg_url, "api-renews", ttl_s=0.3, clock=SystemClock(), timeout_s=5.0)
-    await book.start()
+    manager = HoldManager(pg_url, "api-renews", ttl_s=0.3, clock=SystemClock(), timeout_s=5.0)
+    await manager.start()
     try:
-        kept, closed = [await book.place(customer.hold()) for _ in range(2)]
+        kept, closed = [await manager.place(customer.hold()) for _ in range(2)]
         async with database.system() as connection:
             await connection.execute(
                 text("SELECT penstock_void(ARRAY[:id]::uuid[])"), {"id": closed.request_id}
@@ -292,6 +298,6 @@ async def test_renewal_keeps_holds_and_forgets_the_closed(database: Database, pg
                 return bool(found.scalar_one())
 
         await until(renewed)
-        await until(lambda: book.open_requests == 1)
+        await until(lambda: manager.open_requests == 1)
     finally:
-        await book.close()
+        await manager.close()

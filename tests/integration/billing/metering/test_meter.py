@@ -37,26 +37,26 @@ SMALL = 256 * 1024
 
 
 @pytest.fixture
-async def book(pg_url: str) -> AsyncIterator[HoldManager]:
-    book = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=0.5)
-    await book.start()
-    await until(lambda: book.connected)
-    yield book
-    await book.close()
+async def manager(pg_url: str) -> AsyncIterator[HoldManager]:
+    manager = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=0.5)
+    await manager.start()
+    await until(lambda: manager.connected)
+    yield manager
+    await manager.close()
 
 
-async def hold(book: HoldManager, customer: Customer) -> HoldGranted:
-    """Place a hold, patiently: the machine may be slow."""
+async def hold(manager: HoldManager, customer: Customer) -> HoldGranted:
+    """Place a hold; retry while a slow machine makes it time out."""
     while True:
         try:
-            return await book.place(customer.hold())
+            return await manager.place(customer.hold())
         except Unavailable:
             await asyncio.sleep(0.05)
 
 
 @pytest.mark.promise(1)
 async def test_a_request_is_metered_from_open_to_ledger(
-    database: Database, pg_url: str, book: HoldManager, tmp_path: Path
+    database: Database, pg_url: str, manager: HoldManager, tmp_path: Path
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
@@ -64,7 +64,7 @@ async def test_a_request_is_metered_from_open_to_ledger(
     meter = Meter(pg_url, tmp_path, "api-1", spool_bytes=SMALL, on_settled=settled.extend)
     await meter.start()
     assert meter.ready
-    granted = await hold(book, customer)
+    granted = await hold(manager, customer)
     meter.open(customer.open(granted))
     meter.checkpoint(Checkpoint(granted.request_id, TokenUsage(input=1, output=1)))
     meter.settle(customer.ended(granted, TokenUsage(input=10, output=10)))
@@ -78,13 +78,13 @@ async def test_a_request_is_metered_from_open_to_ledger(
 
 @pytest.mark.promise(10)
 async def test_postgresql_away_admits_nothing_and_settles_later_once(
-    database: Database, pg_url: str, services: object, book: HoldManager, tmp_path: Path
+    database: Database, pg_url: str, services: object, manager: HoldManager, tmp_path: Path
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
     meter = Meter(pg_url, tmp_path, "api-1", spool_bytes=SMALL)
     await meter.start()
-    running = [await hold(book, customer) for _ in range(5)]
+    running = [await hold(manager, customer) for _ in range(5)]
     for granted in running:
         meter.open(customer.open(granted))
     name = pg_url.rsplit("/", 1)[1]
@@ -95,8 +95,8 @@ async def test_postgresql_away_admits_nothing_and_settles_later_once(
     await owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
     try:
         with pytest.raises(Unavailable):
-            await book.place(customer.hold())
-        assert await book.extend(running[0].request_id, 1024), "what runs may finish"
+            await manager.place(customer.hold())
+        assert await manager.extend(running[0].request_id, 1024), "what runs may finish"
         for granted in running:
             meter.settle(customer.ended(granted, TokenUsage(output=10)))
         assert meter.ready
@@ -159,11 +159,11 @@ def crash(spool_dir: Path, opened: list[OpenRecord]) -> None:
 
 @pytest.mark.promise(1, 5, 7)
 async def test_the_spool_of_a_killed_process_is_adopted(
-    database: Database, pg_url: str, book: HoldManager, tmp_path: Path
+    database: Database, pg_url: str, manager: HoldManager, tmp_path: Path
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    holds = [await hold(book, customer) for _ in range(4)]
+    holds = [await hold(manager, customer) for _ in range(4)]
     opened = [customer.open(granted) for granted in holds]
     living = Meter(pg_url, tmp_path, "api-living", spool_bytes=SMALL, adopt_every_s=0.1)
     await living.start()
@@ -182,11 +182,11 @@ async def test_the_spool_of_a_killed_process_is_adopted(
 
 @pytest.mark.promise(1, 7)
 async def test_records_settled_before_the_death_are_not_billed_again(
-    database: Database, pg_url: str, book: HoldManager, tmp_path: Path
+    database: Database, pg_url: str, manager: HoldManager, tmp_path: Path
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    holds = [await hold(book, customer) for _ in range(3)]
+    holds = [await hold(manager, customer) for _ in range(3)]
     first = Meter(pg_url, tmp_path / "a", "api-first", spool_bytes=SMALL)
     await first.start()
     first.settle(customer.ended(holds[0], TokenUsage(input=10, output=50)))

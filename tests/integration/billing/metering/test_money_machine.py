@@ -1,4 +1,4 @@
-"""Holds, settlement and ledger against a model small enough to be believed."""
+"""Random histories of holds, settlement and ledger, compared with a small model."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ NONE = UUID(int=0)
 
 @dataclass
 class Account:
-    """The model: what the tenant has, what is held for whom, what was spent and lost."""
+    """The model of a tenant: balance, holds by request, money spent and uncollectible."""
 
     customer: Customer
     balance: int = 0
@@ -57,7 +57,7 @@ class Account:
 
     def settle(self, request_id: UUID, cost: int) -> None:
         hold = self.holds.pop(request_id, 0)
-        # What other requests hold is not ours to take.
+        # Money that other requests hold is not available.
         paid = cost if cost <= hold else min(cost, max(self.balance - self.held, 0))
         self.balance -= paid
         self.spent += cost

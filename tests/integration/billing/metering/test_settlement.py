@@ -1,4 +1,4 @@
-"""Settlement on a real PostgreSQL: once, exactly, whatever happens around it."""
+"""Settlement on a real PostgreSQL: exactly once, also with retries, bad records and outages."""
 
 import asyncio
 import json
@@ -34,11 +34,11 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-async def book(pg_url: str) -> AsyncIterator[HoldManager]:
-    book = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
-    await book.start()
-    yield book
-    await book.close()
+async def manager(pg_url: str) -> AsyncIterator[HoldManager]:
+    manager = HoldManager(pg_url, "api-test", ttl_s=60, clock=SystemClock(), timeout_s=5.0)
+    await manager.start()
+    yield manager
+    await manager.close()
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ COST = 6 * 1_000_000 + 4 * 100_000 + 30 * 10_000_000 + 20 * 20_000_000
 
 @pytest.mark.promise(1, 4)
 async def test_a_settled_request_is_charged_once(
-    database: Database, book: HoldManager, hot: asyncpg.Connection
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
 ) -> None:
     version = await price(database)
     customer = await make_customer(database, "1")
-    granted = await book.place(customer.hold())
+    granted = await manager.place(customer.hold())
     record = customer.ended(
         granted,
         USAGE,
@@ -111,11 +111,11 @@ async def test_a_settled_request_is_charged_once(
 @pytest.mark.promise(7)
 @pytest.mark.parametrize("outcome", [Outcome.ENGINE_FAILED, Outcome.ZERO_OUTPUT])
 async def test_failures_record_tokens_and_charge_nothing(
-    database: Database, book: HoldManager, hot: asyncpg.Connection, outcome: Outcome
+    database: Database, manager: HoldManager, hot: asyncpg.Connection, outcome: Outcome
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    granted = await book.place(customer.hold())
+    granted = await manager.place(customer.hold())
     await settle(hot, customer.ended(granted, USAGE, outcome))
     row = (await usage_rows(database, customer))[granted.request_id]
     assert (row.cost, row.list_cost, row.output_tokens) == (0, 0, 50)
@@ -126,14 +126,14 @@ async def test_failures_record_tokens_and_charge_nothing(
 
 @pytest.mark.promise(16)
 async def test_a_contract_price_keeps_the_list_cost(
-    database: Database, book: HoldManager, hot: asyncpg.Connection
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
     await price(
         database, tenant_id=customer.tenant_id, input="0.5", cached_input="0.1", output="5", reasoning="5"
     )
-    granted = await book.place(customer.hold())
+    granted = await manager.place(customer.hold())
     # The price changes while the request runs: the pinned version holds.
     await price(database, tenant_id=customer.tenant_id, output="999")
     await settle(hot, customer.ended(granted, TokenUsage(input=10, output=10)))
@@ -143,13 +143,13 @@ async def test_a_contract_price_keeps_the_list_cost(
 
 @pytest.mark.promise(3)
 async def test_a_hold_too_small_charges_what_is_available(
-    database: Database, book: HoldManager, hot: asyncpg.Connection
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database, reasoning="10")
     customer = await make_customer(database, "0.003")
-    small = await book.place(customer.hold(input_tokens=0, output_tokens=100))
-    other = await book.place(customer.hold(input_tokens=0, output_tokens=100))
-    # 400 tokens cost 0.004: the hold covers 0.001, 0.001 is free, the other request's 0.001 is not ours to take.
+    small = await manager.place(customer.hold(input_tokens=0, output_tokens=100))
+    other = await manager.place(customer.hold(input_tokens=0, output_tokens=100))
+    # 400 tokens cost 0.004: the hold covers 0.001, 0.001 is free, and 0.001 is held by the other request.
     await settle(hot, customer.ended(small, TokenUsage(output=400)))
     kinds = {t.kind: t.amount for t in await transfers(database, customer)}
     assert kinds["usage"] == usd_to_pico("0.002")
@@ -161,11 +161,11 @@ async def test_a_hold_too_small_charges_what_is_available(
 
 @pytest.mark.promise(4, 5)
 async def test_a_settlement_after_the_reaper_still_settles(
-    database: Database, book: HoldManager, hot: asyncpg.Connection
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    granted = await book.place(customer.hold())
+    granted = await manager.place(customer.hold())
     async with database.system() as connection:
         assert await reap(connection, 60) == 0
         await connection.execute(text("UPDATE holds SET renewed_at = renewed_at - interval '61 seconds'"))
@@ -179,11 +179,11 @@ async def test_a_settlement_after_the_reaper_still_settles(
 
 @pytest.mark.promise(5)
 async def test_the_reaper_waits_one_ttl_after_postgresql_came_back(
-    database: Database, book: HoldManager, hot: asyncpg.Connection
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    await book.place(customer.hold())
+    await manager.place(customer.hold())
     async with database.system() as connection:
         await reap(connection, 60)
         await connection.execute(text("UPDATE holds SET renewed_at = renewed_at - interval '61 seconds'"))
@@ -200,12 +200,12 @@ async def test_the_reaper_waits_one_ttl_after_postgresql_came_back(
 
 
 async def test_one_bad_record_never_stops_a_batch(
-    database: Database, book: HoldManager, hot: asyncpg.Connection
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
     other_version = await price(database, model="other")
-    good, negative, cached, foreign = [await book.place(customer.hold()) for _ in range(4)]
+    good, negative, cached, foreign = [await manager.place(customer.hold()) for _ in range(4)]
     records = [
         customer.ended(good, USAGE),
         customer.ended(negative, TokenUsage(input=-1)),
@@ -236,11 +236,11 @@ def never(request_id: UUID) -> None:
 
 
 async def test_a_record_that_cannot_be_read_back_is_not_called_settled(
-    database: Database, book: HoldManager, pg_url: str
+    database: Database, manager: HoldManager, pg_url: str
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    good, gone = [await book.place(customer.hold()) for _ in range(2)]
+    good, gone = [await manager.place(customer.hold()) for _ in range(2)]
     settled: list[UUID] = []
     lost: list[UUID] = []
     settlement = Settlement(pg_url)
@@ -257,11 +257,11 @@ async def test_a_record_that_cannot_be_read_back_is_not_called_settled(
 
 
 async def test_a_record_that_postgresql_cannot_even_read_is_parked(
-    database: Database, book: HoldManager, pg_url: str
+    database: Database, manager: HoldManager, pg_url: str
 ) -> None:
     await price(database)
     customer = await make_customer(database, "1")
-    good, bad, huge = [await book.place(customer.hold()) for _ in range(3)]
+    good, bad, huge = [await manager.place(customer.hold()) for _ in range(3)]
     nul = msgspec.structs.replace(customer.ended(bad, USAGE), open=customer.open(bad, replica_id="nul\x00"))
     settled: set[UUID] = set()
     settlement = Settlement(pg_url)
@@ -279,32 +279,32 @@ async def test_a_record_that_postgresql_cannot_even_read_is_parked(
 
 
 async def test_postpaid_usage_is_owed_and_the_credit_limit_holds(
-    database: Database, book: HoldManager, hot: asyncpg.Connection
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
 ) -> None:
     await price(database)
     customer = await make_customer(database, mode="postpaid")
-    granted = await book.place(customer.hold())
+    granted = await manager.place(customer.hold())
     await settle(hot, customer.ended(granted, TokenUsage(output=5000)))
     after = await account(database, customer)
     assert (after.balance, after.owed, after.held) == (0, 5000 * 10_000_000, 0)
     assert [t.kind for t in await transfers(database, customer)] == ["usage"]
     async with database.system() as connection:
         await set_credit_limit(connection, customer.tenant_id, "0.0505")
-    await book.place(customer.hold(input_tokens=0, output_tokens=25))
+    await manager.place(customer.hold(input_tokens=0, output_tokens=25))
     with pytest.raises(InsufficientCredit):
-        await book.place(customer.hold(input_tokens=0, output_tokens=26))
+        await manager.place(customer.hold(input_tokens=0, output_tokens=26))
     await all_sound(database)
 
 
 @pytest.mark.promise(1)
 async def test_concurrent_and_repeated_batches_settle_each_request_once(
-    database: Database, book: HoldManager, pg_url: str
+    database: Database, manager: HoldManager, pg_url: str
 ) -> None:
     await price(database)
     customers: list[Customer] = [await make_customer(database, "10", name=f"c{i}") for i in range(3)]
     holds: list[tuple[Customer, HoldGranted]] = []
     for customer in customers:
-        granted = await asyncio.gather(*(book.place(customer.hold()) for _ in range(40)))
+        granted = await asyncio.gather(*(manager.place(customer.hold()) for _ in range(40)))
         holds += [(customer, one) for one in granted]
     records = [customer.ended(granted, USAGE) for customer, granted in holds]
     workers = [Settlement(pg_url, window_s=0.01) for _ in range(3)]
@@ -326,11 +326,11 @@ async def test_concurrent_and_repeated_batches_settle_each_request_once(
 
 @pytest.mark.promise(1)
 async def test_settlement_survives_cut_connections(
-    database: Database, book: HoldManager, pg_url: str
+    database: Database, manager: HoldManager, pg_url: str
 ) -> None:
     await price(database)
     customer = await make_customer(database, "10")
-    granted = await asyncio.gather(*(book.place(customer.hold()) for _ in range(60)))
+    granted = await asyncio.gather(*(manager.place(customer.hold()) for _ in range(60)))
     settlement = Settlement(pg_url, batch_rows=5, window_s=0.0)
     done: list[UUID] = []
     await settlement.start()
@@ -349,7 +349,7 @@ async def test_settlement_survives_cut_connections(
 
 
 @pytest.mark.promise(2)
-async def test_neither_role_can_change_the_ledger(database: Database, book: HoldManager) -> None:
+async def test_neither_role_can_change_the_ledger(database: Database, manager: HoldManager) -> None:
     customer = await make_customer(database, "1")
     for statement in (
         "UPDATE ledger_transfers SET amount = 1",
@@ -368,7 +368,7 @@ async def test_neither_role_can_change_the_ledger(database: Database, book: Hold
 
 
 @pytest.mark.promise(23)
-async def test_a_tenant_sees_only_its_own_money(database: Database, book: HoldManager) -> None:
+async def test_a_tenant_sees_only_its_own_money(database: Database, manager: HoldManager) -> None:
     mine = await make_customer(database, "1", name="Mine")
     await make_customer(database, "2", name="Other")
     async with database.read(mine.tenant_id) as connection:

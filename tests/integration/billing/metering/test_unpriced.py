@@ -1,4 +1,4 @@
-"""Refusals for want of a price are counted and listed until the price is there; the list is bounded."""
+"""Refusals of models without a price are counted and listed until the price is set; the list is bounded."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -19,14 +19,14 @@ ADMIN = system_actor("test")
 
 async def refuse(pg_url: str, customer: Customer, models: list[str]) -> None:
     """One process refuses requests for these models and ends."""
-    book = HoldManager(pg_url, "api-test", ttl_s=60.0, clock=SystemClock())
-    await book.start()
+    manager = HoldManager(pg_url, "api-test", ttl_s=60.0, clock=SystemClock())
+    await manager.start()
     try:
         for model in models:
             with pytest.raises(Unavailable):
-                await book.place(customer.hold(model=model))
+                await manager.place(customer.hold(model=model))
     finally:
-        await book.close()
+        await manager.close()
 
 
 async def offer(database: Database, *models: str) -> None:

@@ -29,7 +29,7 @@ async def now(database: Database) -> datetime:
 
 
 async def priced(database: Database, customer: Customer, at: datetime, model: str = "m") -> Any:
-    """(output price, whose) as the hot path would find it."""
+    """Output price and origin (list, derived or own) of the version that `penstock_price` finds."""
     async with database.read() as connection:
         row = (
             await connection.execute(
@@ -219,7 +219,7 @@ step = st.tuples(
 
 
 async def _history(database: Database, steps: list[tuple[str, int, int, int]]) -> None:
-    """Every day's price is what a plain reading of the acts says."""
+    """Every day's price equals the one that the model computes from the changes."""
     customer = await make_customer(database)
     base = await now(database) + timedelta(days=1)
     model = f"m-{customer.tenant_id}"

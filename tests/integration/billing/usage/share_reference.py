@@ -1,4 +1,4 @@
-"""The same shares in plain Python: hour by hour, model by model, with core.apportion.split. And books to try it on."""
+"""The GPU shares computed in plain Python with core.apportion.split, and test data for them."""
 
 import random
 from collections import defaultdict
@@ -19,7 +19,7 @@ DIMS = (
     "tenant_id", "project_id", "key_id", "model", "tier", "region", "price_version", "list_price_version", "simulated",
 )  # fmt: skip
 MODELS = ("river-7b", "lake-70b", "nobodys-model", "idle-model")
-"""Two of the catalog, one that it does not have, one that nobody uses."""
+"""Two models of the catalog, one that is not in it, one without usage."""
 Parts = tuple[int, int, int, int]
 """Cost of input and of output, GPU-microseconds, machine-microseconds."""
 
@@ -52,7 +52,7 @@ def shares(
 
 
 async def host_costs_in_python(connection: AsyncConnection) -> dict[datetime, HourCost]:
-    """What every hour's hosts cost, split over their models and states by seconds."""
+    """Each hour's host cost, split over models and states by seconds."""
     models: dict[tuple[datetime, str], list[tuple[str, str, int]]] = defaultdict(list)
     used = (
         "SELECT hour, host_id, model, state, seconds FROM model_seconds ORDER BY hour, host_id, model, state"

@@ -65,7 +65,7 @@ async def months(database: Database, pg_url: str) -> AsyncIterator[list[Customer
     owner = await asyncpg.connect(pg_url)
     start = datetime(LAST.year, LAST.month, 1, tzinfo=UTC)
     await owner.execute("SELECT penstock_make_partition('usage_rows', $1)", start)
-    # Only here may usage of last month still come.
+    # The only place where usage of last month may still arrive.
     source = await owner.fetchval("SELECT pg_get_functiondef('penstock_settle'::regproc)")
     await owner.execute(source.replace("interval '48 hours'", "interval '90 days'"))
     hot = await connect_system(pg_url)

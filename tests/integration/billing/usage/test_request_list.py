@@ -1,4 +1,4 @@
-"""Looking for settled requests: newest first, filtered, a page at a time, never another organisation's."""
+"""The list of settled requests: newest first, filtered, in pages, and only of the own organisation."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -18,7 +18,7 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 def reader_of(customer: Customer) -> Actor:
-    """Somebody who may read one organisation."""
+    """An actor who may read one organisation."""
     return Actor("user", str(UUID(int=5)), "reader@example", "tenant_viewer", customer.tenant_id)
 
 

@@ -1,4 +1,4 @@
-"""Narrow usage rows: what was settled is what the view says; late ends, tenants' walls, two settlers at once."""
+"""Narrow usage rows: the view returns what was settled; late ends, row-level security, concurrent settlements."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -84,7 +84,7 @@ records = st.lists(
 
 
 def test_the_view_says_what_was_settled(pg_url: str) -> None:
-    """Every column of every row, whatever was claimed; hours folded from the rows agree."""
+    """The view returns every column of random records, and the hourly sums agree with the rows."""
     with asyncio.Runner() as runner:
         database = Database(pg_url)
         customer = runner.run(make_customer(database, mode="postpaid"))
@@ -238,7 +238,7 @@ async def test_a_tenant_sees_only_its_own_usage(database: Database, hot: Hot) ->
 
 
 async def test_settlers_that_meet_the_same_news_wait_for_each_other(database: Database, pg_url: str) -> None:
-    """New dimensions and engines in any order from six sides: nobody deadlocks, each is numbered once."""
+    """Six concurrent settlements with new dimensions and engines in any order do not deadlock; each gets one id."""
     version = await price(database)
     customers = [await make_customer(database, mode="postpaid", name=f"c{n}") for n in range(6)]
     lanes = [await connect_system(pg_url) for _ in range(6)]
@@ -364,7 +364,7 @@ async def test_days_hours_and_rows_always_tell_the_same(database: Database, hot:
         await all_agree()
     assert await hot.fetchval("SELECT count(*) FROM usage_days") >= 1
     assert await hot.fetchval("SELECT count(*) FROM usage_day_state WHERE day < $1 AND NOT whole", today) == 0
-    # A day that is summed is read as such: spoil it, and the sum shows it.
+    # The stored sum of a complete day is used: a change of it shows in the result.
     yesterday = spans[1]
     before = await sums(DAILY_SUMS, *yesterday)
     await hot.execute(

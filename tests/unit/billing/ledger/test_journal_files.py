@@ -1,4 +1,4 @@
-"""The journal's files: what a spreadsheet would misread is written so that it cannot."""
+"""The journal's files: long amounts and texts that look like formulas survive a spreadsheet."""
 
 import csv
 import io

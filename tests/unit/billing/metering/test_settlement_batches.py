@@ -1,4 +1,4 @@
-"""How many rows a batch takes: few while answers are fresh, many while a backlog waits."""
+"""Rows per batch: few without a backlog, many with one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The spool file: appending, moving to a fresh file, running full, adoption by another process."""
+"""The spool file: appending, compaction, running full, adoption by another process."""
 
 import errno
 import os
@@ -143,7 +143,7 @@ def test_live_records_move_to_a_fresh_file(make_owner: Callable[..., Owner], tmp
 def test_a_move_that_found_no_room_is_tried_again_without_further_settlements(
     make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full spool admits nothing, so no settlement will come that could ask for another move."""
+    """A full spool admits no request, so no settlement would request another compaction."""
     owner = make_owner(capacity=32 * 1024)
     tries: list[Path] = []
 
@@ -224,7 +224,7 @@ def test_half_made_files_of_dead_processes_go(tmp_path: Path) -> None:
 
 
 class SpoolMachine(RuleBasedStateMachine):
-    """Whatever is appended, settled and moved: the file tells exactly what is still owed."""
+    """After any sequence of appends, settlements and compactions, the file holds exactly the unsettled requests."""
 
     def __init__(self) -> None:
         super().__init__()
