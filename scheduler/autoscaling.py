@@ -1,6 +1,6 @@
 """The autoscaler beside the live scheduler: counts what comes, looks at the fleet, and says what it would do.
 
-It acts on nothing. It listens to requests that come and go, and the service calls `look` every LOOK_S seconds.
+It acts on nothing. It listens to requests that come and go, and the service calls `plan` every PLAN_INTERVAL_S seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,9 +27,9 @@ from scheduler.wire import HostView, PlaceRequest, PlanView, QueueView, Released
 from workers.catalog import Catalog, CatalogModel
 from workers.wire import Capacity, ReplicaState, ReplicaStatus, Targets
 
-LOOK_S = 2.0
+PLAN_INTERVAL_S = 2.0
 """Seconds between two looks."""
-HIT_WEIGHT = 0.02
+HIT_RATE_WEIGHT = 0.02
 """Weight of a look in a replica's hit rate: what was hot within the last minutes."""
 _UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
 
@@ -106,18 +106,18 @@ class LivePlanner(Listener):
     def on_submit(self, client: str, request: PlaceRequest, at: float, *, announced: bool) -> None:
         """Count an arrival. A request that is announced again after a reconnection has been counted before."""
         if not announced:
-            self.arrived(request.model, request.prompt_tokens, request.output_tokens)
+            self.count_arrival(request.model, request.prompt_tokens, request.output_tokens)
 
     def on_release(
         self, client: str, released: Released, placement: ActivePlacement | None, at: float
     ) -> None:
         """Count a served request and the prompt tokens that its replica had cached."""
         if placement is not None and not released.failed:
-            self.released(
+            self.count_release(
                 placement.model, placement.replica_id, released.input_tokens, released.cached_input_tokens
             )
 
-    def arrived(self, model: str, prompt_tokens: int, output_tokens: int) -> None:
+    def count_arrival(self, model: str, prompt_tokens: int, output_tokens: int) -> None:
         """A request came, with the estimate of its answer."""
         if counts := self._counts.get(model):
             counts.arrivals += 1
@@ -125,7 +125,7 @@ class LivePlanner(Listener):
             counts.output += output_tokens
             counts.output_sq += output_tokens * output_tokens
 
-    def released(self, model: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> None:
+    def count_release(self, model: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> None:
         """A request ended, and its replica had so much of its prompt cached."""
         if (counts := self._counts.get(model)) and replica_id in self._states:
             uncached = max(0, prompt_tokens - cached_tokens)
@@ -134,7 +134,7 @@ class LivePlanner(Listener):
             counts.uncached_sq += uncached * uncached
             self._hit_tokens[replica_id] = self._hit_tokens.get(replica_id, 0) + cached_tokens
 
-    def look(
+    def plan(
         self,
         replicas: Mapping[str, Replica],
         hosts: Sequence[HostView],
@@ -144,7 +144,7 @@ class LivePlanner(Listener):
     ) -> PlanView | None:
         """Observe and plan; None where nothing in the catalog is served."""
         elapsed, self._last = max(1e-3, now - self._last), now
-        for replica in _spokesmen(replicas):
+        for replica in _representatives(replicas):
             self._learn(replica)
         host_of = {host.agent_id: host.host_id for host in hosts}
         seen = [
@@ -184,7 +184,7 @@ class LivePlanner(Listener):
         if before is None or before[0] is not rung:
             self._states[name] = (rung, now)
         hits = self._hit_tokens.pop(name, 0) / elapsed
-        self._hits[name] = self._hits.get(name, 0.0) + HIT_WEIGHT * (hits - self._hits.get(name, 0.0))
+        self._hits[name] = self._hits.get(name, 0.0) + HIT_RATE_WEIGHT * (hits - self._hits.get(name, 0.0))
         spec = self._specs[status.model]
         since = now - self._states[name][1]
         loading = status.state is ReplicaState.LOADING
@@ -216,7 +216,7 @@ class LivePlanner(Listener):
         self._states = {name: value for name, value in self._states.items() if name in keep}
 
 
-def _spokesmen(replicas: Mapping[str, Replica]) -> Iterable[Replica]:
+def _representatives(replicas: Mapping[str, Replica]) -> Iterable[Replica]:
     """One replica a model, whose figures stand for all: one that serves if any does, the first by name.
 
     One that does not know the room of its KV cache stands for nobody.

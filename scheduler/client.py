@@ -15,7 +15,7 @@ from core.clock import Clock
 from core.errors import Refused, Unavailable
 from core.ids import incarnation
 from scheduler import fallback
-from scheduler.announcing import MAX_COUNTERS, CounterBook, announced_placement, announcements
+from scheduler.announcements import MAX_COUNTERS, CounterCache, announced_placement, announcements
 from scheduler.link import Link
 from scheduler.messages import (
     AnnouncedPlacement,
@@ -47,7 +47,7 @@ MAX_ANNOUNCED_BYTES = 256 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(ToClient)
-Key = tuple[str, str]
+PlacementKey = tuple[str, str]
 """Request id and replica id."""
 
 
@@ -59,12 +59,12 @@ class _Waiting:
 
 
 @dataclass
-class _Held:
+class _HeldPlacement:
     placement: Placement
     request: PlaceRequest
     since: float
     produced: int = 0
-    told: int = 0
+    reported: int = 0
     prefilled: bool = False
     counted_by: str = ""
     """Epoch of the scheduler that last took it into its counters."""
@@ -95,7 +95,7 @@ class _ClientLink(Link):
         log.error("the scheduler sent what cannot be read, reconnecting: %s", error)
 
     def on_lost(self) -> None:
-        self.client._disconnected(self)
+        self.client._on_disconnect(self)
 
 
 class SchedulerClient:
@@ -116,14 +116,14 @@ class SchedulerClient:
         self._link: _ClientLink | None = None
         self._snapshot = PoolSnapshot()
         self._waiting: dict[str, _Waiting] = {}
-        self._held: dict[Key, _Held] = {}
+        self._held: dict[PlacementKey, _HeldPlacement] = {}
         self._running: dict[str, int] = {}
         self._commands: dict[str, asyncio.Future[CommandResult]] = {}
         self._away_since = clock.monotonic()
-        self._heard_at = 0.0
+        self._last_seen_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._counters = CounterBook(MAX_COUNTERS)
-        self._informed = asyncio.Event()
+        self._counters = CounterCache(MAX_COUNTERS)
+        self._snapshot_received = asyncio.Event()
         """Connected, and the first snapshot of this connection is here."""
 
     async def start(self) -> None:
@@ -192,7 +192,7 @@ class SchedulerClient:
         """The pool state of a live connection; waits for one. Raises Unavailable when the scheduler is away."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S * 2):
-                await self._informed.wait()
+                await self._snapshot_received.wait()
         except TimeoutError:
             why = self.denied or f"no answer at {self._host}:{self._port}"
             raise Unavailable(f"the scheduler cannot be reached: {why}", retry_after_s=2.0) from None
@@ -225,10 +225,10 @@ class SchedulerClient:
                 log.debug("the scheduler at %s:%s does not answer", self._host, self._port)
             else:
                 link.send(ClientHello(self._token, self.name))
-                self._heard_at = self._clock.monotonic()
+                self._last_seen_at = self._clock.monotonic()
                 self._link = link
                 await link.lost.wait()
-                self._disconnected(link)
+                self._on_disconnect(link)
                 if not self.denied:
                     backoff_s = BACKOFF_S[0]
             await asyncio.sleep(backoff_s * (0.5 + self._rng.random()))
@@ -237,25 +237,25 @@ class SchedulerClient:
     def _receive(self, link: _ClientLink, message: ToClient) -> None:
         if link is not self._link:
             return
-        self._heard_at = self._clock.monotonic()
+        self._last_seen_at = self._clock.monotonic()
         match message:
             case Placement():
-                self._placed(message)
+                self._on_placement(message)
             case PlaceRefused():
-                self._refused(message)
+                self._on_refusal(message)
             case Counters():
-                self._counters.heard(message.epoch, message.counters)
+                self._counters.update(message.epoch, message.counters)
             case PoolSnapshot():
                 self._snapshot = message
-                self._informed.set()
+                self._snapshot_received.set()
             case CommandResult():
                 future = self._commands.get(message.command_id)
                 if future is not None and not future.done():
                     future.set_result(message)
             case Welcome():
-                self._welcomed(link, message)
+                self._on_welcome(link, message)
 
-    def _welcomed(self, link: _ClientLink, welcome: Welcome) -> None:
+    def _on_welcome(self, link: _ClientLink, welcome: Welcome) -> None:
         if welcome.error:
             self.denied = welcome.error
             log.error("the scheduler turned this process away: %s", welcome.error)
@@ -264,7 +264,7 @@ class SchedulerClient:
         now = self._clock.monotonic()
         self.connected, self.denied = True, ""
         held = [each.announced(now) for each in self._held.values()]
-        counters = self._counters.unknown_to(welcome.epoch)
+        counters = self._counters.not_from(welcome.epoch)
         for part in announcements(held, self._still_waiting(now), counters):
             link.send(part)
         for each in self._held.values():
@@ -280,11 +280,11 @@ class SchedulerClient:
             )
         return queued
 
-    def _disconnected(self, link: _ClientLink) -> None:
+    def _on_disconnect(self, link: _ClientLink) -> None:
         if link is not self._link:
             return
         self._link = None
-        self._informed.clear()
+        self._snapshot_received.clear()
         if self.connected:  # a connection that nobody answered on does not make the absence begin anew
             self._away_since = self._clock.monotonic()
         self.connected = False
@@ -300,7 +300,7 @@ class SchedulerClient:
 
     # Answers
 
-    def _placed(self, placement: Placement) -> None:
+    def _on_placement(self, placement: Placement) -> None:
         key = (placement.request_id, placement.replica_id)
         if key in self._held:
             return
@@ -312,17 +312,17 @@ class SchedulerClient:
 
     def _hold(self, waiting: _Waiting, placement: Placement) -> None:
         self._waiting.pop(placement.request_id, None)
-        self._held[placement.request_id, placement.replica_id] = _Held(
+        self._held[placement.request_id, placement.replica_id] = _HeldPlacement(
             placement, waiting.request, self._clock.monotonic(), counted_by=placement.epoch
         )
         if placement.epoch:
             request = waiting.request
             counter = TenantCounter(request.tenant_id, request.model, placement.service, request.tier)
-            self._counters.heard(placement.epoch, [counter])
+            self._counters.update(placement.epoch, [counter])
         self._running[placement.replica_id] = self._running.get(placement.replica_id, 0) + 1
         waiting.future.set_result(placement)
 
-    def _drop(self, key: Key) -> _Held | None:
+    def _drop(self, key: PlacementKey) -> _HeldPlacement | None:
         held = self._held.pop(key, None)
         if held is not None:
             left = self._running[key[1]] - 1
@@ -332,7 +332,7 @@ class SchedulerClient:
                 del self._running[key[1]]
         return held
 
-    def _refused(self, refusal: PlaceRefused) -> None:
+    def _on_refusal(self, refusal: PlaceRefused) -> None:
         waiting = self._waiting.get(refusal.request_id)
         if waiting is None:
             return
@@ -388,15 +388,15 @@ class SchedulerClient:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self._clock.monotonic()
-            if self._link is not None and now - self._heard_at > SILENT_S:
+            if self._link is not None and now - self._last_seen_at > SILENT_S:
                 log.warning("the scheduler has been silent for %.0f s, reconnecting", SILENT_S)
                 self._link.abort()
             if not self.connected and self._is_away():
                 self._place_waiting_locally()
             self._expire(now)
             for held in self._held.values():
-                if held.produced > held.told:
-                    held.told = held.produced
+                if held.produced > held.reported:
+                    held.reported = held.produced
                     placement = held.placement
                     self._send(Progress(placement.request_id, placement.replica_id, held.produced))
 

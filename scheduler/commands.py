@@ -34,30 +34,30 @@ class Peer(Protocol):
 
 @dataclass
 class _Pending:
-    asker: Peer
+    requester: Peer
     agent: Peer
     timer: asyncio.TimerHandle
 
 
-class CommandDesk:
+class CommandRouter:
     """The commands under way."""
 
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
 
-    def forward(self, command: ReplicaCommand, asker: Peer, agent: Peer) -> bool:
+    def forward(self, command: ReplicaCommand, requester: Peer, agent: Peer) -> bool:
         """Send `command` to `agent`; False when it was refused, and the asker knows why."""
         if command.action not in ACTIONS:
             known = ", ".join(ACTIONS)
-            self._refuse(command, asker, f"unknown action {command.action!r}; it must be one of {known}")
+            self._refuse(command, requester, f"unknown action {command.action!r}; it must be one of {known}")
             return False
         if command.command_id in self._pending or len(self._pending) >= MAX_OPEN:
-            self._refuse(command, asker, "this command is under way already, or too many are")
+            self._refuse(command, requester, "this command is under way already, or too many are")
             return False
         deadline_s = command.deadline_s if 0 < command.deadline_s <= MAX_DEADLINE_S else MAX_DEADLINE_S
         late = CommandResult(command.command_id, False, f"no answer from the agent within {deadline_s:.0f} s")
         timer = asyncio.get_running_loop().call_later(deadline_s + ANSWER_SLACK_S, self.answer, late)
-        self._pending[command.command_id] = _Pending(asker, agent, timer)
+        self._pending[command.command_id] = _Pending(requester, agent, timer)
         agent.send(command)
         return True
 
@@ -66,7 +66,7 @@ class CommandDesk:
         pending = self._pending.pop(result.command_id, None)
         if pending is not None:
             pending.timer.cancel()
-            pending.asker.send(result)
+            pending.requester.send(result)
 
     def agent_lost(self, agent: Peer) -> None:
         """Whoever waits for this agent is told."""
@@ -80,5 +80,5 @@ class CommandDesk:
             pending.timer.cancel()
         self._pending.clear()
 
-    def _refuse(self, command: ReplicaCommand, asker: Peer, why: str) -> None:
-        asker.send(CommandResult(command.command_id, False, why))
+    def _refuse(self, command: ReplicaCommand, requester: Peer, why: str) -> None:
+        requester.send(CommandResult(command.command_id, False, why))

@@ -20,7 +20,7 @@ from workers.engine_counters import CounterReport, Cut
 from workers.wire import EngineCounters, Heartbeat, ReplicaState, ReplicaStatus
 
 STORE_EVERY_S = 3.0
-TOUCH_EVERY_S = 30.0
+KEEPALIVE_S = 30.0
 """An engine whose counters stand still is written this often, to show that it lives."""
 CUT_EVERY_S = 10.0
 QUIET_SCRAPES = 2
@@ -41,7 +41,7 @@ class _Boot:
 
     def __init__(self, status: ReplicaStatus, now: float) -> None:
         self.status = status
-        self.heard_at = self.scraped_at = now
+        self.last_seen_at = self.scraped_at = now
         self.ended = False
         self.changed = True
         self.refused = False
@@ -52,13 +52,13 @@ class _Boot:
         self.cut_counters: EngineCounters | None = None
         self.cuts: list[tuple[float, EngineCounters]] = []
 
-    def hear(self, status: ReplicaStatus, open_placements: int, now: float) -> None:
+    def on_heartbeat(self, status: ReplicaStatus, open_placements: int, now: float) -> None:
         """Take a heartbeat's view of it."""
         before = self.status
         self.changed |= (before.counters, before.warmup_counters) != (status.counters, status.warmup_counters)
         if status.scrape != before.scrape:
             self.scraped_at = now
-        self.status, self.heard_at = status, now
+        self.status, self.last_seen_at = status, now
         if status.state in (ReplicaState.FAILED, ReplicaState.STOPPED):
             self.end()
         self._look_for_a_cut(before.counters == status.counters, open_placements, now)
@@ -84,9 +84,9 @@ class _Boot:
             self.cuts.append((self.idle_since + CUT_AFTER_S, status.counters))
             self.cut_at, self.cut_counters, self.changed = now, status.counters, True
 
-    def untouched(self, now: float) -> bool:
+    def needs_keepalive(self, now: float) -> bool:
         """Whether it lives and has not been written for a while."""
-        return not self.ended and now - self.stored_at >= TOUCH_EVERY_S and self.heard_at > self.stored_at
+        return not self.ended and now - self.stored_at >= KEEPALIVE_S and self.last_seen_at > self.stored_at
 
     def report(self, now: float) -> CounterReport:
         """What to store."""
@@ -100,7 +100,7 @@ class _Boot:
             counters=status.counters,
             warmup=status.warmup_counters,
             scrape_age_s=now - self.scraped_at,
-            seen_age_s=now - self.heard_at,
+            seen_age_s=now - self.last_seen_at,
             ended=self.ended,
             cuts=tuple(
                 Cut(now - at, counters.prompt_tokens, counters.generation_tokens)
@@ -109,14 +109,14 @@ class _Boot:
         )
 
 
-class CounterBook:
+class EngineCounterTracker:
     """All engine incarnations heard of. Pure: the caller says what time it is."""
 
     def __init__(self) -> None:
         self._boots: dict[str, _Boot] = {}
         self._of_replica: dict[str, str] = {}
 
-    def heard(self, beat: Heartbeat, open_placements: OpenPlacements, now: float) -> None:
+    def on_heartbeat(self, beat: Heartbeat, open_placements: OpenPlacements, now: float) -> None:
         """Take a heartbeat. Engines that somebody else runs serve others too: their counters prove nothing."""
         for status in beat.replicas:
             if not status.boot_id or status.engine == "external":
@@ -129,11 +129,11 @@ class CounterBook:
                     previous.end()
                 boot = self._boots[status.boot_id] = _Boot(status, now)
                 self._of_replica[status.replica_id] = status.boot_id
-            boot.hear(status, open_placements(status.replica_id), now)
+            boot.on_heartbeat(status, open_placements(status.replica_id), now)
 
     def due(self, now: float) -> list[_Boot]:
         """What has changed, or has not been written for a while."""
-        return [boot for boot in self._boots.values() if boot.changed or boot.untouched(now)]
+        return [boot for boot in self._boots.values() if boot.changed or boot.needs_keepalive(now)]
 
     def stored(self, boots: list[_Boot], reports: list[CounterReport], now: float) -> None:
         """These reports are in PostgreSQL; what came in the meantime stays due."""
@@ -154,7 +154,7 @@ class CounterBook:
         return is_new
 
     def _forget(self, now: float) -> None:
-        silent = (name for name, boot in self._boots.items() if now - boot.heard_at > FORGET_S)
+        silent = (name for name, boot in self._boots.items() if now - boot.last_seen_at > FORGET_S)
         gone = [name for name in silent if self._boots[name].refused or not self._boots[name].changed]
         for name in gone:
             boot = self._boots.pop(name)
@@ -162,8 +162,8 @@ class CounterBook:
                 del self._of_replica[boot.status.replica_id]
 
 
-class CounterStore(StoreLoop, Listener):
-    """Stores what a CounterBook has; PostgreSQL away holds up nothing, the counters are cumulative."""
+class EngineCounterStore(StoreLoop, Listener):
+    """Stores what an EngineCounterTracker has; PostgreSQL away holds up nothing, the counters are cumulative."""
 
     def __init__(
         self, database: Database, record: Record, now: Callable[[], float], *, every_s: float = STORE_EVERY_S
@@ -172,17 +172,17 @@ class CounterStore(StoreLoop, Listener):
         super().__init__(
             database, "engine counters", every_s=every_s, failures=metrics.ENGINE_COUNTERS_FAILURES
         )
-        self.book = CounterBook()
+        self.tracker = EngineCounterTracker()
         self._record, self._now = record, now
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: OpenPlacements, at: float) -> None:
         """Note a heartbeat; never waits."""
-        self.book.heard(beat, open_placements, at)
+        self.tracker.on_heartbeat(beat, open_placements, at)
 
     async def write(self) -> None:
         """Store what is due in one transaction; on failure it stays due. A report that PostgreSQL refuses, such as one
         of a number that no column holds, does not stop the others."""
-        boots = sorted(self.book.due(self._now()), key=lambda boot: boot.status.boot_id)
+        boots = sorted(self.tracker.due(self._now()), key=lambda boot: boot.status.boot_id)
         if not boots:
             return
         stored: list[tuple[_Boot, CounterReport]] = []
@@ -191,7 +191,7 @@ class CounterStore(StoreLoop, Listener):
                 report = boot.report(self._now())
                 if await self._stored(connection, boot, report):
                     stored.append((boot, report))
-        self.book.stored([boot for boot, _ in stored], [report for _, report in stored], self._now())
+        self.tracker.stored([boot for boot, _ in stored], [report for _, report in stored], self._now())
 
     async def _stored(self, connection: AsyncConnection, boot: _Boot, report: CounterReport) -> bool:
         """Store one report behind a savepoint; False when PostgreSQL refuses it. Raises when PostgreSQL is away."""
@@ -202,7 +202,7 @@ class CounterStore(StoreLoop, Listener):
             if error.connection_invalidated:
                 raise
             metrics.ENGINE_COUNTERS_REFUSED.inc()
-            if self.book.refused(boot):
+            if self.tracker.refused(boot):
                 log.error(
                     "the counters of %s (%s) are refused: %s", report.replica_id, report.boot_id, error.orig
                 )

@@ -16,14 +16,14 @@ MAX_AGE_S = 86_400.0
 MAX_SERVICE = 1e15
 """A counter beyond this would not feel single tokens any more."""
 MAX_STEP_S = 3_600.0
-LEAST_STEP_S = 1e-6
+MIN_STEP_S = 1e-6
 """Promised times are divided by: no engine keeps shorter ones."""
 MAX_RATE = 1e9
-LEAST_RATE = 1e-3
+MIN_RATE = 1e-3
 """Prompt tokens a second, and tokens a step, are divided by too: no engine is slower."""
 
 
-def client_message(message: FromClient) -> None:
+def clamp_client_message(message: FromClient) -> None:
     """Put a client's figures in range, in place."""
     match message:
         case PlaceRequest():
@@ -38,14 +38,14 @@ def client_message(message: FromClient) -> None:
             _announce(message)
 
 
-def sound(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], list[str]]:
+def valid_replicas(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], list[str]]:
     """The replicas of a heartbeat with figures to reckon with, and the names of those that have none.
 
     What an engine measures is put in range; a capacity or a target that is no number cannot be guessed.
     """
     good, bad = [], []
     for status in statuses:
-        if not _reckonable(status):
+        if not _is_valid(status):
             bad.append(status.replica_id)
             continue
         status.kv_usage = _within(status.kv_usage, 1.0)
@@ -55,19 +55,19 @@ def sound(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], list[str]
     return good, bad
 
 
-def _reckonable(status: ReplicaStatus) -> bool:
+def _is_valid(status: ReplicaStatus) -> bool:
     """Whether every figure can be reckoned with. An engine that loads may not know the room of its KV cache (0)."""
     capacity, targets = status.capacity, status.targets
     steps = (capacity.step_base_s, capacity.step_per_seq_s, capacity.step_per_kv_token_s)
     return (
         all(0.0 <= part <= MAX_STEP_S for part in steps)
-        and max(targets.tpot_s, capacity.step_base_s + capacity.step_per_seq_s) >= LEAST_STEP_S
-        and LEAST_RATE <= capacity.prefill_tokens_per_s <= MAX_RATE
-        and LEAST_RATE <= capacity.accept_per_step <= MAX_TOKENS
+        and max(targets.tpot_s, capacity.step_base_s + capacity.step_per_seq_s) >= MIN_STEP_S
+        and MIN_RATE <= capacity.prefill_tokens_per_s <= MAX_RATE
+        and MIN_RATE <= capacity.accept_per_step <= MAX_TOKENS
         and 0 <= capacity.max_num_seqs <= MAX_TOKENS
         and 0 <= capacity.kv_cache_tokens <= MAX_TOKENS
-        and LEAST_STEP_S <= targets.ttft_s <= MAX_STEP_S
-        and (targets.tpot_s == 0.0 or LEAST_STEP_S <= targets.tpot_s <= MAX_STEP_S)
+        and MIN_STEP_S <= targets.ttft_s <= MAX_STEP_S
+        and (targets.tpot_s == 0.0 or MIN_STEP_S <= targets.tpot_s <= MAX_STEP_S)
     )
 
 

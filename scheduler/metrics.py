@@ -116,11 +116,11 @@ SHAPES_DROPPED = Counter(
 )
 
 
-class Names:
+class BoundedLabels:
     """A bounded number of label values: a counter of prometheus_client never forgets one."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._most = limit
         self._known: set[str] = set()
 
     def label(self, name: str) -> str:
@@ -136,7 +136,7 @@ class RequestMetrics(Listener):
     """Counts placements and refusals, and compares predictions with what was observed."""
 
     def __init__(self) -> None:
-        self._refused_models = Names(MAX_REFUSED_MODELS)
+        self._refused_models = BoundedLabels(MAX_REFUSED_MODELS)
 
     def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
         """Count a placement and its time in the queue."""
@@ -203,7 +203,7 @@ def show_state(state: SchedulerState) -> None:
 
 
 def service_by_tenant(
-    counters: Sequence[TenantCounter], most: int = MAX_TENANTS
+    counters: Sequence[TenantCounter], limit: int = MAX_TENANTS
 ) -> dict[str, dict[str, float]]:
     """Per model the `most` tenants with the largest counters, bands together, and the sum of the rest as `other`."""
     models: dict[str, dict[str, float]] = {}
@@ -212,8 +212,8 @@ def service_by_tenant(
             tenants = models.setdefault(counter.model, {})
             tenants[counter.tenant_id] = tenants.get(counter.tenant_id, 0.0) + counter.service
     for model, tenants in models.items():
-        if len(tenants) > most:
-            top = dict(heapq.nlargest(most, tenants.items(), key=lambda item: (item[1], item[0])))
+        if len(tenants) > limit:
+            top = dict(heapq.nlargest(limit, tenants.items(), key=lambda item: (item[1], item[0])))
             models[model] = top | {OTHER: sum(tenants.values()) - sum(top.values())}
     return models
 

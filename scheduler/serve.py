@@ -13,7 +13,7 @@ from core.errors import Unavailable
 from core.settings import Settings
 from core.telemetry import MetricsServer
 from scheduler.autoscaling import LivePlanner
-from scheduler.engine_counters import CounterStore
+from scheduler.engine_counters import EngineCounterStore
 from scheduler.host_hours import HostHours
 from scheduler.service import SchedulerService
 from scheduler.shapes_store import ShapeStore
@@ -38,7 +38,7 @@ async def _serve(settings: Settings) -> int:
     database = Database(settings.database_url, pool_size=1)
     clock = SystemClock()
     host_hours = HostHours(database, record_heartbeat)
-    counters = CounterStore(database, record_counters, clock.monotonic)
+    counters = EngineCounterStore(database, record_counters, clock.monotonic)
     shapes = ShapeStore(database, clock, recording=settings.record_shapes)
     service = SchedulerService(
         settings.scheduler_host,

@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from core.clock import Clock
 from core.ids import incarnation
 from scheduler import metrics
-from scheduler.autoscaling import LOOK_S, LivePlanner
-from scheduler.commands import ACTIONS, CommandDesk
+from scheduler.autoscaler_runner import AutoscalerRunner
+from scheduler.autoscaling import PLAN_INTERVAL_S, LivePlanner
+from scheduler.commands import ACTIONS, CommandRouter
 from scheduler.core.decisions import Decision, Placed, Rejection
 from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
-from scheduler.limits import client_message, sound
+from scheduler.limits import clamp_client_message, valid_replicas
 from scheduler.link import encoded
 from scheduler.listeners import Listener
-from scheduler.lookout import Lookout
 from scheduler.messages import (
     Announce,
     CancelPlace,
@@ -35,7 +35,7 @@ from scheduler.messages import (
     TenantCounter,
 )
 from scheduler.sessions import Session, TokenCheck
-from scheduler.views import HostBook, pool_snapshot
+from scheduler.views import HostRegistry, pool_snapshot
 from scheduler.wire import Placement, PlaceRequest, PlanView, PoolSnapshot, Released
 from workers.wire import CommandResult, Heartbeat, KvDelta, KvResync, ReplicaCommand
 
@@ -43,14 +43,14 @@ TICK_S = 0.1
 SNAPSHOT_S = 1.0
 CLIENT_GRACE_S = 2.0
 """A client's placements outlive its connection by this much: it may only be reconnecting."""
-FORGET_S = 60.0
+HOST_TTL_S = 60.0
 """A host silent for this long is no longer shown."""
 COUNTERS_S = 0.5
 """How often clients hear the counters that moved: what a restart can forget of anybody's service."""
 COUNTERS_PER_FRAME = 4096
 MAX_KV_HASHES = 250_000
 """Hashes taken from one frame of KV events; agents send at most 200,000."""
-MAX_TOLD = 16_384
+MAX_COUNTERS_ON_JOIN = 16_384
 """Counters told to a client that joins: as many as it keeps, those of the most served tenants."""
 MAX_SNAPSHOT_BACKLOG = 256 * 1024
 """A client with this much unread skips snapshots; the next one replaces them anyway."""
@@ -84,17 +84,19 @@ class SchedulerService:
         self._clock, self._rng = clock, rng
         self._plan: PlanView | None = None
         self.state = SchedulerState(self.epoch, clock.monotonic(), grace_s=grace_s)
-        self._hosts = HostBook()
-        self._lookout = Lookout(planner, self.state, self._hosts, clock) if planner is not None else None
-        watching = (planner,) if planner is not None else ()
-        self._listeners: tuple[Listener, ...] = (self._hosts, *listeners, *watching, metrics.RequestMetrics())
-        self._commands = CommandDesk()
+        self._hosts = HostRegistry()
+        self._autoscaler = (
+            AutoscalerRunner(planner, self.state, self._hosts, clock) if planner is not None else None
+        )
+        planners = (planner,) if planner is not None else ()
+        self._listeners: tuple[Listener, ...] = (self._hosts, *listeners, *planners, metrics.RequestMetrics())
+        self._commands = CommandRouter()
         self._clients: dict[str, Session] = {}
         self._agents: dict[str, Session] = {}
         self._sessions: set[Session] = set()
-        self._funerals: dict[str, asyncio.TimerHandle] = {}
+        self._expiry_timers: dict[str, asyncio.TimerHandle] = {}
         self._changed = True
-        self._going_on = False
+        self._dispatch_scheduled = False
         """Another round of decisions is due in the next turn of the loop."""
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -122,7 +124,7 @@ class SchedulerService:
             await asyncio.gather(self._ticker, return_exceptions=True)
         self._commands.close()
         await asyncio.gather(*(session.hang_up() for session in self._sessions))
-        for timer in self._funerals.values():
+        for timer in self._expiry_timers.values():
             timer.cancel()
 
     def _session(self) -> Session:
@@ -130,37 +132,37 @@ class SchedulerService:
         self._sessions.add(session)
         return session
 
-    # scheduler.sessions.Hub
+    # scheduler.sessions.SessionHandler
 
     def token_matches(self, token: bytes) -> bool:
         """Constant-time comparison with our own."""
         return self._token.matches(token)
 
-    def client_joined(self, session: Session) -> None:
+    def on_client(self, session: Session) -> None:
         """Send the state of the pool; what the client holds and waits for comes in its announcement."""
         if previous := self._clients.get(session.name):
             previous.abort()
-        if timer := self._funerals.pop(session.name, None):
+        if timer := self._expiry_timers.pop(session.name, None):
             timer.cancel()
         self._clients[session.name] = session
         session.send_encoded(encoded(self._snapshot()))
         most_served = sorted(
             self.state.counters(), key=lambda each: (each.tenant_id == NEW_TENANT, each.service)
         )
-        for frame in self._frames(most_served[-MAX_TOLD:]):
+        for frame in self._frames(most_served[-MAX_COUNTERS_ON_JOIN:]):
             session.send_encoded(frame)
 
-    def agent_joined(self, session: Session) -> None:
+    def on_agent(self, session: Session) -> None:
         """A newer connection of the same agent replaces the older."""
         if previous := self._agents.get(session.name):
             previous.abort()
         self._agents[session.name] = session
         log.info("agent %s connected", session.name)
 
-    def from_client(self, session: Session, message: FromClient) -> None:
-        """Apply a message to the scheduler state and notify the listeners; decisions follow in `settle`."""
+    def on_client_message(self, session: Session, message: FromClient) -> None:
+        """Apply a message to the scheduler state and notify the listeners; decisions follow in `dispatch`."""
         now, client = self._clock.monotonic(), session.name
-        client_message(message)
+        clamp_client_message(message)
         match message:
             case PlaceRequest():
                 self._submit(client, message, now)
@@ -186,7 +188,7 @@ class SchedulerService:
             case ReplicaCommand():
                 self._command(session, message)
 
-    def from_agent(self, session: Session, message: FromAgent) -> None:
+    def on_agent_message(self, session: Session, message: FromAgent) -> None:
         """Apply a heartbeat or cache events to the scheduler state; return a command's result to its sender."""
         match message:
             case Heartbeat():
@@ -196,7 +198,7 @@ class SchedulerService:
             case KvDelta():
                 self._kv_events(session, message)
 
-    def settle(self) -> None:
+    def dispatch(self) -> None:
         """Decide, and queue the answers on their connections."""
         began = time.perf_counter()
         decisions = self.state.dispatch(self._clock.monotonic(), self._rng)
@@ -206,11 +208,11 @@ class SchedulerService:
             metrics.DECISION_SECONDS.observe(spent_s)
             for decision in decisions:
                 self._answer(decision)
-        if self.state.unfinished and not self._going_on:
-            self._going_on = True
-            asyncio.get_running_loop().call_soon(self._go_on)
+        if self.state.unfinished and not self._dispatch_scheduled:
+            self._dispatch_scheduled = True
+            asyncio.get_running_loop().call_soon(self._continue_dispatch)
 
-    def left(self, session: Session) -> None:
+    def on_disconnect(self, session: Session) -> None:
         """Nobody waits for a lost client's answers; its placements die a little later."""
         self._sessions.discard(session)
         if not session.kind:
@@ -223,21 +225,23 @@ class SchedulerService:
             del self._clients[session.name]
             self.state.drop_waiting(session.name)
             loop = asyncio.get_running_loop()
-            self._funerals[session.name] = loop.call_later(CLIENT_GRACE_S, self._bury, session.name)
+            self._expiry_timers[session.name] = loop.call_later(
+                CLIENT_GRACE_S, self._expire_client, session.name
+            )
 
     # Inside
 
-    def _go_on(self) -> None:
+    def _continue_dispatch(self) -> None:
         """The next part of a dispatch that was cut short, once everybody else had a turn."""
-        self._going_on = False
-        self.settle()
+        self._dispatch_scheduled = False
+        self.dispatch()
 
-    def _bury(self, name: str) -> None:
-        self._funerals.pop(name, None)
+    def _expire_client(self, name: str) -> None:
+        self._expiry_timers.pop(name, None)
         dropped = self.state.drop_placements(name, self._clock.monotonic())
         if dropped:
             log.warning("client %s is gone; %s open placements dropped", name, dropped)
-        self.settle()
+        self.dispatch()
 
     def _submit(self, client: str, request: PlaceRequest, now: float) -> None:
         for listener in self._listeners:  # before the scheduler state packs the request's hashes
@@ -247,7 +251,7 @@ class SchedulerService:
     def _heartbeat(self, session: Session, beat: Heartbeat) -> None:
         now = self._clock.monotonic()
         beat.agent_id = session.name
-        beat.replicas, unsound = sound(beat.replicas)
+        beat.replicas, unsound = valid_replicas(beat.replicas)
         if unsound:
             metrics.REPLICAS_REFUSED.inc(len(unsound))
             log.warning("agent %s reports %s without sound figures", session.name, unsound[0])
@@ -311,25 +315,25 @@ class SchedulerService:
 
     async def _tick(self) -> None:
         """Deadlines, silent replicas, counters twice a second, snapshots on change and every second."""
-        pushed_at = told_at = looked_at = self._clock.monotonic()
+        pushed_at = counters_at = planned_at = self._clock.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now = self._clock.monotonic()
-            self._changed |= self.state.forget_silent(now, FORGET_S)
-            self._hosts.forget_silent(now, FORGET_S)
+            self._changed |= self.state.forget_silent(now, HOST_TTL_S)
+            self._hosts.forget_silent(now, HOST_TTL_S)
             self.state.tick()
-            self.settle()
-            if now - told_at >= COUNTERS_S - TICK_S / 2:
-                told_at = now
-                self._tell_counters()
-            if self._lookout is not None and now - looked_at >= LOOK_S - TICK_S / 2:
-                looked_at = now
-                self._plan = self._lookout.look(now)
+            self.dispatch()
+            if now - counters_at >= COUNTERS_S - TICK_S / 2:
+                counters_at = now
+                self._push_counters()
+            if self._autoscaler is not None and now - planned_at >= PLAN_INTERVAL_S - TICK_S / 2:
+                planned_at = now
+                self._plan = self._autoscaler.run(now)
             if self._changed or now - pushed_at >= SNAPSHOT_S:
                 self._changed, pushed_at = False, now
                 self._push_snapshot()
 
-    def _tell_counters(self) -> None:
+    def _push_counters(self) -> None:
         for frame in self._frames(self.state.changed_counters()):
             for session in list(self._clients.values()):
                 session.send_encoded(frame)

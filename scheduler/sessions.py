@@ -24,7 +24,7 @@ _from_client = msgspec.msgpack.Decoder(FromClient)
 _from_agent = msgspec.msgpack.Decoder(FromAgent)
 
 
-class Hub(Protocol):
+class SessionHandler(Protocol):
     """What a session reports to; the service."""
 
     epoch: str
@@ -32,22 +32,22 @@ class Hub(Protocol):
     def token_matches(self, token: bytes) -> bool:
         """Whether a greeting's token is ours."""
 
-    def client_joined(self, session: "Session") -> None:
+    def on_client(self, session: "Session") -> None:
         """A client has greeted."""
 
-    def agent_joined(self, session: "Session") -> None:
+    def on_agent(self, session: "Session") -> None:
         """An agent has greeted."""
 
-    def from_client(self, session: "Session", message: FromClient) -> None:
+    def on_client_message(self, session: "Session", message: FromClient) -> None:
         """A client's message."""
 
-    def from_agent(self, session: "Session", message: FromAgent) -> None:
+    def on_agent_message(self, session: "Session", message: FromAgent) -> None:
         """An agent's message."""
 
-    def settle(self) -> None:
+    def dispatch(self) -> None:
         """All messages of one read are in: decide."""
 
-    def left(self, session: "Session") -> None:
+    def on_disconnect(self, session: "Session") -> None:
         """A connection is gone; its `kind` is empty when it never greeted."""
 
 
@@ -65,32 +65,32 @@ class TokenCheck:
 class Session(Link):
     """The scheduler's end of a connection."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, handler: SessionHandler) -> None:
         super().__init__(HELLO_MAX_BYTES)
-        self.hub = hub
+        self.handler = handler
         self.name = ""
         self.kind = ""
         """"" until greeted, then client or agent."""
-        self._impatience: asyncio.TimerHandle | None = None
+        self._hello_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give the stranger a few seconds to say who it is."""
         super().connection_made(transport)
-        self._impatience = self._loop.call_later(HELLO_TIMEOUT_S, self._turn_away, "no greeting in time")
+        self._hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, self._reject, "no greeting in time")
 
     def on_frame(self, frame: bytes) -> None:
         """Dispatch on who the peer is."""
         if self.kind == "client":
-            self.hub.from_client(self, _from_client.decode(frame))
+            self.handler.on_client_message(self, _from_client.decode(frame))
         elif self.kind == "agent":
-            self.hub.from_agent(self, _from_agent.decode(frame))
+            self.handler.on_agent_message(self, _from_agent.decode(frame))
         else:
-            self._greeted(_hello.decode(frame))
+            self._on_hello(_hello.decode(frame))
 
     def on_read(self) -> None:
         """One round of decisions for everything that came in one read."""
         if self.kind:
-            self.hub.settle()
+            self.handler.dispatch()
 
     def on_malformed(self, error: Exception) -> None:
         """Say who sent it; never the frame itself."""
@@ -99,36 +99,36 @@ class Session(Link):
 
     def on_lost(self) -> None:
         """Forget the timer and tell the service."""
-        if self._impatience is not None:
-            self._impatience.cancel()
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
         if self.kind:
             metrics.CONNECTIONS.labels(self.kind).dec()
-        self.hub.left(self)
+        self.handler.on_disconnect(self)
 
-    def _greeted(self, hello: ClientHello | AgentHello) -> None:
+    def _on_hello(self, hello: ClientHello | AgentHello) -> None:
         is_agent = isinstance(hello, AgentHello)
         name = hello.agent_id if isinstance(hello, AgentHello) else hello.name
-        if not self.hub.token_matches(hello.token.encode(errors="surrogatepass")):
-            self._turn_away("wrong internal token", tell=not is_agent)
+        if not self.handler.token_matches(hello.token.encode(errors="surrogatepass")):
+            self._reject("wrong internal token", notify=not is_agent)
             return
         if not name or len(name) > MAX_NAME:
-            self._turn_away("a name must have 1 to 200 characters", tell=not is_agent)
+            self._reject("a name must have 1 to 200 characters", notify=not is_agent)
             return
-        if self._impatience is not None:
-            self._impatience.cancel()
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
         self.name = name
         self.splitter.max_bytes = MAX_FRAME_BYTES
         self.kind = "agent" if is_agent else "client"
         metrics.CONNECTIONS.labels(self.kind).inc()
         if is_agent:
-            self.hub.agent_joined(self)
+            self.handler.on_agent(self)
         else:
-            self.send(Welcome(self.hub.epoch))
-            self.hub.client_joined(self)
+            self.send(Welcome(self.handler.epoch))
+            self.handler.on_client(self)
 
-    def _turn_away(self, why: str, tell: bool = True) -> None:
+    def _reject(self, why: str, notify: bool = True) -> None:
         metrics.REJECTED_CONNECTIONS.labels(why).inc()
         log.warning("turning a connection away: %s", why)
-        if tell:
+        if notify:
             self.send(Welcome("", why))
         self.close()

@@ -13,7 +13,7 @@ from scheduler.wire import HostView, PoolSnapshot
 from workers.wire import Heartbeat, ReplicaState, ReplicaStatus
 
 
-class HostBook(Listener):
+class HostRegistry(Listener):
     """The last heartbeat of each agent."""
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class HostBook(Listener):
                 beat.host_kind,
                 beat.region,
                 beat.gpus,
-                round(now - heard_at, 3),
+                round(now - last_seen_at, 3),
                 beat.state_seconds,
             )
-            for beat, heard_at in self._beats.values()
+            for beat, last_seen_at in self._beats.values()
         ]
         return sorted(views, key=lambda view: view.host_id)
 
 
-def pool_snapshot(state: SchedulerState, hosts: HostBook, now: float, at: datetime) -> PoolSnapshot:
+def pool_snapshot(state: SchedulerState, hosts: HostRegistry, now: float, at: datetime) -> PoolSnapshot:
     """Everything the console, /v1/models and the clients' fallback want to know."""
     replicas = [_status(replica, now) for _, replica in sorted(state.fleet.replicas.items())]
     unix_ms = int(at.timestamp() * 1000)

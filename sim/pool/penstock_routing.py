@@ -7,7 +7,7 @@ is announced again after a restart of the scheduler.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.announcing import announced_placement
+from scheduler.announcements import announced_placement
 from scheduler.core.decisions import Placed
 from scheduler.core.rules import AdmissionRules, SchedulerConfig
 from scheduler.core.state import SchedulerState

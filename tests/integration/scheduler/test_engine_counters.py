@@ -5,7 +5,7 @@ from sqlalchemy import text
 
 from core.db import Database
 from scheduler import engine_counters
-from scheduler.engine_counters import FORGET_S, CounterStore
+from scheduler.engine_counters import FORGET_S, EngineCounterStore
 from tests.support.scheduling import beat, replica
 from workers.engine_counters import record_counters
 from workers.wire import EngineCounters, ReplicaStatus
@@ -28,7 +28,7 @@ async def test_a_report_that_is_refused_does_not_stop_the_others(
     now = 100.0
     told: list[str] = []
     monkeypatch.setattr(engine_counters.log, "error", lambda message, *facts: told.append(message % facts))
-    store = CounterStore(database, record_counters, lambda: now)
+    store = EngineCounterStore(database, record_counters, lambda: now)
     refused = counting(name, 2**63 if name == "b" else 1)
     for status in (counting("a", 10), refused, counting("c", 30)):
         store.on_heartbeat(beat(status), lambda _: 0, now)
@@ -37,20 +37,20 @@ async def test_a_report_that_is_refused_does_not_stop_the_others(
     assert await stored(database) == {"a": 10, "c": 30}
     assert len(told) == 1
     assert f"boot-of-{name}" in told[0]
-    assert [boot.status.replica_id for boot in store.book.due(now)] == [name]
+    assert [boot.status.replica_id for boot in store.tracker.due(now)] == [name]
     store.on_heartbeat(beat(counting("a", 11)), lambda _: 0, now)
     await store.store()
     assert await stored(database) == {"a": 11, "c": 30}
     now += FORGET_S + 1
     await store.store()
-    assert store.book.due(now) == [], "an engine that is gone is not tried for ever"
+    assert store.tracker.due(now) == [], "an engine that is gone is not tried for ever"
 
 
 async def test_a_report_that_is_good_again_is_stored(database: Database) -> None:
-    store = CounterStore(database, record_counters, lambda: 100.0)
+    store = EngineCounterStore(database, record_counters, lambda: 100.0)
     store.on_heartbeat(beat(counting("b", 2**63)), lambda _: 0, 100.0)
     await store.store()
     store.on_heartbeat(beat(counting("b", 7)), lambda _: 0, 100.0)
     await store.store()
     assert await stored(database) == {"b": 7}
-    assert store.book.due(100.0) == []
+    assert store.tracker.due(100.0) == []

@@ -69,7 +69,7 @@ async def test_counters_survive_a_restart_under_load_and_no_request_is_lost() ->
             await until(lambda: load.resting == 12)
             before, floor = service_of(first), service_of(first)[NEW_TENANT]
             kept = {tenant: before[tenant] for tenant in TENANTS if tenant in before}
-            await until(lambda: named(one._counters.unknown_to("")).items() >= kept.items())
+            await until(lambda: named(one._counters.not_from("")).items() >= kept.items())
         await until(lambda: not any(api.connected for api in load.clients))
         async with service(port) as second:
             await until(lambda: all(api.connected for api in load.clients))
@@ -89,10 +89,10 @@ async def test_a_process_that_comes_later_learns_all_counters_at_once() -> None:
     async with service() as scheduler, agent(scheduler.port, replica()), client(scheduler.port) as early:
         placement = await early.place(request(tenant="t1"))
         async with client(scheduler.port) as late:
-            await until(lambda: "t1" in named(late._counters.unknown_to("")))
-            assert late._counters.unknown_to(scheduler.epoch) == [], "the one who said it need not be told"
+            await until(lambda: "t1" in named(late._counters.not_from("")))
+            assert late._counters.not_from(scheduler.epoch) == [], "the one who said it need not be told"
         early.release(Released(placement.request_id, placement.replica_id, 100, 0, 50))
-        await until(lambda: named(early._counters.unknown_to("")).get("t1") == 200.0)
+        await until(lambda: named(early._counters.not_from("")).get("t1") == 200.0)
 
 
 async def test_a_lost_connection_to_the_same_scheduler_charges_nobody_twice() -> None:
@@ -139,8 +139,8 @@ async def test_what_was_placed_without_a_scheduler_is_charged_by_the_next_and_on
             async with service(port) as scheduler:
                 await until(lambda now=scheduler: len(now.state.active) == 1)
                 assert service_of(scheduler)["t1"] == 200.0
-                scheduler._tell_counters()
-                await until(lambda: "t1" in named(api._counters.unknown_to("")))
+                scheduler._push_counters()
+                await until(lambda: "t1" in named(api._counters.not_from("")))
             await until(lambda: not api.connected)
         api.release(Released(placement.request_id, placement.replica_id, 100, 0, 50))
 

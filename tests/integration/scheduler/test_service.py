@@ -302,10 +302,12 @@ async def test_kv_events_are_taken_from_the_replicas_own_agent_only_and_bounded(
         own, stranger = scheduler._agents["agent-1"], Session(scheduler)
         stranger.name = "agent-2"
         fine = KvDelta("host/r0", "boot-1", 1, stored=[1, 2])
-        scheduler.from_agent(own, fine)
-        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 2, stored=list(range(8)), removed=[1, 2, 3]))
-        scheduler.from_agent(own, KvDelta("host/none", "boot-1", 1))
-        scheduler.from_agent(stranger, fine)
+        scheduler.on_agent_message(own, fine)
+        scheduler.on_agent_message(
+            own, KvDelta("host/r0", "boot-1", 2, stored=list(range(8)), removed=[1, 2, 3])
+        )
+        scheduler.on_agent_message(own, KvDelta("host/none", "boot-1", 1))
+        scheduler.on_agent_message(stranger, fine)
         assert taken == [fine]
 
 
@@ -317,11 +319,11 @@ async def test_an_agent_whose_events_have_a_gap_is_asked_for_everything(
         await until(lambda: scheduler.state.fleet.replicas)
         own = scheduler._agents["agent-1"]
         monkeypatch.setattr(own, "send", asked.append)
-        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 1, stored=[1], cleared=True))
-        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 2, stored=[2]))
+        scheduler.on_agent_message(own, KvDelta("host/r0", "boot-1", 1, stored=[1], cleared=True))
+        scheduler.on_agent_message(own, KvDelta("host/r0", "boot-1", 2, stored=[2]))
         assert asked == []
-        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 4, stored=[4]))
-        scheduler.from_agent(own, KvDelta("host/r0", "boot-1", 5, stored=[5]))
+        scheduler.on_agent_message(own, KvDelta("host/r0", "boot-1", 4, stored=[4]))
+        scheduler.on_agent_message(own, KvDelta("host/r0", "boot-1", 5, stored=[5]))
         assert asked == [KvResync("host/r0")]
 
 
@@ -357,7 +359,7 @@ async def test_what_one_round_of_decisions_puts_off_is_done_before_the_next_tick
         scheduler._ticker.cancel()
         queued = [AnnouncedRequest(request(f"r{n}", deadline_s=0.0), 1.0) for n in range(500)]
         scheduler.state.announce("api", Announce([], queued), 0.0)
-        scheduler.settle()
+        scheduler.dispatch()
         assert scheduler.state.waiting == 500 - MAX_EXPIRED
         for _ in range(500 // MAX_EXPIRED):
             await asyncio.sleep(0)

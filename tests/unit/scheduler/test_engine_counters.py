@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import msgspec
 
-from scheduler.engine_counters import CUT_AFTER_S, CUT_EVERY_S, TOUCH_EVERY_S, CounterBook
+from scheduler.engine_counters import CUT_AFTER_S, CUT_EVERY_S, KEEPALIVE_S, EngineCounterTracker
 from tests.support.scheduling import beat, replica
 from workers.engine_counters import CounterReport
 from workers.wire import EngineCounters, ReplicaState
@@ -14,7 +14,7 @@ class Pool:
     """One replica, heard every half second, scraped every second."""
 
     def __init__(self) -> None:
-        self.book = CounterBook()
+        self.tracker = EngineCounterTracker()
         self.now = 100.0
         self.status = replica()
         self.placed = 0
@@ -24,15 +24,15 @@ class Pool:
             self.now += 0.5
             scrape = self.status.scrape + (self.now == int(self.now))
             self.status = msgspec.structs.replace(self.status, scrape=scrape, **fields)
-            self.book.heard(beat(self.status), lambda _: self.placed, self.now)
+            self.tracker.on_heartbeat(beat(self.status), lambda _: self.placed, self.now)
 
     def count(self, tokens: int) -> None:
         self.beats(1, counters=EngineCounters(prompt_tokens=tokens, generation_tokens=2 * tokens))
 
     def stored(self) -> list[CounterReport]:
-        boots = self.book.due(self.now)
+        boots = self.tracker.due(self.now)
         reports = [boot.report(self.now) for boot in boots]
-        self.book.stored(boots, reports, self.now)
+        self.tracker.stored(boots, reports, self.now)
         return reports
 
 
@@ -112,7 +112,7 @@ def test_only_what_changed_is_stored_and_now_and_then_what_lives() -> None:
     pool.stored()
     pool.beats(2)
     assert pool.stored() == []
-    pool.beats(int(TOUCH_EVERY_S * 2))
+    pool.beats(int(KEEPALIVE_S * 2))
     assert len(pool.stored()) == 1
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.fleet import Fleet
-from scheduler.limits import MAX_TOKENS, client_message, sound
+from scheduler.limits import MAX_TOKENS, clamp_client_message, valid_replicas
 from scheduler.messages import Announce, AnnouncedRequest
 from scheduler.wire import HostView, QueueView
 from tests.support.scheduling import beat, capacity, replica, request
@@ -40,14 +40,14 @@ def test_whatever_is_let_through_can_be_planned_with(
 ) -> None:
     statuses = [replica(model=TINY, capacity=able, targets=targets, running=running)]
     fleet, planner = Fleet(), LivePlanner(CATALOG)
-    good, _ = sound(statuses)
+    good, _ = valid_replicas(statuses)
     fleet.heartbeat(beat(*good), 0.0)
     for number in range(4):
-        planner.arrived(TINY, MAX_TOKENS, 100)
-        planner.released(TINY, "host/r0", MAX_TOKENS, MAX_TOKENS - 1)
+        planner.count_arrival(TINY, MAX_TOKENS, 100)
+        planner.count_release(TINY, "host/r0", MAX_TOKENS, MAX_TOKENS - 1)
         for each in fleet.replicas.values():
             each.load.unprefilled = waits
-        planner.look(fleet.replicas, HOSTS, [QueueView(TINY, waits)], 30.0 * number, 0.0)
+        planner.plan(fleet.replicas, HOSTS, [QueueView(TINY, waits)], 30.0 * number, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,19 @@ def test_whatever_is_let_through_can_be_planned_with(
     ],
 )
 def test_a_figure_that_would_be_divided_by_is_refused_when_it_is_none(status: ReplicaStatus) -> None:
-    assert sound([status, replica("host/r1")])[1] == ["host/r0"]
+    assert valid_replicas([status, replica("host/r1")])[1] == ["host/r0"]
 
 
 def test_a_replica_that_does_not_know_its_cache_yet_is_heard_and_planned_for_once_it_does() -> None:
     """An engine names the room of its cache when it has loaded."""
     fleet, planner = Fleet(), LivePlanner(CATALOG)
     loading = replica(model=TINY, kv=0, state=ReplicaState.LOADING)
-    assert sound([loading]) == ([loading], [])
+    assert valid_replicas([loading]) == ([loading], [])
     fleet.heartbeat(beat(loading), 0.0)
-    assert planner.look(fleet.replicas, HOSTS, [], 0.0, 0.0) is None
+    assert planner.plan(fleet.replicas, HOSTS, [], 0.0, 0.0) is None
     fleet.heartbeat(beat(replica(model=TINY)), 2.0)
-    planner.arrived(TINY, 100, 10)
-    plan = planner.look(fleet.replicas, HOSTS, [], 2.0, 0.0)
+    planner.count_arrival(TINY, 100, 10)
+    plan = planner.plan(fleet.replicas, HOSTS, [], 2.0, 0.0)
     assert plan is not None
     assert [row.model for row in plan.models] == [TINY]
 
@@ -83,8 +83,8 @@ def test_one_that_does_not_know_its_cache_does_not_speak_for_those_that_do() -> 
     fleet, planner = Fleet(), LivePlanner(CATALOG)
     fleet.heartbeat(beat(replica("host/a", model=TINY, kv=0), replica("host/b", model=TINY)), 0.0)
     for number in range(3):
-        planner.arrived(TINY, 100, 10)
-        plan = planner.look(fleet.replicas, HOSTS, [], 30.0 * number, 0.0)
+        planner.count_arrival(TINY, 100, 10)
+        plan = planner.plan(fleet.replicas, HOSTS, [], 30.0 * number, 0.0)
     assert plan is not None
     assert plan.models[0].awake == 2
 
@@ -92,6 +92,6 @@ def test_one_that_does_not_know_its_cache_does_not_speak_for_those_that_do() -> 
 @pytest.mark.parametrize(("said", "taken"), [(-16, 0), (16, 16), (2**62, MAX_TOKENS)])
 def test_tokens_a_block_are_bounded(said: int, taken: int) -> None:
     placed, queued = request("a", block_tokens=said), request("b", block_tokens=said)
-    client_message(placed)
-    client_message(Announce([], [AnnouncedRequest(queued, 0.0)]))
+    clamp_client_message(placed)
+    clamp_client_message(Announce([], [AnnouncedRequest(queued, 0.0)]))
     assert (placed.block_tokens, queued.block_tokens) == (taken, taken)

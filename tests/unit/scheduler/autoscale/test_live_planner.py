@@ -35,9 +35,9 @@ def test_a_growing_load_is_seen_and_sleeping_replicas_are_named() -> None:
     plan: PlanView | None = None
     for number in range(60):
         for _ in range(6):
-            planner.arrived("deepseek-v3.2", 10_000, 400)
-            planner.released("deepseek-v3.2", "h0/deepseek-v3.2-0", 10_000, 2_000)
-        plan = planner.look(fleet.replicas, _hosts(3), [QueueView("deepseek-v3.2", 2)], 2.0 * number, 60.0)
+            planner.count_arrival("deepseek-v3.2", 10_000, 400)
+            planner.count_release("deepseek-v3.2", "h0/deepseek-v3.2-0", 10_000, 2_000)
+        plan = planner.plan(fleet.replicas, _hosts(3), [QueueView("deepseek-v3.2", 2)], 2.0 * number, 60.0)
     assert plan is not None
     row = plan.models[0]
     assert (row.model, row.awake, row.pending) == ("deepseek-v3.2", 1, 0)
@@ -58,9 +58,9 @@ def test_an_engine_that_comes_back_slower_is_planned_for_as_it_is_now() -> None:
                     slower = msgspec.structs.replace(capacity, prefill_tokens_per_s=3_000.0)
                     replica.status = msgspec.structs.replace(replica.status, capacity=slower)
             for _ in range(3):
-                planner.arrived("deepseek-v3.2", 4_000, 400)
-                planner.released("deepseek-v3.2", "h0/deepseek-v3.2-0", 4_000, 0)
-            plan = planner.look(fleet.replicas, _hosts(6), [], 2.0 * number, 60.0)
+                planner.count_arrival("deepseek-v3.2", 4_000, 400)
+                planner.count_release("deepseek-v3.2", "h0/deepseek-v3.2-0", 4_000, 0)
+            plan = planner.plan(fleet.replicas, _hosts(6), [], 2.0 * number, 60.0)
         assert plan is not None
         return plan.models[0].target
 
@@ -74,9 +74,9 @@ def test_the_figures_of_one_that_serves_stand_for_a_mixed_fleet() -> None:
     rows[0].status = msgspec.structs.replace(rows[0].status, capacity=slow)
     planner = LivePlanner(CATALOG)
     for number in range(20):
-        planner.arrived("deepseek-v3.2", 1_000, 40)
-        planner.released("deepseek-v3.2", "h1/deepseek-v3.2-0", 1_000, 0)
-        plan = planner.look(fleet.replicas, _hosts(2), [], 2.0 * number, 0.0)
+        planner.count_arrival("deepseek-v3.2", 1_000, 40)
+        planner.count_release("deepseek-v3.2", "h1/deepseek-v3.2-0", 1_000, 0)
+        plan = planner.plan(fleet.replicas, _hosts(2), [], 2.0 * number, 0.0)
     assert plan is not None
     assert plan.models[0].target == 1, "at ten tokens a second nobody could serve this"
 
@@ -85,8 +85,8 @@ def test_every_state_a_heartbeat_can_name_is_understood() -> None:
     planner = LivePlanner(CATALOG)
     fleet = _fleet(list(ReplicaState))
     for number in range(5):
-        assert planner.look(fleet.replicas, _hosts(6), [], 2.0 * number, 0.0) is not None
-    assert planner.look({}, [], [], 12.0, 0.0) is not None, (
+        assert planner.plan(fleet.replicas, _hosts(6), [], 2.0 * number, 0.0) is not None
+    assert planner.plan({}, [], [], 12.0, 0.0) is not None, (
         "a model that lost its last replica is still planned for"
     )
 
@@ -94,5 +94,5 @@ def test_every_state_a_heartbeat_can_name_is_understood() -> None:
 def test_models_outside_the_catalog_are_left_alone() -> None:
     planner = LivePlanner(CATALOG)
     fleet = _fleet([ReplicaState.READY], model="not-in-the-catalog")
-    planner.arrived("not-in-the-catalog", 10, 10)
-    assert planner.look(fleet.replicas, _hosts(1), [], 0.0, 0.0) is None
+    planner.count_arrival("not-in-the-catalog", 10, 10)
+    assert planner.plan(fleet.replicas, _hosts(1), [], 0.0, 0.0) is None

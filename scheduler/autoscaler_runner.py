@@ -1,4 +1,4 @@
-"""The autoscaler's look at the live pool, every LOOK_S seconds: nobody acts on it, so it may fail alone."""
+"""Runs the autoscaler on the live pool every PLAN_INTERVAL_S seconds; a failure affects nothing else."""
 
 import logging
 
@@ -7,29 +7,31 @@ from scheduler import metrics
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.autoscale.state import Unplannable
 from scheduler.core.state import SchedulerState
-from scheduler.views import HostBook
+from scheduler.views import HostRegistry
 from scheduler.wire import PlanView
 
 log = logging.getLogger(__name__)
 
 
-class Lookout:
+class AutoscalerRunner:
     """Looks, shows what the autoscaler would do, and says where it has no answer."""
 
-    def __init__(self, planner: LivePlanner, state: SchedulerState, hosts: HostBook, clock: Clock) -> None:
+    def __init__(
+        self, planner: LivePlanner, state: SchedulerState, hosts: HostRegistry, clock: Clock
+    ) -> None:
         self._planner = planner
         self._state, self._hosts, self._clock = state, hosts, clock
         self._failed: set[tuple[str, str]] = set()
         """Models and the kinds of failures that have been logged of them."""
 
-    def look(self, now: float) -> PlanView | None:
+    def run(self, now: float) -> PlanView | None:
         """The plan as of `now` (monotonic seconds); None where there is none, or arithmetic failed on some figure.
 
         A failure is counted each time and logged the first time; the next look begins anew.
         """
         today = self._clock.now()
         try:
-            plan = self._planner.look(
+            plan = self._planner.plan(
                 self._state.fleet.replicas,
                 self._hosts.views(now),
                 self._state.queue_views(now),
@@ -37,12 +39,12 @@ class Lookout:
                 today.hour * 3600.0 + today.minute * 60.0 + today.second,
             )
         except (ArithmeticError, ValueError) as error:
-            self._note(error)
+            self._record_failure(error)
             plan = None
         metrics.show_plan(plan)
         return plan
 
-    def _note(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         model, why = (error.model, error.why) if isinstance(error, Unplannable) else ("", error)
         metrics.PLAN_FAILURES.labels(model).inc()
         if (key := (model, type(why).__name__)) not in self._failed:

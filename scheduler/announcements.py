@@ -66,26 +66,26 @@ def announcements(
         yield Announce([], part, more=True)
 
 
-class CounterBook:
+class CounterCache:
     """What schedulers said of tenants' counters: bounded, those heard of longest ago are forgotten first."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._heard: OrderedDict[tuple[str, str, str], tuple[str, float]] = OrderedDict()
+    def __init__(self, limit: int) -> None:
+        self._most = limit
+        self._counters: OrderedDict[tuple[str, str, str], tuple[str, float]] = OrderedDict()
 
-    def heard(self, epoch: str, counters: Sequence[TenantCounter]) -> None:
+    def update(self, epoch: str, counters: Sequence[TenantCounter]) -> None:
         """The newest word replaces the older."""
         for counter in counters:
             key = (counter.model, counter.tier, counter.tenant_id)
-            self._heard[key] = (epoch, counter.service)
-            self._heard.move_to_end(key)
-        while len(self._heard) > self._most:
-            self._heard.popitem(last=False)
+            self._counters[key] = (epoch, counter.service)
+            self._counters.move_to_end(key)
+        while len(self._counters) > self._most:
+            self._counters.popitem(last=False)
 
-    def unknown_to(self, epoch: str) -> list[TenantCounter]:
+    def not_from(self, epoch: str) -> list[TenantCounter]:
         """Those that were not heard from the scheduler `epoch` itself."""
         return [
             TenantCounter(tenant_id, model, service, tier)
-            for (model, tier, tenant_id), (source, service) in self._heard.items()
+            for (model, tier, tenant_id), (source, service) in self._counters.items()
             if source != epoch
         ]

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 
-from scheduler import lookout as lookout_module
+from scheduler import autoscaler_runner as lookout_module
+from scheduler.autoscaler_runner import AutoscalerRunner
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.replica import Replica
 from scheduler.core.state import SchedulerState
-from scheduler.lookout import Lookout
-from scheduler.views import HostBook
+from scheduler.views import HostRegistry
 from tests.support.clock import ManualClock
 from tests.support.scheduling import beat, replica
 from workers.catalog import load_catalog
@@ -34,29 +34,29 @@ def test_a_model_out_of_all_range_costs_the_plan_and_nothing_else(monkeypatch: p
     state, planner, clock = SchedulerState("epoch-1", 0.0), LivePlanner(CATALOG), ManualClock()
     rows = [replica(f"host/{model}", model=model, boot_id=model) for model in (SOUND, BROKEN)]
     state.heartbeat(beat(*rows), 0.0)
-    lookout = Lookout(planner, state, HostBook(), clock)
-    assert lookout.look(0.0) is not None
+    runner = AutoscalerRunner(planner, state, HostRegistry(), clock)
+    assert runner.run(0.0) is not None
     before, whole = failures(BROKEN), served(state, BROKEN).status
     nothing = msgspec.structs.replace(whole.capacity, prefill_tokens_per_s=0.0)
     served(state, BROKEN).status = msgspec.structs.replace(whole, capacity=nothing)
     for number in range(1, 4):
-        planner.arrived(BROKEN, 1_000, 100)
-        assert lookout.look(2.0 * number) is None
+        planner.count_arrival(BROKEN, 1_000, 100)
+        assert runner.run(2.0 * number) is None
     assert failures(BROKEN) - before == 3
     [(message, error)] = told
     assert BROKEN in message
     assert isinstance(error, ArithmeticError | ValueError)
     served(state, BROKEN).status = whole
-    plan = lookout.look(8.0)
+    plan = runner.run(8.0)
     assert plan is not None
     assert {row.model for row in plan.models} == {SOUND, BROKEN}
 
 
 def test_a_failure_that_is_not_of_arithmetic_is_not_hidden() -> None:
     class Wrong(LivePlanner):
-        def look(self, *_: object) -> None:
+        def plan(self, *_: object) -> None:
             raise KeyError("a mistake of ours")
 
-    lookout = Lookout(Wrong(CATALOG), SchedulerState("epoch-1", 0.0), HostBook(), ManualClock())
+    runner = AutoscalerRunner(Wrong(CATALOG), SchedulerState("epoch-1", 0.0), HostRegistry(), ManualClock())
     with pytest.raises(KeyError):
-        lookout.look(0.0)
+        runner.run(0.0)

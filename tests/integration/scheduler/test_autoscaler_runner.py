@@ -18,13 +18,13 @@ class Failing(LivePlanner):
 
     looks = 0
 
-    def look(self, *_: object) -> None:
+    def plan(self, *_: object) -> None:
         self.looks += 1
         raise ZeroDivisionError("float division by zero")
 
 
 async def test_a_look_that_fails_ends_nobodys_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "LOOK_S", 0.0)
+    monkeypatch.setattr(service_module, "PLAN_INTERVAL_S", 0.0)
     planner = Failing(load_catalog())
     scheduler = SchedulerService(
         "127.0.0.1", 0, TOKEN, clock=SystemClock(), rng=random.Random(1), planner=planner
