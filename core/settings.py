@@ -99,12 +99,12 @@ class Settings(BaseSettings):
     log_level: str = "INFO"
     """Level name of the logging module."""
 
-    record_shapes: bool = True
-    """Record the shape of every request (times, counts, salted hashes; no text) for `penstock sim replay`."""
-    shapes_keep_days: int = Field(default=7, ge=1, le=366)
-    """Retention of recorded shapes."""
-    shapes_max_mb: int = Field(default=2048, ge=1)
-    """MiB that recorded shapes may take; the oldest are deleted first."""
+    record_request_traces: bool = True
+    """Record every request (times, counts, salted hashes; no text) for `penstock sim replay`."""
+    request_traces_keep_days: int = Field(default=7, ge=1, le=366)
+    """Retention of recorded requests."""
+    request_traces_max_mb: int = Field(default=2048, ge=1)
+    """MiB that recorded requests may take; the oldest are deleted first."""
 
     archive_dir: Path = Path()
     """Directory for closed months of usage in Parquet; "." = `archive` in the data directory."""

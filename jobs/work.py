@@ -21,7 +21,7 @@ from core.db import Database
 from core.errors import Conflict
 from core.settings import Settings
 from jobs import outbox, payments, retention
-from scheduler import shapes_store
+from scheduler import request_trace_store
 from tenants import changes, logins
 
 log = logging.getLogger(__name__)
@@ -119,11 +119,11 @@ async def prune(database: Database, settings: Settings) -> int:
         return deleted + await retention.prune(connection)
 
 
-async def forget_shapes(database: Database, settings: Settings) -> int:
-    """Delete recorded request shapes that are too old, and the oldest ones above the size limit."""
+async def prune_request_traces(database: Database, settings: Settings) -> int:
+    """Delete recorded requests that are too old, and the oldest ones above the size limit."""
     async with database.system() as connection:
-        return await shapes_store.forget_shapes(
-            connection, settings.shapes_keep_days, settings.shapes_max_mb << 20
+        return await request_trace_store.prune_traces(
+            connection, settings.request_traces_keep_days, settings.request_traces_max_mb << 20
         )
 
 
@@ -197,7 +197,7 @@ def schedule(settings: Settings) -> tuple[Job, ...]:
         Job("penstock.archive_usage", 3600.0, archive_usage),
         Job("penstock.export", 300.0, export),
         Job("penstock.prune", 24 * 3600.0, prune),
-        Job("penstock.forget_shapes", 600.0, forget_shapes),
+        Job("penstock.prune_request_traces", 600.0, prune_request_traces),
     )
 
 

@@ -108,11 +108,11 @@ ENGINE_COUNTERS_FAILURES = Counter(
 ENGINE_COUNTERS_REFUSED = Counter(
     "penstock_scheduler_engine_counters_refused", "Reports of one engine's counters that PostgreSQL refused"
 )
-SHAPES_FAILURES = Counter(
-    "penstock_scheduler_shapes_failures", "Rounds in which shapes of requests could not be stored"
+TRACE_FAILURES = Counter(
+    "penstock_scheduler_request_trace_failures", "Rounds in which recorded requests could not be stored"
 )
-SHAPES_DROPPED = Counter(
-    "penstock_scheduler_shapes_dropped", "Requests whose shape is not recorded because too many waited"
+TRACE_DROPPED = Counter(
+    "penstock_scheduler_request_trace_dropped", "Requests that are not recorded because too many waited"
 )
 
 

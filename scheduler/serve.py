@@ -15,8 +15,8 @@ from core.telemetry import MetricsServer
 from scheduler.autoscaling import LivePlanner
 from scheduler.engine_counters import EngineCounterStore
 from scheduler.host_hours import HostHours
+from scheduler.request_trace_store import RequestTraceStore
 from scheduler.service import SchedulerService
-from scheduler.shapes_store import ShapeStore
 from workers.catalog import load_catalog
 from workers.engine_counters import record_counters
 from workers.host_hours import record_heartbeat
@@ -39,21 +39,21 @@ async def _serve(settings: Settings) -> int:
     clock = SystemClock()
     host_hours = HostHours(database, record_heartbeat)
     counters = EngineCounterStore(database, record_counters, clock.monotonic)
-    shapes = ShapeStore(database, clock, recording=settings.record_shapes)
+    trace = RequestTraceStore(database, clock, recording=settings.record_request_traces)
     service = SchedulerService(
         settings.scheduler_host,
         settings.scheduler_port,
         settings.internal_token.get_secret_value(),
         clock=clock,
         rng=random.Random(),  # noqa: S311 - spreads load, keeps no secret
-        listeners=[host_hours, counters, shapes.book],
+        listeners=[host_hours, counters, trace.trace],
         planner=LivePlanner(load_catalog()),
     )
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     try:
         await host_hours.start()
         await counters.start()
-        await shapes.start()
+        await trace.start()
         await _listen(service, settings)
         await metrics.start()
         gc.collect()
@@ -64,7 +64,7 @@ async def _serve(settings: Settings) -> int:
         await service.close()
         await host_hours.close()
         await counters.close()
-        await shapes.close()
+        await trace.close()
         await database.close()
     return 0
 

@@ -4,8 +4,8 @@ from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Tex
 
 from core.db import metadata
 
-request_shapes = Table(
-    "request_shapes",
+request_traces = Table(
+    "request_traces",
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("model", Text, nullable=False),
@@ -13,6 +13,6 @@ request_shapes = Table(
     Column("last_at", DateTime(timezone=True), nullable=False),
     Column("requests", Integer, nullable=False),
     Column("data", LargeBinary, nullable=False),
-    Index("ix_request_shapes_last_at", "last_at"),
+    Index("ix_request_traces_last_at", "last_at"),
 )
-"""Batches of recorded requests (scheduler/shapes.py): some seconds of one model, of all tenants."""
+"""Batches of recorded requests (scheduler/request_trace.py): some seconds of one model, of all tenants."""

@@ -1,6 +1,6 @@
 """Replays recorded requests against another pool: what would this traffic have met with N hosts of kind K?
 
-What was recorded has times, counts and salted hashes (scheduler/shapes.py). A request that failed because of its
+What was recorded has times, counts and salted hashes (scheduler/request_trace.py). A request that failed because of its
 replica and was tried again appears in the record once for each attempt; only the last one is replayed. Caches are
 empty at the start of a replay, so that a short one finds less in them than the running platform did.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from core.errors import InvalidRequest
 from core.money import ratio_per_mtok, usd_to_pico
-from scheduler.shapes import Shape
+from scheduler.request_trace import TracedRequest
 from sim.pool.contract import RunResult
 from sim.pool.network import Network
 from sim.pool.pool import ReplicaSpec, pool_of
@@ -84,42 +84,42 @@ class Answer:
         return asdict(self)
 
 
-def rows_of(shapes: Iterable[tuple[str, Shape]]) -> list[Row]:
+def rows_of(requests: Iterable[tuple[str, TracedRequest]]) -> list[Row]:
     """Recorded requests by model as lines of a trace, in order of time, which counts from the first.
 
     Raises InvalidRequest when there are more than one replay takes.
     """
-    kept: list[tuple[int, str, Shape]] = []
-    for model, shape in shapes:
-        if shape.outcome == "failed":
+    kept: list[tuple[int, str, TracedRequest]] = []
+    for model, traced in requests:
+        if traced.outcome == "failed":
             continue
         if len(kept) >= MAX_REQUESTS:
             raise InvalidRequest(
                 f"more than {MAX_REQUESTS:,} requests were recorded; choose a shorter period"
             )
-        kept.append((shape.at_ms, model, shape))
+        kept.append((traced.at_ms, model, traced))
     kept.sort(key=lambda item: item[0])
-    return [_row(model, shape, at_ms - kept[0][0]) for at_ms, model, shape in kept]
+    return [_row(model, traced, at_ms - kept[0][0]) for at_ms, model, traced in kept]
 
 
-def _row(model: str, shape: Shape, at_ms: int) -> Row:
-    size = max(1, shape.block_tokens)
+def _row(model: str, traced: TracedRequest, at_ms: int) -> Row:
+    size = max(1, traced.block_tokens)
     return Row(
         timestamp=at_ms,
-        input_length=shape.prompt_tokens,
-        output_length=shape.output_tokens,
+        input_length=traced.prompt_tokens,
+        output_length=traced.output_tokens,
         # An estimate of the prompt or of a text block may be short of what the hashes cover.
-        hash_ids=array("Q", shape.blocks[: shape.prompt_tokens // size]),
-        tenant=shape.tenant_id,
+        hash_ids=array("Q", traced.blocks[: traced.prompt_tokens // size]),
+        tenant=traced.tenant_id,
         model=model,
-        tier=shape.tier if shape.tier in ("priority", "batch") else "standard",
-        weight=shape.weight if 0 < shape.weight <= 1e6 else 1.0,
+        tier=traced.tier if traced.tier in ("priority", "batch") else "standard",
+        weight=traced.weight if 0 < traced.weight <= 1e6 else 1.0,
         block_tokens=size,
-        cached_tokens=shape.cached_tokens,
-        queue_ms=shape.queue_ms,
-        ttft_ms=shape.ttft_ms,
-        total_ms=shape.total_ms,
-        outcome=shape.outcome,
+        cached_tokens=traced.cached_tokens,
+        queue_ms=traced.queue_ms,
+        ttft_ms=traced.ttft_ms,
+        total_ms=traced.total_ms,
+        outcome=traced.outcome,
     )
 
 

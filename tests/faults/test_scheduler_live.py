@@ -15,7 +15,7 @@ from statistics import median
 import aiohttp
 import pytest
 
-from scheduler.shapes import unpack
+from scheduler.request_trace import unpack
 from scheduler.wire import QueueView
 from tests.support import load
 from tests.support.live_pool import (
@@ -353,9 +353,9 @@ async def _early_ones_went_first(stack: Stack, waves: Crowd, since_ms: float, be
 
     async def placed() -> tuple[list[int], list[int]] | None:
         """When those of each wave were placed, once there are enough to speak of order; API processes place some."""
-        batches = await database.fetch("SELECT data FROM request_shapes")
-        shapes = [shape for batch in batches for shape in unpack(batch["data"])]
-        mine = [one for one in shapes if one.tenant_id == waves.tenant.id and one.outcome == "done"]
+        batches = await database.fetch("SELECT data FROM request_traces")
+        requests = [traced for batch in batches for traced in unpack(batch["data"])]
+        mine = [one for one in requests if one.tenant_id == waves.tenant.id and one.outcome == "done"]
         early = [one.at_ms + one.queue_ms for one in mine if since_ms <= one.at_ms < between_ms]
         later = [one.at_ms + one.queue_ms for one in mine if one.at_ms >= between_ms]
         return (early, later) if min(len(early), len(later)) > WAVE / 6 else None

@@ -18,7 +18,7 @@ from rich.table import Table
 from cli.context import AsJson, DataDir, open_db, run
 from cli.work import work
 from core.errors import InvalidRequest, NotFound
-from scheduler.shapes_store import read_shapes, recorded_models
+from scheduler.request_trace_store import read_trace, traced_models
 from sim.pool.replay import MAX_REQUESTS, Answer, Figures, Plan, export, measured, replay, rows_of
 from sim.pool.settings import Progress as Standing
 from sim.pool.workloads.mooncake import Row, read_rows
@@ -74,7 +74,7 @@ def command(
 ) -> None:
     """Replay recorded requests against other pools: TTFT, refusals, and cost per million tokens.
 
-    A running Penstock records the shape of every request (time, tenant, token counts, salted hashes; no text).
+    A running Penstock records every request (time, tenant, token counts, salted hashes; no text).
     """
 
     def act(rows: Sequence[Row], sizes: Sequence[int]) -> list[Answer]:
@@ -112,24 +112,25 @@ async def _recorded(since: str, until: str, model: str | None, data_dir: Path | 
             f"--since ({start:%Y-%m-%d %H:%M:%S}) must be before --until ({end:%Y-%m-%d %H:%M:%S})"
         )
     async with open_db(data_dir) as database, database.read() as connection:
-        shapes = []
-        async for pair in read_shapes(connection, start, end, model):
-            shapes.append(pair)
-            if len(shapes) > 2 * MAX_REQUESTS:
+        requests = []
+        async for pair in read_trace(connection, start, end, model):
+            requests.append(pair)
+            if len(requests) > 2 * MAX_REQUESTS:
                 raise InvalidRequest(
                     f"more than {MAX_REQUESTS:,} requests were recorded; choose a shorter period"
                 )
-        rows = rows_of(shapes)
+        rows = rows_of(requests)
         if rows:
             return rows
-        others = await recorded_models(connection, start, end)
+        others = await traced_models(connection, start, end)
     period = f"from {start:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC"
     if model is not None and others:
         raise NotFound(
             f"no request for {model!r} was recorded {period}; there are some for: {', '.join(sorted(others))}"
         )
     raise NotFound(
-        f"no request was recorded {period}; PENSTOCK_RECORD_SHAPES and PENSTOCK_SHAPES_KEEP_DAYS say what is kept"
+        f"no request was recorded {period}; PENSTOCK_RECORD_REQUEST_TRACES and "
+        "PENSTOCK_REQUEST_TRACES_KEEP_DAYS say what is kept"
     )
 
 

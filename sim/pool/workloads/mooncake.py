@@ -49,7 +49,7 @@ class Row(msgspec.Struct):
     ttft_ms: int = -1
     total_ms: int = -1
     outcome: str = ""
-    """What was really measured (scheduler/shapes.py); empty where nothing was."""
+    """What was really measured (scheduler/request_trace.py); empty where nothing was."""
 
 
 def read_mooncake(path: Path, name: str) -> Trace:

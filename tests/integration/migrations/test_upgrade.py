@@ -27,7 +27,7 @@ from tests.support.services import Services
 DUMP = Path(__file__).resolve().parents[2] / "data" / "schema" / "0017_fair_shares.sql.gz"
 USAGE_COST = 2_485_166_000_970
 """Picodollars of all usage in the dump."""
-RENAMED = {"usage_touched": "dirty_hours"}
+RENAMED = {"usage_touched": "dirty_hours", "request_shapes": "request_traces"}
 """Tables of the dump that have another name today."""
 
 

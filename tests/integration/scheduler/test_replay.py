@@ -13,17 +13,17 @@ from cli.main import app
 from core.clock import SystemClock
 from core.db import Database
 from core.errors import Refused
+from scheduler.request_trace_store import RequestTraceStore
 from scheduler.service import SchedulerService
-from scheduler.shapes_store import ShapeStore
 from scheduler.wire import Released
 from tests.support.scheduling import MODEL, agent, client, replica, request, service
 
 
 async def _traffic(database: Database, requests: int = 30) -> None:
     """Some requests of two tenants, each with its own prompt, and one that is refused."""
-    store = ShapeStore(database, SystemClock())
+    store = RequestTraceStore(database, SystemClock())
     async with (
-        service(listeners=[store.book]) as scheduler,
+        service(listeners=[store.trace]) as scheduler,
         agent(scheduler.port, replica()),
         client(scheduler.port) as api,
     ):
@@ -68,7 +68,7 @@ async def test_what_came_is_replayed_on_pools_of_several_sizes(database: Databas
         assert float(pool["figures"]["usd_per_mtok"]) > 0
     assert answer["pools"][0]["figures"]["hit_rate"] > 0.5, "all but the first prompt of each tenant"
 
-    exported = tmp_path / "shapes.jsonl"
+    exported = tmp_path / "trace.jsonl"
     written = await _command(database, "--model", MODEL, "--export", str(exported))
     assert "30 requests written" in written.stdout
     again = await _command(database, str(exported), "--hosts", "1,2", "--json")
@@ -85,7 +85,7 @@ async def test_a_table_for_people_has_the_measured_beside_the_simulated(database
 
 async def test_refused_requests_are_recorded_too(database: Database, tmp_path: Path) -> None:
     await _traffic(database, requests=2)
-    path = tmp_path / "shapes.jsonl"
+    path = tmp_path / "trace.jsonl"
     await _command(database, "--export", str(path))
     rows = [msgspec.json.decode(line) for line in path.read_text().splitlines()]
     outcomes = sorted(row["outcome"] for row in rows)

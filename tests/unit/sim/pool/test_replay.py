@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from core.errors import InvalidRequest
-from scheduler.shapes import Shape
+from scheduler.request_trace import TracedRequest
 from sim.pool import replay as replays
 from sim.pool.replay import Plan, export, measured, profile_on, replay, rows_of
 from sim.pool.workloads.mooncake import Row, read_rows
@@ -19,31 +19,33 @@ KIND = "gpu-h100x8-640gb"
 CATALOG = load_catalog()
 
 
-def _shape(at_ms: int, outcome: str = "done", **fields) -> Shape:
-    made = Shape(
+def _traced(at_ms: int, outcome: str = "done", **fields) -> TracedRequest:
+    made = TracedRequest(
         at_ms, "acme", "standard", 2048, 1024, 101, [1, 2, 3, at_ms], 512, 5, 500, 2500, outcome
     )  # fmt: skip
     return msgspec.structs.replace(made, **fields)
 
 
 def _rows(count: int = 200, gap_ms: int = 250) -> list[Row]:
-    return rows_of((MODEL, _shape(1_000_000 + number * gap_ms)) for number in range(count))
+    return rows_of((MODEL, _traced(1_000_000 + number * gap_ms)) for number in range(count))
 
 
 def test_rows_are_in_order_and_an_attempt_that_failed_is_not_counted_twice() -> None:
-    rows = rows_of([(MODEL, _shape(5_000)), ("b", _shape(3_000, "failed")), ("b", _shape(4_000))])
+    rows = rows_of([(MODEL, _traced(5_000)), ("b", _traced(3_000, "failed")), ("b", _traced(4_000))])
     assert [(row.timestamp, row.model) for row in rows] == [(0, "b"), (1_000, MODEL)]
 
 
 def test_hashes_never_cover_more_than_the_prompt() -> None:
-    [row] = rows_of([(MODEL, _shape(0, prompt_tokens=1100))])
+    [row] = rows_of([(MODEL, _traced(0, prompt_tokens=1100))])
     assert list(row.hash_ids) == [1, 2]
 
 
 def test_what_was_measured_is_told() -> None:
-    shapes = [_shape(number, ttft_ms=number * 100, total_ms=number * 100 + 1000) for number in range(1, 101)]
-    shapes += [_shape(200, "refused:tenant_share", ttft_ms=-1), _shape(201, "cancelled", ttft_ms=-1)]
-    real = measured(rows_of((MODEL, shape) for shape in shapes))
+    requests = [
+        _traced(number, ttft_ms=number * 100, total_ms=number * 100 + 1000) for number in range(1, 101)
+    ]
+    requests += [_traced(200, "refused:tenant_share", ttft_ms=-1), _traced(201, "cancelled", ttft_ms=-1)]
+    real = measured(rows_of((MODEL, request) for request in requests))
     assert real is not None
     assert (real.requests, real.refused) == (102, 1)
     assert real.ttft_p50_s == pytest.approx(5.05)
@@ -56,7 +58,7 @@ def test_what_was_measured_is_told() -> None:
 
 def test_an_export_is_read_back_and_is_a_workload(tmp_path: Path) -> None:
     rows = _rows(20)
-    path = tmp_path / "shapes.jsonl"
+    path = tmp_path / "trace.jsonl"
     export(rows, path)
     assert read_rows(path) == rows
     export(read_rows(path), tmp_path / "again.jsonl")
@@ -82,7 +84,7 @@ def test_more_hosts_wait_less_and_cost_more() -> None:
 
 def test_shared_prefixes_are_found_again() -> None:
     shared = replay(_rows(), CATALOG, Plan(1)).figures
-    apart = rows_of((MODEL, _shape(number * 250, blocks=[number])) for number in range(200))
+    apart = rows_of((MODEL, _traced(number * 250, blocks=[number])) for number in range(200))
     assert shared.hit_rate > 0.5
     assert replay(apart, CATALOG, Plan(1)).figures.hit_rate == 0.0
 
@@ -99,7 +101,7 @@ def test_cost_is_the_hosts_price_for_the_time_over_the_tokens() -> None:
 
 
 def test_a_host_without_a_price_costs_what_nobody_knows() -> None:
-    rows = rows_of(("deepseek-v3.2", _shape(number * 250)) for number in range(20))
+    rows = rows_of(("deepseek-v3.2", _traced(number * 250)) for number in range(20))
     assert replay(rows, CATALOG, Plan(1, "gb200-nvl4")).figures.usd_per_mtok is None
 
 
@@ -114,9 +116,9 @@ def test_the_warm_up_is_left_out() -> None:
 
 
 def test_blocks_of_any_size_fit_the_engines() -> None:
-    rows = rows_of((MODEL, _shape(number * 250, block_tokens=528)) for number in range(50))
+    rows = rows_of((MODEL, _traced(number * 250, block_tokens=528)) for number in range(50))
     assert replay(rows, CATALOG, Plan(1)).figures.hit_rate > 0.3
-    tiny = rows_of((MODEL, _shape(number * 250, block_tokens=7)) for number in range(50))
+    tiny = rows_of((MODEL, _traced(number * 250, block_tokens=7)) for number in range(50))
     assert replay(tiny, CATALOG, Plan(1)).figures.hit_rate == 0.0
 
 
@@ -131,7 +133,7 @@ def test_errors_name_what_there_is() -> None:
     with pytest.raises(InvalidRequest, match=f"no profile for local-cpu; it has for: {KIND}"):
         profile_on(CATALOG, MODEL, "local-cpu")
     with pytest.raises(InvalidRequest, match="no model 'nobody'"):
-        replay(rows_of([("nobody", _shape(0))]), CATALOG, Plan(1))
+        replay(rows_of([("nobody", _traced(0))]), CATALOG, Plan(1))
     with pytest.raises(InvalidRequest, match="no policy"):
         replay(_rows(2), CATALOG, Plan(1, policy="nobody"))
 

@@ -1,4 +1,4 @@
-"""Shapes of requests go from a running scheduler into PostgreSQL, and out again."""
+"""Recorded requests go from a running scheduler into PostgreSQL, and out again."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,11 +9,11 @@ from sqlalchemy import select, text
 from core.clock import SystemClock
 from core.db import Database
 from core.settings import Settings
-from jobs.work import forget_shapes as forget_job
-from scheduler import shapes_store
-from scheduler.shapes import Shape
-from scheduler.shapes_store import ShapeStore, forget_shapes, read_shapes, recorded_models
-from scheduler.tables import request_shapes
+from jobs.work import prune_request_traces as forget_job
+from scheduler import request_trace_store
+from scheduler.request_trace import TracedRequest
+from scheduler.request_trace_store import RequestTraceStore, prune_traces, read_trace, traced_models
+from scheduler.tables import request_traces
 from scheduler.wire import Released
 from tests.support.ports import free_port
 from tests.support.scheduling import MODEL, agent, client, replica, request, service
@@ -22,18 +22,18 @@ from tests.support.waiting import until
 HOUR = timedelta(hours=1)
 
 
-async def _read(database: Database, **options) -> list[Shape]:
+async def _read(database: Database, **options) -> list[TracedRequest]:
     now = datetime.now(UTC)
     span = {"since": now - HOUR, "until": now + HOUR} | options
     async with database.read() as connection:
-        return [shape async for _, shape in read_shapes(connection, **span)]
+        return [traced async for _, traced in read_trace(connection, **span)]
 
 
 async def test_requests_are_recorded_and_read_back(database: Database) -> None:
-    store = ShapeStore(database, SystemClock(), every_s=0.05)
+    store = RequestTraceStore(database, SystemClock(), every_s=0.05)
     await store.start()
     async with (
-        service(listeners=[store.book]) as scheduler,
+        service(listeners=[store.trace]) as scheduler,
         agent(scheduler.port, replica()),
         client(scheduler.port) as api,
     ):
@@ -46,43 +46,43 @@ async def test_requests_are_recorded_and_read_back(database: Database) -> None:
         await until(lambda: _count(database, 20))
     await store.close()
     found = await _read(database)
-    assert sorted(shape.output_tokens for shape in found) == list(range(1, 21))
-    assert {shape.tenant_id for shape in found} == {"tenant-0", "tenant-1", "tenant-2"}
-    assert all(shape.blocks == [8, 16] and shape.block_tokens == 512 for shape in found)
-    assert all(0 <= shape.queue_ms <= shape.ttft_ms <= shape.total_ms for shape in found)
-    assert store.book.dropped == 0
+    assert sorted(traced.output_tokens for traced in found) == list(range(1, 21))
+    assert {traced.tenant_id for traced in found} == {"tenant-0", "tenant-1", "tenant-2"}
+    assert all(traced.blocks == [8, 16] and traced.block_tokens == 512 for traced in found)
+    assert all(0 <= traced.queue_ms <= traced.ttft_ms <= traced.total_ms for traced in found)
+    assert store.trace.dropped == 0
 
 
 async def _count(database: Database, wanted: int) -> bool:
     return len(await _read(database)) == wanted
 
 
-def _shape(at: datetime, output: int = 1) -> Shape:
-    return Shape(int(at.timestamp() * 1000), "t", "standard", 10, 0, output, [], 512, 0, 1, 2, "done")
+def _traced(at: datetime, output: int = 1) -> TracedRequest:
+    return TracedRequest(int(at.timestamp() * 1000), "t", "standard", 10, 0, output, [], 512, 0, 1, 2, "done")
 
 
-async def _put(store: ShapeStore, model: str, *shapes: Shape) -> None:
-    for shape in shapes:
-        store.book._ended.setdefault(model, []).append(shape)
+async def _put(store: RequestTraceStore, model: str, *requests: TracedRequest) -> None:
+    for traced in requests:
+        store.trace._ended.setdefault(model, []).append(traced)
     await store.store()
 
 
 async def test_a_period_and_a_model_are_read_exactly(database: Database) -> None:
-    store = ShapeStore(database, SystemClock())
+    store = RequestTraceStore(database, SystemClock())
     now = datetime.now(UTC).replace(microsecond=0)
-    await _put(store, "a", *(_shape(now + timedelta(seconds=second), second) for second in range(10)))
-    await _put(store, "b", _shape(now, 99))
+    await _put(store, "a", *(_traced(now + timedelta(seconds=second), second) for second in range(10)))
+    await _put(store, "b", _traced(now, 99))
     got = await _read(database, since=now + timedelta(seconds=3), until=now + timedelta(seconds=6))
-    assert [shape.output_tokens for shape in got] == [3, 4, 5]
-    assert [shape.output_tokens for shape in await _read(database, model="b")] == [99]
+    assert [traced.output_tokens for traced in got] == [3, 4, 5]
+    assert [traced.output_tokens for traced in await _read(database, model="b")] == [99]
     async with database.read() as connection:
-        assert await recorded_models(connection, now, now + HOUR) == {"a": 10, "b": 1}
+        assert await traced_models(connection, now, now + HOUR) == {"a": 10, "b": 1}
 
 
 async def test_a_round_that_failed_is_stored_once_later(database: Database) -> None:
     away = Database(f"postgresql://nobody:x@127.0.0.1:{free_port()}/none", pool_size=1)
-    store = ShapeStore(away, SystemClock())
-    await _put(store, "a", _shape(datetime.now(UTC)))
+    store = RequestTraceStore(away, SystemClock())
+    await _put(store, "a", _traced(datetime.now(UTC)))
     assert await _read(database) == []
     store.database = database
     await store.store()
@@ -95,11 +95,11 @@ async def test_while_postgresql_is_away_the_oldest_go_and_are_counted(
     database: Database, monkeypatch, caplog
 ) -> None:
     away = Database(f"postgresql://nobody:x@127.0.0.1:{free_port()}/none", pool_size=1)
-    monkeypatch.setattr("scheduler.shapes_store.MAX_UNSTORED_BYTES", 200)
-    store = ShapeStore(away, SystemClock())
+    monkeypatch.setattr("scheduler.request_trace_store.MAX_UNSTORED_BYTES", 200)
+    store = RequestTraceStore(away, SystemClock())
     for number in range(10):
-        await _put(store, "a", _shape(datetime.now(UTC), number))
-    dropped = store.book.dropped
+        await _put(store, "a", _traced(datetime.now(UTC), number))
+    dropped = store.trace.dropped
     assert 5 <= dropped <= 9
     told = [record.getMessage() for record in caplog.records if "are dropped" in record.getMessage()]
     assert len(told) == 1, "once, not at every round"
@@ -108,75 +108,75 @@ async def test_while_postgresql_is_away_the_oldest_go_and_are_counted(
     store.database = database
     await store.store()
     assert f"{dropped} recorded requests were dropped" in caplog.text
-    assert [shape.output_tokens for shape in await _read(database)] == list(range(dropped, 10))
+    assert sorted(traced.output_tokens for traced in await _read(database)) == list(range(dropped, 10))
     await away.close()
 
 
 async def test_a_round_that_ends_while_it_packs_loses_nothing(database: Database, monkeypatch) -> None:
-    store = ShapeStore(database, SystemClock())
-    monkeypatch.setattr("scheduler.shapes_store.BATCH", 2)
-    row, left = shapes_store._row, [2]
+    store = RequestTraceStore(database, SystemClock())
+    monkeypatch.setattr("scheduler.request_trace_store.BATCH", 2)
+    row, left = request_trace_store._row, [2]
 
-    def interrupted(model: str, shapes: list[Shape]) -> dict[str, Any]:
+    def interrupted(model: str, requests: list[TracedRequest]) -> dict[str, Any]:
         left[0] -= 1
         if left[0] == 0:
             raise TimeoutError
-        return row(model, shapes)
+        return row(model, requests)
 
-    monkeypatch.setattr("scheduler.shapes_store._row", interrupted)
+    monkeypatch.setattr("scheduler.request_trace_store._row", interrupted)
     now = datetime.now(UTC)
-    await _put(store, "a", *(_shape(now, number) for number in range(5)))
+    await _put(store, "a", *(_traced(now, number) for number in range(5)))
     assert await _read(database) == []
-    await _put(store, "b", _shape(now, 5))
+    await _put(store, "b", _traced(now, 5))
     await store.store()
-    assert sorted(shape.output_tokens for shape in await _read(database)) == list(range(6))
-    assert store.book.dropped == 0
+    assert sorted(traced.output_tokens for traced in await _read(database)) == list(range(6))
+    assert store.trace.dropped == 0
 
 
 async def test_a_batch_that_fits_no_row_stops_nobody(database: Database, caplog) -> None:
-    store = ShapeStore(database, SystemClock())
+    store = RequestTraceStore(database, SystemClock())
     now = datetime.now(UTC)
-    await _put(store, "a", msgspec.structs.replace(_shape(now), at_ms=10**17))
-    await _put(store, "b", _shape(now))
+    await _put(store, "a", msgspec.structs.replace(_traced(now), at_ms=10**17))
+    await _put(store, "b", _traced(now))
     assert len(await _read(database)) == 1
-    assert store.book.dropped == 1
+    assert store.trace.dropped == 1
     assert "cannot be packed" in caplog.text
 
 
 async def test_a_name_that_no_column_holds_stops_nobody(database: Database) -> None:
-    store = ShapeStore(database, SystemClock())
+    store = RequestTraceStore(database, SystemClock())
     now = datetime.now(UTC)
-    await _put(store, "a\x00" + "b" * 5000, _shape(now))
-    await _put(store, "c", _shape(now))
+    await _put(store, "a\x00" + "b" * 5000, _traced(now))
+    await _put(store, "c", _traced(now))
     assert len(await _read(database)) == 2
 
 
 async def test_old_ones_are_forgotten_and_the_oldest_beyond_the_room(database: Database) -> None:
-    store = ShapeStore(database, SystemClock())
+    store = RequestTraceStore(database, SystemClock())
     now = datetime.now(UTC)
     for hours in (24 * 9, 24 * 6, 3, 2, 1):
-        await _put(store, "a", _shape(now - timedelta(hours=hours), hours))
+        await _put(store, "a", _traced(now - timedelta(hours=hours), hours))
     assert await forget_job(database, Settings(database_url=database.url)) == 1
     async with database.system() as connection:
-        sizes = "SELECT octet_length(data) FROM request_shapes ORDER BY last_at DESC LIMIT 2"
+        sizes = "SELECT octet_length(data) FROM request_traces ORDER BY last_at DESC LIMIT 2"
         room = sum((await connection.execute(text(sizes))).scalars())
-        assert await forget_shapes(connection, 7, room) == 2
+        assert await prune_traces(connection, 7, room) == 2
     kept = await _read(database, since=now - timedelta(days=30))
-    assert [shape.output_tokens for shape in kept] == [2, 1]
+    assert [traced.output_tokens for traced in kept] == [2, 1]
 
 
 async def test_customers_sessions_cannot_read_them(database: Database) -> None:
     async with database.engine.connect() as connection:
         for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
-            allowed = text(f"SELECT has_table_privilege('penstock_app', 'request_shapes', '{right}')")
+            allowed = text(f"SELECT has_table_privilege('penstock_app', 'request_traces', '{right}')")
             assert await connection.scalar(allowed) is False
-        assert (await connection.execute(select(request_shapes.c.model))).all() == []
+        assert (await connection.execute(select(request_traces.c.model))).all() == []
 
 
 async def test_nothing_is_stored_where_recording_is_off(database: Database) -> None:
-    store = ShapeStore(database, SystemClock(), recording=False)
+    store = RequestTraceStore(database, SystemClock(), recording=False)
     async with (
-        service(listeners=[store.book]) as scheduler,
+        service(listeners=[store.trace]) as scheduler,
         agent(scheduler.port, replica()),
         client(scheduler.port) as api,
     ):
@@ -188,4 +188,4 @@ async def test_nothing_is_stored_where_recording_is_off(database: Database) -> N
 
 async def _models(database: Database) -> list[str]:
     async with database.read() as connection:
-        return list((await connection.execute(select(request_shapes.c.model))).scalars())
+        return list((await connection.execute(select(request_traces.c.model))).scalars())

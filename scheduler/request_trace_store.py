@@ -15,9 +15,9 @@ from core.clock import Clock
 from core.db import Database
 from core.ids import uuid7
 from scheduler import metrics
-from scheduler.shapes import Shape, ShapeBook, pack, unpack
+from scheduler.request_trace import RequestTrace, TracedRequest, pack, unpack
 from scheduler.store_loop import StoreLoop
-from scheduler.tables import request_shapes
+from scheduler.tables import request_traces
 
 log = logging.getLogger(__name__)
 
@@ -28,27 +28,27 @@ MAX_UNSTORED_BYTES = 64 << 20
 """Packed batches kept while PostgreSQL is away; the oldest go first."""
 
 
-class ShapeStore(StoreLoop):
+class RequestTraceStore(StoreLoop):
     """Stores what its book has: a few seconds of traffic at a time."""
 
     def __init__(
         self, database: Database, clock: Clock, *, recording: bool = True, every_s: float = STORE_EVERY_S
     ) -> None:
         """`recording` False = the book notes nothing, and nothing is ever stored."""
-        super().__init__(database, "shapes of requests", every_s=every_s, failures=metrics.SHAPES_FAILURES)
+        super().__init__(database, "recorded requests", every_s=every_s, failures=metrics.TRACE_FAILURES)
         self._clock = clock
-        self.book = ShapeBook(recording, self._wall_offset_s())
-        self._unpacked: deque[tuple[str, list[Shape]]] = deque()
+        self.trace = RequestTrace(recording, self._wall_offset_s())
+        self._pending: deque[tuple[str, list[TracedRequest]]] = deque()
         """Batches taken from the book, with their model; the book is bounded itself and waits until they are packed."""
         self._rows: list[dict[str, Any]] = []
         """Packed batches, oldest first."""
-        self._counted = 0
+        self._reported_dropped = 0
         self._lost = 0
         """Requests dropped for want of room since rows were stored last."""
 
     async def write(self) -> None:
         """Pack what has ended, off the event loop, and store it; batches that are not stored are kept."""
-        self.book.wall_offset_s = self._wall_offset_s()
+        self.trace.wall_offset_s = self._wall_offset_s()
         await self._pack()
         self._bound()
         if not self._rows:
@@ -56,7 +56,7 @@ class ShapeStore(StoreLoop):
         rows = list(self._rows)
         async with self.database.system() as connection:
             # A round whose commit was not confirmed is written again under the same ids.
-            await connection.execute(insert(request_shapes).on_conflict_do_nothing(), rows)
+            await connection.execute(insert(request_traces).on_conflict_do_nothing(), rows)
         del self._rows[: len(rows)]
         if self._lost:
             log.warning("%s recorded requests were dropped while they could not be stored", self._lost)
@@ -65,27 +65,29 @@ class ShapeStore(StoreLoop):
     async def close(self) -> None:
         """Store what is left, if PostgreSQL answers; says how much is lost if it does not."""
         await super().close()
-        left = sum(row["requests"] for row in self._rows) + sum(len(shapes) for _, shapes in self._unpacked)
+        left = sum(row["requests"] for row in self._rows) + sum(
+            len(requests) for _, requests in self._pending
+        )
         if left:
             log.warning("%s recorded requests are lost: they could not be stored before the end", left)
 
     async def _pack(self) -> None:
         """All that has ended into rows. Interrupted anywhere, nothing is lost: a batch leaves when its row is there."""
-        if not self._unpacked:
-            for model, shapes in self.book.take(self._clock.monotonic()).items():
-                for start in range(0, len(shapes), BATCH):
-                    self._unpacked.append((model, shapes[start : start + BATCH]))
-        while self._unpacked:
-            model, shapes = self._unpacked[0]
+        if not self._pending:
+            for model, requests in self.trace.take_ended(self._clock.monotonic()).items():
+                for start in range(0, len(requests), BATCH):
+                    self._pending.append((model, requests[start : start + BATCH]))
+        while self._pending:
+            model, requests = self._pending[0]
             try:
-                row = await asyncio.to_thread(_row, model, shapes)
+                row = await asyncio.to_thread(_row, model, requests)
             except (ValueError, OverflowError) as error:
                 # It will never fit into a row; those behind it must not wait for it.
-                log.warning("%s recorded requests of %r cannot be packed: %s", len(shapes), model, error)
-                self.book.dropped += len(shapes)
+                log.warning("%s recorded requests of %r cannot be packed: %s", len(requests), model, error)
+                self.trace.dropped += len(requests)
             else:
                 self._rows.append(row)
-            self._unpacked.popleft()
+            self._pending.popleft()
 
     def _bound(self) -> None:
         size, lost = sum(len(row["data"]) for row in self._rows), 0
@@ -100,35 +102,35 @@ class ShapeStore(StoreLoop):
                 f"{MAX_UNSTORED_BYTES:,}",
             )
         self._lost += lost
-        self.book.dropped += lost
-        metrics.SHAPES_DROPPED.inc(self.book.dropped - self._counted)
-        self._counted = self.book.dropped
+        self.trace.dropped += lost
+        metrics.TRACE_DROPPED.inc(self.trace.dropped - self._reported_dropped)
+        self._reported_dropped = self.trace.dropped
 
     def _wall_offset_s(self) -> float:
         return self._clock.now().timestamp() - self._clock.monotonic()
 
 
-def _row(model: str, shapes: list[Shape]) -> dict[str, Any]:
-    times = [shape.at_ms for shape in shapes]
+def _row(model: str, requests: list[TracedRequest]) -> dict[str, Any]:
+    times = [traced.at_ms for traced in requests]
     return {
         "id": uuid7(),
         # A name that no column holds must not keep the others from being stored.
         "model": model.replace("\x00", "")[:200],
         "first_at": _instant(min(times)),
         "last_at": _instant(max(times)),
-        "requests": len(shapes),
-        "data": pack(shapes),
+        "requests": len(requests),
+        "data": pack(requests),
     }
 
 
-async def read_shapes(
+async def read_trace(
     connection: AsyncConnection, since: datetime, until: datetime, model: str | None = None
-) -> AsyncIterator[tuple[str, Shape]]:
-    """Model and shape of the requests that came in [since, until), batch by batch, roughly in order of time.
+) -> AsyncIterator[tuple[str, TracedRequest]]:
+    """Model and record of the requests that came in [since, until), batch by batch, roughly in order of time.
 
     Raises Unavailable for a damaged batch.
     """
-    table = request_shapes
+    table = request_traces
     query = select(table.c.id).where(table.c.first_at < until, table.c.last_at >= since)
     if model is not None:
         query = query.where(table.c.model == model)
@@ -139,14 +141,14 @@ async def read_shapes(
         ).one_or_none()
         if row is None:
             continue
-        for shape in unpack(row.data):
-            if first_ms <= shape.at_ms < end_ms:
-                yield row.model, shape
+        for traced in unpack(row.data):
+            if first_ms <= traced.at_ms < end_ms:
+                yield row.model, traced
 
 
-async def recorded_models(connection: AsyncConnection, since: datetime, until: datetime) -> dict[str, int]:
+async def traced_models(connection: AsyncConnection, since: datetime, until: datetime) -> dict[str, int]:
     """Models recorded around a period, with the requests of the batches that touch it."""
-    table = request_shapes
+    table = request_traces
     query = (
         select(table.c.model, func.sum(table.c.requests))
         .where(table.c.first_at < until, table.c.last_at >= since)
@@ -155,18 +157,18 @@ async def recorded_models(connection: AsyncConnection, since: datetime, until: d
     return {str(model): int(count) for model, count in await connection.execute(query)}
 
 
-async def forget_shapes(connection: AsyncConnection, keep_days: int, max_bytes: int) -> int:
+async def prune_traces(connection: AsyncConnection, keep_days: int, max_bytes: int) -> int:
     """Delete batches older than `keep_days`, then the oldest until the rest takes at most `max_bytes`.
 
     Returns how many rows.
     """
-    table = request_shapes
+    table = request_traces
     now = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
     old = await connection.execute(delete(table).where(table.c.last_at < now - timedelta(days=keep_days)))
     beyond = await connection.execute(
         text(
-            "DELETE FROM request_shapes WHERE id IN (SELECT id FROM (SELECT id, "
-            "sum(octet_length(data)) OVER (ORDER BY last_at DESC, id) AS upto FROM request_shapes) AS sizes "
+            "DELETE FROM request_traces WHERE id IN (SELECT id FROM (SELECT id, "
+            "sum(octet_length(data)) OVER (ORDER BY last_at DESC, id) AS upto FROM request_traces) AS sizes "
             "WHERE upto > :most)"
         ),
         {"most": max_bytes},
