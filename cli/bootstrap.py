@@ -1,6 +1,6 @@
-"""What a new platform needs before its first request: models, prices, an admin, and the demo organisation.
+"""Sets up a new platform: models, prices, a platform admin, and the demo organisation.
 
-Everything goes through admin/, is audited, and may be done again: what is there is left as it is.
+Every change goes through admin/ and is audited. Running it again changes nothing that exists.
 """
 
 from admin.actor import Actor, system_actor
@@ -23,7 +23,7 @@ DEMO_CREDIT_USD = "10"
 
 
 async def bootstrap(database: Database, secrets: Secrets, catalog: Catalog, *, demo: bool) -> None:
-    """Make what is missing; fills in the admin token and the demo key of `secrets`."""
+    """Create what is missing. Sets the admin token and, with `demo`, the demo key of `secrets`."""
     actor = system_actor("penstock up")
     await offer_models(database, actor, catalog)
     await _make_admin(database, actor, secrets)
@@ -32,7 +32,7 @@ async def bootstrap(database: Database, secrets: Secrets, catalog: Catalog, *, d
 
 
 async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:
-    """Every model of the catalog at its list price, unless somebody has set one."""
+    """Offer every model of the catalog, at its list price unless one is set."""
     known = {model.name for model in await list_models(database, actor)}
     for name in catalog.models:
         if name not in known:
@@ -50,7 +50,7 @@ async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> No
 
 
 async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> None:
-    """The first platform admin and a token of theirs for the admin REST."""
+    """Create the first platform admin with a token for the admin REST API."""
     pepper = secrets.key_pepper.encode()
     users = {user.email: user for user in await list_users(database, actor)}
     user = users.get(secrets.admin_email)
@@ -69,7 +69,7 @@ async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> Non
 
 
 async def _make_demo(database: Database, actor: Actor, secrets: Secrets) -> None:
-    """The demo organisation with some credit and a key; the key is made anew when it no longer works."""
+    """Create the demo organisation with credit and a key. A key that no longer works is replaced."""
     pepper = secrets.key_pepper.encode()
     try:
         tenant = await find_tenant(database, actor, text=DEMO.lower())

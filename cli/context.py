@@ -1,4 +1,4 @@
-"""What the administrative commands share: the database, who acts, how results and errors are shown."""
+"""Shared parts of administrative commands: database, actor, output of results and errors."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from admin.actor import Actor
-from cli.servers import database_url, redis_url, server_errors
+from cli.server_errors import database_url, redis_url, server_errors
 from core.db import Database
 from core.errors import PenstockError, Unavailable
 from core.redis import connect
@@ -35,7 +35,7 @@ DEFAULT_DATA_DIR = ".penstock"
 
 
 def run(coro_fn: Callable[[], Awaitable[T]]) -> T:
-    """Run `coro_fn` to its end; a domain error, or a server that cannot be reached, ends the command with code 2."""
+    """Run `coro_fn` and return its result. A domain error or an unreachable server exits with code 2."""
 
     async def call() -> T:
         return await coro_fn()
@@ -44,20 +44,17 @@ def run(coro_fn: Callable[[], Awaitable[T]]) -> T:
         with server_errors():
             return asyncio.run(call())
     except PenstockError as error:
-        end(error.message)
+        exit_with_error(error.message)
 
 
-def end(message: str) -> NoReturn:
-    """End the command with one line for the user and code 2."""
+def exit_with_error(message: str) -> NoReturn:
+    """Print `message` on stderr and exit with code 2."""
     print(f"penstock: {message}", file=sys.stderr)
     raise typer.Exit(2)
 
 
 def runtime(data_dir: Path | None) -> dict[str, Any]:
-    """The facts that a running `penstock up` has left in its data directory.
-
-    Raises Unavailable when there are none.
-    """
+    """The content of runtime.json of a running `penstock up`. Raises Unavailable when there is none."""
     place = data_dir or Path(os.environ.get("PENSTOCK_DATA_DIR") or DEFAULT_DATA_DIR)
     path = place / "runtime.json"
     try:
@@ -73,7 +70,7 @@ def runtime(data_dir: Path | None) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_db(data_dir: Path | None = None) -> AsyncIterator[Database]:
-    """The platform's database: DATABASE_URL, else that of the `penstock up` in `data_dir`."""
+    """The database of DATABASE_URL, else of the `penstock up` in `data_dir`. Raises InvalidRequest, Unavailable."""
     url = os.environ.get("DATABASE_URL") or str(runtime(data_dir)["database_url"])
     database = Database(database_url(url), pool_size=1)
     try:
@@ -84,7 +81,7 @@ async def open_db(data_dir: Path | None = None) -> AsyncIterator[Database]:
 
 @asynccontextmanager
 async def open_redis(data_dir: Path | None = None) -> AsyncIterator[Redis]:
-    """The platform's Redis: REDIS_URL, else that of the `penstock up` in `data_dir`."""
+    """The Redis of REDIS_URL, else of the `penstock up` in `data_dir`. Raises InvalidRequest, Unavailable."""
     client = connect(redis_url(os.environ.get("REDIS_URL") or str(runtime(data_dir)["redis_url"])))
     try:
         yield client
@@ -93,14 +90,12 @@ async def open_redis(data_dir: Path | None = None) -> AsyncIterator[Redis]:
 
 
 def pepper(data_dir: Path | None = None) -> bytes:
-    """The HMAC key of API keys: PENSTOCK_KEY_PEPPER, else that of the `penstock up` in `data_dir`."""
+    """The HMAC key of API keys: PENSTOCK_KEY_PEPPER, else of the `penstock up` in `data_dir`. Raises Unavailable."""
     return (os.environ.get("PENSTOCK_KEY_PEPPER") or str(runtime(data_dir)["key_pepper"])).encode()
 
 
 def os_user() -> str:
-    """The user of the operating system, from its user id: LOGNAME and USER say what anybody writes into them, and
-    whoever asks for an adjustment must not approve it under another name.
-    """
+    """The name of the process's user id. Ignores LOGNAME and USER, which a user can change to approve own requests."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's uid without a name
@@ -108,13 +103,13 @@ def os_user() -> str:
 
 
 def actor() -> Actor:
-    """Whoever holds the database's password in a shell acts as platform admin; the audit log names the OS user."""
+    """A platform admin with the OS user's name for the audit log: a shell with the database password has all rights."""
     user = os_user()
     return Actor(kind="cli", id=user, label=user, role="platform_admin")
 
 
 def emit(rows: object, as_json: bool, title: str = "") -> None:
-    """Print one view or a list of views: a table for people, or JSON with exact values for programs."""
+    """Print one view or a list of views as a table, or as JSON with exact values."""
     plain = msgspec.to_builtins(rows, str_keys=True)
     if as_json:
         print(json.dumps(plain, indent=2))
@@ -151,7 +146,7 @@ def _print_many(rows: Sequence[Mapping[str, Any]], title: str) -> None:
 
 
 def _console() -> Console:
-    """A terminal's own width; enough for whole ids when the output goes to a file or a pipe."""
+    """A console of the terminal's width; 200 columns in files and pipes, so that ids are not wrapped."""
     return Console() if sys.stdout.isatty() else Console(width=200)
 
 

@@ -1,4 +1,4 @@
-"""What `penstock up` shows: steps with spinners on a terminal, plain lines elsewhere, and the panel at the end."""
+"""Output of `penstock up`: steps with spinners on a terminal, plain lines elsewhere, and the final panel."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ from rich.text import Text
 
 
 class Step:
-    """One thing that is under way."""
+    """A step in progress."""
 
     def __init__(self, display: "Display", title: str, task: TaskID | None) -> None:
         self._display = display
@@ -24,7 +24,7 @@ class Step:
         self._last = ""
 
     def note(self, detail: str) -> None:
-        """Say how it goes, in a few words."""
+        """Show a short detail on the step's progress."""
         detail = " ".join(detail.split())
         if detail == self._last:
             return
@@ -33,11 +33,11 @@ class Step:
 
 
 class Display:
-    """Progress of a start or a stop. Usable as a context manager, once."""
+    """Progress of a start or a stop. A context manager that can be used once."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stdout, highlight=False)
-        self._fancy = self.console.is_terminal
+        self._interactive = self.console.is_terminal
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
             TextColumn("{task.description}"),
@@ -47,44 +47,44 @@ class Display:
         )
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
-        if self._fancy:
+        """Start drawing."""
+        if self._interactive:
             self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave what was drawn on the screen."""
-        if self._fancy:
+        """Stop drawing; the output stays on the screen."""
+        if self._interactive:
             self._progress.stop()
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:
-        """Show `title` as under way, and as done when the block ends without an error."""
+        """Show `title` as in progress, and as done when the block ends without an error."""
         started = time.monotonic()
-        task = self._progress.add_task(title, total=1, detail="") if self._fancy else None
+        task = self._progress.add_task(title, total=1, detail="") if self._interactive else None
         step = Step(self, title, task)
         yield step
         if task is not None:
             self._progress.update(task, completed=1)
         else:
-            self.say(f"{title}: done in {time.monotonic() - started:.1f} s")
+            self.print_line(f"{title}: done in {time.monotonic() - started:.1f} s")
 
     def update(self, task: TaskID | None, title: str, detail: str) -> None:
         """Show the detail of a step."""
         if task is not None:
             self._progress.update(task, detail=Text(detail[:80]).markup)
         else:
-            self.say(f"{title}: {detail}")
+            self.print_line(f"{title}: {detail}")
 
-    def say(self, line: str) -> None:
-        """One plain line."""
+    def print_line(self, line: str) -> None:
+        """Print one line."""
         self.console.print(line, markup=False, soft_wrap=True)
 
     def panel(self, title: str, rows: list[tuple[str, str]], notes: list[str], command: str) -> None:
-        """The facts a person needs now; `command` stands outside of the frame so that it can be copied."""
-        if self._fancy:
+        """Print a framed panel of (label, value) rows and notes, and `command` below the frame, where it can be copied."""
+        if self._interactive:
             grid = Table.grid(padding=(0, 2))
             grid.add_column(style="bold")
             grid.add_column(overflow="fold")
@@ -95,8 +95,8 @@ class Display:
             self.console.print(Panel(grid, title=title, border_style="green", expand=False))
         else:
             for name, value in rows:
-                self.say(f"{name}: {value}")
+                self.print_line(f"{name}: {value}")
             for note in notes:
-                self.say(f"note: {note}")
+                self.print_line(f"note: {note}")
         if command:
-            self.say(command)
+            self.print_line(command)

@@ -30,7 +30,7 @@ _GROUPS = (
 
 
 class _LazyGroup(TyperGroup):
-    """Finds a command in cli/commands/ by its name."""
+    """Imports a command from cli/commands/ by its name when it is used."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # typer's own context class
         """Names of all commands and groups."""
@@ -38,7 +38,7 @@ class _LazyGroup(TyperGroup):
         return [name for name, _ in _COMMANDS] + list(_GROUPS)
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> object:  # type: ignore[override]  # as above
-        """The command or group `cmd_name`, imported now; None when there is none."""
+        """Import the command or group `cmd_name`; None when there is none."""
         del ctx
         single = dict(_COMMANDS).get(cmd_name)
         if single is not None:
@@ -78,7 +78,7 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: domain errors become one line on stderr and exit code 2."""
+    """Entry point. A domain error prints one line on stderr and exits with code 2."""
     try:
         app()
     except PenstockError as error:

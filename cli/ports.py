@@ -1,4 +1,4 @@
-"""Ports of `penstock up`: the one asked for or an error, the default one or a free one."""
+"""Ports of `penstock up`."""
 
 import socket
 
@@ -9,9 +9,9 @@ from core.errors import InvalidRequest
 def choose_port(
     host: str, wanted: int | None, default: int, flag: str, *, avoid: set[int]
 ) -> tuple[int, str]:
-    """A port to listen on, and a sentence about it when it is not the expected one. `wanted` 0 = any free one.
+    """(port to listen on, note for the user or ""): `wanted`, else `default`, else any free port with a note.
 
-    Raises InvalidRequest when `wanted` was named and is taken.
+    `wanted` 0 means any free port. A port of `avoid` counts as taken. Raises InvalidRequest when `wanted` is taken.
     """
     if wanted == 0:
         return free_port(host), ""
@@ -27,7 +27,7 @@ def choose_port(
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether nobody listens on `port`; connections that linger after a close do not count."""
+    """Whether `port` has no listener. Connections in TIME_WAIT do not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -6,7 +6,7 @@ import urllib.request
 
 
 def main(arguments: list[str]) -> int:
-    """Ask the one URL in `arguments`; 0 = healthy, 1 = not, 2 = wrong call."""
+    """Request the only URL in `arguments`. Returns 0 when healthy, 1 when not, 2 for wrong arguments."""
     if len(arguments) != 1 or not arguments[0].startswith("http://"):
         print("usage: python -m cli.probe http://HOST:PORT/healthz", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The data directory of `penstock up`: who may use it, its secrets, and what it tells the other commands."""
+"""The data directory of `penstock up`: its lock, its secrets, and runtime.json for other commands."""
 
 import fcntl
 import json
@@ -14,7 +14,7 @@ from core.errors import Conflict, InvalidRequest
 
 
 class Secrets(msgspec.Struct, kw_only=True):
-    """Made once per data directory and kept in a 0600 file. Losing `key_pepper` invalidates every API key."""
+    """Secrets of a data directory, created once and kept in a 0600 file. Losing `key_pepper` invalidates all API keys."""
 
     internal_token: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
     key_pepper: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
@@ -26,11 +26,11 @@ class Secrets(msgspec.Struct, kw_only=True):
     admin_password: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(12))
     admin_token: str = ""
     demo_api_key: str = ""
-    """Keys are shown once and stored as HMACs, so the demo's is kept here for the panel of the next start."""
+    """The demo organisation's API key, for the panel of later starts. The database stores keys only as HMACs."""
 
 
 class RunDir:
-    """Paths below one data directory, held by one supervisor at a time."""
+    """Paths of a data directory, which one supervisor at a time may lock."""
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir.resolve()
@@ -38,9 +38,9 @@ class RunDir:
         self._lock_fd = -1
 
     def acquire(self) -> None:
-        """Make the directory and take its lock.
+        """Create the directory and take its lock.
 
-        Raises Conflict when another supervisor runs on it, InvalidRequest when it cannot be written.
+        Raises Conflict when another supervisor holds the lock, InvalidRequest when the directory is not writable.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -61,13 +61,13 @@ class RunDir:
         self._lock_fd = lock
 
     def release(self) -> None:
-        """Let the next supervisor in."""
+        """Release the lock."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
     def load_secrets(self) -> Secrets:
-        """The directory's secrets, made on the first start. Raises InvalidRequest when the file is damaged."""
+        """Read the secrets, which the first start creates. Raises InvalidRequest when the file is damaged."""
         path = self.path / "secrets.json"
         if not path.exists():
             made = Secrets()
@@ -81,25 +81,25 @@ class RunDir:
             ) from None
 
     def save_secrets(self, value: Secrets) -> None:
-        """Keep `value` for the next start."""
+        """Write `value` to the secrets file."""
         write_private(
             self.path / "secrets.json", msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
         )
 
-    def publish(self, facts: dict[str, Any], ready_file: Path | None) -> None:
-        """Write what is running to runtime.json, and to `ready_file` when there is one; both 0600, both whole."""
-        text = json.dumps(facts, indent=2) + "\n"
+    def publish(self, info: dict[str, Any], ready_file: Path | None) -> None:
+        """Write `info` to runtime.json, and without _INTERNAL to `ready_file` if given; both atomically with mode 0600."""
+        text = json.dumps(info, indent=2) + "\n"
         write_private(self.path / "runtime.json", text)
         if ready_file is not None:
-            shown = {name: value for name, value in facts.items() if name not in _INTERNAL}
+            shown = {name: value for name, value in info.items() if name not in _INTERNAL}
             write_private(ready_file, json.dumps(shown, indent=2) + "\n")
 
-    def withdraw(self) -> None:
-        """Nothing runs any more."""
+    def unpublish(self) -> None:
+        """Remove runtime.json after the stop."""
         (self.path / "runtime.json").unlink(missing_ok=True)
 
 
 _INTERNAL = frozenset(
     {"scheduler_host", "scheduler_port", "internal_token", "key_pepper", "stripe_webhook_secret"}
 )
-"""Facts for our own commands only."""
+"""Entries of runtime.json that `ready_file` does not contain."""

@@ -1,4 +1,4 @@
-"""One whole platform on this machine: what `penstock up` starts, in which order, and how it ends."""
+"""The platform of `penstock up` on one machine: its processes, and the order of start and stop."""
 
 import asyncio
 import logging
@@ -13,12 +13,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from cli import payments
+from cli import stripe_setup
 from cli.bootstrap import bootstrap
 from cli.display import Display, Step
-from cli.facts import engine_facts, engine_key, progress_of, secret_facts, show_panel
 from cli.ports import choose_port
 from cli.rundir import RunDir
+from cli.runtime_info import credentials, engine_endpoints, engine_key, replica_progress, show_panel
 from cli.supervisor import RoleSpec, Supervisor, last_line
 from core.child import free_port
 from core.clock import SystemClock
@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 CHECKOUT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
 _TICK_S = 0.25
-_DRAIN_ORDER = ("api", "jobs", "scheduler", "agent", "console", payments.ROLE)
+_DRAIN_ORDER = ("api", "jobs", "scheduler", "agent", "console", stripe_setup.ROLE)
 _GRACE_S = {"api": 65.0, "jobs": 30.0, "scheduler": 10.0, "agent": 60.0, "console": 10.0}
-_HOPELESS_RESTARTS = 3
+_MAX_RESTARTS = 3
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What `penstock up` was told. A port of None is the default one, or a free one when that is taken."""
+    """Options of `penstock up`. A port of None means the default port, or a free one when it is taken; 0 any free one."""
 
     data_dir: Path
     port: int | None = None
@@ -56,7 +56,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Platform:
-    """Starts everything, keeps it running, stops it in order."""
+    """Starts all processes, keeps them running, and stops them in order."""
 
     def __init__(self, options: Options, run_dir: RunDir, display: Display) -> None:
         self._options = options
@@ -65,8 +65,8 @@ class Platform:
         self._supervisor = Supervisor(run_dir.logs)
         self._servers: dict[str, EmbeddedPostgres | EmbeddedRedis] = {}
         self._secrets = run_dir.load_secrets()
-        self._payments = payments.Payments(HOST, self._secrets)
-        self._notes: list[str] = self._payments.notes()
+        self._stripe = stripe_setup.StripeSetup(HOST, self._secrets)
+        self._notes: list[str] = self._stripe.notes()
         self._urls = {"database_url": "", "redis_url": ""}
         self._ports: dict[str, int] = {}
         self._replicas: list[ReplicaStatus] = []
@@ -75,9 +75,9 @@ class Platform:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Start, serve until SIGINT or SIGTERM, stop. A second signal hurries the stop.
+        """Start, serve until SIGINT, SIGTERM or SIGHUP, stop. A second signal shortens the drain.
 
-        Raises PenstockError when something does not come up; whatever had started is stopped before.
+        Raises PenstockError when a part does not start, after the started parts have been stopped.
         """
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -104,7 +104,7 @@ class Platform:
         self._stop.set()
 
     async def _watch(self) -> None:
-        """Keep processes alive and the published facts true."""
+        """Restart processes that died, and keep runtime.json up to date."""
         while True:
             self._supervisor.tick()
             for name, server in self._servers.items():
@@ -114,7 +114,7 @@ class Platform:
                         await server.start()
                     except PenstockError as error:
                         log.error("%s", error.message)
-                    self._supervisor.own(server.pid)
+                    self._supervisor.exclude_from_reaping(server.pid)
             if self._published:
                 self._publish()
             await asyncio.sleep(_TICK_S)
@@ -149,7 +149,7 @@ class Platform:
                 server = kind(self._dir.path)
                 self._servers[server.name] = server
                 self._urls[key] = await server.start()
-                self._supervisor.own(server.pid)
+                self._supervisor.exclude_from_reaping(server.pid)
 
     async def _bootstrap(self) -> None:
         database = Database(self._urls["database_url"], pool_size=2)
@@ -168,7 +168,7 @@ class Platform:
             self._ports[name] = port
             if note:
                 self._notes.append(note)
-                self._display.say(note)
+                self._display.print_line(note)
         self._ports["scheduler"] = free_port(HOST)
 
     async def _start_roles(self, session: aiohttp.ClientSession) -> None:
@@ -181,12 +181,12 @@ class Platform:
         with self._display.step("API, jobs and console"):
             specs = [self._spec(name, "api") for name in names]
             specs += [self._spec("jobs", "jobs"), self._spec("console", "console")]
-            if self._payments.simulated:
-                specs.append(self._payments.spec(self._ports["port"], self._dir.path, CHECKOUT, self._env()))
+            if self._stripe.simulated:
+                specs.append(self._stripe.spec(self._ports["port"], self._dir.path, CHECKOUT, self._env()))
             await asyncio.gather(*(self._supervisor.add(spec).wait_healthy(session) for spec in specs))
 
     async def _engine_is_installed(self) -> bool:
-        """Install the engine when one is wanted. False when `auto` finds none for this machine."""
+        """Install vLLM if the options need it. False when `auto` cannot install it; with `vllm` raises Unavailable."""
         if self._options.engine not in ("auto", "vllm"):
             return True
         env = self._env()
@@ -217,7 +217,7 @@ class Platform:
             name=name,
             role=role,
             command=[sys.executable, "-m", "cli.main", role],
-            env=self._payments.env(role, self._env()) | {"PENSTOCK_METRICS_PORT": str(metrics_port)},
+            env=self._stripe.env(role, self._env()) | {"PENSTOCK_METRICS_PORT": str(metrics_port)},
             cwd=CHECKOUT,
             health_url=f"http://{HOST}:{metrics_port}/healthz",
             grace_s=_GRACE_S[role],
@@ -225,7 +225,7 @@ class Platform:
         )
 
     def _env(self) -> dict[str, str]:
-        """The environment of every role; what the caller's says about other settings stays in force."""
+        """The environment of every role: the caller's, overridden by the platform's settings."""
         options, secrets = self._options, self._secrets
         engine_env = os.environ.get("PENSTOCK_ENGINE_ENV") or CHECKOUT / ".engine"
         return {
@@ -251,7 +251,7 @@ class Platform:
         }
 
     async def _wait_for_replicas(self, step: Step) -> None:
-        """Until the wanted replicas are ready. Raises Unavailable when one fails again and again."""
+        """Wait until the requested replicas are ready. Raises Unavailable when one fails after _MAX_RESTARTS restarts."""
         if "agent" not in self._supervisor.pids():
             step.note("none")
             return
@@ -271,14 +271,14 @@ class Platform:
             if ready >= wanted:
                 return
             for replica in self._replicas:
-                if replica.state is ReplicaState.FAILED and replica.restarts >= _HOPELESS_RESTARTS:
+                if replica.state is ReplicaState.FAILED and replica.restarts >= _MAX_RESTARTS:
                     raise Unavailable(f"{replica.replica_id} does not start: {replica.detail}")
-            step.note(progress_of(self._replicas) or last_line(self._dir.logs / "agent.log"))
+            step.note(replica_progress(self._replicas) or last_line(self._dir.logs / "agent.log"))
             await asyncio.sleep(0.2)
 
     # What is running
 
-    def _facts(self) -> dict[str, Any]:
+    def _runtime_info(self) -> dict[str, Any]:
         if self._client is not None:
             self._replicas = self._client.snapshot().replicas or self._replicas
         pids = {"supervisor": [os.getpid()], **self._supervisor.pids()}
@@ -288,41 +288,41 @@ class Platform:
             "base_url": f"http://{HOST}:{self._ports['port']}/v1",
             "console_url": f"http://{HOST}:{self._ports['console-port']}",
             "model": self._replicas[0].model if self._replicas else self._options.model or None,
-            **secret_facts(self._secrets, demo=self._options.demo),
+            **credentials(self._secrets, demo=self._options.demo),
             **self._urls,
-            **self._payments.facts(),
+            **self._stripe.runtime_info(),
             "data_dir": str(self._dir.path),
             "pids": pids,
-            "engines": engine_facts(self._replicas),
+            "engines": engine_endpoints(self._replicas),
             "scheduler_host": HOST,
             "scheduler_port": self._ports["scheduler"],
         }
 
     def _publish(self) -> None:
-        facts = self._facts()
-        if facts != self._published:
-            self._dir.publish(facts, self._options.ready_file)
-            self._published = facts
+        info = self._runtime_info()
+        if info != self._published:
+            self._dir.publish(info, self._options.ready_file)
+            self._published = info
 
     # Stop
 
     async def _shut_down(self) -> None:
-        """Stop in the order in which work flows, so that nothing is cut that could finish."""
+        """Stop the roles from the API inwards, so that running requests can finish."""
         self._published = {}
         started = time.monotonic()
         if self._supervisor.pids() or self._servers:
-            self._display.say("stopping ... (Ctrl-C again to hurry)")
+            self._display.print_line("stopping ... (Ctrl-C again to hurry)")
         if self._client is not None:
             await self._client.close()
         for role in _DRAIN_ORDER:
             if not await self._supervisor.drain(role):
-                self._display.say(f"{role} did not drain in time and was killed")
+                self._display.print_line(f"{role} did not drain in time and was killed")
         spare = frozenset(server.pid for server in self._servers.values())
-        for pid in await self._supervisor.sweep(spare):
+        for pid in await self._supervisor.end_descendants(spare):
             log.warning("process %s was left behind and has been ended", pid)
         for server in reversed(self._servers.values()):
             await server.stop()
-        await self._supervisor.sweep(frozenset())
-        self._dir.withdraw()
+        await self._supervisor.end_descendants(frozenset())
+        self._dir.unpublish()
         if self._servers:
-            self._display.say(f"stopped in {time.monotonic() - started:.1f} s")
+            self._display.print_line(f"stopped in {time.monotonic() - started:.1f} s")

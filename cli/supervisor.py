@@ -1,4 +1,4 @@
-"""Keeps the processes of the roles alive: start, watch, restart with backoff, drain in order, leave nothing behind."""
+"""Supervises the roles' processes: start, restart with backoff, drain in order, end all descendants."""
 
 import asyncio
 import contextlib
@@ -27,30 +27,30 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LOG_BYTES = 20_000_000
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
-_STEADY_S = 60.0
-"""A process that ran for so long starts its backoff anew."""
+_BACKOFF_RESET_S = 60.0
+"""Seconds of running after which a process's restart backoff is reset."""
 
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One process to keep alive."""
+    """A process to supervise."""
 
     name: str
-    """Unique, such as `api-1`; its log is <log_dir>/<name>.log."""
+    """Unique name such as `api-1`; the log is <log_dir>/<name>.log."""
     role: str
     command: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
     health_url: str
-    """Answers 200 when the process works."""
+    """URL that answers 200 when the process is healthy."""
     grace_s: float
-    """How long it may drain before it is killed."""
+    """Seconds that the process may drain before it is killed."""
     keeps_children: bool = False
-    """Its children outlive a crash of it on purpose (the agent's engines)."""
+    """Whether its children survive its crash, as the agent's engines do."""
 
 
 class RoleProcess:
-    """One supervised process and its history."""
+    """A supervised process with its restart state."""
 
     def __init__(self, spec: RoleSpec, log_dir: Path, on_start: Callable[[int], None]) -> None:
         self.spec = spec
@@ -64,11 +64,11 @@ class RoleProcess:
 
     @property
     def pid(self) -> int:
-        """Process id; 0 while it does not run."""
+        """Process id; 0 while the process does not run."""
         return self._process.pid if self._process and self._process.poll() is None else 0
 
     def start(self) -> None:
-        """Start it now. Must be called from the main thread (core.child says why)."""
+        """Start the process. Call it from the main thread only; core.child gives the reason."""
         with self.log_path.open("ab") as output:
             self._process = child.spawn(self.spec.command, log=output, env=self.spec.env, cwd=self.spec.cwd)
         self._on_start(self._process.pid)
@@ -76,13 +76,13 @@ class RoleProcess:
         self._start_again_at = None
 
     def tick(self) -> None:
-        """Start it again, after its backoff, when it has died."""
+        """Restart the process after its backoff when it has died."""
         if self._process is None or self._process.poll() is None:
             return
         now = time.monotonic()
         if self._start_again_at is None:
             self._kill_group()
-            if now - self._started_at > _STEADY_S:
+            if now - self._started_at > _BACKOFF_RESET_S:
                 self._backoff_s = _FIRST_BACKOFF_S
             log.warning(
                 "%s ended with code %s, starts again in %.1f s",
@@ -111,7 +111,7 @@ class RoleProcess:
             return False
 
     async def stop(self, hurry: asyncio.Event) -> bool:
-        """SIGTERM, wait for its grace (a second once `hurry` is set), SIGKILL. True when it went by itself."""
+        """Send SIGTERM, wait up to grace_s (1 s once `hurry` is set), then send SIGKILL. True when it ended by itself."""
         process, self._process = self._process, None
         if process is None:
             return True
@@ -133,11 +133,11 @@ class RoleProcess:
         return clean
 
     def log_tail(self) -> str:
-        """The last line of its log that says something."""
+        """The last line of the log that is not blank."""
         return last_line(self.log_path) or "it wrote no log"
 
     def rotate_log(self) -> None:
-        """Move a large log aside. The process appends to an open file, so the file is copied and emptied in place."""
+        """Copy a log above _LOG_BYTES to .log.1 and truncate it in place, because the process keeps it open."""
         with contextlib.suppress(FileNotFoundError):
             if self.log_path.stat().st_size > _LOG_BYTES:
                 shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
@@ -149,25 +149,25 @@ class RoleProcess:
 
 
 class Supervisor:
-    """All supervised processes, in the order in which they are drained."""
+    """All supervised processes by name."""
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._roles: dict[str, RoleProcess] = {}
-        self._own: set[int] = set()
+        self._not_reaped: set[int] = set()
         self.hurry = asyncio.Event()
-        """Set it to cut every grace to a second."""
+        """When set, every process has 1 s left to drain."""
         become_subreaper()
 
     def add(self, spec: RoleSpec) -> RoleProcess:
-        """Start a process and keep it alive from now on."""
-        process = RoleProcess(spec, self._log_dir, self.own)
+        """Start a process and supervise it."""
+        process = RoleProcess(spec, self._log_dir, self.exclude_from_reaping)
         process.start()
         self._roles[spec.name] = process
         return process
 
     def pids(self) -> dict[str, list[int]]:
-        """Process ids by role, those that run."""
+        """Ids of running processes by role."""
         found: dict[str, list[int]] = {}
         for process in self._roles.values():
             found.setdefault(process.spec.role, [])
@@ -176,23 +176,23 @@ class Supervisor:
         return found
 
     def tick(self) -> None:
-        """Restart what has died and tidy up; call it several times a second."""
+        """Restart dead processes, rotate logs and reap orphans. Call it several times a second."""
         for process in self._roles.values():
             process.tick()
             process.rotate_log()
         self._reap_adopted()
 
     async def drain(self, role: str) -> bool:
-        """Stop all processes of `role`, side by side. True when all went by themselves."""
+        """Stop all processes of `role` concurrently. True when all ended by themselves."""
         chosen = [process for process in self._roles.values() if process.spec.role == role]
         results = await asyncio.gather(*(process.stop(self.hurry) for process in chosen))
         return all(results)
 
     async def run_once(self, name: str, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> int:
-        """Run a helper to its end, its output in <log_dir>/<name>.log; killed when this is cancelled."""
+        """Run a command and return its exit status; the output goes to <log_dir>/<name>.log. Cancelling kills it."""
         with (self._log_dir / f"{name}.log").open("wb") as output:
             process = child.spawn(command, log=output, env=env, cwd=cwd)
-        self.own(process.pid)
+        self.exclude_from_reaping(process.pid)
         try:
             await child.exited(process, math.inf)
         finally:
@@ -202,29 +202,29 @@ class Supervisor:
             _kill_group(process.pid)
         return process.returncode
 
-    def own(self, pid: int) -> None:
-        """Leave it to others to collect the exit status of `pid`."""
-        self._own.add(pid)
+    def exclude_from_reaping(self, pid: int) -> None:
+        """Do not reap `pid`: its owner collects the exit status."""
+        self._not_reaped.add(pid)
 
     def _reap_adopted(self) -> None:
-        """Collect orphans that became our children and have ended."""
+        """Reap ended orphans that this process has adopted."""
         for orphan in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
-                if orphan.pid not in self._own and orphan.status() == psutil.STATUS_ZOMBIE:
+                if orphan.pid not in self._not_reaped and orphan.status() == psutil.STATUS_ZOMBIE:
                     os.waitpid(orphan.pid, os.WNOHANG)
 
-    async def sweep(self, spare: frozenset[int]) -> list[int]:
-        """End every descendant that is still there, except `spare` and theirs; returns the pids it had to end."""
+    async def end_descendants(self, spare: frozenset[int]) -> list[int]:
+        """End all descendants except `spare` and their descendants; returns the pids of those that were alive."""
         left = [each for each in _descendants(psutil.Process(), spare) if _alive(each)]
         for sig, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             for each in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.send_signal(sig)
-            await _until(lambda: not any(_alive(each) for each in left), wait_s)
+            await _wait_until(lambda: not any(_alive(each) for each in left), wait_s)
         return [each.pid for each in left]
 
 
-async def _until(done: Callable[[], bool], timeout_s: float) -> None:
+async def _wait_until(done: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() >= deadline:
@@ -233,12 +233,12 @@ async def _until(done: Callable[[], bool], timeout_s: float) -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants our children instead of init's, so that `sweep` finds them."""
+    """Make this process adopt orphaned descendants, so that `end_descendants` finds them (prctl(2))."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _kill_group(leader: int) -> None:
-    """End what a dead process left in its process group."""
+    """Kill the remaining processes of a dead process's group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
@@ -263,7 +263,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that is not blank; of a JSON line, its message."""
+    """The last line of a log that is not blank; of a JSON line its message; "" when there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 8192))

@@ -1,4 +1,4 @@
-"""What the commands on tenancy share: a database whose changes are announced, and objects by the names people use."""
+"""Shared parts of commands on tenancy: a database that announces changes, and look-ups by name or id."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,8 +27,11 @@ MaybeReason = Annotated[str | None, typer.Option("--reason", help="Why; it stand
 
 
 @asynccontextmanager
-async def open_acting(data_dir: Path | None) -> AsyncIterator[Database]:
-    """The database, with API processes told at once of each change; without Redis they find it within 2 s."""
+async def open_db_for_changes(data_dir: Path | None) -> AsyncIterator[Database]:
+    """The database; each change is announced to API processes through Redis. Without Redis they see it within 2 s.
+
+    Raises InvalidRequest, Unavailable.
+    """
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(open_db(data_dir))
         try:
@@ -40,7 +43,7 @@ async def open_acting(data_dir: Path | None) -> AsyncIterator[Database]:
 
 
 def parse_id(text: str, what: str) -> UUID:
-    """`text` as an id. Raises InvalidRequest."""
+    """`text` as an id of a `what`, such as "key". Raises InvalidRequest."""
     try:
         return UUID(text)
     except ValueError:
@@ -48,7 +51,7 @@ def parse_id(text: str, what: str) -> UUID:
 
 
 async def tenant_id_of(database: Database, actor: Actor, text: str) -> UUID:
-    """The id of the organisation that `text` means. Raises NotFound, Conflict."""
+    """The id of the organisation with the short name, name or id `text`. Raises NotFound, Conflict when ambiguous."""
     return (await admin_tenants.find_tenant(database, actor, text=text)).id
 
 
@@ -61,7 +64,7 @@ async def project_of(database: Database, actor: Actor, tenant_id: UUID, text: st
 
 
 async def user_of(database: Database, actor: Actor, text: str) -> UserView:
-    """The person with this mail address or id. Raises NotFound."""
+    """The person with this e-mail address or id. Raises NotFound."""
     after: UUID | None = None
     while users := await admin_users.list_users(database, actor, after=after):
         for user in users:

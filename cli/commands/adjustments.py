@@ -1,4 +1,4 @@
-"""`penstock adjustments`: corrections of what a customer owes, with a second person above a limit."""
+"""`penstock adjustments`: adjustments of customers' accounts, with an approval above a limit."""
 
 from typing import Annotated
 

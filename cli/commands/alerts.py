@@ -1,4 +1,4 @@
-"""`penstock alerts`: budgets and alerts, where notices go, and what was told."""
+"""`penstock alerts`: budgets and alerts, the endpoints of notices, and sent notices."""
 
 import os
 from typing import Annotated, Literal

@@ -6,7 +6,7 @@ import typer
 
 from admin import audit as admin_audit
 from cli.context import AsJson, DataDir, actor, emit, run
-from cli.tenancy import open_acting, parse_id, tenant_id_of
+from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of
 
 app = typer.Typer(no_args_is_help=True, help="The audit log: who changed what, when and why.")
 
@@ -26,7 +26,7 @@ def list_(
     """List administrative acts, newest first. The table leaves out what changed; --json has it."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             rows = await admin_audit.list_audit(
                 database,

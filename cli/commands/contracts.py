@@ -106,7 +106,7 @@ def end(
 
 
 def _object(text: str | None) -> dict[str, Any] | None:
-    """The JSON object that somebody typed. Raises InvalidRequest."""
+    """The JSON object in `text`; None for None. Raises InvalidRequest."""
     if text is None:
         return None
     try:

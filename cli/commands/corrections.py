@@ -1,4 +1,4 @@
-"""`penstock corrections`: tell a past month again under other prices, with a second person's yes."""
+"""`penstock corrections`: re-rate a past month under other prices, with an approval."""
 
 import json
 from pathlib import Path
@@ -66,8 +66,8 @@ def dry_run(
     async def act() -> None:
         async with open_db(data_dir) as database:
             spec = await _spec(database, file, rate, as_of, model, tenant, refund)
-            told = await admin_corrections.dry_run(database, actor(), month=parse_month(month), spec=spec)
-            _show_dry_run(told, as_json)
+            result = await admin_corrections.dry_run(database, actor(), month=parse_month(month), spec=spec)
+            _show_dry_run(result, as_json)
 
     run(act)
 
@@ -185,7 +185,7 @@ def _rate(
     output: str | None,
     reasoning: str | None,
 ) -> dict[str, Any] | None:
-    """The price that the options spell out; None when they do not."""
+    """The rate that the options specify; None when they specify none. Raises InvalidRequest."""
     if input_ is None and output is None and cached_input is None and reasoning is None:
         return None
     if model is None or input_ is None or output is None:
@@ -207,7 +207,7 @@ async def _spec(
     tenant: str | None,
     refund: bool,
 ) -> dict[str, Any]:
-    """The specification out of a file or the options. Raises InvalidRequest."""
+    """The specification from a file or from the options. Raises InvalidRequest."""
     if file is not None:
         if rate is not None or as_of is not None or model is not None or tenant is not None or refund:
             raise InvalidRequest("--file says everything: leave the other options out")
@@ -237,13 +237,13 @@ def _read(file: Path) -> dict[str, Any]:
     return spec
 
 
-def _show_dry_run(told: DryRun, as_json: bool) -> None:
+def _show_dry_run(result: DryRun, as_json: bool) -> None:
     if as_json:
-        emit(told, True)
+        emit(result, True)
         return
-    emit({"month": told.month, "until": told.until, "delta_usd": told.delta_usd}, False)
-    emit(told.tenants, False, "Organisations")
-    emit(told.lines, False, "Lines")
+    emit({"month": result.month, "until": result.until, "delta_usd": result.delta_usd}, False)
+    emit(result.tenants, False, "Organisations")
+    emit(result.lines, False, "Lines")
 
 
 def _decide(correction: str, yes: bool, reason: str | None, data_dir: DataDir, as_json: bool) -> None:

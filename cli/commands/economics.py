@@ -199,7 +199,7 @@ def enter(
 
 
 def _read(file: Path, facts: dict[str, str | None]) -> InvoiceIn:
-    """The invoice that a file holds. Raises InvalidRequest."""
+    """Parse an invoice file, JSON or CSV; `facts` completes the CSV. Raises InvalidRequest."""
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise InvalidRequest(f"{file} is larger than {MAX_FILE_BYTES:,} bytes")

@@ -1,4 +1,4 @@
-"""`penstock exports`: scheduled exports to a folder or an S3-compatible store, and checks of what was written."""
+"""`penstock exports`: scheduled exports to a folder or an S3-compatible store, and checks of their files."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from admin import exports as admin_exports
 from billing.exports.datasets import DATASETS
 from billing.usage.period import parse_instant
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
-from cli.exporting import export_settings
+from cli.report_files import export_settings
 from cli.tenancy import MaybeReason, tenant_id_of
 
 app = typer.Typer(no_args_is_help=True, help="Scheduled exports with manifests, and their checks.")

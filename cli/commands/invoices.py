@@ -1,4 +1,4 @@
-"""`penstock invoices`: make a month's, read them, follow a line to its requests."""
+"""`penstock invoices`: make a month's invoices, read them, trace a line to its requests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ InvoiceRef = Annotated[str, typer.Argument(metavar="INVOICE", help="Number or id
 
 
 @contextmanager
-def progress_of(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; yields the function that is told how many of how many are done."""
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr; yields the callback that takes (done, total)."""
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=None)
@@ -36,7 +36,7 @@ def make(month: Month, data_dir: DataDir = None, as_json: AsJson = False) -> Non
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            with progress_of(f"Invoices of {month}") as progress:
+            with progress_bar(f"Invoices of {month}") as progress:
                 done = await admin_invoices.make_invoices(
                     database, actor(), month=parse_month(month), progress=progress
                 )

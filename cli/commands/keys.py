@@ -9,7 +9,7 @@ import typer
 
 from admin import keys as admin_keys
 from cli.context import AsJson, DataDir, actor, emit, pepper, run
-from cli.tenancy import MaybeReason, TenantRef, open_acting, parse_id, project_of, tenant_id_of
+from cli.tenancy import MaybeReason, TenantRef, open_db_for_changes, parse_id, project_of, tenant_id_of
 from core.clock import SystemClock
 from core.errors import InvalidRequest
 
@@ -24,7 +24,7 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
     """List keys, dead ones included."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             emit(await admin_keys.list_keys(database, who, tenant_id=tenant_id), as_json)
@@ -50,7 +50,7 @@ def create(
         raise InvalidRequest(f"--expires-in-days must be 1 to {_MAX_DAYS}, not {expires_in_days}")
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             found = await project_of(database, who, tenant_id, project)
@@ -76,7 +76,7 @@ def show(key_id: KeyId, data_dir: DataDir = None, as_json: AsJson = False) -> No
     """Show one key as far as it may be shown."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             emit(await admin_keys.get_key(database, actor(), key_id=parse_id(key_id, "key")), as_json)
 
     run(act)
@@ -91,7 +91,7 @@ def revoke(
     """Refuse a key for good and cut its open streams."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             changed = await admin_keys.revoke_key(
                 database, actor(), key_id=parse_id(key_id, "key"), reason=reason
             )
@@ -110,7 +110,7 @@ def find(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     )
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             emit(await admin_keys.find_key(database, actor(), pepper=pepper(data_dir), raw=raw), as_json)
 
     run(act)

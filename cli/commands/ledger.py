@@ -149,7 +149,7 @@ async def _tenant(database: Database, text: str | None) -> UUID | None:
 
 
 async def _write_detail(rows: AsyncIterator[TransferLine], shape: str, out: Path | None) -> None:
-    """Every transfer; CSV is written as it arrives, so that any number fits."""
+    """Write every transfer. CSV is streamed, so that memory does not grow with the number of transfers."""
     columns: Sequence[str] = TransferLine.__struct_fields__
     if shape != "csv":
         _write_out(write([row async for row in rows], columns, shape), out)

@@ -9,7 +9,7 @@ import typer
 from admin import limits as admin_limits
 from admin.actor import Actor
 from cli.context import AsJson, DataDir, actor, emit, run
-from cli.tenancy import TenantRef, open_acting, parse_id, project_of, tenant_id_of
+from cli.tenancy import TenantRef, open_db_for_changes, parse_id, project_of, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
 
@@ -25,7 +25,7 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
     """List every scope of an organisation that has limits."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             rows = await admin_limits.list_limits(
                 database, who, tenant_id=await tenant_id_of(database, who, tenant)
@@ -46,7 +46,7 @@ def show(
     """Show the limits of an organisation, or of one of its projects or keys."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id, kind, scope_id = await _scope(database, who, tenant, project, key)
             limits = await admin_limits.get_limits(
@@ -85,7 +85,7 @@ def set_(
         raise InvalidRequest("name at least one limit to set, such as --requests-per-min 600")
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id, kind, scope_id = await _scope(database, who, tenant, project, key)
             present = await admin_limits.get_limits(
@@ -107,7 +107,7 @@ def set_(
 async def _scope(
     database: Database, who: Actor, tenant: str, project: str | None, key: str | None
 ) -> tuple[UUID, str, UUID]:
-    """The organisation, and the kind and id of the scope that the options mean."""
+    """(organisation id, kind, id) of the scope that the options name. Raises InvalidRequest, NotFound, Conflict."""
     if project is not None and key is not None:
         raise InvalidRequest("give --project or --key, not both")
     tenant_id = await tenant_id_of(database, who, tenant)

@@ -1,4 +1,4 @@
-"""`penstock payments`: buying credit, refunds, disputes, and how our books and Stripe agree."""
+"""`penstock payments`: purchases of credit, refunds, disputes, and the comparison of the books with Stripe."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ Limit = Annotated[int, typer.Option("--limit", help="Rows shown.")]
 
 
 def _settings(data_dir: Path | None) -> Settings:
-    """Stripe's key and address: STRIPE_API_KEY, else the local Stripe of the running `penstock up`."""
+    """Settings with Stripe's key and address: STRIPE_API_KEY, else the simulated Stripe of `penstock up`."""
     if os.environ.get("STRIPE_API_KEY"):
         return Settings()
     facts = runtime(data_dir)

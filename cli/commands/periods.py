@@ -6,7 +6,7 @@ import typer
 
 from admin import periods as admin_periods
 from billing.ledger.months import parse_month
-from cli.commands.invoices import Month, progress_of
+from cli.commands.invoices import Month, progress_bar
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
 from cli.tenancy import MaybeReason, Reason, parse_id
 
@@ -48,7 +48,7 @@ def close(
 
     async def act() -> None:
         async with open_db(data_dir) as database:
-            with progress_of(f"Invoices of {month}") as progress:
+            with progress_bar(f"Invoices of {month}") as progress:
                 closed = await admin_periods.close_period(
                     database, actor(), month=parse_month(month), reason=reason, progress=progress
                 )

@@ -1,4 +1,4 @@
-"""`penstock pools`: hosts and replicas, and what may be done to them."""
+"""`penstock pools`: hosts and replicas, and the actions on them."""
 
 import os
 import random
@@ -26,7 +26,10 @@ DEADLINE_S = 120.0
 
 @asynccontextmanager
 async def open_scheduler(data_dir: Path | None) -> AsyncIterator[SchedulerClient]:
-    """A connection to the scheduler: PENSTOCK_SCHEDULER_* and PENSTOCK_INTERNAL_TOKEN, else of `penstock up`."""
+    """A connection to the scheduler of PENSTOCK_SCHEDULER_* and PENSTOCK_INTERNAL_TOKEN, else that of `penstock up`.
+
+    Raises Unavailable when neither exists.
+    """
     token = os.environ.get("PENSTOCK_INTERNAL_TOKEN")
     if token:
         host = os.environ.get("PENSTOCK_SCHEDULER_HOST", "127.0.0.1")

@@ -6,7 +6,7 @@ import typer
 
 from admin import projects as admin_projects
 from cli.context import AsJson, DataDir, actor, emit, run
-from cli.tenancy import MaybeReason, TenantRef, open_acting, project_of, tenant_id_of
+from cli.tenancy import MaybeReason, TenantRef, open_db_for_changes, project_of, tenant_id_of
 
 app = typer.Typer(
     no_args_is_help=True, help="Projects: what keys and limits of an organisation are grouped by."
@@ -20,7 +20,7 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
     """List projects, archived ones included."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             emit(await admin_projects.list_projects(database, who, tenant_id=tenant_id), as_json)
@@ -38,7 +38,7 @@ def create(
     """Make a project."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             emit(await admin_projects.create_project(database, who, tenant_id=tenant_id, name=name), as_json)
@@ -57,7 +57,7 @@ def archive(
     """Refuse a project's keys from now on and cut their streams."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             found = await project_of(database, who, tenant_id, project)
@@ -80,7 +80,7 @@ def restore(
     """Take an archived project into use again."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             found = await project_of(database, who, tenant_id, project)

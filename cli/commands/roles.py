@@ -1,4 +1,4 @@
-"""The roles of the platform, each a process of its own, and the migration that must come before them."""
+"""The platform's roles, each one process, and the migration of the database, which must run first."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from cli.servers import database_url, redis_url, server_errors
+from cli.server_errors import database_url, redis_url, server_errors
 from core.errors import InvalidRequest
 from core.logs import setup_logging
 from core.settings import Settings
@@ -27,13 +27,13 @@ _MODULES = {
     "jobs": "jobs.serve",
     "console": "console.serve",
 }
-_STORED = ("database_url", "redis_url")
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "api": (*_STORED, "key_pepper", "internal_token"),
+_STORE_URLS = ("database_url", "redis_url")
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "api": (*_STORE_URLS, "key_pepper", "internal_token"),
     "scheduler": ("database_url", "internal_token"),
     "agent": ("internal_token",),
-    "jobs": _STORED,
-    "console": (*_STORED, "key_pepper", "console_secret"),
+    "jobs": _STORE_URLS,
+    "console": (*_STORE_URLS, "key_pepper", "console_secret"),
 }
 _VARIABLES = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL"}
 
@@ -49,9 +49,9 @@ DataDir = Annotated[
 
 
 def load_settings(overrides: dict[str, object] | None = None) -> Settings:
-    """Settings from the environment with what the command line says on top.
+    """Settings from the environment; `overrides` from the command line that are not None take precedence.
 
-    Raises InvalidRequest naming the variable that cannot be understood.
+    Raises InvalidRequest naming the invalid variable.
     """
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     try:
@@ -64,8 +64,8 @@ def load_settings(overrides: dict[str, object] | None = None) -> Settings:
 
 
 def run_role(role: str, settings: Settings) -> int:
-    """Run `role` until it is told to stop. Raises InvalidRequest when a setting it needs is missing."""
-    for name in _NEEDS[role]:
+    """Run `role` until SIGTERM or SIGINT; returns its exit status. Raises InvalidRequest when a setting is missing."""
+    for name in _REQUIRED[role]:
         value = getattr(settings, name)
         if not (value.get_secret_value() if hasattr(value, "get_secret_value") else value):
             variable = _VARIABLES.get(name, f"PENSTOCK_{name.upper()}")

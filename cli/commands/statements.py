@@ -1,4 +1,4 @@
-"""`penstock statements`: signed monthly statements, receipts, and the keys they verify with."""
+"""`penstock statements`: signed monthly statements, receipts, and their public keys."""
 
 import os
 from pathlib import Path
@@ -24,13 +24,13 @@ Out = Annotated[
 
 
 def signing_settings(data_dir: Path | None) -> Settings:
-    """Settings for signing: the key of the environment, else that of the data directory."""
+    """Settings with the signing key: that of the environment, else that of the data directory."""
     place = data_dir or Path(os.environ.get("PENSTOCK_DATA_DIR") or DEFAULT_DATA_DIR)
     return load_settings({"data_dir": place})
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file; raises InvalidRequest when it cannot be written."""
+    """Write a file. Raises InvalidRequest when that fails."""
     try:
         path.write_bytes(data)
     except OSError as error:

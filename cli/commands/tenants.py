@@ -7,7 +7,7 @@ import typer
 from admin import tenants as admin_tenants
 from admin.tenants import BillingMode
 from cli.context import AsJson, DataDir, actor, emit, run
-from cli.tenancy import MaybeReason, Reason, TenantRef, open_acting, tenant_id_of
+from cli.tenancy import MaybeReason, Reason, TenantRef, open_db_for_changes, tenant_id_of
 from core.errors import InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, help="Organisations: make, rename, suspend, resume, throttle.")
@@ -18,7 +18,7 @@ def list_(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List organisations, oldest first."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             emit(await admin_tenants.list_tenants(database, actor()), as_json)
 
     run(act)
@@ -36,7 +36,7 @@ def create(
     mode = _mode(billing)
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             made = await admin_tenants.create_tenant(
                 database, actor(), name=name, tier=tier, billing_mode=mode
             )
@@ -50,7 +50,7 @@ def show(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) -
     """Show one organisation."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             emit(await admin_tenants.find_tenant(database, actor(), text=tenant), as_json)
 
     run(act)
@@ -66,7 +66,7 @@ def rename(
     """Give an organisation another name."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             emit(await admin_tenants.rename_tenant(database, who, tenant_id=tenant_id, name=name), as_json)
@@ -85,7 +85,7 @@ def set_tier(
     """Move an organisation to another tier: another band of the queue, other prices."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             changed = await admin_tenants.set_tier(
@@ -107,7 +107,7 @@ def set_share(
     """Change what an organisation gets of busy pools beside others of its tier."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             changed = await admin_tenants.set_share(
@@ -123,7 +123,7 @@ def suspend(tenant: TenantRef, reason: Reason, data_dir: DataDir = None, as_json
     """Refuse all keys of an organisation and cut its open streams."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             changed = await admin_tenants.suspend_tenant(database, who, tenant_id=tenant_id, reason=reason)
@@ -139,7 +139,7 @@ def resume(
     """Let a suspended organisation work again."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = await tenant_id_of(database, who, tenant)
             changed = await admin_tenants.resume_tenant(database, who, tenant_id=tenant_id, reason=reason)
@@ -163,7 +163,7 @@ def throttle(
     """Cap an organisation's requests for a while."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             changed = await admin_tenants.throttle_tenant(
                 database,

@@ -17,7 +17,7 @@ app = typer.Typer()
 
 
 class Engine(StrEnum):
-    """What runs the model."""
+    """The engine that serves the model."""
 
     AUTO = "auto"
     VLLM = "vllm"
@@ -89,7 +89,7 @@ def up(
 
 
 def _log_to(path: Path) -> None:
-    """The supervisor's own log goes to a file: the terminal belongs to the display."""
+    """Log to a file, because the display uses the terminal."""
     handler = logging.FileHandler(path)
     handler.setFormatter(JsonFormatter("up"))
     root = logging.getLogger()

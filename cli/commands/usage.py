@@ -13,7 +13,7 @@ from billing.usage.archive import archive_dir
 from billing.usage.period import parse_group_by, parse_period
 from billing.usage.query import DIMENSIONS
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
-from cli.exporting import Asked, compare_to, write_report
+from cli.report_files import ReportArguments, write_comparison, write_report
 from cli.tenancy import tenant_id_of
 from core.money import pico_to_usd, usd_to_pico
 from core.settings import Settings
@@ -54,16 +54,16 @@ def report(
     async def act() -> None:
         period = parse_period(start, end)
         async with open_db(data_dir) as database:
-            asked: Asked = {
+            arguments: ReportArguments = {
                 "start": period[0],
                 "end": period[1],
                 "group_by": parse_group_by(by),
                 "tenant_id": None if tenant is None else await tenant_id_of(database, actor(), tenant),
             }
             if compare is not None:
-                await compare_to(database, asked, compare, chosen, out)
+                await write_comparison(database, arguments, compare, chosen, out)
             else:
-                await write_report(database, asked, chosen, out)
+                await write_report(database, arguments, chosen, out)
 
     run(act)
 
@@ -95,7 +95,7 @@ def totals(
 
 
 def _side_by_side(found: Totals) -> list[dict[str, str]]:
-    """The figures that must be the same, for people."""
+    """Rows that compare the report's figures with the ledger's."""
     report = usd_to_pico(found.totals.cost_usd) + usd_to_pico(found.totals.adjustment_usd)
     return [
         {"figure": "cost + adjustments", "report": pico_to_usd(report), "ledger": found.ledger.revenue_usd},
@@ -173,6 +173,6 @@ _LINE = (
 
 
 def _archive(data_dir: Path | None) -> Path:
-    """The archive's folder: PENSTOCK_ARCHIVE_DIR, else below the data directory."""
+    """The archive's folder: PENSTOCK_ARCHIVE_DIR, else a folder below the data directory."""
     settings = Settings()
     return archive_dir(settings if data_dir is None else settings.model_copy(update={"data_dir": data_dir}))

@@ -8,7 +8,7 @@ import typer
 
 from admin import users as admin_users
 from cli.context import AsJson, DataDir, actor, emit, pepper, run
-from cli.tenancy import open_acting, parse_id, tenant_id_of, user_of
+from cli.tenancy import open_db_for_changes, parse_id, tenant_id_of, user_of
 from tenants.roles import ALL_ROLES
 
 app = typer.Typer(no_args_is_help=True, help="People: make, role, password, tokens of the admin REST.")
@@ -26,7 +26,7 @@ def list_(
     """List people with their roles."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             emit(await admin_users.list_users(database, who, tenant_id=tenant_id), as_json)
@@ -46,7 +46,7 @@ def create(
     password = _read_password()
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             tenant_id = None if tenant is None else await tenant_id_of(database, who, tenant)
             made = await admin_users.create_user(
@@ -62,7 +62,7 @@ def set_role(user: UserRef, role: RoleName, data_dir: DataDir = None, as_json: A
     """Give a person another role in the same organisation, or on the platform."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             found = await user_of(database, who, user)
             emit(await admin_users.set_role(database, who, user_id=found.id, role=role), as_json)
@@ -76,7 +76,7 @@ def password(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -
     new = _read_password()
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             found = await user_of(database, who, user)
             emit(await admin_users.reset_password(database, who, user_id=found.id, password=new), as_json)
@@ -89,7 +89,7 @@ def disable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) ->
     """End a person's sign-ins and tokens."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             found = await user_of(database, who, user)
             emit(await admin_users.disable_user(database, who, user_id=found.id), as_json)
@@ -102,7 +102,7 @@ def enable(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> 
     """Let a disabled person in again."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             found = await user_of(database, who, user)
             emit(await admin_users.enable_user(database, who, user_id=found.id), as_json)
@@ -120,7 +120,7 @@ def token(
     """Make a token of the admin REST that acts as this person. It is shown this once."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             found = await user_of(database, who, user)
             created = await admin_users.create_admin_token(
@@ -136,7 +136,7 @@ def tokens(user: UserRef, data_dir: DataDir = None, as_json: AsJson = False) -> 
     """List a person's tokens, dead ones included."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             who = actor()
             found = await user_of(database, who, user)
             emit(await admin_users.list_admin_tokens(database, who, user_id=found.id), as_json)
@@ -155,7 +155,7 @@ def revoke_token(
     """Refuse a token for good."""
 
     async def act() -> None:
-        async with open_acting(data_dir) as database:
+        async with open_db_for_changes(data_dir) as database:
             changed = await admin_users.revoke_admin_token(
                 database, actor(), token_id=parse_id(token_id, "token")
             )
@@ -165,7 +165,7 @@ def revoke_token(
 
 
 def _read_password() -> str:
-    """A password that stands in no shell history."""
+    """Read a password without an argument, which the shell history would keep."""
     if sys.stdin.isatty():
         typed: str = typer.prompt("password", hide_input=True, confirmation_prompt=True)
         return typed

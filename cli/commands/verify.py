@@ -1,4 +1,4 @@
-"""`penstock verify`: whether a statement or receipt is what was signed."""
+"""`penstock verify`: verification of signed statements and receipts."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`penstock sim autoscale`: what scaling policies cost at equal service over simulated days."""
+"""`penstock sim autoscale`: cost of scaling policies at equal service over simulated days."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cli.work import check_output, work
+from cli.blocking import check_output, run_blocking
 from core.errors import InvalidRequest
 from scheduler.core.autoscale.state import ModelSpec
 from sim.pool.autoscaling import POLICIES, Outcome, Policy, compare, policies_for
@@ -94,7 +94,7 @@ def command(
                 for scenario, some in zip(scenarios, chosen, strict=True)
             ]  # fmt: skip
 
-    groups = work(act)
+    groups = run_blocking(act)
     if plot_out is not None:
         plot(groups, plot_out)
     found = [row for outcomes in groups for row in rows(outcomes)]
@@ -111,7 +111,10 @@ def _scenario(
     name: str, spec: ModelSpec, catalog: Catalog, bring_up: str, *, day_s: float, peak: float, lengths: Lengths,
     replicas: int,
 ) -> Scenario:  # fmt: skip
-    """A workload's pool. In `antiphase` two models of this kind have half the peak each and sleep at level 1."""
+    """The scenario of a workload. In ANTIPHASE two models have half the peak each and sleep at level 1.
+
+    `day_s` is in simulated seconds, `peak` in requests/s.
+    """
     if name == ANTIPHASE:
         other = msgspec.structs.replace(spec, model=f"{spec.model} (evening)")
         return two_models(
@@ -125,7 +128,7 @@ def _scenario(
 
 
 def _policies(names: str, workload: str) -> list[Policy]:
-    """Those asked for, as far as the workload knows them. Raises InvalidRequest where it knows none."""
+    """The named policies that apply to the workload. Raises InvalidRequest when none does."""
     known = policies_for(workload)
     found = [known[name] for name in _names(names, POLICIES, "policy") if name in known]
     if not found:
@@ -134,7 +137,7 @@ def _policies(names: str, workload: str) -> list[Policy]:
 
 
 def _names(text: str, known: Iterable[str], what: str) -> list[str]:
-    """Names given with commas, or all. Raises InvalidRequest naming the known ones."""
+    """Comma-separated names, or all. Raises InvalidRequest that lists the known names."""
     options = list(known)
     chosen = options if text == "all" else [name.strip() for name in text.split(",")]
     for name in chosen:

@@ -1,4 +1,4 @@
-"""`penstock sim compare`: our scheduler beside every published policy, on the same requests."""
+"""`penstock sim compare`: this scheduler and every published policy on the same requests."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from cli.work import check_output, work
+from cli.blocking import check_output, run_blocking
 from core.errors import InvalidRequest
 from sim.pool.compare import SHEDDING, Players, Setting
 from sim.pool.comparison import ARRIVALS, Outcome, Plan, Watch, compare
@@ -31,10 +31,10 @@ from workers.catalog import load_catalog
 DEFAULT_LOADS = "0.7,1.0,1.3"
 _BAR = 40
 _WIDTH = 160
-"""Where the output goes to a file or a pipe."""
+"""Columns of the output to a file or a pipe."""
 _MAX_LOAD = 100.0
 INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended: 128 and the number of SIGINT, as shells have it."""
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 
 def register(group: typer.Typer) -> None:
@@ -102,12 +102,12 @@ def command(
         )
         plan = Plan(setting, tuple(names_of(policies, prefix)), _loads(loads), seeds)
         if plot_out is not None:
-            _can_plot(plot_out)
+            _check_plot(plot_out)
         with Players(workers or os.cpu_count() or 1) as players:
-            return _played(plan, players, _journal(plan, json_out, resume))
+            return _run_with_progress(plan, players, _journal(plan, json_out, resume))
 
     try:
-        outcome = work(act)
+        outcome = run_blocking(act)
     except KeyboardInterrupt:
         _interrupted(json_out)
     if json_out is not None:
@@ -125,7 +125,7 @@ def command(
 
 
 def _interrupted(json_out: Path | None) -> NoReturn:
-    """Ctrl-C: what to do to go on, in one line."""
+    """Print how to resume after Ctrl-C, and exit with INTERRUPTED."""
     kept = json_out is not None and str(json_out) != "-" and _journal_path(json_out).exists()
     how = (
         "go on with the same command and --resume"
@@ -137,9 +137,9 @@ def _interrupted(json_out: Path | None) -> NoReturn:
 
 
 def show(outcome: Outcome, ranked: Sequence[Standing], console: Console) -> None:
-    """The knee, and per load a table and bars."""
-    console.print(_about(outcome.knee, outcome.setting))
-    for line in in_time(outcome.setting.pool(load_catalog())):
+    """Print the knee, and for each load a table and bars."""
+    console.print(_load_text(outcome.knee, outcome.setting))
+    for line in targets_text(outcome.setting.pool(load_catalog())):
         console.print(line)
     for load in sorted({each.load for each in ranked}):
         here = [each for each in ranked if each.load == load]
@@ -156,8 +156,8 @@ def show(outcome: Outcome, ranked: Sequence[Standing], console: Console) -> None
     )
 
 
-def in_time(pool: Sequence[ReplicaSpec]) -> list[str]:
-    """What is promised for the models of a pool: one line where it is the same for all of them."""
+def targets_text(pool: Sequence[ReplicaSpec]) -> list[str]:
+    """The latency targets of a pool's models: one line when they are equal, else one line per model."""
     levels = {model: level.targets for model, level in service_levels(pool).items()}
     alike = len(set(levels.values())) == 1
     return [
@@ -167,7 +167,7 @@ def in_time(pool: Sequence[ReplicaSpec]) -> list[str]:
     ]
 
 
-def _played(plan: Plan, players: Players, journal: Journal | None) -> Outcome:
+def _run_with_progress(plan: Plan, players: Players, journal: Journal | None) -> Outcome:
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -191,7 +191,7 @@ def _played(plan: Plan, players: Players, journal: Journal | None) -> Outcome:
         return compare(plan, players, journal, Watch(tried, began, lambda cell: progress.advance(task)))
 
 
-def _about(knee: Knee, setting: Setting) -> str:
+def _load_text(knee: Knee, setting: Setting) -> str:
     return (
         f"Load 1.0 = {knee.rate_rps:.2f} requests/s: there {STRONGEST} serves {knee.slo_met:.1%} in time "
         f"({knee.runs} rates tried). A run is {setting.seconds:.0f} s of arrivals, {setting.warmup_s:.0f} s of them "
@@ -209,7 +209,7 @@ def _table(rows: Sequence[Standing], title: str) -> Table:
 
 
 def _bars(rows: Sequence[Standing], console: Console) -> None:
-    """Goodput as bars; the full width is the bound."""
+    """Print goodput as bars on a common scale, and the upper bound."""
     bound = max(each.mean("bound_rps") or 0.0 for each in rows)
     top = max([bound, *(each.mean("goodput_rps") or 0.0 for each in rows)]) or 1.0
     for each in rows:
@@ -232,8 +232,8 @@ def _loads(text: str) -> tuple[float, ...]:
     return loads
 
 
-def _can_plot(path: Path) -> None:
-    """Say before the long work what would fail after it."""
+def _check_plot(path: Path) -> None:
+    """Raise InvalidRequest before the long run when the plot could not be written."""
     if path.suffix not in (".svg", ".png"):
         raise InvalidRequest(f"a plot is written as .svg or .png, not {path.name!r}", param="plot")
     check_output(path)

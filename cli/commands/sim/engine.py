@@ -1,8 +1,8 @@
-"""What the api role needs of the simulated engine, imported only where a role starts."""
+"""The part of the simulated engine that the api role needs; imported only when the role starts."""
 
 from sim.engine.tokenizer import SimulatedTokenizer
 
 
 def simulated_tokenizer() -> SimulatedTokenizer:
-    """The tokenizer of simulated engines, so that exact prefix matching works on them too."""
+    """The tokenizer of simulated engines, which exact prefix matching needs."""
     return SimulatedTokenizer()

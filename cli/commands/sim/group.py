@@ -1,4 +1,4 @@
-"""`penstock sim`: the cluster in a box. Each subcommand lives in its own file."""
+"""`penstock sim`: simulations of a cluster. Each subcommand has its own file."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""`penstock sim replay`: what would the traffic that really came have met on another pool?"""
+"""`penstock sim replay`: latency and cost of recorded traffic on other pools."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cli.blocking import run_blocking
 from cli.context import AsJson, DataDir, open_db, run
-from cli.work import work
 from core.errors import InvalidRequest, NotFound
 from scheduler.request_trace_store import read_trace, traced_models
 from sim.pool.replay import MAX_REQUESTS, Answer, Figures, Plan, export, measured, replay, rows_of
@@ -87,13 +87,13 @@ def command(
         ]
         return _answers(rows, load_catalog(), plans)
 
-    sizes = work(lambda: _sizes(hosts))
+    sizes = run_blocking(lambda: _sizes(hosts))
     rows = (
-        work(lambda: _of_file(file, model))
+        run_blocking(lambda: _of_file(file, model))
         if file is not None
         else run(lambda: _recorded(since, until, model, data_dir))
     )
-    answers = work(lambda: act(rows, sizes))
+    answers = run_blocking(lambda: act(rows, sizes))
     real = measured(rows)
     if export_to is not None:
         print(f"{len(rows):,} requests written to {export_to}")
@@ -104,7 +104,7 @@ def command(
 
 
 async def _recorded(since: str, until: str, model: str | None, data_dir: Path | None) -> list[Row]:
-    """Rows from the database. Raises NotFound when nothing was recorded."""
+    """Recorded rows from the database. Raises NotFound when there are none."""
     now = datetime.now(UTC)
     start, end = _instant(since, now, "--since"), _instant(until, now, "--until")
     if start >= end:
@@ -173,8 +173,8 @@ def _answers(rows: Sequence[Row], catalog: Catalog, plans: Sequence[Plan]) -> li
     answers = []
     for plan in plans:
         seconds = _span_s(rows) / plan.scale
-        with _progress(f"{plan.hosts} hosts", seconds) as told:
-            answers.append(replay(rows, catalog, plan, told))
+        with _progress(f"{plan.hosts} hosts", seconds) as on_progress:
+            answers.append(replay(rows, catalog, plan, on_progress))
     return answers
 
 
@@ -191,11 +191,11 @@ def _progress(what: str, seconds: float) -> Iterator[Any]:
     with bar:
         task = bar.add_task(what, total=max(seconds, 1e-9), note="")
 
-        def told(at: Standing) -> None:
+        def on_progress(at: Standing) -> None:
             note = f"{at.arrived:,} requests, {at.in_flight} in flight, {at.waiting} waiting"
             bar.update(task, completed=min(at.now, seconds), note=note)
 
-        yield told
+        yield on_progress
 
 
 def _as_json(rows: Sequence[Row], real: Figures | None, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from cli.console_chart import columns
-from cli.work import check_output, work
+from cli.blocking import check_output, run_blocking
+from cli.text_chart import columns
 from core.errors import InvalidRequest
 from sim.pool.compare import Setting
 from sim.pool.contract import RunResult
@@ -84,7 +84,7 @@ def command(
 ) -> None:
     """Play a workload against a simulated pool, and say how it was served."""
 
-    def act() -> "Played":
+    def act() -> "CompletedRun":
         check_output(json_out)
         if (rate is None) == (load is None):
             raise InvalidRequest(
@@ -95,24 +95,24 @@ def command(
             api_processes=api_processes,
         )  # fmt: skip
         faults = [parse_fault(text) for text in fail or []]
-        return play(
+        return run_simulation(
             setting, policy_name, faults, rate=rate, load=load, seed=seed,
             warmup_s=0.2 * seconds if warmup is None else warmup,
         )  # fmt: skip
 
-    played = work(act)
+    completed = run_blocking(act)
     if json_out is not None:
-        text = msgspec.json.format(msgspec.json.encode(played.as_json())).decode()
+        text = msgspec.json.format(msgspec.json.encode(completed.as_json())).decode()
         if str(json_out) == "-":
             typer.echo(text)
             return
         json_out.write_text(text + "\n")
-    show(played, Console())
+    show(completed, Console())
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """A run and what it was run with."""
+class CompletedRun:
+    """A simulation's result with its parameters. `rate` is in requests/s."""
 
     setting: Setting
     pool: Sequence[ReplicaSpec]
@@ -120,10 +120,10 @@ class Played:
     result: RunResult
     summary: Summary
     wall_s: float
-    """Real seconds that the simulation took."""
+    """Wall-clock seconds that the simulation took."""
 
     def as_json(self) -> dict[str, Any]:
-        """The figures with all that is needed to run it again."""
+        """The figures with all parameters that reproduce the run."""
         return {
             "models": list(self.setting.models),
             "hosts": self.setting.hosts,
@@ -138,7 +138,7 @@ class Played:
         }
 
 
-def play(
+def run_simulation(
     setting: Setting,
     policy_name: str,
     faults: Sequence[Fault],
@@ -147,8 +147,12 @@ def play(
     load: float | None,
     seed: int,
     warmup_s: float,
-) -> Played:
-    """Run it, with progress on stderr. Raises InvalidRequest for names that do not exist."""
+) -> CompletedRun:
+    """Run a simulation with progress on stderr.
+
+    `rate` is in requests/s; without it the rate is `load` (default 1) times the measured knee. `warmup_s` simulated
+    seconds at the start do not count. Raises InvalidRequest for an unknown policy.
+    """
     pool = setting.pool(load_catalog())
     check_faults(faults, pool, setting.api_processes)
     (name,) = names_of(policy_name, setting.prefix)[:1]
@@ -184,11 +188,11 @@ def play(
         )
         result = simulate(entry.make, requests, pool, config, workload=source.name, load=load or 0.0)
         wall_s = time.perf_counter() - began
-    return Played(setting, pool, rate, result, summarise(result, service_levels(pool)), wall_s)
+    return CompletedRun(setting, pool, rate, result, summarise(result, service_levels(pool)), wall_s)
 
 
 def check_faults(faults: Sequence[Fault], pool: Sequence[ReplicaSpec], api_processes: int) -> None:
-    """Raises InvalidRequest for a replica or an API process that is not there."""
+    """Raise InvalidRequest for a fault of a replica or an API process that does not exist."""
     names = {spec.replica_id for spec in pool}
     for fault in faults:
         if isinstance(fault, Kill | Slow) and fault.replica_id not in names:
@@ -203,13 +207,13 @@ def check_faults(faults: Sequence[Fault], pool: Sequence[ReplicaSpec], api_proce
             )
 
 
-def show(played: Played, console: Console) -> None:
-    """Table and charts."""
-    summary, result = played.summary, played.result
-    console.print(_figures(played))
+def show(completed: CompletedRun, console: Console) -> None:
+    """Print table and charts."""
+    summary, result = completed.summary, completed.result
+    console.print(_figures(completed))
     if len(summary.tenants) > 1:
         console.print(_tenants(summary))
-    rows = over_time(result, CHART_COLUMNS, service_levels(played.pool))
+    rows = over_time(result, CHART_COLUMNS, service_levels(completed.pool))
     charts = (
         ("median TTFT of arrivals", [row[1] for row in rows], " s"),
         ("waiting for a first token", [row[2] for row in rows], ""),
@@ -219,8 +223,8 @@ def show(played: Played, console: Console) -> None:
         for line in columns(values, unit=unit):
             console.print(line, highlight=False, markup=False)
     console.print(
-        f"{result.seconds:,.0f} simulated seconds in {played.wall_s:.1f} s: "
-        f"{result.seconds / max(played.wall_s, 1e-9):,.0f}x real time"
+        f"{result.seconds:,.0f} simulated seconds in {completed.wall_s:.1f} s: "
+        f"{result.seconds / max(completed.wall_s, 1e-9):,.0f}x real time"
     )
 
 
@@ -235,11 +239,11 @@ def _progress() -> Progress:
     )
 
 
-def _figures(played: Played) -> Table:
-    summary = played.summary
+def _figures(completed: CompletedRun) -> Table:
+    summary = completed.summary
     what = f"{summary.policy} on {escape(summary.workload)}"
     table = Table(
-        title=f"{what}: {played.rate:.3g} requests/s on {len(played.pool)} replicas",
+        title=f"{what}: {completed.rate:.3g} requests/s on {len(completed.pool)} replicas",
         title_justify="left",
         show_header=False,
     )

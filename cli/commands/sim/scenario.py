@@ -1,4 +1,4 @@
-"""`penstock sim scenario`: the failure modes that routers shipped, played against a policy."""
+"""`penstock sim scenario`: runs a policy against known failure modes of routers."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from cli.blocking import check_output, run_blocking
 from cli.context import AsJson
-from cli.work import check_output, work
 from core.errors import InvalidRequest
 from sim.pool.registry import OURS
 from sim.pool.scenarios.registry import SCENARIOS, SEEDS, Verdict, judge, scenario
@@ -63,9 +63,9 @@ def command(
             for each in chosen
             for each_policy in (who if page is None else (*who, *SCENARIOS[each].bites))
         ]
-        return _played(plan, range(1, seeds + 1))
+        return _run_with_progress(plan, range(1, seeds + 1))
 
-    verdicts = work(act)
+    verdicts = run_blocking(act)
     if page is not None:
         by_name = {each: [row for row in verdicts if row.scenario.name == each] for each in SCENARIOS}
         page.write_text(
@@ -81,7 +81,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _played(plan: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[Verdict]:
+def _run_with_progress(plan: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[Verdict]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(plan) * len(seeds))
         verdicts = []

@@ -1,4 +1,4 @@
-"""`penstock stripe-sim`: the local stand-in for Stripe."""
+"""`penstock stripe-sim`: the simulated Stripe."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""`penstock sim validate`: how far the simulator's step model can be believed."""
+"""`penstock sim validate`: accuracy of the simulator's step model."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 from rich.table import Table
 
+from cli.blocking import run_blocking
 from cli.context import AsJson
-from cli.work import work
 from sim.pool.validation.measured import CARRIED, Measurement, read_measurement
 from sim.pool.validation.published import Checked, check_all
 from sim.pool.validation.report import Validation
@@ -41,7 +41,7 @@ def validate(
         measurement = read_measurement(measured or CARRIED)
         return check_all(load_catalog()), _fitted(measurement, fit_on)
 
-    checked, validation = work(act)
+    checked, validation = run_blocking(act)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(_as_json(checked, validation))).decode())
         return

@@ -79,7 +79,7 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
     for role in list(made.pids()):
         made.hurry.set()
         await made.drain(role)
-    await made.sweep(others())
+    await made.end_descendants(others())
 
 
 async def tick(supervisor: Supervisor) -> None:
@@ -169,7 +169,7 @@ async def test_engines_outlive_a_killed_agent_but_not_the_sweep(
     await role.wait_healthy(session)
     assert runs(engine)
     await supervisor.drain("agent")
-    assert engine in await supervisor.sweep(others())
+    assert engine in await supervisor.end_descendants(others())
     assert not runs(engine)
 
 

@@ -21,7 +21,7 @@ def draw(terminal: bool) -> str:
         with display.step("Engine") as step:
             step.note("loading [weights]")
             step.note("loading [weights]")
-        display.say("a plain [line]")
+        display.print_line("a plain [line]")
     display.panel("Penstock is running", [("API", "http://127.0.0.1:8000/v1")], ["A toy model."], LONG)
     return out.getvalue()
 

@@ -62,6 +62,6 @@ def test_facts_are_private_and_the_ready_file_holds_no_inner_secrets(tmp_path: P
     assert json.loads(ready.read_text()) == {"base_url": "http://x/v1"}
     assert json.loads((tmp_path / "runtime.json").read_text())["key_pepper"] == "p"
     assert mode(ready) == mode(tmp_path / "runtime.json") == 0o600
-    run_dir.withdraw()
-    run_dir.withdraw()
+    run_dir.unpublish()
+    run_dir.unpublish()
     assert not (tmp_path / "runtime.json").exists()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.console_chart import columns
 from cli.main import app
+from cli.text_chart import columns
 
 runner = CliRunner()
 SHORT = [

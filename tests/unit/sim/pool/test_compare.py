@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.placement.publish import publish
-from cli.commands.sim.compare import in_time
+from cli.commands.sim.compare import targets_text
 from cli.main import app
 from core.errors import InvalidRequest
 from sim.pool.compare import Cell, Players, Row, Setting, cells, missing, play
@@ -311,13 +311,13 @@ def test_ctrl_c_says_in_a_line_how_to_go_on(
 
 def test_each_models_promise_is_told_where_they_differ() -> None:
     one = SETTING.pool(load_catalog())
-    assert len(in_time(one)) == 1
-    assert "for" not in in_time(one)[0].split(":")[0]
+    assert len(targets_text(one)) == 1
+    assert "for" not in targets_text(one)[0].split(":")[0]
     slow = [replace(spec, model="slow", targets=Targets(9.0, 0.5)) for spec in one]
-    lines = in_time([*one, *slow])
+    lines = targets_text([*one, *slow])
     assert [MODEL in lines[0], "slow" in lines[1], "9 s" in lines[1], "500 ms" in lines[1]] == [True] * 4
     twin = [replace(spec, model="twin") for spec in one]
-    assert len(in_time([*one, *twin])) == 1
+    assert len(targets_text([*one, *twin])) == 1
 
 
 def test_every_policy_can_be_made() -> None:

@@ -1,32 +1,29 @@
-"""What commands that compute for minutes share: Ctrl-C ends them at once, an unwritable file is told first."""
+"""Shared parts of commands that compute for minutes without an event loop."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from cli.context import end
+from cli.context import exit_with_error
 from core.errors import InvalidRequest, PenstockError
 
 T = TypeVar("T")
 
 
-def work(fn: Callable[[], T]) -> T:
-    """Run `fn` to its end; a domain error ends the command with code 2.
+def run_blocking(fn: Callable[[], T]) -> T:
+    """Run `fn` and return its result. A domain error exits with code 2.
 
-    Not on an event loop: asyncio answers the first Ctrl-C by cancelling at the next await, which never comes here.
+    It uses no event loop: asyncio handles Ctrl-C by cancelling at the next await, and `fn` never awaits.
     """
     try:
         return fn()
     except PenstockError as error:
-        end(error.message)
+        exit_with_error(error.message)
 
 
 def check_output(path: Path | None) -> None:
-    """Say before the long work that its result could not be written. `-` is the standard output.
-
-    Raises InvalidRequest.
-    """
+    """Raise InvalidRequest when a file at `path` could not be written; None and `-` (stdout) pass."""
     if path is None or str(path) == "-":
         return
     directory = path.resolve().parent

@@ -1,4 +1,4 @@
-"""What the commands on reports and exports share: the settings that say where files may go, and writing a report."""
+"""Shared parts of the commands on reports and exports: settings of destinations, and writing report files."""
 
 import sys
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ from core.settings import Settings
 ReportFormat = Literal["csv", "json", "xlsx", "parquet", "focus"]
 
 
-class Asked(TypedDict):
-    """Which usage, for the functions of admin/."""
+class ReportArguments(TypedDict):
+    """Arguments that the report functions of admin/ share: [start, end), groups, and an organisation or None = all."""
 
     start: datetime
     end: datetime
@@ -33,13 +33,15 @@ class Asked(TypedDict):
 
 
 def export_settings(data_dir: Path | None) -> Settings:
-    """The settings of this shell, with the data directory that `--data-dir` names."""
+    """Settings of the environment, with `data_dir` when given."""
     settings = Settings()
     return settings if data_dir is None else settings.model_copy(update={"data_dir": data_dir})
 
 
-async def write_report(database: Database, asked: Asked, format: ReportFormat, out: Path | None) -> None:
-    """The report, or its charges as FOCUS, to a file or the terminal. Raises InvalidRequest."""
+async def write_report(
+    database: Database, arguments: ReportArguments, format: ReportFormat, out: Path | None
+) -> None:
+    """Write the report, or its charges as FOCUS, to `out` or stdout. Raises InvalidRequest."""
     kind = _file_format(format, out)
     if out is None and kind in ("xlsx", "parquet"):
         raise InvalidRequest(f"{kind} is no text: say where with --out FILE", param="format")
@@ -48,15 +50,15 @@ async def write_report(database: Database, asked: Asked, format: ReportFormat, o
         actor(),
         dataset="focus_charges" if format == "focus" else "report",
         format=kind,
-        **asked,
+        **arguments,
     )
-    _send(found.chunks, out)
+    _write(found.chunks, out)
     if out is not None:
         print(f"{out}: {found.rows:,} rows", file=sys.stderr)
 
 
-def _send(chunks: Iterator[bytes], out: Path | None) -> None:
-    """To the terminal, or to a file that appears whole. Raises InvalidRequest when it cannot be written."""
+def _write(chunks: Iterator[bytes], out: Path | None) -> None:
+    """Write to stdout, or atomically to a file. Raises InvalidRequest when the file cannot be written."""
     if out is None:
         for piece in chunks:
             sys.stdout.buffer.write(piece)
@@ -82,17 +84,19 @@ def _file_format(format: ReportFormat, out: Path | None) -> Format:
     return ending
 
 
-async def compare_to(
-    database: Database, asked: Asked, text: str, format: ReportFormat, out: Path | None
+async def write_comparison(
+    database: Database, arguments: ReportArguments, text: str, format: ReportFormat, out: Path | None
 ) -> None:
-    """Two periods side by side, as CSV or JSON. Raises InvalidRequest."""
+    """Write the comparison with the period `text` to `out` or stdout, as CSV or JSON. Raises InvalidRequest."""
     if format not in ("csv", "json"):
         raise InvalidRequest("a comparison is csv or json", param="format")
-    before = parse_compare(text, asked["start"], asked["end"], parse_instant)
-    rows = flat(await admin_billing.compare_usage(database, actor(), before=before, **asked), with_gpu=True)
+    before = parse_compare(text, arguments["start"], arguments["end"], parse_instant)
+    rows = flat(
+        await admin_billing.compare_usage(database, actor(), before=before, **arguments), with_gpu=True
+    )
     content = (
         compared_csv(rows).encode()
         if format == "csv"
         else msgspec.json.format(msgspec.json.encode(rows), indent=2) + b"\n"
     )
-    _send(iter((content,)), out)
+    _write(iter((content,)), out)

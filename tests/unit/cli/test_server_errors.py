@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from sqlalchemy.exc import ProgrammingError
 
-from cli.servers import database_url, redis_url, server_errors
+from cli.server_errors import database_url, redis_url, server_errors
 from core.errors import InvalidRequest, Unavailable
 
 ROOT = Path(__file__).resolve().parents[3]

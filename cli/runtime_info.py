@@ -1,11 +1,11 @@
-"""What a running platform tells about itself: to other commands, to scripts, and to a person."""
+"""Information on a running platform for other commands, scripts and the start panel."""
 
 import os
 from typing import Any
 
 import msgspec
 
-from cli import payments
+from cli import stripe_setup
 from cli.display import Display
 from cli.rundir import Secrets
 from workers.catalog import load_catalog
@@ -13,12 +13,12 @@ from workers.wire import ReplicaStatus
 
 
 def engine_key(secrets: Secrets) -> str:
-    """The bearer key of the engines: PENSTOCK_ENGINE_KEY for an external one, else our own."""
+    """The engines' bearer key: PENSTOCK_ENGINE_KEY of an external engine, else the data directory's."""
     return os.environ.get("PENSTOCK_ENGINE_KEY") or secrets.engine_key
 
 
-def secret_facts(secrets: Secrets, *, demo: bool) -> dict[str, str | None]:
-    """What opens the platform's doors."""
+def credentials(secrets: Secrets, *, demo: bool) -> dict[str, str | None]:
+    """Keys, tokens and the admin's sign-in; `demo` adds the demo organisation's API key."""
     return {
         "api_key": secrets.demo_api_key if demo else None,
         "admin_email": secrets.admin_email,
@@ -30,8 +30,8 @@ def secret_facts(secrets: Secrets, *, demo: bool) -> dict[str, str | None]:
     }
 
 
-def engine_facts(replicas: list[ReplicaStatus]) -> list[dict[str, str]]:
-    """Where each engine answers."""
+def engine_endpoints(replicas: list[ReplicaStatus]) -> list[dict[str, str]]:
+    """Addresses of the engines by replica."""
     return [
         {
             "replica_id": replica.replica_id,
@@ -44,27 +44,27 @@ def engine_facts(replicas: list[ReplicaStatus]) -> list[dict[str, str]]:
     ]
 
 
-def progress_of(replicas: list[ReplicaStatus]) -> str:
-    """One line on replicas that are on their way."""
+def replica_progress(replicas: list[ReplicaStatus]) -> str:
+    """The replicas' states as one line."""
     return ", ".join(f"{r.replica_id} {r.state}{f': {r.detail}' if r.detail else ''}" for r in replicas)
 
 
 def show_panel(
-    display: Display, facts: dict[str, Any], replicas: list[ReplicaStatus], notes: list[str]
+    display: Display, info: dict[str, Any], replicas: list[ReplicaStatus], notes: list[str]
 ) -> None:
-    """The panel at the end of a start, with a curl line that works when pasted."""
+    """Show the panel at the end of a start, with a curl command of a first request."""
     rows = [
-        ("API", facts["base_url"]),
-        ("API key", facts["api_key"] or "none (--no-demo)"),
-        ("Console", facts["console_url"]),
-        ("Sign in", f"{facts['admin_email']}  {facts['admin_password']}"),
+        ("API", info["base_url"]),
+        ("API key", info["api_key"] or "none (--no-demo)"),
+        ("Console", info["console_url"]),
+        ("Sign in", f"{info['admin_email']}  {info['admin_password']}"),
         ("Model", _model_line(replicas)),
-        ("Payments", payments.line(facts)),
-        ("Data", facts["data_dir"]),
+        ("Payments", stripe_setup.panel_line(info)),
+        ("Data", info["data_dir"]),
         ("Stop", "Ctrl-C"),
     ]
     notes = [*notes, *_engine_notes(replicas)]
-    display.panel("Penstock is running", rows, notes, _curl(facts))
+    display.panel("Penstock is running", rows, notes, _curl(info))
 
 
 def _engine_notes(replicas: list[ReplicaStatus]) -> list[str]:
@@ -76,16 +76,16 @@ def _engine_notes(replicas: list[ReplicaStatus]) -> list[str]:
     return []
 
 
-def _curl(facts: dict[str, Any]) -> str:
-    if not (facts["api_key"] and facts["model"]):
+def _curl(info: dict[str, Any]) -> str:
+    if not (info["api_key"] and info["model"]):
         return ""
     body = {
-        "model": facts["model"],
+        "model": info["model"],
         "max_tokens": 32,
         "messages": [{"role": "user", "content": "Hello"}],
     }
     return (
-        f"curl {facts['base_url']}/chat/completions -H 'Authorization: Bearer {facts['api_key']}' "
+        f"curl {info['base_url']}/chat/completions -H 'Authorization: Bearer {info['api_key']}' "
         f"-H 'Content-Type: application/json' -d '{msgspec.json.encode(body).decode()}'"
     )
 

@@ -1,4 +1,4 @@
-"""Which Stripe a platform of `penstock up` talks to: the real one with STRIPE_API_KEY, else the local stand-in."""
+"""The Stripe of `penstock up`: the real one when STRIPE_API_KEY is set, else the simulated one."""
 
 import os
 import sys
@@ -9,14 +9,14 @@ from cli.supervisor import RoleSpec
 from core.child import free_port
 
 ROLE = "stripe-sim"
-PAYING = frozenset({"api", "jobs", "console"})
-"""The roles that may know the keys."""
+STRIPE_ROLES = frozenset({"api", "jobs", "console"})
+"""Roles whose environment contains Stripe's keys."""
 _VARIABLES = ("STRIPE_API_KEY", "STRIPE_WEBHOOK_SECRET", "PENSTOCK_STRIPE_BASE_URL")
 _GRACE_S = 5.0
 
 
-class Payments:
-    """The settings of the roles, and the process to start when there is no key of a real account."""
+class StripeSetup:
+    """Stripe's settings for the roles, and the process of the simulated Stripe."""
 
     def __init__(self, host: str, secrets: Secrets) -> None:
         self.simulated = not os.environ.get("STRIPE_API_KEY")
@@ -26,18 +26,18 @@ class Payments:
 
     @property
     def url(self) -> str:
-        """Base address of Stripe's API; empty = the real one."""
+        """Base address of Stripe's API; empty = Stripe's public address."""
         if self.simulated:
             return f"http://{self._host}:{self._port}"
         return os.environ.get("PENSTOCK_STRIPE_BASE_URL", "")
 
-    def env(self, role: str, others: dict[str, str]) -> dict[str, str]:
-        """`others` with what this role may know about Stripe."""
-        found = {name: value for name, value in others.items() if name not in _VARIABLES}
-        if role not in PAYING:
+    def env(self, role: str, base: dict[str, str]) -> dict[str, str]:
+        """`base` with Stripe's settings when `role` needs them, else without them."""
+        found = {name: value for name, value in base.items() if name not in _VARIABLES}
+        if role not in STRIPE_ROLES:
             return found
         if not self.simulated:
-            return others
+            return base
         return found | {
             "STRIPE_API_KEY": self._secrets.stripe_sim_key,
             "STRIPE_WEBHOOK_SECRET": self._secrets.stripe_sim_webhook_secret,
@@ -45,7 +45,7 @@ class Payments:
         }
 
     def spec(self, api_port: int, data_dir: Path, cwd: Path, env: dict[str, str]) -> RoleSpec:
-        """The stand-in's process. Its secrets go by the environment: arguments can be read by everybody."""
+        """The simulated Stripe's process. The environment passes its secrets, because arguments are visible to all users."""
         return RoleSpec(
             name=ROLE,
             role=ROLE,
@@ -64,8 +64,8 @@ class Payments:
             grace_s=_GRACE_S,
         )  # fmt: skip
 
-    def facts(self) -> dict[str, str | bool | None]:
-        """What other commands and tests need."""
+    def runtime_info(self) -> dict[str, str | bool | None]:
+        """Stripe's entries of runtime.json."""
         given = os.environ.get
         return {
             "stripe_simulated": self.simulated,
@@ -77,16 +77,14 @@ class Payments:
         }
 
     def notes(self) -> list[str]:
-        """What a person should know at the start."""
+        """Warnings for the start panel."""
         if not self.simulated and not os.environ.get("STRIPE_WEBHOOK_SECRET"):
             return ["STRIPE_WEBHOOK_SECRET is not set: Stripe's webhooks are refused until it is."]
         return []
 
 
-def line(facts: dict[str, object]) -> str:
-    """One line of the start panel."""
-    if facts["stripe_simulated"]:
-        return (
-            f"SIMULATED Stripe at {facts['stripe_base_url']}, no money moves (STRIPE_API_KEY: the real one)"
-        )
-    return f"Stripe{f' at {url}' if (url := facts['stripe_base_url']) else ''}"
+def panel_line(info: dict[str, object]) -> str:
+    """Stripe's line of the start panel."""
+    if info["stripe_simulated"]:
+        return f"SIMULATED Stripe at {info['stripe_base_url']}, no money moves (STRIPE_API_KEY: the real one)"
+    return f"Stripe{f' at {url}' if (url := info['stripe_base_url']) else ''}"

@@ -1,4 +1,4 @@
-"""Small charts of text: a series over time as columns of eighths."""
+"""Charts of text: a series as columns of block characters with a resolution of an eighth."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def columns(values: Sequence[float], *, height: int = 5, unit: str = "") -> list[str]:
-    """`values` as one column each, `height` lines high, with the scale's ends at the left; NaN stays empty."""
+    """The chart's lines, the highest first: one column per value, `height` lines, the scale at the left; NaN is blank."""
     known = [value for value in values if not math.isnan(value)]
     top = max(known, default=0.0)
     label = f"{top:,.4g}{unit}"

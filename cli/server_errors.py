@@ -1,4 +1,4 @@
-"""Mistakes about the servers behind a command, told in one line: a wrong address, nobody there, a wrong password."""
+"""One-line errors for PostgreSQL and Redis: invalid address, no connection, wrong password."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from core.errors import InvalidRequest, Unavailable
 
-_AWAY = (
+_UNAVAILABLE_ERRORS = (
     OSError,
     RedisError,
     asyncpg.CannotConnectNowError,
@@ -19,17 +19,18 @@ _AWAY = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.TooManyConnectionsError,
 )
-_REFUSED = ("08", "28", "3D", "42501", "53300", "57P03")
-"""SQLSTATEs, or their classes, of the same as SQLAlchemy wraps it: no connection, no login, no database, no right."""
+_UNAVAILABLE_SQLSTATES = ("08", "28", "3D", "42501", "53300", "57P03")
+"""SQLSTATEs and their prefixes of the same errors when SQLAlchemy wraps them:
+https://www.postgresql.org/docs/current/errcodes-appendix.html."""
 
 
 def database_url(text: str) -> str:
-    """`text`, when it is the address of a PostgreSQL database. Raises InvalidRequest; never repeats the password."""
+    """`text` when it is a PostgreSQL address. Raises InvalidRequest without the password."""
     return _url(text, "DATABASE_URL", ("postgresql", "postgres"), "postgresql://user:password@host:5432/name")
 
 
 def redis_url(text: str) -> str:
-    """`text`, when it is the address of a Redis server. Raises InvalidRequest; never repeats the password."""
+    """`text` when it is a Redis address. Raises InvalidRequest without the password."""
     return _url(text, "REDIS_URL", ("redis", "rediss", "unix"), "redis://:password@host:6379/0")
 
 
@@ -46,23 +47,25 @@ def _url(text: str, variable: str, schemes: tuple[str, ...], example: str) -> st
 
 @contextmanager
 def server_errors() -> Iterator[None]:
-    """Turn what drivers raise about a server into Unavailable with a hint; other errors pass."""
+    """Translate drivers' connection and permission errors into Unavailable with a hint; other errors pass."""
     try:
         yield
     except DBAPIError as error:
         state = str(getattr(error.orig, "sqlstate", None) or "")
         if state == asyncpg.UndefinedTableError.sqlstate:
             raise Unavailable("the database has no Penstock schema yet; run `penstock migrate`") from None
-        if not (isinstance(error, InterfaceError | OperationalError) or state.startswith(_REFUSED)):
+        if not (
+            isinstance(error, InterfaceError | OperationalError) or state.startswith(_UNAVAILABLE_SQLSTATES)
+        ):
             raise
-        raise _away(error.orig) from None
-    except _AWAY as error:
-        raise _away(error) from None
+        raise _unavailable(error.orig) from None
+    except _UNAVAILABLE_ERRORS as error:
+        raise _unavailable(error) from None
 
 
-def _away(error: BaseException | None) -> Unavailable:
+def _unavailable(error: BaseException | None) -> Unavailable:
     detail = next(iter(str(error).splitlines()), "") or type(error).__name__
-    detail = detail.rpartition(">: ")[2]  # SQLAlchemy puts the driver's class before its words
+    detail = detail.rpartition(">: ")[2]  # SQLAlchemy prepends the driver's class
     return Unavailable(
         f"a server does not answer as expected ({detail}); is `penstock up` running, are the URLs right?"
     )
