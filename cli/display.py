@@ -83,7 +83,7 @@ class Display:
         self.console.print(line, markup=False, soft_wrap=True)
 
     def panel(self, title: str, rows: list[tuple[str, str]], notes: list[str], command: str) -> None:
-        """Print a framed panel of (label, value) rows and notes, and `command` below the frame, where it can be copied."""
+        """Print a framed panel of (label, value) rows and notes, and `command` below it, where it can be copied."""
         if self._interactive:
             grid = Table.grid(padding=(0, 2))
             grid.add_column(style="bold")

@@ -14,7 +14,7 @@ from core.errors import Conflict, InvalidRequest
 
 
 class Secrets(msgspec.Struct, kw_only=True):
-    """Secrets of a data directory, created once and kept in a 0600 file. Losing `key_pepper` invalidates all API keys."""
+    """Secrets of a data directory, kept in a 0600 file. Losing `key_pepper` invalidates all API keys."""
 
     internal_token: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
     key_pepper: str = msgspec.field(default_factory=lambda: secrets.token_urlsafe(32))
@@ -87,7 +87,7 @@ class RunDir:
         )
 
     def publish(self, info: dict[str, Any], ready_file: Path | None) -> None:
-        """Write `info` to runtime.json, and without _INTERNAL to `ready_file` if given; both atomically with mode 0600."""
+        """Write `info` to runtime.json, and without _INTERNAL to `ready_file`; both atomically with mode 0600."""
         text = json.dumps(info, indent=2) + "\n"
         write_private(self.path / "runtime.json", text)
         if ready_file is not None:

@@ -41,7 +41,7 @@ _MAX_RESTARTS = 3
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Options of `penstock up`. A port of None means the default port, or a free one when it is taken; 0 any free one."""
+    """Options of `penstock up`. For a port, None means the default or, if taken, a free one; 0 means any free one."""
 
     data_dir: Path
     port: int | None = None
@@ -251,7 +251,7 @@ class Platform:
         }
 
     async def _wait_for_replicas(self, step: Step) -> None:
-        """Wait until the requested replicas are ready. Raises Unavailable when one fails after _MAX_RESTARTS restarts."""
+        """Wait for the requested replicas. Raises Unavailable when one fails after _MAX_RESTARTS restarts."""
         if "agent" not in self._supervisor.pids():
             step.note("none")
             return

@@ -45,7 +45,7 @@ class StripeSetup:
         }
 
     def spec(self, api_port: int, data_dir: Path, cwd: Path, env: dict[str, str]) -> RoleSpec:
-        """The simulated Stripe's process. The environment passes its secrets, because arguments are visible to all users."""
+        """The simulated Stripe's process. Its secrets are in the environment, as arguments are visible to all users."""
         return RoleSpec(
             name=ROLE,
             role=ROLE,

@@ -111,7 +111,7 @@ class RoleProcess:
             return False
 
     async def stop(self, hurry: asyncio.Event) -> bool:
-        """Send SIGTERM, wait up to grace_s (1 s once `hurry` is set), then send SIGKILL. True when it ended by itself."""
+        """Send SIGTERM and after grace_s (1 s once `hurry` is set) SIGKILL. True when it ended before SIGKILL."""
         process, self._process = self._process, None
         if process is None:
             return True

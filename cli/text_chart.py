@@ -7,7 +7,7 @@ _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def columns(values: Sequence[float], *, height: int = 5, unit: str = "") -> list[str]:
-    """The chart's lines, the highest first: one column per value, `height` lines, the scale at the left; NaN is blank."""
+    """The chart as `height` lines, one column per value, with the scale at the left; NaN is blank."""
     known = [value for value in values if not math.isnan(value)]
     top = max(known, default=0.0)
     label = f"{top:,.4g}{unit}"
