@@ -51,7 +51,7 @@ browser: ## find Chromium; as root on Debian, install it
 	fi
 
 unit: env ## the quick tests: unit and architecture, on two cores
-	$(BIN)/pytest -q -n 2 tests/unit tests/architecture
+	$(BIN)/pytest -q -n 2 --dist worksteal tests/unit tests/architecture
 
 # The quick ones first. Each call of pytest ends with its counts.
 test: check docs unit ## test everything: checks, unit, integration, the real engine, killed processes, the browser

@@ -9,6 +9,8 @@ import pytest
 import pytest_socket
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from core.db import Database
 from tests.support.services import Services, obtain
@@ -29,6 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """The process that reports keeps the times; workers of pytest-xdist do not."""
     if config.option.times is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Times(config.option.times))
+
+
+class ByFile(LoadFileScheduling):
+    """pytest-xdist's `loadfile`, with the files of tests/e2e on one worker: they share platforms with real engines."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/e2e" if nodeid.startswith("tests/e2e/") else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """How tests are given to workers: xdist's own ways, but for `--dist loadfile`."""
+    return ByFile(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import (
     Browser,
     BrowserContext,
@@ -33,11 +34,12 @@ _ARGUMENTS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here need a browser, and share one console per worker."""
+    """All tests here need a browser, and those of one worker run on one event loop, since they share its Chromium."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.browser)
-            item.add_marker(pytest.mark.xdist_group("browser"))
+            if pytest_asyncio.is_async_test(item):
+                item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +49,9 @@ def site(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
-    """Headless Chromium of the system."""
+    """Headless Chromium of the system, one for each worker; every test has windows of its own."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.fail("no Chromium: install the package `chromium`")
@@ -111,7 +113,7 @@ class Person:
         return await self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def person(site: Site, browser: Browser) -> AsyncIterator[Person]:
     """Somebody at a desk, not signed in."""
     context = await browser.new_context(viewport={"width": 1280, "height": 860}, accept_downloads=True)

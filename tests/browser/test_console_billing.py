@@ -11,6 +11,7 @@ from pathlib import Path
 import openpyxl
 import pyarrow.parquet as pq
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI
 from playwright.async_api import Browser, Page, expect
 from pydantic import SecretStr
@@ -70,28 +71,28 @@ async def _desk(shop: Site, browser: Browser, email: str) -> AsyncIterator[Perso
     assert made.troubles == []
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def owner(shop: Site, browser: Browser) -> AsyncIterator[Person]:
     """The owner of Northwind Robotics at a desk."""
     async for made in _desk(shop, browser, shop.northwind.owner):
         yield made
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def viewer(shop: Site, browser: Browser) -> AsyncIterator[Person]:
     """Somebody of Northwind Robotics who may only read."""
     async for made in _desk(shop, browser, shop.northwind.viewer):
         yield made
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def finance(shop: Site, browser: Browser) -> AsyncIterator[Person]:
     """Somebody of the platform's finance."""
     async for made in _desk(shop, browser, FINANCE):
         yield made
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def database(shop: Site) -> AsyncIterator[Database]:
     """The console's own database."""
     opened = Database(shop.database_url)

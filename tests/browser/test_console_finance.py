@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Locator, expect
 
 from admin import adjustments as admin_adjustments
@@ -69,7 +70,7 @@ def books(services: Services, stripe: FakeStripe, tmp_path_factory: pytest.TempP
         yield site
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def database(books: Site) -> AsyncIterator[Database]:
     """The database of that console, to look at what the pages did."""
     database = Database(books.database_url)
@@ -80,7 +81,7 @@ async def database(books: Site) -> AsyncIterator[Database]:
 Enter = Callable[..., Awaitable[Person]]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def enter(books: Site, browser: Browser) -> AsyncIterator[Enter]:
     """Sign people in, each at a desk of their own."""
     made: list[Person] = []
@@ -99,7 +100,7 @@ async def enter(books: Site, browser: Browser) -> AsyncIterator[Enter]:
         assert person.troubles == []
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def finance(enter: Enter) -> Person:
     """Somebody of finance, signed in."""
     return await enter(FINANCE)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from tests.browser.conftest import Person
@@ -13,7 +13,7 @@ ADMIN_PATHS = ("/overview", "/tenants", "/models", "/pools", "/usage", "/audit")
 TENANT_PATHS = ("/home", "/requests", "/usage", "/billing", "/alerts")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def phone(site: Site, browser: Browser) -> AsyncIterator[Person]:
     """Somebody with a narrow screen in the dark."""
     context = await browser.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark")

@@ -1,18 +1,13 @@
 """Prefix knowledge on two real vLLM replicas: shared prefixes land where they are cached, tenants share nothing.
 
-Once with exact knowledge (KV events, token blocks) and once with the mirror (text blocks of routed prompts). Nearly all
-the time goes into engines that come up, each in three processes one after the other; so both platforms start at once,
-and so do the engines that are restarted.
+Once with exact knowledge (KV events, token blocks) and once with the mirror (text blocks of routed prompts).
 """
 
 import asyncio
 import itertools
-import json
 import os
 import pydoc_data.topics
 import signal
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,55 +16,22 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.e2e.conftest import MODEL
 from tests.support.invariants import rows_by_request, settled_everything
+from tests.support.live_pool import watching
 from tests.support.stack import Stack, Tenant
 from tests.support.waiting import until
+from workers.wire import ReplicaState
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-MODEL = "penstock/tiny"
 BLOCK = 32
 """Tokens a KV block of the tiny model's profile."""
 CONVERSATIONS = 6
 TURNS = 3
-KINDS = ("exact", "mirrored")
-START_S = 480.0
 
-PRICE = {"input": "0.50", "cached_input": "0.10", "output": "1.60", "reasoning": "1.60"}
 TEXTS = [text for _, text in sorted(pydoc_data.topics.topics.items()) if len(text) > 2600]
 """What the tiny tokenizer was trained on: about four characters a token."""
-
-
-@pytest.fixture(scope="module")
-def stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stack]]:
-    """By the source of prefix knowledge: two engines each, on this machine's CPU."""
-    made = {kind: _platform(kind, tmp_path_factory.mktemp(kind) / "data") for kind in KINDS}
-    with ThreadPoolExecutor(len(made)) as pool:
-        try:
-            for up in [pool.submit(platform.start, START_S) for platform in made.values()]:
-                up.result().admin("POST", "/prices", json={"model": MODEL, **PRICE})
-            yield made
-        finally:
-            for platform, status in zip(made.values(), pool.map(Stack.stop, made.values()), strict=True):
-                assert status == 0, f"penstock up ended with {status}:\n{platform.log.read_text()[-3000:]}"
-
-
-def _platform(kind: str, data_dir: Path) -> Stack:
-    # Bytecode, where the environment forbids it: six engines of three processes would each compile vLLM again.
-    env = {"PENSTOCK_PREFIX": kind, "PYTHONDONTWRITEBYTECODE": ""}
-    return Stack(data_dir, "--engine", "vllm", "--model", MODEL, "--replicas", "2", env=env)
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    """The source of prefix knowledge."""
-    return str(request.param)
-
-
-@pytest.fixture
-def stack(kind: str, stacks: dict[str, Stack]) -> Stack:
-    """The platform that has it."""
-    return stacks[kind]
 
 
 class Answer(NamedTuple):
@@ -82,13 +44,20 @@ class Answer(NamedTuple):
 
 
 async def ask(stack: Stack, tenant: Tenant, *messages: dict[str, str]) -> Answer:
-    """One chat request through the official client, without retries."""
+    """One chat request through the official client; repeated while billing is too slow for a burst, not otherwise."""
     async with openai.AsyncOpenAI(
         base_url=stack.base_url, api_key=tenant.key, max_retries=0, timeout=60
     ) as api:
-        raw = await api.chat.completions.with_raw_response.create(
-            model=MODEL, messages=cast(Any, messages), max_tokens=16, temperature=0
-        )
+        while True:
+            try:
+                raw = await api.chat.completions.with_raw_response.create(
+                    model=MODEL, messages=cast(Any, messages), max_tokens=16, temperature=0
+                )
+                break
+            except openai.InternalServerError as error:
+                if error.code != "billing_unavailable":
+                    raise
+                await asyncio.sleep(0.2)
     answer: Any = raw.parse()
     usage = answer.usage
     details = usage.prompt_tokens_details
@@ -189,9 +158,12 @@ async def cold_when_restarted(stack: Stack, kind: str) -> None:
     warm = await ask(stack, tenant, message)
     await settled_everything(stack, tenant.id)
     replica_id = (await rows_by_request(stack, tenant.id))[warm.request_id]["replica_id"]
-    engines = json.loads((stack.data_dir / "agent-state.json").read_text())["engines"]
-    os.kill(engines[replica_id]["mark"]["pid"], signal.SIGKILL)
-    await known_as(stack, kind, restarts=1)
+    async with watching(stack) as pool:
+        killed = pool.replica(replica_id)
+        os.kill(killed.pid, signal.SIGKILL)
+        await until(lambda: pool.replica(replica_id).state is ReplicaState.FAILED, what="its death is seen")
+        await known_as(stack, kind, restarts=1)
+        await until(lambda: pool.replica(replica_id).boot_id != killed.boot_id, what="another incarnation")
     name = "penstock_scheduler_hit_tokens_predicted_total"
     before = metric(stack, "scheduler", name)
     assert (await ask(stack, tenant, message)).cached_tokens == 0

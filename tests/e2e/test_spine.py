@@ -5,6 +5,7 @@ engine's own counters, and its cost equals tokens times price to the picodollar.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,6 +14,7 @@ import openai
 import pytest
 
 from core.money import per_mtok_to_pico_per_token, usd_to_pico
+from tests.e2e.conftest import PRICE
 from tests.support.invariants import rows_by_request, settled_everything
 from tests.support.reconciling import reconciled, stretches
 from tests.support.stack import Stack, Tenant
@@ -20,7 +22,11 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-PRICE = {"input": "0.50", "cached_input": "0.10", "output": "1.60", "reasoning": "1.60"}
+
+@pytest.fixture
+def vllm_stack(stacks: dict[str, Stack]) -> Stack:
+    """The platform whose engines nobody asks but the gateway."""
+    return stacks["exact"]
 
 
 def client(stack: Stack, tenant: Tenant) -> openai.AsyncOpenAI:
@@ -74,7 +80,6 @@ def report(stack: Stack, by: str, **filters: str) -> list[dict[str, Any]]:
 @pytest.mark.promise(15)
 async def test_tokens_equal_the_engine_and_cost_equals_tokens_times_price(vllm_stack: Stack) -> None:
     stack, model = vllm_stack, str(vllm_stack.ready["model"])
-    stack.admin("POST", "/prices", json={"model": model, **PRICE})
     tenants = [stack.make_tenant("Aqua"), stack.make_tenant("Brook")]
     before = stack.engine_counters()
 
@@ -149,13 +154,21 @@ async def leave(api: openai.AsyncOpenAI, model: str) -> int:
     return seen
 
 
+def total(stack: Stack, engines: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """The lines of several engines by counter, added up."""
+    totals: dict[str, Counter[str]] = {"prompt": Counter(), "generation": Counter()}
+    for engine in engines:
+        for counter, lines in stretches(stack, engine["boot_id"]).items():
+            totals[counter].update(lines)
+    return totals
+
+
 async def test_engine_counters_are_explained_with_several_choices_and_a_client_that_leaves(
     vllm_stack: Stack,
 ) -> None:
     stack, model = vllm_stack, str(vllm_stack.ready["model"])
     tenant = stack.make_tenant("Cove")
-    await reconciled(stack)
-    (before,) = [stretches(stack, one["boot_id"]) for one in stack.admin("GET", "/reconcile/engines")["data"]]
+    before = total(stack, await reconciled(stack))
     async with client(stack, tenant) as api:
         answer = await api.chat.completions.create(
             model=model, messages=[{"role": "user", "content": "Two words?"}], max_tokens=8, n=2
@@ -165,9 +178,9 @@ async def test_engine_counters_are_explained_with_several_choices_and_a_client_t
         usage = await run_stream(api, model, "Tell me of the well.")
         assert await leave(api, model) == 20
     await settled_everything(stack, tenant.id)
-    (engine,) = await reconciled(stack)
-    assert (engine["unexplained_prompt"], engine["unexplained_generation"]) == (0, 0)
-    after = stretches(stack, engine["boot_id"])
+    engines = await reconciled(stack)
+    assert {(one["unexplained_prompt"], one["unexplained_generation"]) for one in engines} == {(0, 0)}
+    after = total(stack, engines)
     # The engine counts the prompt of two choices twice, usage once.
     assert after["prompt"]["choices"] - before["prompt"]["choices"] == answer.usage.prompt_tokens
     rows = await rows_by_request(stack, tenant.id)

@@ -45,6 +45,11 @@ class PoolView:
         views = (tenant for queue in self.now.queues for tenant in queue.tenants)
         return next((view for view in views if view.tenant_id == tenant_id), None)
 
+    def replica(self, replica_id: str) -> ReplicaStatus:
+        """One replica."""
+        [found] = [each for each in self.now.replicas if each.replica_id == replica_id]
+        return found
+
     def in_state(self, state: ReplicaState) -> list[ReplicaStatus]:
         """Replicas in a state."""
         return [replica for replica in self.now.replicas if replica.state is state]

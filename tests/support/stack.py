@@ -92,6 +92,13 @@ class Stack:
         """Process ids of a role now; the supervisor keeps the file up to date after restarts."""
         return list(json.loads(self.ready_file.read_text())["pids"][role])
 
+    def processes(self) -> list[psutil.Process]:
+        """The supervisor and all that descends from it; none when it does not run."""
+        if self.process is None or self.process.poll() is not None:
+            return []
+        top = psutil.Process(self.process.pid)
+        return [top, *top.children(recursive=True)]
+
     def admin(self, method: str, path: str, **options: Any) -> Any:
         """Call the admin REST as the platform's admin; returns the decoded body, raises on an error status."""
         with httpx.Client(base_url=self.root_url, timeout=30.0) as client:
@@ -146,10 +153,15 @@ class Stack:
     def engine_counters(self) -> dict[str, float]:
         """Sums over all engines of their own cumulative token counters."""
         totals: dict[str, float] = {}
-        for engine in self.ready["engines"]:
+        for engine in json.loads(self.ready_file.read_text())["engines"]:
             text = httpx.get(engine["metrics_url"], timeout=10.0).text
             for line in text.splitlines():
                 if line.startswith(("vllm:prompt_tokens_total", "vllm:generation_tokens_total")):
                     name = line.split("{")[0].split(" ")[0].removeprefix("vllm:")
                     totals[name] = totals.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
         return totals
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run."""
+    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.stack import Stack
+from tests.support.stack import Stack, alive
 from tests.support.waiting import until_sync
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,17 +48,6 @@ def make_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
         stack.stop()
 
 
-def tree(stack: Stack) -> list[psutil.Process]:
-    """The supervisor and all that descends from it."""
-    assert stack.process is not None
-    top = psutil.Process(stack.process.pid)
-    return [top, *top.children(recursive=True)]
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-
-
 def ask(stack: Stack) -> httpx.Response:
     return httpx.post(
         f"{stack.base_url}/chat/completions",
@@ -87,7 +76,7 @@ def test_two_platforms_side_by_side_and_one_started_again(make_stack: Callable[.
     assert len(refused.stderr.strip().splitlines()) == 1
     assert ask(stack).status_code == 200
 
-    everything = tree(stack)
+    everything = stack.processes()
     assert len(everything) > 10
     assert stack.stop() == 0
     assert alive(everything) == []
@@ -149,7 +138,7 @@ def test_killed_roles_come_back_and_a_killed_supervisor_takes_all_with_it(
         until_sync(lambda role=role: stack.pids(role) not in ([], before[role]), 60, f"{role} is back")
     until_sync(lambda: ask(stack).status_code == 200, timeout_s=60)
 
-    everything, key = tree(stack), stack.ready["api_key"]
+    everything, key = stack.processes(), stack.ready["api_key"]
     assert stack.process is not None
     stack.process.kill()
     stack.process.wait()
@@ -164,7 +153,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
     with stack.log.open("wb") as log:
         stack.process = subprocess.Popen(stack._command, stdout=log, stderr=log, start_new_session=True)
     until_sync(lambda: "Scheduler: done" in stack.log.read_text(), timeout_s=60)
-    everything = tree(stack)
+    everything = stack.processes()
     stack.process.send_signal(signal.SIGINT)
     assert stack.process.wait(60) == 0
     assert alive(everything) == []
