@@ -50,14 +50,20 @@ browser: ## find Chromium; as root on Debian, install it
 	  echo "the browser tests need Chromium: install the package 'chromium' and run again" >&2; exit 1; \
 	fi
 
-unit: env ## the quick tests: unit and architecture, on two cores
-	$(BIN)/pytest -q -n 2 --dist worksteal tests/unit tests/architecture
+PYTEST := $(BIN)/pytest -q -n 2
+TIMES := .pytest_cache/times.json
 
-# The quick ones first. Each call of pytest ends with its counts.
-test: check docs unit ## test everything: checks, unit, integration, the real engine, killed processes, the browser
+unit: env ## the quick tests: unit and architecture, on two cores
+	$(PYTEST) --dist worksteal tests/unit tests/architecture
+
+# The quick ones first. Each call of pytest ends with its counts, above them the times of all calls so far.
+# Whole platforms and consoles are started by files: a file stays on one worker.
+test: check docs ## test everything: checks, unit, integration, the real engine, killed processes, the browser
+	@rm -f $(TIMES)
+	$(PYTEST) --dist worksteal --times $(TIMES) tests/unit tests/architecture
 	@$(MAKE) --no-print-directory engine browser
-	$(BIN)/pytest -q -n 2 tests/integration tests/security
-	$(BIN)/pytest -q -n 0 tests/browser tests/faults tests/e2e
+	$(PYTEST) --dist worksteal --times $(TIMES) tests/integration tests/security
+	$(PYTEST) --dist loadfile --times $(TIMES) tests/browser tests/faults tests/e2e
 
 bench-gateway: env ## cost of the gateway per request and per chunk, beside a bare pass-through
 	$(BIN)/python -m bench.gateway $(ARGS)
