@@ -1,7 +1,6 @@
 """Tables of models, hosts and host-hours, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import (
-    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
@@ -9,13 +8,12 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
-    Numeric,
     PrimaryKeyConstraint,
     Table,
     Text,
-    func,
 )
 
+from core.columns import clock_instant, count, instant, pico, words
 from core.db import metadata
 
 models = Table(
@@ -25,92 +23,92 @@ models = Table(
     Column("status", Text, nullable=False, server_default="active"),
     Column("alias_of", Text, ForeignKey("models.name")),
     Column("note", Text),
-    Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    instant("created_at", now=True),
     CheckConstraint("status IN ('active', 'deprecated', 'retired')", name="status"),
     CheckConstraint("alias_of <> name", name="alias"),
 )
-"""Models that customers may ask for. An alias stands for another model and never for another alias."""
+"""Models that customers may use. An alias refers to a model, never to another alias."""
 
 hosts = Table(
     "hosts",
     metadata,
     Column("host_id", Text, primary_key=True),
-    Column("host_kind", Text, nullable=False),
-    Column("region", Text, nullable=False),
+    words("host_kind"),
+    words("region"),
     Column("gpus", Integer, nullable=False),
-    Column("first_seen", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    Column("last_seen", DateTime(timezone=True), nullable=False, server_default=func.now()),
+    instant("first_seen", now=True),
+    instant("last_seen", now=True),
 )
-"""Every host that has ever sent a heartbeat."""
+"""Hosts that have ever sent a heartbeat."""
 
 host_seconds = Table(
     "host_seconds",
     metadata,
-    Column("host_id", Text, nullable=False),
-    Column("boot_id", Text, nullable=False),
-    Column("hour", DateTime(timezone=True), nullable=False),
-    Column("state", Text, nullable=False),
-    Column("seconds", BigInteger, nullable=False),
+    words("host_id"),
+    words("boot_id"),
+    instant("hour"),
+    words("state"),
+    count("seconds"),
     PrimaryKeyConstraint("host_id", "boot_id", "hour", "state"),
     CheckConstraint("seconds >= 0", name="seconds"),
     Index("ix_host_seconds_hour", "hour"),
 )
-"""Seconds a host spent in each state, per UTC hour and run of its agent's accounting."""
+"""Seconds of a host in each state, per UTC hour and run of its agent's accounting."""
 
 model_seconds = Table(
     "model_seconds",
     metadata,
-    Column("host_id", Text, nullable=False),
-    Column("boot_id", Text, nullable=False),
-    Column("hour", DateTime(timezone=True), nullable=False),
-    Column("model", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("seconds", BigInteger, nullable=False),
+    words("host_id"),
+    words("boot_id"),
+    instant("hour"),
+    words("model"),
+    words("state"),
+    count("seconds"),
     PrimaryKeyConstraint("host_id", "boot_id", "hour", "model", "state"),
     CheckConstraint("seconds >= 0", name="seconds"),
     Index("ix_model_seconds_hour", "hour"),
 )
-"""The same by model: replica seconds weighted by the replica's share of its host."""
+"""Replica seconds by model and state, weighted by the replica's share of its host."""
 
 host_prices = Table(
     "host_prices",
     metadata,
-    Column("host_kind", Text, nullable=False),
-    Column("usd_pico_per_hour", Numeric(38, 0), nullable=False),
-    Column("effective_from", DateTime(timezone=True), nullable=False),
-    Column("source", Text, nullable=False),
+    words("host_kind"),
+    pico("usd_pico_per_hour"),
+    instant("effective_from"),
+    words("source"),
     PrimaryKeyConstraint("host_kind", "effective_from"),
     CheckConstraint("usd_pico_per_hour >= 0", name="price"),
 )
-"""What a host costs per hour from an instant on, in picodollars."""
+"""Price of a host per hour from an instant on, in picodollars."""
 
 engine_counters = Table(
     "engine_counters",
     metadata,
     Column("boot_id", Text, primary_key=True),
-    Column("replica_id", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("engine", Text, nullable=False),
+    words("replica_id"),
+    words("model"),
+    words("engine"),
     Column("simulated", Boolean, nullable=False),
-    Column("first_seen", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("last_seen", DateTime(timezone=True), nullable=False),
-    Column("scraped_at", DateTime(timezone=True), nullable=False),
-    Column("ended_at", DateTime(timezone=True)),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("generation_tokens", BigInteger, nullable=False),
-    Column("cached_prompt_tokens", BigInteger, nullable=False),
-    Column("warmup_prompt_tokens", BigInteger, nullable=False),
-    Column("warmup_generation_tokens", BigInteger, nullable=False),
+    clock_instant("first_seen"),
+    instant("last_seen"),
+    instant("scraped_at"),
+    instant("ended_at", nullable=True),
+    count("prompt_tokens"),
+    count("generation_tokens"),
+    count("cached_prompt_tokens"),
+    count("warmup_prompt_tokens"),
+    count("warmup_generation_tokens"),
     Index("ix_engine_counters_last_seen", "last_seen"),
 )
-"""Cumulative token counters of each engine incarnation, as last scraped; they never go down."""
+"""Cumulative token counters of each engine incarnation at its last scrape; they never decrease."""
 
 engine_cuts = Table(
     "engine_cuts",
     metadata,
     Column("boot_id", Text, primary_key=True),
     Column("cut_at", DateTime(timezone=True), primary_key=True),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("generation_tokens", BigInteger, nullable=False),
+    count("prompt_tokens"),
+    count("generation_tokens"),
 )
-"""Instants at which an engine stood still with nothing placed on it, with its counters."""
+"""Consistent cuts: instants at which an engine was idle with nothing placed on it, with its counters."""
