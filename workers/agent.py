@@ -1,4 +1,4 @@
-"""The agent, one per GPU host: runs this host's replicas and tells the scheduler about them every 500 ms."""
+"""The agent, one per GPU host: runs the host's replicas and reports them to the scheduler every 500 ms."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ from workers.engine_command import engine_command
 from workers.engine_process import EngineProcess
 from workers.external import ExternalReplica
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
-from workers.kv_events import KvFollower
+from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvOutbox
 from workers.machine import reachable_address
 from workers.plan import HostPlan, ReplicaPlan
 from workers.prepare import prepare
-from workers.replica import ReplicaRunner, Saved
+from workers.replica import ReplicaRunner, SavedEngine
 from workers.replica_view import Replica
 from workers.scheduler_link import SchedulerLink
 from workers.state_file import AgentState, load_state, save_state
@@ -40,8 +40,9 @@ from workers.wire import AgentHello, CommandResult, Heartbeat, ReplicaCommand, R
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-DRAIN_S = 15.0
-"""What running requests get when the agent is told to stop; the engines' own shutdown timeout comes after."""
+"""Seconds between updates of the host's accounting."""
+DRAIN_TIMEOUT_S = 15.0
+"""Seconds that running requests get when the agent stops, before the engines' own shutdown timeout."""
 
 _REPLICAS = Gauge("penstock_agent_replicas", "Replicas of this host by state.", ["state"])
 _RESTARTS = Gauge("penstock_agent_restarts", "Restarts of a replica since the agent began.", ["replica"])
@@ -49,32 +50,35 @@ _CONNECTED = Gauge("penstock_agent_scheduler_connected", "1 while the scheduler 
 
 
 def main(settings: Settings) -> int:
-    """Run this host's engines until SIGTERM or SIGINT; drains them and returns 0."""
+    """Run this host's engines until SIGTERM or SIGINT, drain them and return 0; a second signal kills them.
+
+    Raises PenstockError when the host cannot serve.
+    """
     return uvloop.run(_serve(settings))
 
 
 async def _serve(settings: Settings) -> int:
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, force = asyncio.Event(), asyncio.Event()
 
-    def told() -> None:
-        (hurry if stop.is_set() else stop).set()
+    def on_signal() -> None:
+        (force if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, on_signal)
     metrics = MetricsServer(settings.metrics_port, host=settings.metrics_host)
     await metrics.start()
     agent = Agent(settings, load_catalog(), SystemClock())
     try:
         await agent.run(stop)
     finally:
-        await agent.close(hurry)
+        await agent.close(force)
         await metrics.close()
     return 0
 
 
 class Agent:
-    """Replicas, their accounting, and the line to the scheduler."""
+    """The replicas of a host, their accounting, and the connection to the scheduler."""
 
     def __init__(self, settings: Settings, catalog: Catalog, clock: Clock) -> None:
         self._settings = settings
@@ -92,22 +96,22 @@ class Agent:
         hello = AgentHello(token=settings.internal_token.get_secret_value(), agent_id=self._host_id)
         self._outbox = KvOutbox()
         self._kv_context: zmq.asyncio.Context | None = None
-        self._followers: list[KvFollower] = []
+        self._subscribers: list[KvSubscriber] = []
         self._link = SchedulerLink(
             settings.scheduler_host,
             settings.scheduler_port,
             hello,
-            beat=self.heartbeat,
-            obey=self.obey,
+            heartbeat=self.heartbeat,
+            execute=self.execute,
             outbox=self._outbox,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Prepare, start everything, and go on until `stop`. Raises PenstockError when the host cannot serve."""
+        """Prepare the host and run its replicas until `stop` is set. Raises PenstockError when it cannot serve."""
         preparing = asyncio.create_task(prepare(self._settings, self._catalog, self._host_id))
         stopping = asyncio.create_task(stop.wait())
         self._tasks.append(asyncio.create_task(self._link.run(), name="scheduler-link"))
-        self._tasks.append(asyncio.create_task(self._ticks(), name="accounting"))
+        self._tasks.append(asyncio.create_task(self._run_accounting(), name="accounting"))
         try:
             await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not preparing.done():
@@ -117,7 +121,7 @@ class Agent:
             self._tasks += [
                 asyncio.create_task(replica.run(), name=replica.plan.replica_id) for replica in self.replicas
             ]
-            self._tasks += [asyncio.create_task(follower.run()) for follower in self._followers]
+            self._tasks += [asyncio.create_task(subscriber.run()) for subscriber in self._subscribers]
             await asyncio.wait({stopping, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in self._tasks:
                 if task.done():
@@ -127,28 +131,28 @@ class Agent:
             stopping.cancel()
             await asyncio.gather(preparing, stopping, return_exceptions=True)
 
-    async def close(self, hurry: asyncio.Event) -> None:
-        """Drain and stop every engine (at once when `hurry` is set), then leave the scheduler."""
-        ending = asyncio.ensure_future(self._shut_down())
-        hurrying = asyncio.ensure_future(hurry.wait())
-        self._link.beat_now()
-        await asyncio.wait([ending, hurrying], return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
+    async def close(self, force: asyncio.Event) -> None:
+        """Drain and stop all engines (kill them when `force` is set), then disconnect from the scheduler."""
+        draining = asyncio.ensure_future(self._shut_down())
+        forced = asyncio.ensure_future(force.wait())
+        self._link.heartbeat_now()
+        await asyncio.wait([draining, forced], return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
             await asyncio.gather(*(self._kill(replica) for replica in self.replicas))
-        await ending
-        hurrying.cancel()
-        self._link.beat_now()
+        await draining
+        forced.cancel()
+        self._link.heartbeat_now()
         await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, hurrying, return_exceptions=True)
+        await asyncio.gather(*self._tasks, forced, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
         if self._kv_context is not None:
             self._kv_context.destroy(linger=0)
 
     async def _shut_down(self) -> None:
-        await asyncio.gather(*(replica.shut_down(DRAIN_S) for replica in self.replicas))
+        await asyncio.gather(*(replica.shut_down(DRAIN_TIMEOUT_S) for replica in self.replicas))
 
     async def _kill(self, replica: Replica) -> None:
         with suppress(PenstockError):
@@ -158,19 +162,19 @@ class Agent:
         self._session = aiohttp.ClientSession()
         state = load_state(self._state_path)
         self.replicas = [
-            self._replica(each, plan, state.engines.get(each.replica_id)) for each in plan.replicas
+            self._make_replica(each, plan, state.engines.get(each.replica_id)) for each in plan.replicas
         ]
-        self._end_strays(state, {each.replica_id for each in plan.replicas})
+        self._end_unplanned(state, {each.replica_id for each in plan.replicas})
 
-    def _end_strays(self, state: AgentState, wanted: set[str]) -> None:
-        """End engines of an earlier run that this one does not want."""
+    def _end_unplanned(self, state: AgentState, wanted: set[str]) -> None:
+        """Kill engines of an earlier run that are not in this plan."""
         for replica_id, saved in state.engines.items():
-            process = EngineProcess.adopt(saved.mark) if replica_id not in wanted else None
+            process = EngineProcess.adopt(saved.process) if replica_id not in wanted else None
             if process is not None:
                 log.info("ending the engine of %s, which is no longer wanted", replica_id)
                 process.kill()
 
-    def _replica(self, plan: ReplicaPlan, host: HostPlan, saved: Saved | None) -> Replica:
+    def _make_replica(self, plan: ReplicaPlan, host: HostPlan, saved: SavedEngine | None) -> Replica:
         settings = self._settings
         if self._session is None:
             raise RuntimeError("the agent has not started")
@@ -178,7 +182,7 @@ class Agent:
         if plan.engine == "external":
             return ExternalReplica(plan, api=EngineApi(self._session, plan.url, key), clock=self._clock)
         address = reachable_address(settings.host)
-        survives = saved is not None and EngineProcess.adopt(saved.mark) is not None
+        survives = saved is not None and EngineProcess.adopt(saved.process) is not None
         port = int(saved.url.rsplit(":", 1)[1]) if saved is not None and survives else free_port(address)
         url = f"http://{address}:{port}"
         kv = kv_endpoints(settings.data_dir, plan.replica_id) if self._is_exact(plan) else None
@@ -205,11 +209,11 @@ class Agent:
             save=self._save,
         )
         if kv is not None:
-            self._follow(runner, kv)
+            self._subscribe(runner, kv)
         return runner
 
     def _is_exact(self, plan: ReplicaPlan) -> bool:
-        """Whether the replica's engine should publish what its prefix cache holds."""
+        """Whether the replica's engine should publish KV events. Raises InvalidRequest for an unknown setting."""
         match self._settings.prefix:
             case "auto":
                 return plan.model.prefix == "exact"
@@ -220,20 +224,20 @@ class Agent:
                     f"prefix is {other!r}; it must be auto, mirrored or exact", param="prefix"
                 )
 
-    def _follow(self, runner: ReplicaRunner, kv: KvEndpoints) -> None:
+    def _subscribe(self, runner: ReplicaRunner, kv: KvEndpoints) -> None:
         make_directory(self._settings.data_dir)
         self._kv_context = self._kv_context or zmq.asyncio.Context()
         feed = self._outbox.feed(runner.plan.replica_id)
 
-        def live() -> bool:
-            """Of this boot, and in blocks of the size that prompts will be cut into."""
+        def is_live() -> bool:
+            """Whether the feed is of this boot and its blocks have the size that prompts are split into."""
             sizes = (0, runner.metrics.block_size)
-            right = feed.blocks.fits and feed.blocks.block_tokens in sizes
-            return feed.live and feed.boot_id == runner.boot_id and right
+            same_size = feed.blocks.fits and feed.blocks.block_tokens in sizes
+            return feed.live and feed.boot_id == runner.boot_id and same_size
 
-        runner.events_live = live
-        self._followers.append(
-            KvFollower(
+        runner.events_live = is_live
+        self._subscribers.append(
+            KvSubscriber(
                 kv,
                 feed,
                 boot_id=lambda: runner.boot_id,
@@ -244,14 +248,14 @@ class Agent:
         )
 
     def _save(self) -> None:
-        engines: dict[str, Saved] = {}
+        engines: dict[str, SavedEngine] = {}
         for replica in self.replicas:
             saved = replica.saved() if isinstance(replica, ReplicaRunner) else None
             if saved is not None:
                 engines[replica.plan.replica_id] = saved
         save_state(self._state_path, AgentState(engines))
 
-    async def _ticks(self) -> None:
+    async def _run_accounting(self) -> None:
         while True:
             shares = [
                 ReplicaShare(
@@ -272,7 +276,7 @@ class Agent:
             await asyncio.sleep(TICK_S)
 
     def heartbeat(self) -> Heartbeat:
-        """Everything the scheduler should know, now."""
+        """The current state of the host, for the scheduler."""
         self._seq += 1
         plan = self._plan
         return Heartbeat(
@@ -288,8 +292,8 @@ class Agent:
             model_seconds=self._account.model_seconds,
         )
 
-    async def obey(self, command: ReplicaCommand) -> CommandResult:
-        """Carry out a command of the scheduler; every failure becomes an answer."""
+    async def execute(self, command: ReplicaCommand) -> CommandResult:
+        """Execute a command of the scheduler; the result reports a failure."""
         replica = next((each for each in self.replicas if each.plan.replica_id == command.replica_id), None)
         if replica is None:
             return CommandResult(
@@ -303,7 +307,7 @@ class Agent:
 
 
 def host_id(data_dir: Path) -> str:
-    """This host's name, the same after every restart: the machine's and four digits kept in the data directory."""
+    """This host's id: the machine's name and four hexadecimal digits, stored in the data directory when first made."""
     path = data_dir / "host-id"
     try:
         return path.read_text().strip()

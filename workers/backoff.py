@@ -1,36 +1,36 @@
-"""How long to wait before a dead engine is started again."""
+"""The backoff between restarts of an engine."""
 
 from core.clock import Clock
 
-FIRST_S = 1.0
-LONGEST_S = 60.0
-FORGIVEN_AFTER_S = 60.0
-"""An engine that has been healthy for this long starts with a clean record."""
+INITIAL_DELAY_S = 1.0
+MAX_DELAY_S = 60.0
+RESET_AFTER_S = 60.0
+"""Seconds of health after which the next delay is the initial one again."""
 
 
 class Backoff:
-    """1, 2, 4, ... 60 seconds; back to 1 after a minute of health."""
+    """Exponential delays of 1, 2, 4, ... 60 seconds; back to 1 after a minute of health."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._failures = 0
         self._since = clock.monotonic()
 
-    def started(self) -> None:
-        """The engine has come up."""
+    def on_started(self) -> None:
+        """Record that the engine has started."""
         self._since = self._clock.monotonic()
 
-    def healthy(self) -> None:
-        """The engine has answered a probe."""
-        if self._failures and self._clock.monotonic() - self._since >= FORGIVEN_AFTER_S:
+    def on_healthy(self) -> None:
+        """Record that a probe has succeeded."""
+        if self._failures and self._clock.monotonic() - self._since >= RESET_AFTER_S:
             self._failures = 0
 
     def reset(self) -> None:
-        """A person asked for a start."""
+        """Forget the failures, for a start by command."""
         self._failures = 0
 
     def next_delay(self) -> float:
-        """Seconds to wait after this death."""
-        delay = min(FIRST_S * 2.0**self._failures, LONGEST_S)
+        """Record a failure and return the seconds to wait before the restart."""
+        delay = min(INITIAL_DELAY_S * 2.0**self._failures, MAX_DELAY_S)
         self._failures += 1
         return delay

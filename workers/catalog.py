@@ -1,7 +1,7 @@
-"""The catalog: which models exist, how an engine is started for each, what it can do and what it costs.
+"""The catalog: models, how to start an engine for each, its capacity, and prices.
 
-Read from catalog.toml (or a file of the operator's). Every capacity figure and price carries its source and date;
-a file that is wrong is refused with the place and the reason.
+Read from catalog.toml or a file of the operator's. Every capacity figure and price has its source and date. An invalid
+file is refused with the place and the reason.
 """
 
 import json
@@ -23,7 +23,7 @@ from workers.wire import Capacity, Roofline
 DEFAULT_CATALOG = Path(__file__).with_name("catalog.toml")
 
 ArgValue = bool | int | float | str | dict[str, bool | int | float | str]
-"""A flag's value: `true` = the bare flag, a table = JSON."""
+"""Value of a command-line flag: `true` = the flag without a value, a table = JSON."""
 
 _INTEGER_FIGURES = frozenset({"max_num_seqs", "kv_cache_tokens"})
 _NEEDED_FIGURES = frozenset(
@@ -34,7 +34,7 @@ _POSITIVE_FIGURES = _NEEDED_FIGURES | {"accept_per_step"}
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One capacity figure and where it comes from."""
+    """One capacity figure and its source."""
 
     value: float
     basis: Literal["published", "measured", "computed", "assumed"]
@@ -43,7 +43,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a host costs per hour, as a decimal string of USD."""
+    """Price of a host per hour, as a decimal string in USD."""
 
     usd_per_hour: str
     date: date
@@ -51,16 +51,16 @@ class HostPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A kind of machine; `price` is absent where none is public."""
+    """A kind of machine; `price` is absent when none is public."""
 
     gpus: int
     gpu: str
     gpu_memory_gb: int
     price: HostPrice | None = None
     gpu_memory_tb_s: Figure | None = None
-    """Memory bandwidth of one GPU that reading weights reaches."""
+    """Memory bandwidth of one GPU that reading weights reaches, in TB/s."""
     ram_gb: Figure | None = None
-    """Host memory, for weights that sleep."""
+    """Host memory in GB, for the weights of sleeping replicas."""
 
 
 class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,20 +75,21 @@ class ListPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a mixture of experts divides its weights."""
+    """How the weights of a mixture of experts are divided."""
 
     count: int
-    """Routed experts a layer."""
+    """Routed experts per layer."""
     per_token: int
+    """Routed experts that one token uses per layer."""
     weights_share: float
-    """Share of the weights' bytes that is in routed experts, 0 to 1."""
+    """Share of the weights' bytes in routed experts, 0 to 1."""
     basis: Literal["published", "measured", "computed", "assumed"]
     date: date
     source: str
 
 
 class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How one engine instance is started and what it can do."""
+    """How one engine instance is started, and its capacity."""
 
     engine: Literal["vllm"]
     host_kind: str
@@ -98,22 +99,22 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figures: dict[str, Figure]
     name: str = ""
     hub_id: str = ""
-    """Weights, where they differ from the model's."""
+    """Name of the weights on the hub; empty = the model's."""
     weights_gb: float = 0.0
-    """Their size, where it differs from the model's."""
+    """Size of the weights in GB; 0 = the model's."""
     env: dict[str, str] = {}
     block_size: int = 64
-    """Tokens a KV block, for the simulated engine."""
+    """Tokens per KV block of the simulated engine."""
     instances: int = 1
-    """Instances that fit on one host; set by the catalog from its GPUs."""
+    """Instances that fit on one host; load_catalog computes it from the GPUs."""
     max_model_len: int = 0
-    """Longest prompt plus answer in tokens; set by the catalog: the flag, or the model's context."""
+    """Most tokens of prompt and output together; load_catalog sets it to the flag, or else the model's context."""
     roofline: Roofline | None = None
-    """Set by the catalog for a mixture of experts on a host whose memory bandwidth it knows."""
+    """Set by load_catalog for a mixture of experts on a host with known memory bandwidth."""
 
     @property
     def capacity(self) -> Capacity:
-        """The figures as the numbers that scheduling uses."""
+        """The figures as the scheduler uses them."""
         values = {name: figure.value for name, figure in self.figures.items()}
         return Capacity(
             prefill_tokens_per_s=values["prefill_tokens_per_s"],
@@ -131,7 +132,7 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def _draft_tokens(self) -> int:
-        """Draft tokens a step, as the engine is told."""
+        """Draft tokens per step in the engine's speculative-config; 0 without one."""
         speculation = self.args.get("speculative-config")
         drafts = speculation.get("num_speculative_tokens", 0) if isinstance(speculation, dict) else 0
         return int(drafts)
@@ -145,10 +146,10 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weights: str | None = None,
         kv: KvEndpoints | None = None,
     ) -> list[str]:
-        """The engine's full command line; `weights` (a directory) takes the place of the hub's name.
+        """The engine's full command line.
 
-        With `kv` it publishes what its prefix cache holds. The API key is not on it (a process list shows it to
-        everyone): it travels as VLLM_API_KEY.
+        `weights`, a directory, replaces the name on the hub. With `kv` the engine publishes KV events. The API key is
+        passed as VLLM_API_KEY instead, because process lists show command lines.
         """
         names = {"model": model.name}
         line = ["vllm", "serve", weights or self.hub_id or model.hub_id, "--served-model-name", model.name]
@@ -160,7 +161,7 @@ class EngineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model that may be served, with its profiles; the first profile is the default."""
+    """A model with its profiles; the first profile is the default."""
 
     title: str
     hub_id: str
@@ -172,18 +173,18 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     list_price: ListPrice
     name: str = ""
     max_output_tokens: int = 4096
-    """What an answer is held to when the request sets no max_tokens."""
+    """Limit of output tokens for requests without max_tokens."""
     experts: Experts | None = None
-    """Absent for a dense model."""
+    """None for a dense model."""
     region: str = "local"
     toy: bool = False
-    """Random weights: the engine is real, the words mean nothing."""
+    """Whether the weights are random: the engine is real, the output is meaningless."""
     prefix: Literal["mirrored", "exact"] = "mirrored"
-    """How prompts are matched to warm caches: by a mirror of what was routed, or by the engine's own KV events on
-    tokens. What was measured, and why mirrored is the default: docs/adr/0014."""
+    """How prompts are matched to prefix caches: by a mirror of the routed prompts, or by the engine's KV events on
+    tokens. docs/adr/0014 has measurements and the reason for the default."""
 
     def profile(self, name: str = "") -> EngineProfile:
-        """A profile by name, or the default one. Raises InvalidRequest naming the known ones."""
+        """The profile `name`, or the default one. Raises InvalidRequest with the known names."""
         if not name:
             return next(iter(self.profiles.values()))
         if name not in self.profiles:
@@ -195,23 +196,24 @@ class CatalogModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LadderFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long the way up takes from each rung below awake, in seconds, and what the rungs hold."""
+    """Seconds until a replica is ready from each state of the autoscaler's ladder, and host memory that it holds."""
 
     sleep_1_wake_s: Figure
-    """Weights in host memory."""
+    """Seconds to wake from sleep level 1: weights in host memory."""
     sleep_2_wake_s: Figure
-    """Weights dropped, process alive."""
+    """Seconds to wake from sleep level 2: weights dropped, process alive."""
     stopped_wake_s: Figure
-    """No process: a cold start."""
+    """Seconds of a cold start."""
     create_s: Figure
-    """From asking for a droplet until its engine starts; a cold start follows."""
+    """Seconds from requesting a droplet until its engine starts; a cold start follows."""
     sleep_1_host_share: Figure
-    """Host memory that a sleeping replica holds, as a share of the model's weights."""
+    """Host memory of a replica at sleep level 1, as a share of the model's weights."""
     sleep_2_host_gb: Figure
+    """Host memory of a replica at sleep level 2, in GB."""
 
 
 class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything catalog.toml says."""
+    """The content of a catalog file."""
 
     hosts: dict[str, HostKind]
     models: dict[str, CatalogModel]
@@ -219,11 +221,11 @@ class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def host_prices(self) -> dict[str, HostPrice]:
-        """Price by host kind, where there is one."""
+        """Price by host kind, for kinds with a price."""
         return {kind: host.price for kind, host in self.hosts.items() if host.price is not None}
 
     def model(self, name: str) -> CatalogModel:
-        """A model by name. Raises InvalidRequest naming the known ones."""
+        """The model `name`. Raises InvalidRequest with the known names."""
         if name not in self.models:
             raise InvalidRequest(
                 f"the catalog has no model {name!r}; it has: {', '.join(sorted(self.models))}", param="model"
@@ -232,9 +234,9 @@ class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_catalog(path: Path | None = None) -> Catalog:
-    """The catalog of `path` (default: the one that comes with Penstock).
+    """The catalog in `path`; None = the one that comes with Penstock.
 
-    Raises InvalidRequest saying where in the file what is wrong.
+    Raises InvalidRequest with the place in the file and what is wrong there.
     """
     source = path or DEFAULT_CATALOG
     try:

@@ -1,6 +1,6 @@
-"""Where a host's seconds go: every whole second of its life is booked to one state, and to its models by share.
+"""Accounts for a host's time: each whole second counts for one state of the host, and for its models by share.
 
-Pure: the caller says what time it is. The totals are cumulative and whole, so they add up exactly (DESIGN §5).
+Pure: the caller passes the time. Totals are cumulative whole seconds, so they add up exactly (DESIGN §5).
 """
 
 from fractions import Fraction
@@ -11,22 +11,22 @@ from workers.wire import ReplicaState
 
 SERVING, WARM_IDLE, LOADING, ASLEEP, DRAINING = "serving", "warm_idle", "loading", "asleep", "draining"
 _PRECEDENCE = (SERVING, DRAINING, LOADING, WARM_IDLE, ASLEEP)
-"""A host with several replicas is in the busiest of their states."""
+"""The state of a host with several replicas is the first of these that one of them is in."""
 
 
 class ReplicaShare(msgspec.Struct, frozen=True):
-    """What one replica did in the last interval."""
+    """State and share of one replica in the last interval."""
 
     model: str
     state: ReplicaState
     busy: bool
-    """Requests were running or waiting, or tokens came out."""
+    """Whether requests were running or waiting, or tokens were produced."""
     share: Fraction
-    """Its part of the host, by GPUs; replicas of a host without GPUs share it equally."""
+    """Its share of the host's GPUs, 0 to 1; replicas of a host without GPUs have equal shares."""
 
 
 def economic_state(state: ReplicaState, busy: bool) -> str:
-    """The state money knows. A failed replica is on its way back (loading); a stopped one leaves its host idle."""
+    """The accounting state of a replica: a failed one counts as loading, a stopped one as warm and idle."""
     match state:
         case ReplicaState.READY:
             return SERVING if busy else WARM_IDLE
@@ -41,17 +41,17 @@ def economic_state(state: ReplicaState, busy: bool) -> str:
 
 
 class HostAccount:
-    """Cumulative seconds of one run of the agent's accounting."""
+    """Cumulative seconds of one run of an agent."""
 
     def __init__(self, now: float) -> None:
-        """`now` is on a monotonic clock, in seconds."""
+        """`now` is in seconds of a monotonic clock."""
         self._start = now
         self._counted = 0
         self._host: dict[str, int] = {}
         self._models: dict[tuple[str, str], Fraction] = {}
 
     def tick(self, now: float, replicas: list[ReplicaShare]) -> None:
-        """Book the whole seconds since the last tick to the states that `replicas` were in."""
+        """Add the whole seconds since the last tick to the states of `replicas`."""
         seconds = int(now - self._start) - self._counted
         if seconds <= 0:
             return
@@ -65,12 +65,12 @@ class HostAccount:
 
     @property
     def state_seconds(self) -> dict[str, int]:
-        """Whole seconds by state; they add up to the whole seconds of the host's life."""
+        """Whole seconds by state; their sum is the whole seconds since the start."""
         return dict(self._host)
 
     @property
     def model_seconds(self) -> dict[str, dict[str, int]]:
-        """Whole seconds by model and state, weighted by share, rounded down."""
+        """Seconds by model and state, weighted by share and rounded down."""
         found: dict[str, dict[str, int]] = {}
         for (model, state), seconds in self._models.items():
             found.setdefault(model, {})[state] = int(seconds)

@@ -1,4 +1,4 @@
-"""The agent's view of an engine's HTTP API: health, metrics, warm-up, sleep and wake."""
+"""Client of an engine's HTTP API for the agent: health, metrics, warm-up, sleep and wake."""
 
 import re
 
@@ -16,20 +16,25 @@ _WARMUP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
 
 
 class EngineMetrics(msgspec.Struct, frozen=True):
-    """What one scrape of /metrics says."""
+    """The values of one scrape of /metrics."""
 
     running: int = 0
+    """Running requests."""
     waiting: int = 0
+    """Waiting requests."""
     kv_usage: float = 0.0
+    """Share of the KV cache in use, 0 to 1."""
     counters: EngineCounters = EngineCounters()
     block_size: int = 0
+    """Tokens per KV block; 0 = not reported."""
     kv_blocks: int = 0
+    """KV blocks of the cache; 0 = not reported."""
     simulated: bool = False
     asleep: bool = False
 
 
 def parse_metrics(text: str) -> EngineMetrics:
-    """Read vLLM's Prometheus text; values of several engine cores behind one port are summed (usage: the fullest)."""
+    """Parse vLLM's Prometheus text. Values of several engine cores are summed; `kv_usage` is their maximum."""
     sums: dict[str, float] = {}
     usage = 0.0
     asleep = False
@@ -65,7 +70,7 @@ def _whole(text: str) -> int:
 
 
 class EngineApi:
-    """HTTP towards one engine. Transport errors come out as EngineFailed with one sentence."""
+    """HTTP client of one engine. Every method raises EngineFailed when the engine cannot be reached."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
         self.url = url
@@ -73,17 +78,17 @@ class EngineApi:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def healthy(self) -> bool:
-        """GET /health. Raises EngineFailed when nothing answers; False when the engine says that it is broken."""
+        """GET /health: False when the engine reports itself unhealthy."""
         status, _ = await self._call("GET", "/health")
         return status == 200
 
     async def metrics(self) -> EngineMetrics:
-        """GET /metrics. An engine that has none (an external one) counts as idle."""
+        """GET /metrics; the values of an idle engine when it has no such path, as external engines may."""
         status, body = await self._call("GET", "/metrics")
         return parse_metrics(body.decode("utf-8", "replace")) if status == 200 else EngineMetrics()
 
     async def first_model(self) -> str | None:
-        """The first name that GET /v1/models lists."""
+        """The first model that GET /v1/models lists, or None."""
         status, body = await self._call("GET", "/v1/models")
         if status != 200:
             return None
@@ -94,7 +99,10 @@ class EngineApi:
         return found[0].id if found else None
 
     async def warm_up(self, model: str, max_model_len: int) -> None:
-        """Real requests of several lengths, so that the first customer does not pay for first times."""
+        """Send requests of several lengths, so that compilation does not delay the first customer's request.
+
+        `max_model_len` in tokens bounds their lengths. Raises EngineFailed when the engine refuses one.
+        """
         for words, answer in ((1, 4), (max(1, min(max_model_len // 4, 1024) // 16), 16)):
             body = {"model": model, "prompt": _WARMUP_WORDS * words, "max_tokens": answer, "temperature": 0}
             await self._generate("/v1/completions", body)
@@ -110,11 +118,11 @@ class EngineApi:
         await self._generate("/v1/chat/completions", body)
 
     async def sleep(self, level: int = 1) -> None:
-        """Park the weights. Raises EngineFailed when the engine cannot."""
+        """Put the engine to sleep at `level` 1 or 2. Raises EngineFailed when it has no sleep mode."""
         await self._must("POST", f"/sleep?level={level}")
 
     async def wake(self) -> None:
-        """Bring the weights back. Raises EngineFailed when the engine cannot."""
+        """Wake the engine up. Raises EngineFailed when it has no sleep mode."""
         await self._must("POST", "/wake_up")
 
     async def _generate(self, path: str, body: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""How an engine process is started: its command line and its environment."""
+"""Command line and environment of an engine process."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from workers.plan import ReplicaPlan
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 _CPU_ENV = {
-    # Without these, several instances on few cores spin against each other: 16-19 tok/s each instead of 175-268.
+    # Without these, several instances on few cores busy-wait for each other: 16-19 tok/s each instead of 175-268.
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -24,12 +24,12 @@ _OURS = ("PENSTOCK_", "DATABASE_URL", "REDIS_URL")
 
 
 class EngineCommand(msgspec.Struct, frozen=True):
-    """A process to start."""
+    """Command line and environment of a process to start."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
     stop_s: float
-    """Seconds between SIGTERM and SIGKILL: the engine's own shutdown timeout and some slack."""
+    """Seconds between SIGTERM and SIGKILL: the engine's own shutdown timeout and a margin."""
 
 
 def engine_command(
@@ -44,9 +44,9 @@ def engine_command(
     replicas: int,
     kv: KvEndpoints | None = None,
 ) -> EngineCommand:
-    """The command of a replica; platform secrets never enter an engine's environment.
+    """The command of a replica's engine, without the platform's secrets in its environment.
 
-    With `kv` the engine publishes what its prefix cache holds.
+    `replicas` is the number of replicas on this host. With `kv` the engine publishes KV events.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
     env["VLLM_API_KEY"] = engine_key
@@ -74,7 +74,7 @@ def engine_command(
         env["OMP_NUM_THREADS"] = "1" if plan.model.toy else str(max(1, cores // replicas))
     if "enable-sleep-mode" in plan.profile.args:
         env["VLLM_SERVER_DEV_MODE"] = (
-            "1"  # /sleep and /wake_up; the engine listens on a private address with a key
+            "1"  # enables /sleep and /wake_up; the engine listens on a private address and requires a key
         )
     argv = (str(engine_env / "bin" / "python"), "-m", "vllm.entrypoints.cli.main", *line[1:])
     timeout = plan.profile.args.get("shutdown-timeout", 30)
@@ -82,10 +82,10 @@ def engine_command(
 
 
 def cpu_environment(profile_env: dict[str, str]) -> dict[str, str]:
-    """What an engine on CPU with a model from local disk is given on top of the process's own environment."""
+    """Variables that an engine on CPU with a local model needs besides those of this process."""
     return {**_QUIET_ENV, **_OFFLINE_ENV, **_CPU_ENV, "OMP_NUM_THREADS": "1", **profile_env}
 
 
 def tiny_directory(data_dir: Path) -> Path:
-    """Where penstock/tiny lies."""
+    """The directory of the model penstock/tiny."""
     return data_dir.resolve() / "models" / "penstock-tiny"

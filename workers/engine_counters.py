@@ -1,7 +1,7 @@
-"""Engines' token counters in PostgreSQL: one row per incarnation, and the instants at which it stood still.
+"""Engines' token counters in PostgreSQL: one row per engine incarnation, and its counters at consistent cuts.
 
-Counters are cumulative and only ever raised here, so one report that is lost costs nothing and one that comes twice
-changes nothing. Instants come as ages and are dated by the database's clock.
+Counters are cumulative and never decrease, so a lost report costs nothing and a repeated one changes nothing. Reports
+hold ages; the database's clock turns them into instants.
 """
 
 import msgspec
@@ -12,16 +12,16 @@ from workers.wire import EngineCounters
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """An instant at which the engine had nothing to do, and its counters then."""
+    """Counters at an instant at which the engine was idle."""
 
     age_s: float
-    """Seconds ago."""
+    """Seconds since that instant."""
     prompt_tokens: int
     generation_tokens: int
 
 
 class CounterReport(msgspec.Struct, frozen=True):
-    """What is known of one engine incarnation."""
+    """The state of one engine incarnation."""
 
     boot_id: str
     replica_id: str
@@ -66,7 +66,7 @@ _CUT = text(
 
 
 async def record_counters(connection: AsyncConnection, report: CounterReport) -> None:
-    """Store one report. Idempotent; an older one than what is stored changes nothing but the cuts it adds."""
+    """Store one report. Idempotent; a report older than the stored row adds only its cuts."""
     await connection.execute(
         _STORE,
         {

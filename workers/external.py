@@ -1,4 +1,4 @@
-"""A replica that somebody else runs: any OpenAI-compatible engine behind a URL."""
+"""A replica on an engine that Penstock does not run: any OpenAI-compatible server behind a URL."""
 
 import asyncio
 
@@ -11,20 +11,21 @@ from workers.replica_view import ReplicaView
 from workers.wire import ReplicaState
 
 PROBE_S = 1.0
+"""Seconds between probes."""
 
 
 class ExternalReplica(ReplicaView):
-    """A replica that somebody else runs: probed, never started, stopped or warmed up."""
+    """A replica that is probed, but never started, stopped or warmed up."""
 
     def __init__(self, plan: ReplicaPlan, *, api: EngineApi, clock: Clock) -> None:
         super().__init__(plan, plan.url)
         self._api = api
         self._clock = clock
         self._draining = False
-        self._seen = False
+        self._seen_before = False
 
     async def run(self) -> None:
-        """Probe once a second; counters that fall mean that it was restarted."""
+        """Probe once a second until cancelled; falling counters mean that the engine was restarted."""
         while True:
             try:
                 await self._probe()
@@ -39,15 +40,15 @@ class ExternalReplica(ReplicaView):
         metrics = await self._api.metrics()
         fell = metrics.counters.prompt_tokens < self.metrics.counters.prompt_tokens
         if not self.boot_id or fell:
-            self.restarts += self._seen
-            self._seen = True
+            self.restarts += self._seen_before
+            self._seen_before = True
             self.boot_id = incarnation("external")
             self.warmup = metrics.counters
-        self.look(metrics)
+        self.record_scrape(metrics)
         self.enter(ReplicaState.DRAINING if self._draining else ReplicaState.READY)
 
     async def command(self, action: str, deadline_s: float) -> None:
-        """Only drain and resume make sense here. Raises Conflict for the rest."""
+        """Execute drain or resume. Raises Conflict for other actions."""
         if action not in ("drain", "resume"):
             raise Conflict(f"{self.plan.replica_id} is an external engine; it cannot be told to {action}")
         self._draining = action == "drain"
@@ -55,5 +56,5 @@ class ExternalReplica(ReplicaView):
             self.enter(ReplicaState.DRAINING if self._draining else ReplicaState.READY)
 
     async def shut_down(self, drain_s: float) -> None:
-        """Nothing of ours runs."""
+        """Enter STOPPED; the engine itself is left alone."""
         self.enter(ReplicaState.STOPPED, "the agent has stopped")

@@ -1,8 +1,8 @@
-"""Host-hours: cumulative seconds per state from heartbeats, split over UTC hours by the database's clock.
+"""Host-hours: seconds per state from heartbeats, by UTC hour of the database's clock.
 
-Heartbeats carry totals since the agent's accounting began (`boot_id`), so one that is lost costs nothing and one
-that comes twice changes nothing: what is new is the total less what all hours of that boot already hold.
-It is booked to the hour in which it arrives, at most a few seconds late.
+A heartbeat holds totals since the agent's accounting began (`boot_id`), so a lost one costs nothing and a repeated one
+changes nothing. The increase, the total less all stored hours of that boot, is added to the hour in which the heartbeat
+arrives, at most a few seconds late.
 """
 
 from datetime import datetime
@@ -16,8 +16,8 @@ from workers.wire import Heartbeat
 
 
 async def record_heartbeat(connection: AsyncConnection, hb: Heartbeat) -> None:
-    """Book what `hb` adds. Idempotent; an older heartbeat than one already booked adds nothing."""
-    # Two schedulers may overlap for a moment (a restart): one accounting is booked by one at a time.
+    """Store what `hb` adds. Idempotent; a heartbeat older than the last stored one adds nothing."""
+    # Two schedulers may overlap during a restart, so the lock admits one writer per accounting.
     key = f"{hb.host_id}/{hb.boot_id}"
     await connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 4))"), {"key": key})
     host = insert(hosts).values(host_id=hb.host_id, host_kind=hb.host_kind, region=hb.region, gpus=hb.gpus)

@@ -1,8 +1,8 @@
-"""Where an engine publishes its KV events: Unix sockets that only this user can open.
+"""The endpoints of an engine's KV events: Unix sockets that only this user can open.
 
-Events carry the token ids of prompts and ZMQ asks nobody who they are, so they do not belong on a network. vLLM
-binds `tcp://*:port` to every address of the host and takes `tcp://127.0.0.1:port` as somewhere to connect to; an
-`ipc://` endpoint it binds, and the directory's mode keeps others out.
+Events hold the token ids of prompts and ZMQ does not authenticate, so they must not be on a network. vLLM binds
+`tcp://*:port` to every address of the host and connects to `tcp://127.0.0.1:port` instead of binding it. It binds
+`ipc://` endpoints, which the mode of their directory protects.
 """
 
 import os
@@ -14,25 +14,25 @@ import msgspec
 
 from core.errors import Unavailable
 
-_LONGEST = 100
-"""Unix socket paths end at about 104 bytes."""
+_MAX_PATH_BYTES = 100
+"""Longest path of a socket; the limit of Unix sockets is about 104 bytes."""
 
 
 class KvEndpoints(msgspec.Struct, frozen=True):
-    """ZMQ addresses of one engine's event publisher."""
+    """ZMQ addresses of one engine's event publisher and of its replay socket."""
 
     events: str
     replay: str
 
 
 def kv_endpoints(data_dir: Path, replica_id: str) -> KvEndpoints:
-    """The endpoints of a replica: the same ones after a restart of the agent, which adopts running engines."""
-    base = str(_directory(data_dir.resolve()) / _short(replica_id))
+    """The endpoints of a replica, the same after a restart of the agent, which adopts running engines."""
+    base = str(_directory(data_dir.resolve()) / _digest(replica_id))
     return KvEndpoints(f"ipc://{base}.pub", f"ipc://{base}.replay")
 
 
 def make_directory(data_dir: Path) -> None:
-    """Have the sockets' directory, private. Raises Unavailable when it belongs to somebody else."""
+    """Create the sockets' directory with mode 0700. Raises Unavailable unless it is this user's and private."""
     directory = _directory(data_dir.resolve())
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = directory.lstat()
@@ -42,10 +42,10 @@ def make_directory(data_dir: Path) -> None:
 
 def _directory(data_dir: Path) -> Path:
     near = data_dir / "kv"
-    if len(str(near)) + len("/12345678.replay") <= _LONGEST:
+    if len(str(near)) + len("/12345678.replay") <= _MAX_PATH_BYTES:
         return near
-    return Path(tempfile.gettempdir()) / f"penstock-kv-{os.getuid()}-{_short(str(data_dir))}"
+    return Path(tempfile.gettempdir()) / f"penstock-kv-{os.getuid()}-{_digest(str(data_dir))}"
 
 
-def _short(name: str) -> str:
+def _digest(name: str) -> str:
     return blake2b(name.encode(), digest_size=4).hexdigest()

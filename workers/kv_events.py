@@ -1,4 +1,4 @@
-"""Follows one engine's KV events over ZMQ: in order, gaps replayed, what cannot be replayed forgotten."""
+"""Subscribes to one engine's KV events over ZMQ: applies them in order, replays gaps, and starts over after a loss."""
 
 import asyncio
 import logging
@@ -16,14 +16,15 @@ from workers.kv_events_wire import END_OF_REPLAY, decode_batch, sent_at
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-REPLAY_S = 5.0
-"""A running engine that has sent nothing of a replay for so long is not going to."""
-AUDIT_S = 5.0
-"""How often an engine that says nothing is asked whether it has said anything: its last message may have been lost."""
+"""Seconds of one wait for messages."""
+REPLAY_TIMEOUT_S = 5.0
+"""Seconds without a replayed message after which a replay counts as ended."""
+IDLE_CHECK_S = 5.0
+"""Seconds without a message after which a replay is requested, because the last message may have been lost."""
 RETRY_S = 1.0
-"""From the failure of a socket to the next attempt with new ones."""
-MAX_HELD = 10_000
-"""Live messages kept while a replay runs, as many as vLLM keeps for replay."""
+"""Seconds from the failure of a socket to the next attempt with new ones."""
+MAX_BUFFERED = 10_000
+"""Live messages buffered during a replay, as many as vLLM keeps for replay."""
 
 _MESSAGES = Counter("penstock_agent_kv_messages", "Messages of KV events that were taken.", ["replica"])
 _MALFORMED = Counter("penstock_agent_kv_malformed", "KV events that could not be read.", ["replica"])
@@ -37,11 +38,11 @@ _FAILURES = Counter(
 _LOST = Counter("penstock_agent_kv_lost", "Gaps that could not be replayed: all was forgotten.", ["replica"])
 
 
-class KvFollower:
-    """Keeps a replica's feed up to date through its engine's restarts.
+class KvSubscriber:
+    """Keeps a replica's feed up to date across restarts of its engine.
 
-    Begins every boot by asking for all that the engine has kept (10,000 messages), so nothing that it published
-    before we listened is missed, whether it has just started or was adopted.
+    Each boot begins with a replay of all messages that the engine keeps (10,000), so events from before the
+    subscription are applied too, of a new engine and of an adopted one.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class KvFollower:
         context: "zmq.asyncio.Context",
         block_tokens: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`block_tokens` is the size of blocks that prompts will be cut into; 0 = not known yet."""
+        """`block_tokens` is the size of the blocks that prompts are split into; 0 = not known yet."""
         self._endpoints = endpoints
         self._feed = feed
         self._block_tokens = block_tokens
@@ -63,7 +64,7 @@ class KvFollower:
         self._context = context
 
     async def run(self) -> None:
-        """Follow until cancelled; where a socket fails, what is known is forgotten and read again with new ones."""
+        """Receive events until cancelled; after a failed socket, clear the feed and start over with new sockets."""
         while True:
             boot_id = self._boot_id()
             if not boot_id:
@@ -72,24 +73,24 @@ class KvFollower:
             self._feed.begin(boot_id)
             while self._boot_id() == boot_id:
                 try:
-                    await self._follow(boot_id)
+                    await self._follow_boot(boot_id)
                 except zmq.ZMQError as error:
-                    self._not_live(error)
+                    self._on_socket_error(error)
                     await asyncio.sleep(RETRY_S)
 
-    async def _follow(self, boot_id: str) -> None:
-        """One boot, with one pair of sockets."""
+    async def _follow_boot(self, boot_id: str) -> None:
+        """Receive the events of one boot with one pair of sockets."""
         stream = _Stream(self._endpoints, self._feed, self._now, self._context)
         try:
             stream.begin()
             while self._boot_id() == boot_id:
-                stream.expect(self._block_tokens())
+                stream.set_block_size(self._block_tokens())
                 await stream.step(POLL_S)
         finally:
             stream.close()
 
-    def _not_live(self, error: zmq.ZMQError) -> None:
-        """Nobody hears the engine now: heartbeats must not say that its events are followed."""
+    def _on_socket_error(self, error: zmq.ZMQError) -> None:
+        """Mark the feed as not live, so that heartbeats do not report the replica as matched by tokens."""
         log.warning(
             "replica %s: its KV events cannot be followed, trying again in %s s: %s",
             self._feed.replica_id,
@@ -102,7 +103,7 @@ class KvFollower:
 
 
 class _Stream:
-    """One boot's messages."""
+    """The messages of one boot."""
 
     def __init__(
         self, endpoints: KvEndpoints, feed: KvFeed, now: Callable[[], float], context: "zmq.asyncio.Context"
@@ -112,76 +113,76 @@ class _Stream:
         self._now = now
         self._context = context
         self._next = 0
-        """The sequence number that is due."""
-        self._taken_at = 0.0
-        """By the engine's clock: when it made the message before that."""
-        self._held: dict[int, bytes] = {}
-        """Live messages that came while a replay runs."""
-        self._heard_at = now()
-        self._asked_at: float | None = None
-        """Since when a replay runs."""
+        """The next expected sequence number."""
+        self._last_sent_at = 0.0
+        """Timestamp of the last applied message, by the engine's clock."""
+        self._buffered: dict[int, bytes] = {}
+        """Live messages that arrived during a replay, by sequence number."""
+        self._received_at = now()
+        self._replay_at: float | None = None
+        """Instant of the replay's request or of its last message; None = no replay runs."""
         self._replay: zmq.asyncio.Socket | None = None
         self._live = context.socket(zmq.SUB)
-        self._live.setsockopt(zmq.RCVHWM, MAX_HELD)
+        self._live.setsockopt(zmq.RCVHWM, MAX_BUFFERED)
         self._live.subscribe(b"")
 
     def begin(self) -> None:
-        """Listen, and ask for all that the engine has kept. Raises ZMQError where the sockets cannot be had."""
+        """Connect, and request all messages that the engine keeps. Raises ZMQError when a socket fails."""
         self._live.connect(self._endpoints.events)
-        self._ask()
+        self._request_replay()
 
     def close(self) -> None:
-        """Let go of both sockets."""
+        """Close both sockets."""
         self._live.close(linger=0)
         if self._replay is not None:
             self._replay.close(linger=0)
 
-    def expect(self, block_tokens: int) -> None:
-        """The size of blocks to follow. Where the engine's first event had another, all of them are read again."""
+    def set_block_size(self, block_tokens: int) -> None:
+        """Set the size of blocks to apply; if the engine's first event had another size, start over."""
         blocks = self._feed.blocks
         if not block_tokens or block_tokens == blocks.block_tokens:
             return
-        odd, blocks.block_tokens, blocks.fitting = blocks.block_tokens, block_tokens, 0
-        if odd:
-            self._begin_anew(f"blocks have {block_tokens} tokens, those of the first event had {odd}")
+        other, blocks.block_tokens, blocks.matching = blocks.block_tokens, block_tokens, 0
+        if other:
+            self._restart(f"blocks have {block_tokens} tokens, those of the first event had {other}")
 
     async def step(self, wait_s: float) -> None:
-        """Take the messages that are here or come within `wait_s`."""
+        """Handle the messages that have arrived or arrive within `wait_s` seconds."""
         poller = zmq.asyncio.Poller()
         poller.register(self._live, zmq.POLLIN)
         if self._replay is not None:
             poller.register(self._replay, zmq.POLLIN)
         for socket, _ in await poller.poll(wait_s * 1000):
-            if socket.closed:  # what the other one said has made us ask anew
+            if socket.closed:  # handling the other socket's message has replaced it
                 continue
             frames = await socket.recv_multipart()
             if socket is self._replay:
-                self._replayed(frames[1:])  # DEALER: an empty frame comes first
+                self._on_replayed(frames[1:])  # a DEALER receives an empty frame first
             else:
-                self._published(frames)
-        self._look_after_replay()
+                self._on_published(frames)
+        self._check_replay()
 
-    def _published(self, frames: list[bytes]) -> None:
+    def _on_published(self, frames: list[bytes]) -> None:
         message = self._parse(frames)
         if message is None:
             return
         seq, payload = message
-        self._heard_at = self._now()
+        self._received_at = self._now()
         if seq < self._next:
-            # Most have been replayed before; an engine that counts from the start again makes younger ones.
-            if sent_at(payload) > self._taken_at:
-                self._begin_anew(f"message {seq} is younger than message {self._next - 1}")
+            # Usually the message was replayed before. A newer timestamp means that the engine counts from 0 again.
+            if sent_at(payload) > self._last_sent_at:
+                self._restart(f"message {seq} is younger than message {self._next - 1}")
             return
-        if self._asked_at is None and seq == self._next:
-            self._take(seq, payload)
+        if self._replay_at is None and seq == self._next:
+            self._apply(seq, payload)
             return
-        if len(self._held) < MAX_HELD:
-            self._held[seq] = payload
-        if self._asked_at is None:
+        if len(self._buffered) < MAX_BUFFERED:
+            self._buffered[seq] = payload
+        if self._replay_at is None:
             _REPLAYS.labels(self._feed.replica_id).inc()
-            self._ask()
+            self._request_replay()
 
-    def _replayed(self, frames: list[bytes]) -> None:
+    def _on_replayed(self, frames: list[bytes]) -> None:
         message = self._parse(frames)
         if message is None:
             return
@@ -189,9 +190,9 @@ class _Stream:
         if seq == END_OF_REPLAY:
             self._end_replay()
         elif seq >= self._next:
-            if self._asked_at is not None:
-                self._asked_at = self._now()  # it answers, only not all at once
-            self._take(seq, payload)
+            if self._replay_at is not None:
+                self._replay_at = self._now()  # the replay makes progress
+            self._apply(seq, payload)
 
     def _parse(self, frames: list[bytes]) -> tuple[int, bytes] | None:
         if len(frames) != 3 or len(frames[1]) != 8:
@@ -199,11 +200,11 @@ class _Stream:
             return None
         return int.from_bytes(frames[1], "big", signed=True), frames[2]
 
-    def _take(self, seq: int, payload: bytes) -> None:
-        """Apply the message with a sequence number that is due or past due; what lies between is lost."""
+    def _apply(self, seq: int, payload: bytes) -> None:
+        """Apply a message. If its sequence number is above the expected one, those between are lost: clear the feed."""
         if seq > self._next:
-            self._lose(f"messages {self._next} to {seq - 1} are gone")
-        self._next, self._taken_at = seq + 1, max(self._taken_at, sent_at(payload))
+            self._drop_all(f"messages {self._next} to {seq - 1} are gone")
+        self._next, self._last_sent_at = seq + 1, max(self._last_sent_at, sent_at(payload))
         _MESSAGES.labels(self._feed.replica_id).inc()
         try:
             events, unread = decode_batch(payload)
@@ -213,49 +214,49 @@ class _Stream:
             _MALFORMED.labels(self._feed.replica_id).inc(unread)
         self._feed.apply(events)
 
-    def _lose(self, why: str) -> None:
+    def _drop_all(self, why: str) -> None:
         if self._next or len(self._feed.blocks):
             log.warning("replica %s: KV events were lost (%s)", self._feed.replica_id, why)
         _LOST.labels(self._feed.replica_id).inc()
         self._feed.forget()
 
-    def _begin_anew(self, why: str) -> None:
-        """Nothing that was followed so far counts: forget it and take all that the engine has kept."""
+    def _restart(self, why: str) -> None:
+        """Clear the feed and request all messages that the engine keeps."""
         log.warning(
             "replica %s: its KV events are followed from the first again: %s", self._feed.replica_id, why
         )
         _RESTARTS.labels(self._feed.replica_id).inc()
         self._feed.forget()
-        self._held.clear()
-        self._next, self._taken_at = 0, 0.0
-        self._ask()
+        self._buffered.clear()
+        self._next, self._last_sent_at = 0, 0.0
+        self._request_replay()
 
-    def _ask(self) -> None:
-        """Ask for everything from the due message on; the request waits in ZMQ until the engine listens."""
+    def _request_replay(self) -> None:
+        """Request the messages from the next expected one on; ZMQ queues the request until the engine connects."""
         if self._replay is not None:
             self._replay.close(linger=0)
         self._replay = self._context.socket(zmq.DEALER)
         self._replay.setsockopt(zmq.RCVHWM, 0)
         self._replay.connect(self._endpoints.replay)
         self._replay.send_multipart([b"", self._next.to_bytes(8, "big")])
-        self._asked_at = self._now()
+        self._replay_at = self._now()
 
     def _end_replay(self) -> None:
-        """The engine has sent what it had; go on with what came meanwhile."""
-        self._asked_at = None
-        self._heard_at = self._now()
-        held, self._held = sorted(self._held.items()), {}
-        for seq, payload in held:
+        """Apply the buffered messages and mark the feed as live."""
+        self._replay_at = None
+        self._received_at = self._now()
+        buffered, self._buffered = sorted(self._buffered.items()), {}
+        for seq, payload in buffered:
             if seq >= self._next:
-                self._take(seq, payload)
+                self._apply(seq, payload)
         if not self._feed.live:
             self._feed.live = True
             self._feed.resend()
 
-    def _look_after_replay(self) -> None:
+    def _check_replay(self) -> None:
         now = self._now()
-        if self._asked_at is None:
-            if now - self._heard_at >= AUDIT_S:
-                self._ask()
-        elif self._held and now - self._asked_at >= REPLAY_S:
+        if self._replay_at is None:
+            if now - self._received_at >= IDLE_CHECK_S:
+                self._request_replay()
+        elif self._buffered and now - self._replay_at >= REPLAY_TIMEOUT_S:
             self._end_replay()

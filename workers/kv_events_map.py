@@ -1,4 +1,4 @@
-"""From the engine's block hashes to ours: what one engine's prefix cache holds, in Penstock's hashes."""
+"""Translates an engine's block hashes to Penstock's: the content of one engine's prefix cache."""
 
 from collections import OrderedDict
 
@@ -8,34 +8,33 @@ from workers.kv_events_wire import BlockRemoved, BlockStored, EngineHash
 from workers.token_blocks import LINK_BYTES, TOKEN_BYTES, first_link, next_link, packed
 
 MAX_BLOCKS = 500_000
-"""Blocks known per replica: 32 million tokens in blocks of 64, about 120 MB of the agent's memory at the very most."""
+"""Blocks per replica: 32 million tokens in blocks of 64, at most about 120 MB of the agent's memory."""
 _IN_MEMORY = (None, "GPU")
-"""Events of other media are about offloaded copies. The CPU engine says GPU too."""
+"""Media of resident blocks, also on CPU; events of other media concern offloaded copies."""
 _FIRST_GROUP = (None, 0)
-"""Hybrid models have several groups of layers with a cache each; a prefix is followed through the first."""
+"""Hybrid models have several groups of layers with a cache each; only the first group is tracked."""
 
 
 class _Block(msgspec.Struct, gc=False):
-    own: int
+    hash: int
     copies: int = 1
-    """Physical blocks with this content: two requests that computed the same prompt at once store it twice."""
+    """Physical blocks with this content; concurrent requests with the same prompt store it more than once."""
 
 
 class BlockMap:
-    """Translates one engine incarnation's events, following parent links from the salted start of each prompt.
+    """Translates the events of one engine incarnation, by the hash chain from the salted start of each prompt.
 
-    Blocks that hold more than tokens and salt (LoRA, images), and those whose parent is not known, are passed over:
-    the mirror knows them no better.
+    Blocks that depend on more than tokens and salt (LoRA, images), and those with an unknown parent, are skipped.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.max_blocks = max_blocks
         self.block_tokens = 0
-        """The engine's block size: as it was told here, or else that of the first event; 0 = not known yet."""
-        self.fitting = 0
-        """Events of that size, and ..."""
-        self.odd = 0
-        """... of another, which are passed over."""
+        """Tokens per block: as set by the owner, or else of the first event; 0 = not known yet."""
+        self.matching = 0
+        """Number of events with that block size."""
+        self.mismatched = 0
+        """Number of events with another block size, which are skipped."""
         self._blocks: OrderedDict[EngineHash, _Block] = OrderedDict()
 
     def __len__(self) -> int:
@@ -43,28 +42,28 @@ class BlockMap:
 
     @property
     def fits(self) -> bool:
-        """Whether the engine's events are of the size that is followed, as far as they have come."""
-        return bool(self.fitting) or not self.odd
+        """Whether the events so far are compatible with `block_tokens`."""
+        return bool(self.matching) or not self.mismatched
 
-    def own_hashes(self) -> list[int]:
-        """Everything the cache holds now."""
-        return [block.own for block in self._blocks.values()]
+    def block_hashes(self) -> list[int]:
+        """The hashes of all blocks in the cache."""
+        return [block.hash for block in self._blocks.values()]
 
     def store(self, event: BlockStored) -> tuple[list[int], list[int]]:
-        """Our hashes of what is new in the cache, and of what is forgotten here to keep within `max_blocks`."""
+        """Add the blocks of an event; returns the hashes added, and those evicted to keep within `max_blocks`."""
         if event.group_idx not in _FIRST_GROUP or event.medium not in _IN_MEMORY:
             return [], []
         self.block_tokens = self.block_tokens or event.block_size
-        link = self._link_before(event)
+        link = self._parent_link(event)
         width = event.block_size * TOKEN_BYTES
-        tokens = _packed(event.token_ids)
+        tokens = _pack_or_empty(event.token_ids)
         fits = event.block_size == self.block_tokens
-        self.fitting, self.odd = self.fitting + fits, self.odd + (not fits)
+        self.matching, self.mismatched = self.matching + fits, self.mismatched + (not fits)
         if link is None or not fits or len(tokens) != width * len(event.block_hashes):
             return [], []
         stored = []
         for position, engine_hash in enumerate(event.block_hashes):
-            if position and _keys(event, position):
+            if position and _extra_keys(event, position):
                 break
             link = next_link(link, tokens[position * width : (position + 1) * width])
             known = self._blocks.get(engine_hash)
@@ -72,16 +71,16 @@ class BlockMap:
                 known.copies += 1
                 self._blocks.move_to_end(engine_hash)
                 continue
-            own = int.from_bytes(link, "big")
-            self._blocks[engine_hash] = _Block(own)
-            stored.append(own)
+            block_hash = int.from_bytes(link, "big")
+            self._blocks[engine_hash] = _Block(block_hash)
+            stored.append(block_hash)
         dropped = []
         while len(self._blocks) > self.max_blocks:
-            dropped.append(self._blocks.popitem(last=False)[1].own)
+            dropped.append(self._blocks.popitem(last=False)[1].hash)
         return stored, dropped
 
     def remove(self, event: BlockRemoved) -> list[int]:
-        """Our hashes of what the cache holds no longer."""
+        """Remove the blocks of an event; returns the hashes that the cache does not hold any more."""
         if event.group_idx not in _FIRST_GROUP or event.medium not in _IN_MEMORY:
             return []
         removed = []
@@ -92,33 +91,33 @@ class BlockMap:
             block.copies -= 1
             if block.copies == 0:
                 del self._blocks[engine_hash]
-                removed.append(block.own)
+                removed.append(block.hash)
         return removed
 
     def clear(self) -> None:
-        """The cache is empty."""
+        """Remove all blocks."""
         self._blocks.clear()
 
-    def _link_before(self, event: BlockStored) -> bytes | None:
-        """What the event's first block is keyed by; None when it cannot be told."""
-        keys = _keys(event, 0)
+    def _parent_link(self, event: BlockStored) -> bytes | None:
+        """The key of the event's first block; None when it is unknown or not made of tokens and salt alone."""
+        keys = _extra_keys(event, 0)
         if event.lora_name is not None:
             return None
         if event.parent_block_hash is not None:
             parent = self._blocks.get(event.parent_block_hash)
-            return parent.own.to_bytes(LINK_BYTES, "big") if parent is not None and not keys else None
+            return parent.hash.to_bytes(LINK_BYTES, "big") if parent is not None and not keys else None
         if not keys:
             return first_link("")
         return first_link(keys[0]) if len(keys) == 1 and isinstance(keys[0], str) else None
 
 
-def _keys(event: BlockStored, position: int) -> list[object]:
+def _extra_keys(event: BlockStored, position: int) -> list[object]:
     keys = event.extra_keys
     return (keys[position] or []) if keys is not None and position < len(keys) else []
 
 
-def _packed(tokens: list[int]) -> bytes:
-    """Packed token ids; empty when the engine sends what are none."""
+def _pack_or_empty(tokens: list[int]) -> bytes:
+    """Packed token ids; empty when one is not an unsigned 32-bit integer."""
     try:
         return packed(tokens)
     except (OverflowError, TypeError):

@@ -1,7 +1,7 @@
-"""vLLM's KV-cache events as they are on the wire (read off vllm/distributed/kv_events.py of 0.32).
+"""vLLM's KV-cache events on the wire, as in vllm/distributed/kv_events.py of 0.32.
 
-A message has three frames: topic, 8-byte big-endian sequence number, and msgpack of `[ts, [events], dp_rank]`. Only
-what is needed here is decoded; unknown fields and unknown kinds of event are passed over.
+A message has three frames: topic, 8-byte big-endian sequence number, and msgpack of `[ts, [events], dp_rank]`. Unknown
+fields and unknown kinds of events are skipped.
 """
 
 from typing import Any
@@ -9,28 +9,29 @@ from typing import Any
 import msgspec
 
 EngineHash = int | bytes
-"""The engine's own block hash: 64 bits of it, or all 32 bytes with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0."""
+"""The engine's own block hash: its 64 bits, or all 32 bytes with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0."""
 END_OF_REPLAY = -1
+"""Sequence number of the message that ends a replay."""
 
 
 class BlockStored(msgspec.Struct, tag="BlockStored"):
-    """Consecutive blocks of one request have become full and may be shared from now on."""
+    """Consecutive blocks of one request became full, and can be shared from now on."""
 
     block_hashes: list[EngineHash]
     parent_block_hash: EngineHash | None
-    """The block before the first one; None at the start of a prompt."""
+    """Hash of the block before the first one; None at the start of a prompt."""
     token_ids: list[int]
     block_size: int
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
-    """Per block, untagged, what its hash covers beside tokens: LoRA name, (image, offset) pairs, the cache salt (in
-    the first block of a prompt only), digests of prompt embeddings."""
+    """Per block, untagged, what its hash covers besides tokens: LoRA name, (image, offset) pairs, the cache salt (only
+    in the first block of a prompt), digests of prompt embeddings."""
     group_idx: int | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag="BlockRemoved"):
-    """Blocks were evicted; one event per physical block, of which several may hold the same content."""
+    """Physical blocks were evicted; others may hold the same content."""
 
     block_hashes: list[EngineHash]
     medium: str | None = None
@@ -38,7 +39,7 @@ class BlockRemoved(msgspec.Struct, tag="BlockRemoved"):
 
 
 class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared"):
-    """The prefix cache was reset, as when the engine went to sleep."""
+    """The prefix cache was reset, for example because the engine went to sleep."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -55,7 +56,7 @@ _events = msgspec.msgpack.Decoder(KvEvent)
 
 
 def sent_at(payload: bytes) -> float:
-    """When the engine made a message, in seconds since 1970 by its own clock; 0 = cannot be read."""
+    """The timestamp of a message in Unix seconds of the engine's clock; 0 when it cannot be decoded."""
     try:
         return _batches.decode(payload).ts
     except msgspec.DecodeError:
@@ -63,7 +64,10 @@ def sent_at(payload: bytes) -> float:
 
 
 def decode_batch(payload: bytes) -> tuple[list[KvEvent], int]:
-    """The events of one message and how many of them could not be read. Raises msgspec.DecodeError."""
+    """The events of one message, and the number of events that could not be decoded.
+
+    Raises msgspec.DecodeError when the message itself cannot be decoded.
+    """
     events: list[KvEvent] = []
     unread = 0
     for raw in _batches.decode(payload).events:

@@ -1,4 +1,4 @@
-"""What this machine is: its GPUs, its name, and whether the hub of models answers."""
+"""Facts about this machine: its GPUs, its address, and whether the model hub is reachable."""
 
 import asyncio
 import os
@@ -10,16 +10,17 @@ from pathlib import Path
 import msgspec
 
 _HUB_PROBE = "import sys; from huggingface_hub import hf_hub_download as get; get(sys.argv[1], 'config.json')"
-HUB_PATIENCE_S = 6.0
+HUB_TIMEOUT_S = 6.0
+"""Seconds that the probe of the model hub may take."""
 
 
 class Gpus(msgspec.Struct, frozen=True):
-    """The GPUs of a host."""
+    """The usable GPUs of a host."""
 
     ids: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES takes them."""
+    """Values for CUDA_VISIBLE_DEVICES."""
     kind: str = ""
-    """E.g. `H200`, from the driver's name of the first."""
+    """Model of the first GPU from the driver's name, such as `H200`."""
 
 
 async def find_gpus() -> Gpus:
@@ -45,7 +46,7 @@ async def find_gpus() -> Gpus:
 
 
 def parse_gpus(listing: str, visible: str | None) -> Gpus:
-    """GPUs of `index, name` lines, cut down to what `visible` (CUDA_VISIBLE_DEVICES) allows."""
+    """The GPUs of `index, name` lines that `visible` (CUDA_VISIBLE_DEVICES) allows; None allows all."""
     found: dict[str, str] = {}
     for line in listing.splitlines():
         number, separator, name = line.partition(",")
@@ -59,8 +60,8 @@ def parse_gpus(listing: str, visible: str | None) -> Gpus:
     return Gpus(ids, names[0] if names else found[ids[0]])
 
 
-async def hub_has(python: Path, hub_id: str, patience_s: float = HUB_PATIENCE_S) -> bool:
-    """Whether the engine's own hub client gets a model's config (from its cache or the network) in time."""
+async def hub_has(python: Path, hub_id: str, timeout_s: float = HUB_TIMEOUT_S) -> bool:
+    """Whether the engine's hub client gets a model's config, from cache or network, within `timeout_s` seconds."""
     process = await asyncio.create_subprocess_exec(
         str(python),
         "-c",
@@ -71,7 +72,7 @@ async def hub_has(python: Path, hub_id: str, patience_s: float = HUB_PATIENCE_S)
         env={**os.environ, "HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "3"},
     )
     try:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(timeout_s):
             return await process.wait() == 0
     except TimeoutError:
         process.kill()
@@ -80,7 +81,7 @@ async def hub_has(python: Path, hub_id: str, patience_s: float = HUB_PATIENCE_S)
 
 
 def reachable_address(bind: str) -> str:
-    """The address under which others reach what is bound to `bind`."""
+    """The address at which other hosts reach a server bound to `bind`."""
     if bind not in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
         return bind
     try:

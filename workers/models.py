@@ -1,4 +1,4 @@
-"""Which models customers may ask for: rows of `models` joined with the catalog, kept in memory by API processes."""
+"""The models that customers may use: rows of `models` joined with the catalog, in the memory of API processes."""
 
 import asyncio
 import builtins
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """A model as the data plane knows it; `name` is the canonical one, never an alias."""
+    """A model as the data plane uses it; `name` is never an alias."""
 
     name: str
     title: str
@@ -47,7 +47,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 
 async def read_models(connection: AsyncConnection) -> list[ModelRow]:
-    """Every row, by name."""
+    """All rows, ordered by name."""
     rows = await connection.execute(select(models).order_by(models.c.name))
     return [
         ModelRow(
@@ -62,7 +62,7 @@ async def read_models(connection: AsyncConnection) -> list[ModelRow]:
 
 
 class ModelDirectory:
-    """All models that may be asked for, polled from PostgreSQL every 2 s; the last known ones stay while it is away."""
+    """All models that customers may use, polled from PostgreSQL every 2 s; the last ones stay when a poll fails."""
 
     def __init__(self, database: Database, catalog: Catalog | None = None) -> None:
         self._database = database
@@ -72,7 +72,7 @@ class ModelDirectory:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read once (raising what PostgreSQL raises), then poll."""
+        """Read the models, then poll. Raises what `refresh` raises."""
         await self.refresh()
         self._task = asyncio.create_task(self._poll(), name="model-directory")
 
@@ -83,20 +83,20 @@ class ModelDirectory:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def refresh(self) -> None:
-        """Read the models now."""
+        """Read the models now. Raises errors of SQLAlchemy or OSError when PostgreSQL is unavailable."""
         async with self._database.read() as connection:
             rows = await read_models(connection)
         self._models, self._by_name = _build(rows, self._catalog)
 
     def resolve(self, name: str) -> ModelInfo:
-        """A model by name or alias. Raises ModelNotFound naming what is near."""
+        """A model by name or alias. Raises ModelNotFound with similar names."""
         found = self._by_name.get(name)
         if found is None:
             raise _not_found(name, builtins.list(self._by_name))
         return found
 
     def list(self) -> builtins.list[ModelInfo]:
-        """Every model that may be asked for, by name, aliases not repeated."""
+        """All models that customers may use, ordered by name, without aliases."""
         return self._models
 
     async def _poll(self) -> None:

@@ -1,4 +1,4 @@
-"""What to run on this host: a pure choice from settings, catalog and GPUs."""
+"""Plans the replicas of this host from settings, catalog and GPUs; pure functions."""
 
 from fractions import Fraction
 from typing import Literal
@@ -12,14 +12,14 @@ from workers.wire import Capacity
 
 TINY = "penstock/tiny"
 SMALL = "qwen2.5-0.5b"
-"""The default without a GPU where the hub answers."""
+"""The default model without a GPU when the hub is reachable."""
 _GPU_DEFAULTS = ("llama-3.3-70b", SMALL)
 
 EngineKind = Literal["vllm", "sim", "external"]
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True):
-    """One replica to run."""
+    """One replica to run; `share` is its part of the host, 0 to 1."""
 
     replica_id: str
     model: CatalogModel
@@ -29,11 +29,11 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     share: Fraction
     gpu_ids: tuple[str, ...] = ()
     url: str = ""
-    """External engines: where they are."""
+    """Base URL of an external engine; else empty."""
 
 
 class HostPlan(msgspec.Struct, frozen=True):
-    """Everything to run on this host."""
+    """All replicas to run on this host."""
 
     host_kind: str
     gpus: int
@@ -41,7 +41,7 @@ class HostPlan(msgspec.Struct, frozen=True):
 
 
 def plan_sim(catalog: Catalog, host_id: str, model_name: str, replicas: int) -> HostPlan:
-    """Simulated replicas; the host counts as the kind (and cost) of machine that the profile needs."""
+    """Simulated replicas; the host counts as the kind of machine that the profile needs, with its cost."""
     model = catalog.model(model_name or TINY)
     profile = model.profile()
     return _host(
@@ -50,7 +50,7 @@ def plan_sim(catalog: Catalog, host_id: str, model_name: str, replicas: int) -> 
 
 
 def plan_external(catalog: Catalog, host_id: str, model_name: str, url: str) -> HostPlan:
-    """One replica that somebody else runs."""
+    """One replica on an external engine."""
     model = catalog.model(model_name or TINY)
     host = _host(host_id, model, model.profile(), "external", 1, 0, "external", [])
     only = host.replicas[0]
@@ -61,7 +61,10 @@ def plan_external(catalog: Catalog, host_id: str, model_name: str, url: str) -> 
 def plan_vllm(
     catalog: Catalog, host_id: str, model_name: str, replicas: int, gpus: Gpus, *, hub_answers: bool
 ) -> HostPlan:
-    """Real replicas on the GPUs there are, or on the CPU. Raises InvalidRequest when they do not fit."""
+    """Replicas on the host's GPUs, or on the CPU when it has none. Raises InvalidRequest when they do not fit.
+
+    `hub_answers` decides the default model of a host without GPUs.
+    """
     if not gpus.ids:
         name = model_name or (SMALL if hub_answers else TINY)
         model = catalog.model(name)
@@ -76,7 +79,7 @@ def plan_vllm(
         return _host(host_id, model, profiles[0], "vllm", replicas, 0, "local-cpu", [])
     for name in [model_name] if model_name else _GPU_DEFAULTS:
         model = catalog.model(name)
-        profile = _fitting(catalog, model, gpus)
+        profile = _matching_profile(catalog, model, gpus)
         if profile is not None:
             break
     else:
@@ -97,11 +100,11 @@ def plan_vllm(
     return _host(host_id, model, profile, "vllm", replicas, len(gpus.ids), kind, groups)
 
 
-def _fitting(catalog: Catalog, model: CatalogModel, gpus: Gpus) -> EngineProfile | None:
-    """The first profile made for these GPUs, else the first that has enough of them."""
+def _matching_profile(catalog: Catalog, model: CatalogModel, gpus: Gpus) -> EngineProfile | None:
+    """The first profile for this kind of GPU, else the first that needs no more GPUs than there are."""
     enough = [profile for profile in model.profiles.values() if profile.gpus <= len(gpus.ids)]
-    made = [profile for profile in enough if catalog.hosts[profile.host_kind].gpu == gpus.kind]
-    return next(iter(made or enough), None)
+    matching = [profile for profile in enough if catalog.hosts[profile.host_kind].gpu == gpus.kind]
+    return next(iter(matching or enough), None)
 
 
 def _host_kind(catalog: Catalog, gpus: Gpus) -> str | None:

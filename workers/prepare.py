@@ -1,4 +1,4 @@
-"""Before the first engine starts: find the GPUs, have the engine package, choose the model, make the tiny one."""
+"""Prepares a host before its first engine starts: GPUs, the engine package, the model to serve, the tiny model."""
 
 import asyncio
 import logging
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
-    """The plan of this host, with everything in place to carry it out.
+    """The plan of this host, after installing what it needs.
 
-    Raises InvalidRequest for settings that make no sense, Unavailable when the engine cannot be had.
+    Raises InvalidRequest for settings that cannot be served, and Unavailable when the engine cannot be installed.
     """
     match settings.engine:
         case "sim":
@@ -42,7 +42,7 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
 
 
 async def _prepare_external(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
-    """Without --model, the engine is asked what it serves; one that is away for now is taken to serve the toy."""
+    """Without --model, query the engine for its model; if it does not respond, plan for the toy model."""
     url = settings.engine_url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest("--engine external needs --engine-url http://...", param="engine_url")
@@ -72,8 +72,7 @@ async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> H
     python = settings.engine_env / "bin" / "python"
     hub = False
     if not settings.model and not gpus.ids:
-        small = catalog.model(SMALL)
-        hub = await hub_has(python, small.hub_id)
+        hub = await hub_has(python, catalog.model(SMALL).hub_id)
         log.info(
             "the hub %s; serving %s", "answers" if hub else "does not answer", SMALL if hub else "a toy model"
         )
@@ -85,7 +84,7 @@ async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> H
 
 
 async def _run(*command: str) -> None:
-    """Run a helper to its end; its last line tells what went wrong."""
+    """Run a command to its end. Raises Unavailable with its last line of output when it fails."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=CHECKOUT,
@@ -97,7 +96,7 @@ async def _run(*command: str) -> None:
         output, _ = await process.communicate()
     except asyncio.CancelledError:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # a download it has started must not outlive us
+            os.killpg(process.pid, signal.SIGTERM)  # ends downloads that it started, too
         raise
     if process.returncode:
         lines = output.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]

@@ -1,8 +1,8 @@
-"""One replica: starts its engine, warms it up, watches it, restarts it with backoff, and obeys commands.
+"""One replica: starts its engine, warms it up, monitors it, restarts it with backoff, and executes commands.
 
 LOADING -> READY -> (DRAINING | ASLEEP -> READY) -> STOPPED
    ^          |
-   +-- FAILED <- any death, after a backoff
+   +-- FAILED <- the engine died; back to LOADING after a backoff
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from core.ids import incarnation
 from workers.backoff import Backoff
 from workers.engine_api import EngineApi, EngineMetrics
 from workers.engine_command import EngineCommand
-from workers.engine_process import EngineProcess, ProcessMark
+from workers.engine_process import EngineProcess, ProcessIdentity
 from workers.plan import ReplicaPlan
 from workers.replica_view import ReplicaView
 from workers.wire import EngineCounters, ReplicaState
@@ -26,18 +26,22 @@ from workers.wire import EngineCounters, ReplicaState
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
+"""Seconds between checks of the engine's process."""
 SCRAPE_S = 1.0
-UNHEALTHY_AFTER = 3
-"""Failed probes in a row after which an engine that still runs is ended."""
-LOAD_LIMIT_S = 3600.0
+"""Seconds between scrapes of the engine's metrics."""
+MAX_FAILED_PROBES = 3
+"""Failed probes in a row after which a running engine is killed."""
+LOAD_TIMEOUT_S = 3600.0
+"""Seconds that an engine may take until it responds."""
 DEATH_GRACE_S = 10.0
-"""vLLM whose core has died says so on /health and ends by itself in about 6 s."""
+"""Seconds to wait for an unhealthy engine's exit: when its core has died, vLLM ends by itself in about 6 s."""
 
 
-class Saved(msgspec.Struct):
-    """What the state file keeps of a running engine, so that a new agent can adopt it."""
+class SavedEngine(msgspec.Struct):
+    """A running engine in the state file, from which a new agent can adopt it."""
 
-    mark: ProcessMark
+    process: ProcessIdentity = msgspec.field(name="mark")
+    """Stored as `mark`, the name in existing state files."""
     url: str
     argv: tuple[str, ...]
     boot_id: str
@@ -47,7 +51,7 @@ class Saved(msgspec.Struct):
 
 
 class ReplicaRunner(ReplicaView):
-    """A replica whose engine is a process of ours."""
+    """A replica whose engine is a process of this host."""
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class ReplicaRunner(ReplicaView):
         api: EngineApi,
         log_file: Path,
         clock: Clock,
-        saved: Saved | None,
+        saved: SavedEngine | None,
         save: Callable[[], None],
     ) -> None:
         super().__init__(plan, url)
@@ -70,16 +74,16 @@ class ReplicaRunner(ReplicaView):
         self._saved = saved
         self._process: EngineProcess | None = None
         self._ready_once = False
-        self._wanted = True
+        self._should_run = True
         self._changed = asyncio.Event()
         self._backoff = Backoff(clock)
 
-    def saved(self) -> Saved | None:
-        """What to keep of the running engine, if there is one."""
+    def saved(self) -> SavedEngine | None:
+        """The running engine for the state file; None when none runs."""
         if self._process is None:
             return None
-        return Saved(
-            mark=self._process.mark,
+        return SavedEngine(
+            process=self._process.identity,
             url=self.url,
             argv=self._command.argv,
             boot_id=self.boot_id,
@@ -89,20 +93,20 @@ class ReplicaRunner(ReplicaView):
         )
 
     async def run(self) -> None:
-        """Start, warm up, watch, restart; until cancelled."""
+        """Start, warm up, monitor and restart the engine until cancelled."""
         while True:
-            if not self._wanted:
+            if not self._should_run:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
             try:
                 await self._start_or_adopt()
-                self._backoff.started()
+                self._backoff.on_started()
                 await self._watch()
             except PenstockError as error:
-                await self._failed(error.message)
+                await self._on_failure(error.message)
             except OSError as error:
-                await self._failed(f"the engine cannot be started: {error}")
+                await self._on_failure(f"the engine cannot be started: {error}")
 
     async def _start_or_adopt(self) -> None:
         if self._process is None and self._saved is not None:
@@ -121,8 +125,8 @@ class ReplicaRunner(ReplicaView):
             self._save()
         await self._load()
 
-    async def _adopt(self, saved: Saved) -> None:
-        process = EngineProcess.adopt(saved.mark)
+    async def _adopt(self, saved: SavedEngine) -> None:
+        process = EngineProcess.adopt(saved.process)
         if process is None:
             return
         if saved.argv != self._command.argv:
@@ -136,22 +140,22 @@ class ReplicaRunner(ReplicaView):
     async def _probe_adopted(self) -> None:
         if not await self._api.healthy():
             raise EngineFailed("the adopted engine is broken")
-        self.look(await self._api.metrics())
+        self.record_scrape(await self._api.metrics())
         self.enter(ReplicaState.ASLEEP if self.metrics.asleep else ReplicaState.READY)
 
     async def _load(self) -> None:
-        """Wait until the engine answers, then warm it up and take the baseline of its counters."""
+        """Wait until the engine responds, then warm it up and record the baseline of its counters."""
         began = self._clock.monotonic()
         self.enter(ReplicaState.LOADING, "loading weights")
         while not await self._answers():
             if not self._alive():
                 raise EngineFailed(f"{self._exit_text()} while loading; see {self._log_file}")
-            if self._clock.monotonic() - began > LOAD_LIMIT_S:
-                raise EngineFailed(f"the engine did not come up within {LOAD_LIMIT_S:.0f} s")
+            if self._clock.monotonic() - began > LOAD_TIMEOUT_S:
+                raise EngineFailed(f"the engine did not come up within {LOAD_TIMEOUT_S:.0f} s")
             await asyncio.sleep(POLL_S)
         self.enter(ReplicaState.LOADING, "warming up")
         await self._api.warm_up(self.plan.model.name, self.plan.capacity.max_model_len)
-        self.look(await self._api.metrics())
+        self.record_scrape(await self._api.metrics())
         self.warmup = self.metrics.counters
         self._ready_once = True
         self._save()
@@ -165,30 +169,30 @@ class ReplicaRunner(ReplicaView):
             return False
 
     async def _watch(self) -> None:
-        """Look at the engine until it dies (raises EngineFailed) or is no longer wanted."""
+        """Monitor the engine while it should run. Raises EngineFailed when it dies or stops responding."""
         failures = 0
         due = self._clock.monotonic() + SCRAPE_S
-        while self._wanted:
+        while self._should_run:
             if not self._alive():
                 raise EngineFailed(self._exit_text())
             if self._clock.monotonic() >= due:
-                failures = 0 if await self._look_in() else failures + 1
-                if failures >= UNHEALTHY_AFTER:
+                failures = 0 if await self._probe() else failures + 1
+                if failures >= MAX_FAILED_PROBES:
                     raise EngineFailed(f"the engine has not answered {failures} probes in a row")
                 due = self._clock.monotonic() + SCRAPE_S
             await asyncio.sleep(POLL_S)
 
-    async def _look_in(self) -> bool:
+    async def _probe(self) -> bool:
         try:
             if not await self._api.healthy():
                 await self._await_death()
                 raise EngineFailed("the engine says that it is broken (its core has died)")
-            self.look(await self._api.metrics())
+            self.record_scrape(await self._api.metrics())
         except EngineFailed:
             if self.state is ReplicaState.FAILED:
                 raise
             return False
-        self._backoff.healthy()
+        self._backoff.on_healthy()
         return True
 
     async def _await_death(self) -> None:
@@ -202,10 +206,10 @@ class ReplicaRunner(ReplicaView):
     def _exit_text(self) -> str:
         return self._process.exit_text if self._process is not None else "the engine is gone"
 
-    async def _failed(self, why: str) -> None:
-        """Clear up after a death and wait out the backoff."""
+    async def _on_failure(self, why: str) -> None:
+        """Clean up after the engine has died, then wait for the backoff."""
         self._discard()
-        if not self._wanted:
+        if not self._should_run:
             return
         self.restarts += 1
         delay = self._backoff.next_delay()
@@ -226,23 +230,25 @@ class ReplicaRunner(ReplicaView):
         self.metrics = EngineMetrics(counters=self.metrics.counters)
         self._save()
 
-    # Commands
-
     async def command(self, action: str, deadline_s: float) -> None:
-        """drain | resume | sleep | wake | stop | restart | kill. Raises PenstockError when it cannot be done."""
+        """Execute drain, resume, sleep, wake, stop, restart or kill.
+
+        Draining waits at most `deadline_s` seconds. Raises InvalidRequest for another action, Conflict when the
+        replica's state does not allow it, and EngineFailed when the engine does not complete it.
+        """
         match action:
             case "drain":
-                self._need("drain", ReplicaState.READY, ReplicaState.DRAINING)
+                self._require_state("drain", ReplicaState.READY, ReplicaState.DRAINING)
                 await self._drain(deadline_s)
             case "resume":
                 await self._resume()
             case "sleep":
-                self._need("sleep", ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.ASLEEP)
+                self._require_state("sleep", ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.ASLEEP)
                 await self._drain(deadline_s)
                 await self._api.sleep()
                 self.enter(ReplicaState.ASLEEP, "asleep")
             case "wake":
-                self._need("wake", ReplicaState.ASLEEP)
+                self._require_state("wake", ReplicaState.ASLEEP)
                 await self._api.wake()
                 self.enter(ReplicaState.READY)
             case "stop":
@@ -256,7 +262,7 @@ class ReplicaRunner(ReplicaView):
             case _:
                 raise InvalidRequest(f"unknown action {action!r}", param="action")
 
-    def _need(self, action: str, *states: ReplicaState) -> None:
+    def _require_state(self, action: str, *states: ReplicaState) -> None:
         if self.state not in states:
             raise Conflict(f"{self.plan.replica_id} is {self.state}; it cannot {action} now")
 
@@ -264,24 +270,24 @@ class ReplicaRunner(ReplicaView):
         if self.state is ReplicaState.STOPPED:
             self._start_again()
             return
-        self._need("resume", ReplicaState.DRAINING, ReplicaState.READY)
+        self._require_state("resume", ReplicaState.DRAINING, ReplicaState.READY)
         self.enter(ReplicaState.READY)
 
     def _start_again(self) -> None:
-        self._wanted = True
+        self._should_run = True
         self._backoff.reset()
         self.enter(ReplicaState.LOADING, "starting the engine")
         self._changed.set()
 
     async def _drain(self, deadline_s: float) -> None:
-        """Take no more requests and wait until none is left. Raises EngineFailed when some are at the deadline."""
+        """Enter DRAINING and wait until no request is left. Raises EngineFailed when some are after `deadline_s`."""
         if self.state is ReplicaState.ASLEEP:
             return
         self.enter(ReplicaState.DRAINING, "draining")
         deadline = self._clock.monotonic() + deadline_s
         while self._alive():
             try:
-                self.look(await self._api.metrics())
+                self.record_scrape(await self._api.metrics())
             except EngineFailed:
                 return
             left = self.metrics.running + self.metrics.waiting
@@ -292,7 +298,7 @@ class ReplicaRunner(ReplicaView):
             await asyncio.sleep(POLL_S)
 
     async def shut_down(self, drain_s: float) -> None:
-        """Drain until the deadline, SIGTERM, and SIGKILL when the engine's own shutdown timeout has passed."""
+        """Drain for at most `drain_s` seconds, send SIGTERM, and SIGKILL after the engine's shutdown timeout."""
         process = self._process
         if (
             process is not None
@@ -303,7 +309,7 @@ class ReplicaRunner(ReplicaView):
                 await self._drain(drain_s)
             except EngineFailed as error:
                 log.warning("replica %s: %s", self.plan.replica_id, error.message)
-        self._wanted = False
+        self._should_run = False
         self._changed.set()
         if process is not None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""What every replica shows: the contract of the agent, and the status that heartbeats carry."""
+"""The interface of a replica towards the agent, and the status that heartbeats carry."""
 
 import logging
 from collections.abc import Callable
@@ -14,30 +14,30 @@ log = logging.getLogger(__name__)
 
 
 class Replica(Protocol):
-    """What the agent needs of a replica."""
+    """A replica as the agent uses it."""
 
     plan: ReplicaPlan
     state: ReplicaState
 
     def status(self) -> ReplicaStatus:
-        """For the heartbeat."""
+        """The status for the heartbeat."""
 
     @property
     def busy(self) -> bool:
-        """Whether it worked in the last second."""
+        """Whether the engine had work at the last scrape."""
 
     async def run(self) -> None:
-        """Live until cancelled."""
+        """Run the replica until cancelled."""
 
     async def command(self, action: str, deadline_s: float) -> None:
-        """Bring it into another state. Raises PenstockError when that cannot be done."""
+        """Execute an action of ReplicaCommand within `deadline_s` seconds. Raises PenstockError when it fails."""
 
     async def shut_down(self, drain_s: float) -> None:
-        """Drain, then end the engine."""
+        """Drain for at most `drain_s` seconds, then end the engine."""
 
 
 class ReplicaView:
-    """What every replica shows, and the arithmetic of busy."""
+    """State and status that all kinds of replicas share."""
 
     def __init__(self, plan: ReplicaPlan, url: str) -> None:
         self.plan = plan
@@ -50,26 +50,26 @@ class ReplicaView:
         self.warmup = EngineCounters()
         self.pid = 0
         self.events_live: Callable[[], bool] = lambda: False
-        """Whether the engine's KV events are followed now."""
-        self._moved = False
+        """Whether the engine's KV events are received without a gap."""
+        self._progressed = False
         self._scrapes = 0
 
     @property
     def busy(self) -> bool:
-        """Whether requests were in the engine, or tokens came out of it, at the last look."""
-        return self._moved or self.metrics.running + self.metrics.waiting > 0
+        """Whether requests were in the engine, or its token counters rose, at the last scrape."""
+        return self._progressed or self.metrics.running + self.metrics.waiting > 0
 
-    def look(self, metrics: EngineMetrics) -> None:
-        """Take a new scrape."""
+    def record_scrape(self, metrics: EngineMetrics) -> None:
+        """Store a new scrape."""
         before, now = self.metrics.counters, metrics.counters
-        self._moved = (
+        self._progressed = (
             now.generation_tokens > before.generation_tokens or now.prompt_tokens > before.prompt_tokens
         )
         self.metrics = metrics
         self._scrapes += 1
 
     def status(self) -> ReplicaStatus:
-        """For the heartbeat."""
+        """The status for the heartbeat."""
         metrics, capacity = self.metrics, self.plan.capacity
         if metrics.block_size and metrics.kv_blocks:
             room = metrics.block_size * metrics.kv_blocks
@@ -99,7 +99,7 @@ class ReplicaView:
         )
 
     def enter(self, state: ReplicaState, detail: str = "") -> None:
-        """Change state, with one sentence on why."""
+        """Change the state; `detail` is one sentence with the reason."""
         if state is not self.state:
             log.info("replica %s: %s -> %s %s", self.plan.replica_id, self.state, state, detail)
         self.state = state

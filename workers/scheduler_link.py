@@ -1,7 +1,7 @@
-"""The agent's connection to the scheduler: heartbeats and cache changes out, commands in, for ever reconnecting.
+"""The agent's connection to the scheduler: sends heartbeats and KV deltas, receives commands, and reconnects.
 
-The agent runs its engines whether or not there is a scheduler; a heartbeat carries everything and the first deltas of
-a connection say all that is cached, so nothing is queued; so do those after the scheduler asks for it.
+Engines run with or without a scheduler. Nothing is queued while there is no connection: a heartbeat carries the whole
+state, and the first deltas of a connection, or after a KvResync, carry all that is cached.
 """
 
 import asyncio
@@ -17,18 +17,19 @@ from workers.wire import AgentHello, CommandResult, Heartbeat, KvResync, Replica
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-_FIRST_WAIT_S = 0.1
-_LONGEST_WAIT_S = 1.0
-_CONNECT_S = 5.0
+"""Seconds between heartbeats."""
+_INITIAL_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 1.0
+_CONNECT_TIMEOUT_S = 5.0
 COALESCE_S = 0.015
-"""Changes of prefix caches are gathered for this long: a busy engine publishes at every step."""
+"""Seconds over which changes of prefix caches are merged: a busy engine publishes at every step."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _commands = msgspec.msgpack.Decoder(ReplicaCommand | KvResync)
 
 
 class SchedulerLink:
-    """Keeps one connection open and beats on it."""
+    """Keeps one connection to the scheduler open and sends heartbeats on it."""
 
     def __init__(
         self,
@@ -36,48 +37,52 @@ class SchedulerLink:
         port: int,
         hello: AgentHello,
         *,
-        beat: Callable[[], Heartbeat],
-        obey: Callable[[ReplicaCommand], Awaitable[CommandResult]],
+        heartbeat: Callable[[], Heartbeat],
+        execute: Callable[[ReplicaCommand], Awaitable[CommandResult]],
         outbox: KvOutbox,
     ) -> None:
         self.connected = False
         self._host = host
         self._port = port
         self._hello = hello
-        self._beat = beat
-        self._obey = obey
+        self._heartbeat = heartbeat
+        self._execute = execute
         self._outbox = outbox
-        self._now = asyncio.Event()
+        self._due = asyncio.Event()
         self._commands: set[asyncio.Task[None]] = set()
 
-    def beat_now(self) -> None:
-        """Send a heartbeat at once: something has changed that must not wait."""
-        self._now.set()
+    def heartbeat_now(self) -> None:
+        """Send a heartbeat without waiting for the interval."""
+        self._due.set()
 
     async def run(self) -> None:
-        """Connect, beat, listen; until cancelled."""
-        wait = _FIRST_WAIT_S
+        """Connect, exchange frames and reconnect until cancelled."""
+        wait = _INITIAL_BACKOFF_S
         while True:
             try:
                 await self._session()
-                wait = _FIRST_WAIT_S
+                wait = _INITIAL_BACKOFF_S
             except (OSError, EOFError, TimeoutError, FrameTooLarge, msgspec.DecodeError) as error:
                 if self.connected:
                     log.warning("the scheduler's connection was lost: %s", error)
-                    wait = _FIRST_WAIT_S
+                    wait = _INITIAL_BACKOFF_S
                 self.connected = False
             await asyncio.sleep(wait)
-            wait = min(wait * 2, _LONGEST_WAIT_S)
+            wait = min(wait * 2, _MAX_BACKOFF_S)
 
     async def _session(self) -> None:
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(self._host, self._port)
         writer.write(pack(_encode(self._hello)))
         self.connected = True
-        self._outbox.connected()
+        self._outbox.on_connected()
         tasks = [
             asyncio.create_task(work)
-            for work in (self._beats(writer), self._changes(writer), self._listen(reader, writer))
+            for work in (
+                self._send_heartbeats(writer),
+                self._send_deltas(writer),
+                self._receive(reader, writer),
+            )
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -89,21 +94,21 @@ class SchedulerLink:
             await asyncio.gather(*tasks, return_exceptions=True)
             writer.close()
 
-    async def _beats(self, writer: asyncio.StreamWriter) -> None:
+    async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:
         while True:
-            self._now.clear()
-            beat = self._beat()
-            writer.write(pack(_encode(beat)))
-            self._outbox.told(beat)
+            self._due.clear()
+            heartbeat = self._heartbeat()
+            writer.write(pack(_encode(heartbeat)))
+            self._outbox.on_heartbeat(heartbeat)
             await writer.drain()
             try:
-                # Not wait_for: Python 3.11's swallows a cancellation that meets a finished wait.
+                # Not wait_for: Python 3.11's loses a cancellation that arrives when the wait has just finished.
                 async with asyncio.timeout(HEARTBEAT_S):
-                    await self._now.wait()
+                    await self._due.wait()
             except TimeoutError:
                 continue
 
-    async def _changes(self, writer: asyncio.StreamWriter) -> None:
+    async def _send_deltas(self, writer: asyncio.StreamWriter) -> None:
         while True:
             await self._outbox.changed.wait()
             await asyncio.sleep(COALESCE_S)
@@ -111,7 +116,7 @@ class SchedulerLink:
                 writer.write(pack(_encode(delta)))
                 await writer.drain()
 
-    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             command = _commands.decode(await read_frame(reader))
             if isinstance(command, KvResync):
@@ -122,7 +127,7 @@ class SchedulerLink:
             task.add_done_callback(self._commands.discard)
 
     async def _answer(self, command: ReplicaCommand, writer: asyncio.StreamWriter) -> None:
-        result = await self._obey(command)
-        self.beat_now()
+        result = await self._execute(command)
+        self.heartbeat_now()
         if not writer.is_closing():
             writer.write(pack(_encode(result)))

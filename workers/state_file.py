@@ -1,21 +1,21 @@
-"""What the agent remembers over its own death: which engine processes are its."""
+"""The agent's state file, which lists its engine processes for adoption after a restart."""
 
 import os
 from pathlib import Path
 
 import msgspec
 
-from workers.replica import Saved
+from workers.replica import SavedEngine
 
 
 class AgentState(msgspec.Struct):
     """Running engines by replica id."""
 
-    engines: dict[str, Saved] = {}
+    engines: dict[str, SavedEngine] = {}
 
 
 def load_state(path: Path) -> AgentState:
-    """The state of the last run; empty when there is none or it cannot be read."""
+    """The state of the last run; empty when the file is missing or unreadable."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AgentState)
     except (OSError, msgspec.DecodeError):
@@ -23,7 +23,7 @@ def load_state(path: Path) -> AgentState:
 
 
 def save_state(path: Path, state: AgentState) -> None:
-    """Replace the file, atomically."""
+    """Replace the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.{os.getpid()}")
     scratch.write_bytes(msgspec.json.encode(state))

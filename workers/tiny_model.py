@@ -1,8 +1,8 @@
-"""`penstock/tiny`: a few megabytes of a real architecture with seeded random weights, made on the spot.
+"""Makes the model `penstock/tiny`: a few megabytes of a real architecture with seeded random weights.
 
 Runs as a script inside the engine's environment (`.engine/bin/python workers/tiny_model.py DIR`), which has
-tokenizers, numpy and safetensors; the platform's own environment does not need them. The words it says mean
-nothing; tokens, usage, caching and latency are the real engine's.
+tokenizers, numpy and safetensors; the platform's own environment does not need them. Its output is meaningless;
+tokens, usage, caching and latency are those of a real engine.
 """
 
 import json
@@ -18,8 +18,9 @@ CONTEXT = 2048
 VOCABULARY = 4096
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 256, 2, 4, 2, 64, 512
 STAMP = "penstock-tiny.json"
-"""Written last: a directory that has it is complete."""
+"""Name of the file that is written last and marks a complete directory."""
 VERSION = 1
+"""Version in that file; increase it when the model changes."""
 
 _END, _START, _STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -32,7 +33,7 @@ TEMPLATE = (
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether the model of this version lies there."""
+    """Whether `directory` holds the model of this version."""
     try:
         return bool(json.loads((directory / STAMP).read_text())["version"] == VERSION)
     except (OSError, ValueError, KeyError):
@@ -40,7 +41,7 @@ def is_complete(directory: Path) -> bool:
 
 
 def make(directory: Path) -> None:
-    """Write the model into `directory`, atomically; does nothing when it is complete already."""
+    """Write the model into `directory` atomically; does nothing when it is complete."""
     if is_complete(directory):
         return
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _write_tokenizer(target: Path) -> None:
-    """A byte-level BPE trained on the language reference that comes with Python."""
+    """Train a byte-level BPE on the help topics that come with Python."""
     from tokenizers import (
         Tokenizer,
         decoders,

@@ -1,8 +1,8 @@
-"""Hashes of a prompt's token blocks: the one definition that agents and API processes share.
+"""Hash chain over a prompt's token blocks, shared by agents and API processes.
 
-The agent computes them from an engine's KV events, an API process from the tokens of a prompt; both get the same
-numbers without knowing the engine's own hash function. Each digest is keyed by the one before it and the first by
-the tenant's salt, so equal hashes mean equal prefixes of one tenant (DESIGN §6).
+The agent computes it from an engine's KV events, an API process from the tokens of a prompt; both get the same values
+without the engine's own hash function. Each digest is keyed by the previous one and the first by the tenant's salt, so
+equal hashes mean equal prefixes of one tenant (DESIGN §6).
 """
 
 import sys
@@ -15,17 +15,17 @@ TOKEN_BYTES = 4
 
 
 def first_link(salt: str) -> bytes:
-    """What the first block of a tenant's prompts is keyed by."""
+    """The key of the first block of a tenant's prompts."""
     return blake2b(salt.encode(), digest_size=LINK_BYTES).digest()
 
 
 def next_link(link: bytes, block: bytes) -> bytes:
-    """The digest of one block of packed tokens, given the one before it."""
+    """The digest of one block of packed tokens, keyed by the digest `link` of the previous one."""
     return blake2b(block, digest_size=LINK_BYTES, key=link).digest()
 
 
 def packed(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian 32-bit numbers. Raises OverflowError for one that is not a 32-bit number."""
+    """Token ids as little-endian unsigned 32-bit integers. Raises OverflowError or TypeError for other values."""
     numbers = array("I", tokens)
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -33,7 +33,7 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 
 def token_block_hashes(tokens: bytes, block_tokens: int, salt: str) -> list[int]:
-    """Chained 64-bit hashes of the whole blocks of packed `tokens`, first to last."""
+    """The 64-bit hash chain over the complete blocks of packed `tokens`, `block_tokens` tokens each."""
     width = block_tokens * TOKEN_BYTES
     link = first_link(salt)
     hashes = []

@@ -1,4 +1,4 @@
-"""Where a model's tokenizer and chat template lie on this machine, and how they get there."""
+"""Finds a model's tokenizer and chat template on this machine, or downloads them."""
 
 from pathlib import Path
 
@@ -14,9 +14,10 @@ _NEEDED = "tokenizer.json"
 
 
 def tokenizer_directory(model: CatalogModel, data_dir: Path, tokenizer_dir: Path) -> Path:
-    """A directory with the model's tokenizer: the operator's, the toy's own, or one fetched from the hub.
+    """A directory with the model's tokenizer: the operator's, the toy model's own, or one downloaded from the hub.
 
-    Blocks while it downloads a few megabytes, once. Raises Unavailable saying what is missing and where it belongs.
+    `tokenizer_dir` "." stands for `tokenizers` in `data_dir`. The first call may block while it downloads a few
+    megabytes. Raises Unavailable with what is missing and where it belongs.
     """
     base = tokenizer_dir if tokenizer_dir != Path() else data_dir / "tokenizers"
     place = base / model.name.replace("/", "--")

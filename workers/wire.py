@@ -1,6 +1,6 @@
-"""What agents, scheduler and API processes say of hosts and replicas.
+"""Messages about hosts and replicas between agents, scheduler and API processes.
 
-Plain msgspec structs: msgpack on the scheduler's socket; read by scheduler/, gateway/ and console/ alike.
+They are msgspec structs, encoded as msgpack on the scheduler's socket.
 """
 
 from enum import StrEnum
@@ -9,36 +9,37 @@ import msgspec
 
 
 class ReplicaState(StrEnum):
-    """Where a replica stands; seconds in each are accounted per host (DESIGN §5, GPU economics)."""
+    """State of a replica; seconds in each are accounted per host (DESIGN §5, GPU economics)."""
 
     LOADING = "loading"
     """Process starting, weights loading, warm-up running."""
     READY = "ready"
     """May be routed to (serving, or warm and idle)."""
     ASLEEP = "asleep"
-    """Weights parked; requests would hang, never route here."""
+    """Weights unloaded; no request may be routed here, because it would hang."""
     DRAINING = "draining"
-    """Finishes what it has, takes nothing new."""
+    """Finishes its requests and accepts no new ones."""
     FAILED = "failed"
-    """Died; the agent restarts it after a backoff."""
+    """The engine died; the agent restarts it after a backoff."""
     STOPPED = "stopped"
+    """The engine was stopped by command, or the agent is stopping."""
 
 
 class Roofline(msgspec.Struct, frozen=True):
-    """Reading the weights of a mixture of experts, which a step cannot be faster than."""
+    """Time to read the weights of a mixture of experts, a lower bound of a step's time."""
 
     dense_s: float
-    """Seconds to read what every token needs."""
+    """Seconds to read the weights that every token needs."""
     experts_s: float
     """Seconds to read all experts."""
     experts: int
-    """Routed experts a layer."""
+    """Routed experts per layer."""
     per_token: int
-    """Of which a token uses that many."""
+    """Routed experts that one token uses per layer."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """What a replica can do, from its engine profile; units as in DESIGN §6."""
+    """Capacity of a replica from its engine profile; symbols as in DESIGN §6."""
 
     prefill_tokens_per_s: float
     """R: prefill throughput, tokens per second."""
@@ -49,30 +50,32 @@ class Capacity(msgspec.Struct, frozen=True):
     step_per_kv_token_s: float = 0.0
     """gamma: added seconds per token of KV cache read."""
     accept_per_step: float = 1.0
-    """Tokens a step yields per sequence (above 1 with speculative decoding)."""
+    """Tokens per sequence and step (above 1 with speculative decoding)."""
     draft_tokens: int = 0
-    """Tokens drafted per sequence and step; 0 = as many as `accept_per_step` needs at least."""
+    """Draft tokens per sequence and step; 0 = the fewest that `accept_per_step` needs."""
     max_num_seqs: int = 256
+    """Most sequences in a batch."""
     kv_cache_tokens: int = 100_000
-    """Room of the KV cache in tokens."""
+    """Size of the KV cache in tokens."""
     max_model_len: int = 4096
+    """Most tokens of prompt and output together."""
     gpus: int = 0
     """GPUs the replica occupies; 0 on CPU."""
     roofline: Roofline | None = None
-    """How experts bend the line `step_base_s + step_per_seq_s * B` in the step model; its ends stay as they are."""
+    """Bends the line `step_base_s + step_per_seq_s * B` of the step model for a mixture of experts; its ends stay."""
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """What callers of a model are promised (its service level), from the catalog."""
+    """Service level of a model, from the catalog."""
 
     ttft_s: float = 2.0
-    """A first token within this, on top of the request's own prefill without any cache (`prompt / R`)."""
+    """Seconds to the first token, in addition to the request's own prefill without a cache (`prompt / R`)."""
     tpot_s: float = 0.1
     """Mean seconds per output token after the first."""
 
 
 class EngineCounters(msgspec.Struct, frozen=True):
-    """Cumulative counters of one engine incarnation, as its /metrics shows them."""
+    """Cumulative counters of one engine incarnation, from its /metrics."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -84,14 +87,14 @@ class ReplicaStatus(msgspec.Struct):
     """One replica in a heartbeat."""
 
     replica_id: str
-    """Stable name, e.g. `host-1/tiny-0`."""
+    """Stable name such as `host-1/tiny-0`."""
     model: str
     url: str
-    """Base URL without /v1; reachable from the API processes."""
+    """Base URL without /v1 that the API processes can reach."""
     engine: str
     """vllm | sim | external."""
     boot_id: str
-    """Names this incarnation of the engine process; counters restart with it."""
+    """Id of this incarnation of the engine process; its counters begin at 0."""
     state: ReplicaState
     capacity: Capacity
     running: int = 0
@@ -104,18 +107,18 @@ class ReplicaStatus(msgspec.Struct):
     warmup_counters: EngineCounters = EngineCounters()
     """Counters at the end of warm-up: the baseline of reconciliation."""
     scrape: int = 0
-    """Number of the scrape that `running`, `waiting` and `counters` are from."""
+    """Number of the scrape that `running`, `waiting` and `counters` come from."""
     restarts: int = 0
     simulated: bool = False
     targets: Targets = Targets()
     prefix_kind: str = "text"
-    """How prompts are matched to its cache: `text` = mirrored text blocks, `tokens` = exact, by the engine's events."""
+    """How prompts are matched to its prefix cache: `text` = mirrored text blocks, `tokens` = by the engine's events."""
     sleep_level: int = 0
-    """While asleep: 1 = weights in host memory, 2 = weights dropped."""
+    """Of a sleeping replica: 1 = weights in host memory, 2 = weights dropped."""
     metrics_url: str = ""
     pid: int = 0
     detail: str = ""
-    """One sentence on why it is not ready."""
+    """One sentence on why the replica is not ready."""
 
 
 class AgentHello(msgspec.Struct, tag="agent_hello"):
@@ -126,54 +129,54 @@ class AgentHello(msgspec.Struct, tag="agent_hello"):
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
-    """An agent's whole view, every 500 ms."""
+    """The whole state of an agent, sent every 500 ms."""
 
     agent_id: str
     host_id: str
     boot_id: str
-    """Names this run of the agent's accounting of `state_seconds`."""
+    """Id of this run of the agent's accounting."""
     seq: int
     region: str
     host_kind: str
-    """Key of the catalog's host prices, e.g. `gpu-b300x8-2304gb-contracted` or `local-cpu`."""
+    """Key of the catalog's host prices, such as `gpu-b300x8-2304gb-contracted` or `local-cpu`."""
     gpus: int
     replicas: list[ReplicaStatus]
     state_seconds: dict[str, int]
-    """Cumulative whole seconds of host time per state (loading, serving, warm_idle, asleep, draining)
-    since `boot_id` began; they add up to the host's life."""
+    """Whole seconds of host time per state (loading, serving, warm_idle, asleep, draining) since `boot_id` began; their
+    sum is the time since then."""
     model_seconds: dict[str, dict[str, int]] = {}
-    """The same per model: model -> state -> seconds of replica time weighted by its share of the host."""
+    """Model -> state -> seconds of replica time, weighted by the replica's share of the host."""
 
 
 class KvDelta(msgspec.Struct, tag="kv_delta"):
-    """Agent to scheduler: how one replica's prefix cache has changed, translated from the engine's KV events.
+    """Agent to scheduler: changes of one replica's prefix cache, translated from the engine's KV events.
 
-    Block hashes are Penstock's own chained 64-bit hashes of token blocks, salted per tenant, the same ones that
-    PlaceRequest.blocks carries for a model whose `prefix_kind` is `tokens`.
+    Block hashes are those of workers/token_blocks.py, which PlaceRequest.blocks carries for a model whose `prefix_kind`
+    is `tokens`.
     """
 
     replica_id: str
     boot_id: str
     seq: int
-    """Counts up by one per delta of a boot; after a reconnection or a KvResync the agent sends `cleared` and
-    everything, in as many deltas as it takes."""
+    """Incremented by each delta of a boot. After a reconnection or a KvResync, the next deltas hold the whole content,
+    and the first of them has `cleared` set."""
     stored: list[int] = []
     removed: list[int] = []
     cleared: bool = False
-    """Forget everything known of the replica first."""
+    """Whether the receiver must first forget the replica's blocks."""
 
 
 class KvResync(msgspec.Struct, tag="kv_resync"):
-    """Scheduler to agent: say again all that a replica's prefix cache holds; deltas of it have gone missing.
+    """Scheduler to agent: deltas are missing, so send the whole content of a replica's prefix cache again.
 
-    An agent that does not know this frame closes the connection, and says everything on the next one.
+    An agent that does not know this frame closes the connection and sends the whole content on the next one.
     """
 
     replica_id: str
 
 
 class ReplicaCommand(msgspec.Struct, tag="replica_command"):
-    """Scheduler to agent: bring a replica into a state."""
+    """Scheduler to agent: change the state of a replica."""
 
     command_id: str
     replica_id: str
@@ -183,7 +186,7 @@ class ReplicaCommand(msgspec.Struct, tag="replica_command"):
 
 
 class CommandResult(msgspec.Struct, tag="command_result"):
-    """Agent to scheduler: what became of a command."""
+    """Agent to scheduler: the result of a command."""
 
     command_id: str
     ok: bool

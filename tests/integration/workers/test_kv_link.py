@@ -94,7 +94,7 @@ async def agent() -> AsyncIterator[tuple[Scheduler, KvOutbox]]:
         return CommandResult(command.command_id, False)
 
     port = server.sockets[0].getsockname()[1]
-    link = SchedulerLink("127.0.0.1", port, AgentHello("t", "a"), beat=beat, obey=obey, outbox=outbox)
+    link = SchedulerLink("127.0.0.1", port, AgentHello("t", "a"), heartbeat=beat, execute=obey, outbox=outbox)
     task = asyncio.create_task(link.run())
     yield scheduler, outbox
     task.cancel()

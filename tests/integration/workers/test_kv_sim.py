@@ -16,7 +16,7 @@ from sim.engine.tokenizer import SimulatedTokenizer
 from tests.support.ports import free_port
 from tests.support.waiting import until
 from workers.kv_endpoints import kv_endpoints, make_directory
-from workers.kv_events import KvFollower
+from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvOutbox
 from workers.token_blocks import token_block_hashes
 
@@ -35,7 +35,7 @@ async def test_prompts_of_a_tenant_are_known_by_their_hashes(tmp_path: Path, sal
     )  # fmt: skip
     feed = KvOutbox().feed("h/m-0")
     context = zmq.asyncio.Context()
-    follower = KvFollower(
+    follower = KvSubscriber(
         endpoints, feed, boot_id=lambda: "boot-1", now=SystemClock().monotonic, context=context
     )
     following = asyncio.create_task(follower.run())
@@ -59,7 +59,7 @@ async def test_prompts_of_a_tenant_are_known_by_their_hashes(tmp_path: Path, sal
         await until(lambda: feed.blocks.block_tokens)
         hashes = set(token_block_hashes(tokens, feed.blocks.block_tokens, salt))
         assert len(hashes) > 4
-        await until(lambda: hashes <= set(feed.blocks.own_hashes()))
+        await until(lambda: hashes <= set(feed.blocks.block_hashes()))
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

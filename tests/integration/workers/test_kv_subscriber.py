@@ -13,7 +13,7 @@ from tests.support.kv_publisher import BLOCK, Publisher, removed, stored
 from tests.support.waiting import until
 from workers import kv_events
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
-from workers.kv_events import REPLAY_S, KvFollower
+from workers.kv_events import REPLAY_TIMEOUT_S, KvSubscriber
 from workers.kv_events_feed import KvFeed, KvOutbox
 from workers.kv_events_wire import AllBlocksCleared, BlockStored
 from workers.token_blocks import packed, token_block_hashes
@@ -41,7 +41,7 @@ class Following:
         self.clock = ManualClock()
         self.feed: KvFeed = KvOutbox().feed("h/m-0")
         self.context = zmq.asyncio.Context()
-        self.follower = KvFollower(
+        self.follower = KvSubscriber(
             endpoints,
             self.feed,
             boot_id=lambda: self.boot_id,
@@ -53,7 +53,7 @@ class Following:
 
     def holds(self, *prompts: list[int]) -> bool:
         """Whether exactly these prompts' blocks are known, live."""
-        return self.feed.live and set(self.feed.blocks.own_hashes()) == own(*prompts)
+        return self.feed.live and set(self.feed.blocks.block_hashes()) == own(*prompts)
 
     async def close(self) -> None:
         self.task.cancel()
@@ -122,7 +122,7 @@ async def test_a_gap_that_cannot_be_replayed_clears(following: Following, publis
     publisher.forget()
     await publisher.publish(stored(THREE, SALT))
     await until(lambda: following.holds(THREE))
-    following.feed.told = True
+    following.feed.announced = True
     [delta] = following.feed.take()
     assert delta.cleared
     assert set(delta.stored) == own(THREE)
@@ -136,7 +136,7 @@ async def test_a_replay_that_is_never_answered_clears(following: Following, publ
     await publisher.publish(stored(THREE, SALT))
     await until(lambda: publisher.replays > before)
     assert following.holds(ONE)
-    following.clock.advance(REPLAY_S)
+    following.clock.advance(REPLAY_TIMEOUT_S)
     await until(lambda: following.holds(THREE))
 
 

@@ -14,8 +14,8 @@ from workers import engine_install
 from workers.backoff import Backoff
 from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import parse_metrics
-from workers.engine_process import ProcessMark
-from workers.replica import Saved
+from workers.engine_process import ProcessIdentity
+from workers.replica import SavedEngine
 from workers.state_file import AgentState, load_state, save_state
 from workers.wire import EngineCounters, ReplicaState
 
@@ -77,13 +77,13 @@ def test_backoff_doubles_and_forgives() -> None:
     clock = ManualClock()
     backoff = Backoff(clock)
     assert [backoff.next_delay() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    backoff.started()
+    backoff.on_started()
     clock.advance(59)
-    backoff.healthy()
+    backoff.on_healthy()
     assert backoff.next_delay() == 60
-    backoff.started()
+    backoff.on_started()
     clock.advance(60)
-    backoff.healthy()
+    backoff.on_healthy()
     assert backoff.next_delay() == 1
 
 
@@ -119,11 +119,12 @@ def test_metrics_of_the_engine() -> None:
 def test_state_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "state.json"
     assert load_state(path) == AgentState()
-    saved = Saved(
-        ProcessMark(7, 1.5), "http://127.0.0.1:1", ("a", "b"), "engine-1", EngineCounters(1, 2), True, 3
+    saved = SavedEngine(
+        ProcessIdentity(7, 1.5), "http://127.0.0.1:1", ("a", "b"), "engine-1", EngineCounters(1, 2), True, 3
     )
     save_state(path, AgentState({"h/m-0": saved}))
     assert load_state(path).engines == {"h/m-0": saved}
+    assert b'"mark":{' in path.read_bytes()  # the key in state files of earlier versions
     path.write_text("{")
     assert load_state(path) == AgentState()
 

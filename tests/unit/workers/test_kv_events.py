@@ -37,7 +37,7 @@ def live_feed(replica_id: str = "h/m-0") -> tuple[KvOutbox, KvFeed]:
     feed = outbox.feed(replica_id)
     feed.begin("boot-1")
     feed.live = True
-    outbox.told(beat(feed))
+    outbox.on_heartbeat(beat(feed))
     return outbox, feed
 
 
@@ -64,7 +64,7 @@ def test_translation_equals_direct_hashing(prompts: list[tuple[list[int], str, i
         gone = blocks.remove(removed(tokens, salt, start=start))
         assert set(gone) <= set(own[start:])
         cached -= set(gone)
-        assert set(blocks.own_hashes()) == cached
+        assert set(blocks.block_hashes()) == cached
 
 
 @given(TOKENS, SALTS, st.integers(1, 5))
@@ -74,7 +74,7 @@ def test_a_prompt_that_goes_on_from_a_known_block(tokens: list[int], salt: str, 
     blocks.store(stored(head, salt))
     if len(tokens) > len(head):
         blocks.store(stored(tokens, salt, start))
-    assert set(blocks.own_hashes()) == set(direct(tokens, salt))
+    assert set(blocks.block_hashes()) == set(direct(tokens, salt))
 
 
 @pytest.mark.promise(21)
@@ -130,7 +130,7 @@ def test_memory_is_bounded() -> None:
         new, dropped = blocks.store(stored([number] * BLOCK))
         feed_known = (feed_known | set(new)) - set(dropped)
         assert len(blocks) <= 10
-        assert feed_known == set(blocks.own_hashes())
+        assert feed_known == set(blocks.block_hashes())
 
 
 @pytest.mark.parametrize("heard_before", [True, False])
@@ -145,7 +145,7 @@ def test_memory_is_bounded_while_the_scheduler_is_away(heard_before: bool) -> No
         feed.apply([removed([token] * BLOCK)])
         assert len(feed._pending) <= 2 * feed.blocks.max_blocks
     feed.apply([stored([7] * BLOCK)])
-    assert known(outbox.take(), belief) == set(feed.blocks.own_hashes()) == set(direct([7] * BLOCK, ""))
+    assert known(outbox.take(), belief) == set(feed.blocks.block_hashes()) == set(direct([7] * BLOCK, ""))
 
 
 def test_changes_are_coalesced_and_the_later_word_counts() -> None:
@@ -177,19 +177,19 @@ def test_nothing_is_said_before_the_scheduler_knows_the_boot() -> None:
     assert outbox.take() == []
     feed.live = True
     assert outbox.take() == []
-    outbox.told(beat(feed))
+    outbox.on_heartbeat(beat(feed))
     belief = known(outbox.take())
     assert belief == set(direct(list(range(BLOCK)), ""))
-    outbox.connected()
+    outbox.on_connected()
     assert outbox.take() == []
-    outbox.told(beat(feed))
+    outbox.on_heartbeat(beat(feed))
     [delta] = outbox.take()
     assert delta.cleared
     assert set(delta.stored) == belief
     heard = beat(feed)
     feed.begin("boot-2")
     feed.live = True
-    outbox.told(heard)
+    outbox.on_heartbeat(heard)
     assert outbox.take() == []
 
 
@@ -206,21 +206,21 @@ def test_everything_is_said_when_it_is_asked_for() -> None:
     assert outbox.changed.is_set()
     [delta] = outbox.take()
     assert (delta.cleared, delta.seq) == (True, 3)
-    assert known([delta], belief) == set(feed.blocks.own_hashes())
+    assert known([delta], belief) == set(feed.blocks.block_hashes())
 
 
 def test_a_replica_that_comes_to_be_matched_by_tokens_says_everything() -> None:
     """The scheduler takes no token blocks before, and begins with nothing when a heartbeat says so."""
     outbox, feed = live_feed()
     outbox.take()
-    outbox.told(beat(feed, "text"))
+    outbox.on_heartbeat(beat(feed, "text"))
     feed.apply([stored(list(range(BLOCK)))])
     assert outbox.take() == []
     for _ in range(2):
-        outbox.told(beat(feed))
+        outbox.on_heartbeat(beat(feed))
     [delta] = outbox.take()
     assert (delta.cleared, delta.stored) == (True, direct(list(range(BLOCK)), ""))
-    outbox.told(beat(feed))
+    outbox.on_heartbeat(beat(feed))
     assert outbox.take() == []
 
 

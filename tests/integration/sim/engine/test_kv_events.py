@@ -15,7 +15,7 @@ from sim.engine.text import encode, token_ids
 from tests.support.clock import ManualClock
 from tests.support.waiting import until
 from workers.kv_endpoints import kv_endpoints, make_directory
-from workers.kv_events import KvFollower
+from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvFeed, KvOutbox
 from workers.kv_events_wire import KvEvent
 from workers.token_blocks import packed, token_block_hashes
@@ -39,7 +39,7 @@ class Rig:
     def follow(self) -> KvFeed:
         """What a follower that starts now gets to know."""
         feed = KvOutbox().feed("h/m-0")
-        follower = KvFollower(
+        follower = KvSubscriber(
             self.endpoints, feed, boot_id=lambda: "boot-1", now=ManualClock().monotonic, context=self.context
         )
         self.tasks.append(asyncio.create_task(follower.run()))
@@ -72,7 +72,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 def holds(feed: KvFeed, *hashes: set[int]) -> bool:
-    return feed.live and set(feed.blocks.own_hashes()) == set().union(*hashes)
+    return feed.live and set(feed.blocks.block_hashes()) == set().union(*hashes)
 
 
 async def test_what_the_engine_holds_is_known_and_salted(rig: Rig) -> None:
@@ -90,9 +90,9 @@ async def test_a_block_that_was_evicted_is_known_to_be_gone(rig: Rig) -> None:
     feed = rig.follow()
     for number in range(6):
         last = await rig.say(f"story number {number} " * 20, "", 100)
-    await until(lambda: feed.live and last <= set(feed.blocks.own_hashes()))
+    await until(lambda: feed.live and last <= set(feed.blocks.block_hashes()))
     findable = rig.loop.model.pool.findable
-    await until(lambda: len(set(feed.blocks.own_hashes())) == findable)
+    await until(lambda: len(set(feed.blocks.block_hashes())) == findable)
     assert findable <= 30
 
 
