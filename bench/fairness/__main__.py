@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.fairness.cells import cells, one
 from bench.fairness.publish import Runs, publish
 from bench.provenance import provenance
-from sim.pool.fairness_runs import SCENES, Figures
+from sim.pool.fairness_runs import CASES, Figures
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +66,7 @@ def played(args: argparse.Namespace) -> Runs:
             return future
 
         futures = {
-            (SCENES[index].name, name): [start(index, name, seed) for seed in range(1, args.seeds + 1)]
+            (CASES[index].name, name): [start(index, name, seed) for seed in range(1, args.seeds + 1)]
             for index, name in cells()
         }
         return {cell: [each.result() for each in seeds] for cell, seeds in futures.items()}

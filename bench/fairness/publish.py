@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from scheduler.core.rules import QueueRules
-from sim.pool.fairness_runs import BASE, OURS, SCENES, Figures, queues, swept
+from sim.pool.fairness_runs import BASE, CASES, OURS, Figures, queues, swept
 from sim.pool.stats import Interval, interval
 
 Runs = Mapping[tuple[str, str], Sequence[Figures]]
@@ -53,7 +53,7 @@ def over_seeds(runs: Runs, scene: str, queue: str) -> dict[str, Interval]:
 def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
     """The whole page."""
     rules = QueueRules()
-    backlog = SCENES[0].backlog
+    backlog = CASES[0].backlog
     parts = [
         "# What fairness costs",
         "Written by `make bench-fairness`; do not edit.",
@@ -61,9 +61,10 @@ def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
         f"{conditions['model']}, {conditions['seeds']} seeds, runs of {conditions['seconds']:g} s of which the first "
         "third is warm-up. Figures are means with half a 95 % interval over seeds. The rules of the queue are in "
         "[scheduling](../scheduling.md#queue).",
-        f"{len(backlog.weights)} tenants are backlogged throughout: each keeps {backlog.callers} requests open, each "
-        "request a document of the tenant (4,000 to 12,000 tokens) and a question, the answer about 40 tokens. All "
-        "documents together are 1.7 times what the caches hold, which is where order matters: at 1.2 times an "
+        f"{len(backlog.weights)} tenants are backlogged throughout: each keeps {backlog.concurrency} requests "
+        "open, each request a document of the tenant (4,000 to 12,000 tokens) and a question, the answer about "
+        "40 tokens. All documents together are 1.7 times what the caches hold, which is where order matters: at "
+        "1.2 times an "
         "earlier version gained half, and where everything fits there is little to gain. "
         "**Throughput** counts prompt and output tokens of "
         "finished requests. **Gap** is the largest difference in service (1 per uncached prompt token, 2 per output "
@@ -78,10 +79,10 @@ def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
         f"- `penstock`: ours. Q = {rules.slack:,.0f}, the next requests of {rules.compared_flows} tenants are compared "
         f"by cached prefix, and {rules.reorder_window} of the first tenant's where its next is mostly uncached.",
         *(f"## {scene.name.capitalize()}\n\n{scene.about.capitalize()}.\n\n"
-          f"{table(runs, scene.name, tuple(queues()))}" for scene in SCENES),
+          f"{table(runs, scene.name, tuple(queues()))}" for scene in CASES),
         "![Throughput and service gap by queue, and over Q](../images/scheduling-fairness.svg)",
         f"## How much slack\n\nOurs in the first scene with other values of Q. `no reordering` has the default Q but "
-        f"compares only the next request of each tenant.\n\n{table(runs, SCENES[0].name, tuple(swept()))}",
+        f"compares only the next request of each tenant.\n\n{table(runs, CASES[0].name, tuple(swept()))}",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -127,9 +128,9 @@ def draw(runs: Runs, path: Path) -> None:
 def _bars(axes: Any, runs: Runs, figure: str, scale: float) -> None:
     width = 0.8 / len(COLOURS)
     for number, (queue, colour) in enumerate(COLOURS.items()):
-        values = [over_seeds(runs, scene.name, queue)[figure] for scene in SCENES]
+        values = [over_seeds(runs, scene.name, queue)[figure] for scene in CASES]
         axes.bar(
-            [place + width * number for place in range(len(SCENES))],
+            [place + width * number for place in range(len(CASES))],
             [scale * value.mean for value in values],
             width,
             yerr=[scale * value.half if value.n > 1 else 0.0 for value in values],
@@ -137,14 +138,12 @@ def _bars(axes: Any, runs: Runs, figure: str, scale: float) -> None:
             label=queue,
             capsize=2,
         )
-    axes.set_xticks(
-        [place + 0.3 for place in range(len(SCENES))], [scene.name for scene in SCENES], fontsize=7
-    )
+    axes.set_xticks([place + 0.3 for place in range(len(CASES))], [scene.name for scene in CASES], fontsize=7)
     axes.tick_params(axis="y", labelsize=8)
 
 
 def _sweep(axes: Any, runs: Runs) -> None:
-    scene = SCENES[0].name
+    scene = CASES[0].name
     names = [name for name in swept() if name.startswith("Q")]
     rows = [over_seeds(runs, scene, name) for name in names]
     axes.plot(range(len(names)), [row["gain"].mean for row in rows], marker="o", color=COLOURS[OURS])

@@ -24,7 +24,7 @@ from bench.placement.publish import publish
 from bench.provenance import provenance
 from core.errors import PenstockError
 from sim.pool.compare import Players, Setting
-from sim.pool.comparison import Outcome, Plan, Watch, compare
+from sim.pool.comparison import Outcome, Plan, ProgressCallbacks, compare
 from sim.pool.journal import Journal
 from sim.pool.registry import names_of
 from sim.pool.workloads.registry import catalogue, models_of
@@ -84,13 +84,15 @@ def played(plan: Plan, players: Players, journal: Journal, title: str) -> Outcom
         console=Console(stderr=True),
     ) as progress:  # fmt: skip
         task = progress.add_task(f"{title}: knee", total=None)
-        watch = Watch(
-            tried=lambda rate, share: progress.update(task, description=f"{title}: {rate:.2f}/s {share:.0%} in time"),
-            began=lambda knee, setting, done, total: progress.update(
+        watch = ProgressCallbacks(
+            on_rate_tried=lambda rate, share: progress.update(
+                task, description=f"{title}: {rate:.2f}/s {share:.0%} in time"
+            ),
+            on_start=lambda knee, setting, done, total: progress.update(
                 task, total=total, completed=done,
                 description=f"{title}: knee {knee.rate_rps:.2f}/s, {setting.seconds:.0f} s runs",
             ),
-            played=lambda cell: progress.advance(task),
+            on_cell_done=lambda cell: progress.advance(task),
         )  # fmt: skip
         return compare(plan, players, journal, watch)
 

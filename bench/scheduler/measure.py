@@ -6,7 +6,7 @@ import time
 import tracemalloc
 from typing import Any
 
-from bench.scheduler.world import MODEL, Prompts, Size, World, fill, heartbeats, remembered
+from bench.scheduler.world import MODEL, Prompts, Size, World, fill, heartbeats, remembered_blocks
 from scheduler.core.config import PolicyConfig
 from scheduler.core.fleet import Fleet
 
@@ -85,7 +85,7 @@ def decisions(world: World, watch: Stopwatch, count: int) -> dict[str, dict[str,
     while done < count:
         world.now += 0.001
         if done % BEAT_EVERY == 0:
-            world.beat()
+            world.heartbeat_all()
         began = time.thread_time()
         world.release()
         found["release"].append(time.thread_time() - began)
@@ -94,7 +94,7 @@ def decisions(world: World, watch: Stopwatch, count: int) -> dict[str, dict[str,
         answers = world.state.dispatch(world.now, world.rng)
         ended, wall_ended = time.thread_time(), time.perf_counter()
         spent, clock_s = watch.spent, 2e-9 * watch.calls * watch.clock_ns
-        placed = world.take(answers)
+        placed = world.record_placed(answers)
         if placed == 1:
             done += 1
             for part, seconds in spent.items():
@@ -120,13 +120,13 @@ def run(size: Size, count: int, ranges: list[tuple[int, int]] | None = None) -> 
     for shortest, longest in ranges or [(size.shortest, size.longest)]:
         world.prompts.range = (shortest, longest)
         if ranges:
-            world.queue_anew()
+            world.refill_queue()
         rounds = [decisions(world, watch, count // ROUNDS) for _ in range(ROUNDS)]
         measured = min(rounds, key=lambda each: each["recorded"]["mean_us"])
         found.append(
             {
                 "replicas": size.replicas,
-                "cached_blocks": remembered(world.state.fleet),
+                "cached_blocks": remembered_blocks(world.state.fleet),
                 "shortest": shortest,
                 "longest": longest,
                 "queued": size.queued,
@@ -151,4 +151,4 @@ def bytes_per_block() -> float:
     gc.collect()
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return used / remembered(fleet)
+    return used / remembered_blocks(fleet)

@@ -120,7 +120,7 @@ def heartbeats(replicas: int) -> list[Heartbeat]:
     return beats
 
 
-def remembered(fleet: Fleet) -> int:
+def remembered_blocks(fleet: Fleet) -> int:
     """Blocks remembered over all replicas."""
     return sum(len(replica.prefix) for replica in fleet.replicas.values())
 
@@ -134,7 +134,7 @@ def fill(fleet: Fleet, cached_blocks: int, prompts: Prompts, rng: random.Random)
     goal = FULL * cached_blocks
     while True:
         if number % FILL_STEP == 0:
-            held = remembered(fleet)
+            held = remembered_blocks(fleet)
             if held >= goal or held <= before * GROWTH:
                 return
             before = held
@@ -181,20 +181,20 @@ class World:
         self.open: list[Placement] = []
         self._number = 0
         for _ in range(3):
-            self.beat()
+            self.heartbeat_all()
         fill(self.state.fleet, size.cached_blocks, self.prompts, self.rng)
         while len(self.open) < SLOTS * size.replicas:
             self.submit()
-            self.take(self.state.dispatch(self.now, self.rng))
-        self.queue_anew()
+            self.record_placed(self.state.dispatch(self.now, self.rng))
+        self.refill_queue()
 
-    def queue_anew(self) -> None:
+    def refill_queue(self) -> None:
         """Let others wait than do now: prompts of the present range."""
         self.state.drop_waiting(CLIENT)
         for _ in range(self.size.queued):
             self.submit()
 
-    def beat(self) -> None:
+    def heartbeat_all(self) -> None:
         """Every agent's heartbeat."""
         for beat in self.beats:
             self.state.heartbeat(beat, self.now)
@@ -204,7 +204,7 @@ class World:
         self._number += 1
         self.state.submit(CLIENT, self.prompts.request(self._number), self.now)
 
-    def take(self, decisions: Sequence[Decision]) -> int:
+    def record_placed(self, decisions: Sequence[Decision]) -> int:
         """Note what was placed, each prefilled at once; how many there were."""
         placed = [decision.placement for decision in decisions if isinstance(decision, Placed)]
         for placement in placed:

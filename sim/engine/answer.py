@@ -45,7 +45,7 @@ class Choice:
         return self.sequence.finish_reason is not None and self.received >= self.sequence.generated
 
     @property
-    def over(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether everything of this choice has been fed."""
         return bool(self.stopped) or self._at_end()
 
@@ -81,7 +81,7 @@ class Answer:
         self._opened: set[int] = set()
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether every choice has ended."""
         return all(choice.finished for choice in self.choices)
 
@@ -101,7 +101,7 @@ class Answer:
             if self._chat and not self._opened:
                 events += [self._opening(number) for number in range(len(self.choices))]
                 self._opened.update(range(len(self.choices)))
-            if choice.over:
+            if choice.exhausted:
                 choice.finished = True
             events.append(self._event(index, choice, shown))
         return b"".join(events)
@@ -163,7 +163,7 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": cached, "created_cache_tokens": 0},
         }
 
-    def whole(self) -> bytes:
+    def full_body(self) -> bytes:
         """The body of an answer that is not streamed."""
         choices: list[dict[str, object]] = []
         for index, choice in enumerate(self.choices):

@@ -17,27 +17,27 @@ _SMALLEST_WAIT_S = 0.001
 """The event loop's timers are no finer; shorter waits are carried over to the next step."""
 
 
-class Ticket:
+class RequestOutputCollector:
     """One request's sequences and the tokens they have yielded since last asked."""
 
-    __slots__ = ("_news", "_wake", "sequences")
+    __slots__ = ("_outputs", "_ready", "sequences")
 
     def __init__(self, sequences: list[Sequence]) -> None:
         self.sequences = sequences
-        self._news: list[tuple[int, bytes]] = []
-        self._wake = asyncio.Event()
+        self._outputs: list[tuple[int, bytes]] = []
+        self._ready = asyncio.Event()
 
-    def deliver(self, choice: int, new: bytes) -> None:
+    def put(self, choice: int, new: bytes) -> None:
         """Called by the loop: new tokens of a choice."""
-        self._news.append((choice, new))
-        self._wake.set()
+        self._outputs.append((choice, new))
+        self._ready.set()
 
-    async def news(self) -> list[tuple[int, bytes]]:
+    async def get(self) -> list[tuple[int, bytes]]:
         """Wait for new tokens: pairs of choice and bytes, oldest first."""
-        await self._wake.wait()
-        self._wake.clear()
-        news, self._news = self._news, []
-        return news
+        await self._ready.wait()
+        self._ready.clear()
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
 
 class EngineLoop:
@@ -62,9 +62,9 @@ class EngineLoop:
         self._publisher = publisher
         self._wall = wall
         """Seconds since 1970: the time stamps of KV events."""
-        self._untold: list[KvEvent] = []
+        self._pending_events: list[KvEvent] = []
         """Events of the step that is under way: told when it ends."""
-        self._owners: dict[int, tuple[Ticket, int]] = {}
+        self._collectors: dict[int, tuple[RequestOutputCollector, int]] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -82,25 +82,25 @@ class EngineLoop:
         if self._publisher is not None:
             await self._publisher.close()
 
-    def submit(self, sequences: list[Sequence]) -> Ticket:
+    def submit(self, sequences: list[Sequence]) -> RequestOutputCollector:
         """Queue a request. Raises ValueError when one of its sequences can never fit; then none is queued."""
-        ticket = Ticket(sequences)
+        collector = RequestOutputCollector(sequences)
         for sequence in sequences:
             try:
                 self.model.add(sequence)
             except ValueError:
-                self.abort(ticket)
+                self.abort(collector)
                 raise
         for choice, sequence in enumerate(sequences):
-            self._owners[id(sequence)] = (ticket, choice)
+            self._collectors[id(sequence)] = (collector, choice)
         self._changed.set()
-        return ticket
+        return collector
 
-    def abort(self, ticket: Ticket) -> None:
+    def abort(self, collector: RequestOutputCollector) -> None:
         """End a request now (its client has gone, or it is over); safe to call again."""
-        for sequence in ticket.sequences:
+        for sequence in collector.sequences:
             self.model.abort(sequence)
-            self._owners.pop(id(sequence), None)
+            self._collectors.pop(id(sequence), None)
 
     def set_failpoints(self, failpoints: Failpoints) -> None:
         """Replace all failpoints; a stalled engine goes on when the new ones do not stall it."""
@@ -111,7 +111,7 @@ class EngineLoop:
         """Stop generating; requests wait. The prefix cache is forgotten."""
         self.asleep, self.sleep_level = True, level
         self.model.forget_cache()
-        await self._tell(AllBlocksCleared())
+        await self._publish_events(AllBlocksCleared())
 
     def wake(self) -> None:
         """Go on after `sleep`."""
@@ -132,31 +132,29 @@ class EngineLoop:
                 continue
             step = self.model.step()
             if self._publisher is not None:
-                self._untold = cache_events(step.cache, self.model.config.block_size)
+                self._pending_events = cache_events(step.cache, self.model.config.block_size)
             due += step.seconds / self._speedup + self.failpoints.step_delay_s
             wait = due - loop.time()
             await asyncio.sleep(wait if wait >= _SMALLEST_WAIT_S else 0)
             if wait < -1.0:
                 due = loop.time()
-            await self._tell()
+            await self._publish_events()
             generated = 0
             for sequence, new in step.produced:
-                owner = self._owners.get(id(sequence))
+                owner = self._collectors.get(id(sequence))
                 generated += len(new) // 4
                 if owner is not None:
-                    owner[0].deliver(owner[1], new)
-            await asyncio.sleep(
-                0
-            )  # the requests look at their tokens (stop strings) before the next step begins
-            await self._count_down(generated)
+                    owner[0].put(owner[1], new)
+            await asyncio.sleep(0)  # request handlers check for stop strings before the next step begins
+            await self._apply_failpoints(generated)
 
-    async def _tell(self, *after: KvEvent) -> None:
+    async def _publish_events(self, *after: KvEvent) -> None:
         """Publish what has changed in the cache, in order: what a step stored comes before whatever cleared it."""
-        events, self._untold = [*self._untold, *after], []
+        events, self._pending_events = [*self._pending_events, *after], []
         if self._publisher is not None:
             await self._publisher.publish(events, self._wall())
 
-    async def _count_down(self, generated: int) -> None:
+    async def _apply_failpoints(self, generated: int) -> None:
         """Let token-counting failpoints happen."""
         points = self.failpoints
         if points.stall_after_tokens is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sim.engine.step_model.engine import EventKind, StepConfig, StepEngine
 from sim.engine.step_model.job import Job
-from sim.engine.text import Speaker, block_hashes, count
+from sim.engine.text import HashSampler, block_hashes, count
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +21,7 @@ class Sequence:
     max_tokens: int
     natural_length: int | None
     """Tokens after which it stops by itself; None = never."""
-    speaker: Speaker
+    sampler: HashSampler
     salt: str = ""
     counts_prompt: bool = True
     """False for the second and further choices of a request: its usage has the prompt once."""
@@ -39,7 +39,7 @@ class Sequence:
         return self.job.cached_tokens if self.job is not None else 0
 
     @property
-    def most_tokens(self) -> int:
+    def max_total_tokens(self) -> int:
         """Prompt and the longest answer it may have."""
         return self.prompt_tokens + self.max_tokens
 
@@ -142,9 +142,9 @@ class EngineModel:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ValueError when it can never fit."""
-        if sequence.most_tokens > self.config.capacity.max_model_len:
+        if sequence.max_total_tokens > self.config.capacity.max_model_len:
             raise ValueError("prompt and answer are longer than the model's context")
-        if -(-sequence.most_tokens // self.config.block_size) > self.pool.blocks:
+        if -(-sequence.max_total_tokens // self.config.block_size) > self.pool.blocks:
             raise ValueError("the sequence is larger than the KV cache")
         self._keys += 1
         block_hashes(bytes(sequence.content), self.config.block_size, sequence.salt, sequence.hashes)
@@ -173,7 +173,7 @@ class EngineModel:
         began, prefilled = engine.clock, engine.counters.prefilled_tokens
         events = engine.step()
         for sequence in self._sequences.values():
-            if sequence.job is not None and self._speak(sequence, engine.produced(sequence.job)):
+            if sequence.job is not None and self._generate(sequence, engine.produced(sequence.job)):
                 engine.publish(sequence.job)
         events += engine.advance(engine.clock)  # what `publish` has stored
         cache = [
@@ -189,14 +189,14 @@ class EngineModel:
 
     def forget_cache(self) -> None:
         """Nothing can be found in the prefix cache any more (sleep, or an operator's reset)."""
-        self.pool.forget()
+        self.pool.reset_prefix_cache()
 
-    def _speak(self, sequence: Sequence, tokens: int) -> bool:
+    def _generate(self, sequence: Sequence, tokens: int) -> bool:
         """Choose words up to `tokens` tokens of the answer; whether that filled a block of the cache."""
         new = tokens - sequence.generated
         if new <= 0:
             return False
-        words = b"".join([sequence.speaker.next() for _ in range(new)])
+        words = b"".join([sequence.sampler.next() for _ in range(new)])
         sequence.content += words
         sequence.generated = tokens
         self._generated += new
@@ -212,7 +212,7 @@ class EngineModel:
     def _end(self, job: Job) -> None:
         """The engine's word that a job ends with this step."""
         sequence = self._sequences[job.key]
-        self._speak(sequence, job.output_tokens)
+        self._generate(sequence, job.output_tokens)
         natural = sequence.natural_length
         reason = "stop" if natural is not None and natural <= sequence.max_tokens else "length"
         sequence.finish_reason = reason
@@ -238,13 +238,13 @@ def new_sequence(
     salt: str = "",
 ) -> Sequence:
     """A sequence for a prompt of whole tokens."""
-    speaker = Speaker(content, seed, choice)
+    speaker = HashSampler(content, seed, choice)
     return Sequence(
         content=bytearray(content),
         prompt_tokens=count(content),
         max_tokens=max_tokens,
         natural_length=speaker.length() if stops_by_itself else None,
-        speaker=speaker,
+        sampler=speaker,
         salt=salt,
         counts_prompt=choice == 0,
     )

@@ -14,7 +14,7 @@ from core.clock import Clock
 from sim.engine import text
 from sim.engine.answer import FINGERPRINT, Answer, Choice
 from sim.engine.failpoints import Failpoints
-from sim.engine.loop import EngineLoop, Ticket
+from sim.engine.loop import EngineLoop, RequestOutputCollector
 from sim.engine.metrics import SimMetrics
 from sim.engine.model import Sequence, new_sequence
 from sim.engine.schemas import ChatBody, CompletionBody, TokenizeBody
@@ -31,7 +31,7 @@ _SALT_REFUSES = frozenset("@/\\\0")
 _OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/load"})
 _MARK = (b"x-penstock-simulated", b"1")
 _JSON = (b"content-type", b"application/json")
-_GONE = -1
+_DISCONNECTED = -1
 T = TypeVar("T")
 
 
@@ -46,7 +46,7 @@ class HttpError(Exception):
         )
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed its connection."""
 
 
@@ -72,7 +72,7 @@ class SimServer:
             await self._route(scope, receive, send)
         except HttpError as error:
             await _reply(send, error.body, error.status)
-        except ClientGone:
+        except ClientDisconnected:
             return
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -171,7 +171,7 @@ class SimServer:
         if points.drop_next > 0:
             points.drop_next -= 1
             scope["penstock.transport"].abort()
-            raise ClientGone
+            raise ClientDisconnected
         if points.error_next > 0:
             points.error_next -= 1
             raise HttpError(500, "InternalServerError", "failpoint: error_next")
@@ -180,16 +180,16 @@ class SimServer:
             raise HttpError(404, "NotFoundError", f"The model `{body.model}` does not exist.")
         sequences = self._sequences(body)
         try:
-            ticket = self._loop.submit(sequences)
+            collector = self._loop.submit(sequences)
         except ValueError as error:
             raise HttpError(400, "BadRequestError", str(error)) from None
         answer = self._answer(body, sequences)
-        watcher = asyncio.create_task(_watch(receive, ticket, self._loop))
+        watcher = asyncio.create_task(_abort_on_disconnect(receive, collector, self._loop))
         try:
-            await self._relay(send, ticket, answer, bool(body.stream), started)
+            await self._relay(send, collector, answer, bool(body.stream), started)
         finally:
             watcher.cancel()
-            self._loop.abort(ticket)
+            self._loop.abort(collector)
 
     def _answer(self, body: ChatBody | CompletionBody, sequences: list[Sequence]) -> Answer:
         chat = isinstance(body, ChatBody)
@@ -244,36 +244,38 @@ class SimServer:
             ]
         return sequences
 
-    async def _relay(self, send: Send, ticket: Ticket, answer: Answer, stream: bool, started: float) -> None:
+    async def _relay(
+        self, send: Send, collector: RequestOutputCollector, answer: Answer, stream: bool, started: float
+    ) -> None:
         """Turn tokens into the answer as they come."""
         if stream:
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), _MARK]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         last = started
-        while not answer.over:
-            news = await ticket.news()
-            if any(choice == _GONE for choice, _ in news):
-                raise ClientGone
+        while not answer.finished:
+            news = await collector.get()
+            if any(choice == _DISCONNECTED for choice, _ in news):
+                raise ClientDisconnected
             events = answer.feed(self._loop.model, news)
             now = time.perf_counter()
             (self.metrics.ttft if last == started else self.metrics.itl).observe(now - last)
             last = now
             if stream:
-                ending = answer.closing() if answer.over else b""
+                ending = answer.closing() if answer.finished else b""
                 await send(
-                    {"type": "http.response.body", "body": events + ending, "more_body": not answer.over}
+                    {"type": "http.response.body", "body": events + ending, "more_body": not answer.finished}
                 )
         self.metrics.e2e.observe(time.perf_counter() - started)
         if not stream:
-            await _reply(send, answer.whole())
+            await _reply(send, answer.full_body())
 
 
-async def _watch(receive: Receive, ticket: Ticket, loop: EngineLoop) -> None:
+async def _abort_on_disconnect(receive: Receive, collector: RequestOutputCollector, loop: EngineLoop) -> None:
     """Abort the request the moment its client goes away."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    loop.abort(ticket)
-    ticket.deliver(_GONE, b"")
+    loop.abort(collector)
+    collector.put(_DISCONNECTED, b"")
 
 
 async def _read(receive: Receive) -> bytes:
@@ -282,7 +284,7 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > _MAX_BODY:

@@ -66,7 +66,7 @@ def chat_prompt(messages: list[tuple[str, str]]) -> bytes:
     return b"".join([*parts, encode("<|assistant|>")])
 
 
-class Speaker:
+class HashSampler:
     """Words chosen by a hash of prompt, seed and choice number: the same question, the same answer."""
 
     def __init__(self, content: bytes, seed: int, choice: int) -> None:

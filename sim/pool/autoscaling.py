@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from scheduler.core.autoscale.capacity import DEFAULT_MARGINS, Margins
 from scheduler.core.autoscale.forecast import Smoothing
 from scheduler.core.autoscale.watch import Settings
-from sim.pool.autoscaling_bound import foresight, shared_foresight
+from sim.pool.autoscaling_bound import oracle, shared_oracle
 from sim.pool.autoscaling_load import Arrival, past
-from sim.pool.autoscaling_policies import Hpa, Ours, Static, Wva
+from sim.pool.autoscaling_policies import Hpa, PenstockScaler, Static, Wva
 from sim.pool.autoscaling_pool import Scaler
 from sim.pool.autoscaling_result import DayResult
 from sim.pool.autoscaling_scenario import ANTIPHASE, Scenario, play
@@ -34,9 +34,9 @@ class Policy:
     name: str
     make: Callable[[Scenario, float, int], Scaler]
     """From a knob and the day's seed (for what a pool remembers of the days before)."""
-    generous: float
+    loosest_knob: float
     """The knob at which it keeps most promises."""
-    stingy: float
+    tightest_knob: float
     whole: bool = False
     """Whether the knob is a whole number."""
     within: Callable[[Scenario, float], Scenario] = lambda scenario, _: scenario
@@ -64,13 +64,13 @@ class Outcome:
         return interval([figure(day) for day in self.days])
 
 
-def ours(
+def penstock_scaler(
     scenario: Scenario, knob: float, seed: int, *, forecasting: bool = True, name: str = "penstock"
-) -> Ours:
+) -> PenstockScaler:
     """Our autoscaler with `knob` as the share of promises that chance may break, and its memory of the days before."""
     smoothing = Smoothing(day_s=scenario.day_s)
     settings = Settings(Margins(misses=knob), smoothing, forecasting=forecasting)
-    scaler = Ours(scenario.specs, settings, name)
+    scaler = PenstockScaler(scenario.specs, settings, name)
     for model, (day, _) in scenario.days.items():
         for index, count in enumerate(past(day, PAST_DAYS, smoothing.bin_s, seed)):
             scaler.autoscaler.remember(model, count, ((index + 1) * smoothing.bin_s) % scenario.day_s)
@@ -84,10 +84,13 @@ POLICIES: dict[str, Policy] = {
     "hpa": Policy("hpa", lambda s, knob, _: Hpa(s.specs, knob), 0.5, 24.0),
     "wva": Policy("wva", lambda s, knob, _: Wva(s.specs, knob), 0.002, 1.0),
     "reactive": Policy(
-        "reactive", lambda s, knob, seed: ours(s, knob, seed, forecasting=False, name="reactive"), 0.0005, 0.5
+        "reactive",
+        lambda s, knob, seed: penstock_scaler(s, knob, seed, forecasting=False, name="reactive"),
+        0.0005,
+        0.5,
     ),
-    "penstock": Policy("penstock", ours, 0.0005, 0.5),
-    "bound": Policy("bound", foresight, 1_000.0, 3.0),
+    "penstock": Policy("penstock", penstock_scaler, 0.0005, 0.5),
+    "bound": Policy("bound", oracle, 1_000.0, 3.0),
 }
 """`reactive` is ours without the forecast; `bound` knows the day."""
 
@@ -99,16 +102,16 @@ SHARED: dict[str, Policy] = {
     ),
     "reactive": Policy(
         "reactive",
-        lambda s, _, seed: ours(s, DEFAULT_MARGINS.misses, seed, forecasting=False, name="reactive"),
+        lambda s, _, seed: penstock_scaler(s, DEFAULT_MARGINS.misses, seed, forecasting=False, name="reactive"),
         24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
     ),
     "penstock": Policy(
         "penstock",
-        lambda s, _, seed: ours(s, DEFAULT_MARGINS.misses, seed),
+        lambda s, _, seed: penstock_scaler(s, DEFAULT_MARGINS.misses, seed),
         24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
     ),
     "bound": Policy(
-        "bound", lambda s, _, seed: shared_foresight(s, seed),
+        "bound", lambda s, _, seed: shared_oracle(s, seed),
         24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
     ),
 }  # fmt: skip
@@ -133,7 +136,7 @@ def tune(scenario: Scenario, policy: Policy, target: float, days: Mapping[int, S
         results = [policy.play(scenario, knob, seed, day) for seed, day in days.items()]
         return sum(result.worst_attainment for result in results) / len(results) >= target
 
-    good, bad = policy.generous, policy.stingy
+    good, bad = policy.loosest_knob, policy.tightest_knob
     if policy.whole:
         good = min(good, len(scenario.hosts))
         while abs(good - bad) > 1:

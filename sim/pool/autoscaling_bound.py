@@ -22,36 +22,36 @@ PATIENCE_S = 10.0
 """While the constant numbers are played, requests leave after this: else a number that is too few for an hour would
 look too few in the hours after it."""
 
-FEW = 0.005
+NEGLIGIBLE_SHARE = 0.005
 """Numbers at which no more than this share of the day's promises is broken need no looking beyond."""
 
-BrokenBy = Sequence[Sequence[int]]
+ViolationTable = Sequence[Sequence[int]]
 """Promises broken in each slice of the day, by number of replicas; the first row is of one replica."""
 
 
-def slices(broken_at: Sequence[float], day_s: float) -> list[int]:
+def slices(violations: Sequence[float], day_s: float) -> list[int]:
     """Broken promises counted by the slice of the day in which their requests came."""
     counts = [0] * math.ceil(day_s / SLICE_S)
-    for at in broken_at:
+    for at in violations:
         counts[min(int(at / SLICE_S), len(counts) - 1)] += 1
     return counts
 
 
-def schedule(broken: BrokenBy, price_s: float, wake: float, start: int) -> list[int]:
+def schedule(table: ViolationTable, price_s: float, wake: float, start: int) -> list[int]:
     """Replicas that should serve in each slice: least `SLICE_S * N + wake * ups + price_s * broken promises`.
 
     `price_s` is what a broken promise may cost in replica seconds, `wake` how long one that comes up holds its GPUs,
     and `start` how many serve when the day begins. Exact, by dynamic programming over slices.
     """
-    numbers = range(1, len(broken) + 1)
+    numbers = range(1, len(table) + 1)
     best = [wake * max(0, n - start) for n in numbers]
     came: list[list[int]] = []
-    for index in range(len(broken[0])):
+    for index in range(len(table[0])):
         if index:
             best, steps = _step(best, wake)
             came.append(steps)
         best = [
-            cost + SLICE_S * n + price_s * broken[n - 1][index] for n, cost in zip(numbers, best, strict=True)
+            cost + SLICE_S * n + price_s * table[n - 1][index] for n, cost in zip(numbers, best, strict=True)
         ]
     return _backwards(best, came)
 
@@ -68,7 +68,7 @@ def _step(best: Sequence[float], wake: float) -> tuple[list[float], list[int]]:
     return costs, steps
 
 
-def shares(first: BrokenBy, second: BrokenBy, hosts: int) -> list[int]:
+def shares(first: ViolationTable, second: ViolationTable, hosts: int) -> list[int]:
     """Hosts of `hosts` that the first of two models should have in each slice, the second having the rest.
 
     Fewest broken promises, by dynamic programming; a host that changes hands costs a promise, so that ties stay put.
@@ -81,7 +81,7 @@ def shares(first: BrokenBy, second: BrokenBy, hosts: int) -> list[int]:
             best, steps = _change_hands(best)
             came.append(steps)
         best = [
-            cost + _broken(first, number, index) + _broken(second, hosts - number, index)
+            cost + _violations(first, number, index) + _violations(second, hosts - number, index)
             for number, cost in zip(numbers, best, strict=True)
         ]
     return _backwards(best, came)
@@ -97,7 +97,7 @@ def _change_hands(best: Sequence[float]) -> tuple[list[float], list[int]]:
     return costs, steps
 
 
-def _broken(table: BrokenBy, number: int, index: int) -> int:
+def _violations(table: ViolationTable, number: int, index: int) -> int:
     return table[min(number, len(table)) - 1][index]
 
 
@@ -109,7 +109,7 @@ def _backwards(best: Sequence[float], came: Sequence[Sequence[int]]) -> list[int
     return [index + 1 for index in reversed(path)]
 
 
-class Foresight:
+class OraclePolicy:
     """A policy that follows numbers found for the day, waking each replica so that it serves in time."""
 
     name = "bound"
@@ -118,7 +118,7 @@ class Foresight:
         """`numbers`: replicas that should serve in each slice, by model."""
         self._specs, self._numbers = specs, numbers
 
-    def look(self, seen: Observation) -> Mapping[str, Rung]:
+    def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
         """Retire what the day needs no more, the coldest cache first; wake what it needs by the time it would serve."""
         rungs: dict[str, Rung] = {}
         free = {host.host_id: host.gpus for host in seen.hosts}
@@ -159,32 +159,32 @@ def _woken(
     return rungs
 
 
-def foresight(scenario: Scenario, price_s: float, seed: int) -> Foresight:
+def oracle(scenario: Scenario, price_s: float, seed: int) -> OraclePolicy:
     """The bound for pools that hold GPUs only as long as they use them; `price_s` as in `schedule`."""
     numbers = {}
     for model, spec in scenario.specs.items():
         wake = spec.ladder[scenario.rest].wake_s
         numbers[model] = schedule(_table(scenario, model, seed), price_s, wake, first_need(scenario, model))
-    return Foresight(scenario.specs, numbers)
+    return OraclePolicy(scenario.specs, numbers)
 
 
-def shared_foresight(scenario: Scenario, seed: int) -> Foresight:
+def shared_oracle(scenario: Scenario, seed: int) -> OraclePolicy:
     """The bound for contracted hosts that two models share, each host with one of them awake at a time."""
     one, other = scenario.specs
     hosts = len(scenario.hosts)
     numbers = shares(_table(scenario, one, seed), _table(scenario, other, seed), hosts)
-    return Foresight(scenario.specs, {one: numbers, other: [hosts - number for number in numbers]})
+    return OraclePolicy(scenario.specs, {one: numbers, other: [hosts - number for number in numbers]})
 
 
-def _table(scenario: Scenario, model: str, seed: int) -> BrokenBy:
+def _table(scenario: Scenario, model: str, seed: int) -> ViolationTable:
     """Promises broken in each slice of the day that belongs to `seed`, at every number up to where few are broken."""
     if (model, seed) not in scenario.tables:
         alone = scenario.alone(model)
         day = alone.arrivals(seed)
         rows: list[list[int]] = []
-        while not rows or (sum(rows[-1]) > FEW * len(day) and len(rows) < len(alone.homes)):
+        while not rows or (sum(rows[-1]) > NEGLIGIBLE_SHARE * len(day) and len(rows) < len(alone.homes)):
             number = len(rows) + 1
             result = play(alone, Static(alone.specs, number), day, start=number, patience_s=PATIENCE_S)
-            rows.append(slices([at for _, at in result.broken_at], scenario.day_s))
+            rows.append(slices([at for _, at in result.violations], scenario.day_s))
         scenario.tables[model, seed] = rows
     return scenario.tables[model, seed]

@@ -12,9 +12,9 @@ from scheduler.core.autoscale.state import (
     ReplicaSeen,
     Rung,
 )
-from sim.pool.autoscaling_pool import LOOK_S, Scaler
+from sim.pool.autoscaling_pool import PLAN_INTERVAL_S, Scaler
 from sim.pool.contract import ReplicaView
-from sim.pool.control import Act, ModelLoad, PoolAction, PoolView
+from sim.pool.control import ActionKind, ModelLoad, PoolAction, PoolView
 from workers.wire import ReplicaState
 
 _BLOCK_TOKENS = 64
@@ -25,7 +25,7 @@ _CACHE_S = 600.0
 class ScalerController:
     """Implements the cluster's Controller. Every replica has GPUs of its own; `day_s` is the forecast's season."""
 
-    every_s = LOOK_S
+    every_s = PLAN_INTERVAL_S
 
     def __init__(self, scaler: Scaler, specs: Mapping[str, ModelSpec], day_s: float = 86_400.0) -> None:
         self._scaler, self._specs, self._day_s = scaler, specs, day_s
@@ -49,7 +49,7 @@ class ScalerController:
             HostSeen(row.replica_id, self._specs[row.model].capacity.gpus, 1e6, contracted=False)
             for row in replicas
         ]
-        wanted = self._scaler.look(Observation(now, hosts, replicas, demand, now % self._day_s))
+        wanted = self._scaler.evaluate(Observation(now, hosts, replicas, demand, now % self._day_s))
         found = (self._action(row, wanted.get(row.replica_id, row.rung)) for row in replicas)
         return [action for action in found if action is not None]
 
@@ -59,11 +59,11 @@ class ScalerController:
         name = replica.replica_id
         if rung is Rung.AWAKE:
             if replica.draining:
-                return PoolAction(Act.RESUME, name)
-            return PoolAction(Act.START if replica.rung is Rung.STOPPED else Act.WAKE, name)
+                return PoolAction(ActionKind.RESUME, name)
+            return PoolAction(ActionKind.START if replica.rung is Rung.STOPPED else ActionKind.WAKE, name)
         if rung in (Rung.SLEEP_1, Rung.SLEEP_2):
-            return PoolAction(Act.SLEEP, name, level=1 if rung is Rung.SLEEP_1 else 2)
-        return PoolAction(Act.STOP, name)
+            return PoolAction(ActionKind.SLEEP, name, level=1 if rung is Rung.SLEEP_1 else 2)
+        return PoolAction(ActionKind.STOP, name)
 
     def _replica(self, each: ReplicaView, view: PoolView, now: float) -> ReplicaSeen:
         rung = self._rung(each, view)
@@ -81,7 +81,7 @@ class ScalerController:
             each.replica_id,
             rung,
             since,
-            max(LOOK_S, slowest - since) if loading else 0.0,
+            max(PLAN_INTERVAL_S, slowest - since) if loading else 0.0,
             each.state is ReplicaState.DRAINING,
             each.running + each.waiting,
             round(each.waiting * self._means.get(each.model, (0.0, 0.0, 0.0))[1]),

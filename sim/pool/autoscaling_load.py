@@ -131,7 +131,7 @@ def arrivals(days: Sequence[tuple[str, Day, Lengths]], seed: int) -> list[Arriva
             session, prompt, prefix = talk.next()
             output = _lognormal(lengths.output, lengths.output_cv, rng)
             found.append(Arrival(0, at, model, prompt, output, session, prefix))
-            talk.said(session, prompt + output)
+            talk.record(session, prompt + output)
     found.sort(key=lambda row: (row.at, row.model))
     return [
         Arrival(key, row.at, row.model, row.prompt, row.output, row.session, row.prefix)
@@ -180,7 +180,7 @@ class _Conversations:
             del self._sizes[self._open.pop()]
         return self._count, min(fresh, self._lengths.max_prompt), 0
 
-    def said(self, session: int, tokens: int) -> None:
+    def record(self, session: int, tokens: int) -> None:
         """The conversation is now so long."""
         if session in self._sizes:
             self._sizes[session] = tokens

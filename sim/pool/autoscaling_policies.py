@@ -15,7 +15,7 @@ from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaSeen, 
 from scheduler.core.autoscale.watch import Settings
 
 
-class Ours:
+class PenstockScaler:
     """The scheduler's autoscaler; its knob is in its settings."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Ours:
         self.autoscaler = Autoscaler(specs, settings)
         self.plan: Plan | None = None
 
-    def look(self, seen: Observation) -> Mapping[str, Rung]:
+    def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
         """Observe and plan."""
         self.autoscaler.observe(seen)
         self.plan = self.autoscaler.plan()
@@ -44,7 +44,7 @@ class ByCount:
         self._next_at = 0.0
         self._wanted: dict[str, deque[tuple[float, int]]] = {model: deque() for model in specs}
 
-    def look(self, seen: Observation) -> Mapping[str, Rung]:
+    def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
         """Decide anew every `every_s`; down only to the largest number wanted in the stabilisation window."""
         if seen.now < self._next_at:
             return {}

@@ -21,14 +21,14 @@ from scheduler.core.autoscale.state import (
     Rung,
 )
 from sim.pool.autoscaling_load import Arrival
-from sim.pool.autoscaling_replica import FluidReplica, Run
+from sim.pool.autoscaling_replica import FluidReplica, RunningRequest
 from sim.pool.autoscaling_result import DayResult
 
-LOOK_S = 2.0
+PLAN_INTERVAL_S = 2.0
 """Between two looks of a policy; slower ones leave some out."""
 SHORT_QUEUE_S = 0.6
 """Prefill work that a replica may have before requests wait in the scheduler's queue instead."""
-STICK_S = 1.0
+AFFINITY_SLACK_S = 1.0
 """How much later a warm replica may be than the best one."""
 HIT_MEMORY_S = 180.0
 """Time constant of a replica's hit rate."""
@@ -39,12 +39,12 @@ class Scaler(Protocol):
 
     name: str
 
-    def look(self, seen: Observation) -> Mapping[str, Rung]:
+    def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
         """The rung that each replica should be on; those left out stay as they are."""
 
 
 @dataclass(slots=True)
-class Slot:
+class PoolReplica:
     """A replica of the pool, awake or resting."""
 
     replica_id: str
@@ -108,7 +108,7 @@ class DayPool:
 
     def __init__(
         self,
-        slots: Sequence[Slot],
+        slots: Sequence[PoolReplica],
         hosts: Sequence[HostSeen],
         scaler: Scaler,
         day_s: float,
@@ -122,7 +122,7 @@ class DayPool:
         self._contracted = sum(host.gpus for host in hosts if host.contracted)
         self._scaler = scaler
         self._day_s = day_s
-        self._of: dict[str, list[Slot]] = {}
+        self._of: dict[str, list[PoolReplica]] = {}
         for slot in slots:
             self._of.setdefault(slot.spec.model, []).append(slot)
         self._queues: dict[str, deque[Arrival]] = {model: deque() for model in self._of}
@@ -138,13 +138,15 @@ class DayPool:
         look_at, index, last = 0.0, 0, len(arrivals)
         self.result.requests = last
         for arrival in arrivals:
-            self.result.requests_of[arrival.model] = self.result.requests_of.get(arrival.model, 0) + 1
+            self.result.requests_by_model[arrival.model] = (
+                self.result.requests_by_model.get(arrival.model, 0) + 1
+            )
         while True:
             arrival_at = arrivals[index].at if index < last else math.inf
             event_at = self._events[0][0] if self._events else math.inf
             if look_at <= min(arrival_at, event_at) and look_at <= self._day_s:
-                self._look(look_at)
-                look_at += LOOK_S
+                self._apply_plan(look_at)
+                look_at += PLAN_INTERVAL_S
             elif event_at <= arrival_at:
                 if event_at == math.inf:
                     return self.result
@@ -168,11 +170,11 @@ class DayPool:
     def _dispatch(self, model: str, now: float) -> None:
         queue = self._queues[model]
         while queue and now - queue[0].at > self._patience_s:
-            self._break(queue.popleft(), late=True)
+            self._record_violation(queue.popleft(), late=True)
         while queue and (slot := self._choose(queue[0], now)) is not None:
             self._send(queue.popleft(), slot, now)
 
-    def _choose(self, arrival: Arrival, now: float) -> Slot | None:
+    def _choose(self, arrival: Arrival, now: float) -> PoolReplica | None:
         """The warm replica, or the one with the shortest prefill; None when every engine queue is full."""
         best, best_s = None, math.inf
         warm, warm_s, warm_hit = None, math.inf, 0
@@ -189,13 +191,13 @@ class DayPool:
                 best, best_s = slot, seconds
             if hit > warm_hit:
                 warm, warm_s, warm_hit = slot, seconds, hit
-        if warm is not None and warm_s <= best_s + STICK_S:
+        if warm is not None and warm_s <= best_s + AFFINITY_SLACK_S:
             return warm
         return best
 
-    def _send(self, arrival: Arrival, slot: Slot, now: float) -> None:
+    def _send(self, arrival: Arrival, slot: PoolReplica, now: float) -> None:
         hit = slot.engine.cached(arrival)
-        run = Run(arrival, hit)
+        run = RunningRequest(arrival, hit)
         demand = self._demand[arrival.model]
         demand.uncached += run.uncached
         demand.uncached_sq += run.uncached * run.uncached
@@ -205,7 +207,7 @@ class DayPool:
         slot.engine.add(run, now)
         self._plan_event(slot)
 
-    def _plan_event(self, slot: Slot) -> None:
+    def _plan_event(self, slot: PoolReplica) -> None:
         slot.version += 1
         at = slot.engine.next_at()
         if at < math.inf:
@@ -224,13 +226,13 @@ class DayPool:
         if version != slot.version:
             return
         for run in slot.engine.step(now):
-            self._book(run, slot.spec, now)
+            self._record_finished(run, slot.spec, now)
         self._plan_event(slot)
         if slot.draining and not slot.engine.running:
             self._rest(slot, now)
         self._dispatch(slot.spec.model, now)
 
-    def _book(self, run: Run, spec: ModelSpec, now: float) -> None:
+    def _record_finished(self, run: RunningRequest, spec: ModelSpec, now: float) -> None:
         arrival, targets = run.arrival, spec.targets
         ttft = run.first_at - arrival.at
         self.result.ttft_s.append(ttft)
@@ -240,19 +242,19 @@ class DayPool:
             self.result.tpot_s.append(tpot)
         late, slow = ttft > limit, tpot > targets.tpot_s
         if late or slow:
-            self._break(arrival, late=late, slow=slow)
+            self._record_violation(arrival, late=late, slow=slow)
         else:
-            self.result.kept += 1
-            self.result.kept_of[spec.model] = self.result.kept_of.get(spec.model, 0) + 1
+            self.result.met += 1
+            self.result.met_by_model[spec.model] = self.result.met_by_model.get(spec.model, 0) + 1
 
-    def _break(self, arrival: Arrival, *, late: bool = False, slow: bool = False) -> None:
-        self.result.late += late
-        self.result.slow += slow
-        self.result.broken_at.append((arrival.model, arrival.at))
+    def _record_violation(self, arrival: Arrival, *, late: bool = False, slow: bool = False) -> None:
+        self.result.ttft_violations += late
+        self.result.tpot_violations += slow
+        self.result.violations.append((arrival.model, arrival.at))
 
     # Replicas
 
-    def _look(self, now: float) -> None:
+    def _apply_plan(self, now: float) -> None:
         held = self._contracted + sum(
             slot.spec.capacity.gpus
             for slot in self._slots.values()
@@ -263,13 +265,13 @@ class DayPool:
         if self._looks % 10 == 0:
             self.result.awake.append((now, sum(slot.holds_gpus() for slot in self._slots.values())))
         self._looks += 1
-        wanted = self._scaler.look(self.observation(now))
+        wanted = self._scaler.evaluate(self.observation(now))
         for replica_id, rung in sorted(wanted.items(), key=lambda item: (item[1] is Rung.AWAKE, item[0])):
             slot = self._slots[replica_id]
             if rung is Rung.AWAKE:
                 self._wake(slot, now)
             elif slot.rung is Rung.AWAKE:
-                self._descend(slot, rung, now)
+                self._retire(slot, rung, now)
             elif rung.depth > slot.rung.depth and not slot.draining:
                 slot.rung, slot.since = rung, now
         self._start_waiting(now)
@@ -295,22 +297,22 @@ class DayPool:
         demand = [self._demand[model].take(model, self._queues[model]) for model in self._of]
         return Observation(now, list(self._hosts.values()), replicas, demand, now % self._day_s)
 
-    def _ready_in(self, slot: Slot, now: float) -> float:
+    def _ready_in(self, slot: PoolReplica, now: float) -> float:
         if slot.rung is not Rung.AWAKE:
             return 0.0
         if slot.ready_at == math.inf:
             return slot.spec.ladder[slot.came_from].wake_s
         return max(0.0, slot.ready_at - now)
 
-    def _wake(self, slot: Slot, now: float) -> None:
+    def _wake(self, slot: PoolReplica, now: float) -> None:
         if slot.draining:
             slot.draining, slot.rung = False, Rung.AWAKE
-            self.result.ups += 1
+            self.result.scale_ups += 1
             self._dispatch(slot.spec.model, now)
         elif slot.rung is not Rung.AWAKE:
             slot.came_from, slot.rung, slot.since = slot.rung, Rung.AWAKE, now
             slot.ready_at = math.inf
-            self.result.ups += 1
+            self.result.scale_ups += 1
 
     def _start_waiting(self, now: float) -> None:
         """Begin to wake those whose GPUs are free."""
@@ -325,15 +327,15 @@ class DayPool:
                     slot.ready_at = now + slot.spec.ladder[slot.came_from].wake_s
                     heappush(self._events, (slot.ready_at, self._next(), slot.replica_id, -1))
 
-    def _descend(self, slot: Slot, rung: Rung, now: float) -> None:
-        self.result.downs += 1
+    def _retire(self, slot: PoolReplica, rung: Rung, now: float) -> None:
+        self.result.scale_downs += 1
         serving = slot.ready_at <= now
         slot.rung, slot.since = rung, now
         slot.draining = serving and slot.engine.running > 0
         if not slot.draining:
             self._rest(slot, now)
 
-    def _rest(self, slot: Slot, now: float) -> None:
+    def _rest(self, slot: PoolReplica, now: float) -> None:
         slot.draining, slot.since = False, now
-        slot.engine.forget()
+        slot.engine.clear_cache()
         slot.hit_rate = 0.0

@@ -16,7 +16,7 @@ CHUNK_TOKENS = 8192
 """Prompt tokens that a step may carry."""
 
 
-class Run:
+class RunningRequest:
     """A request on a replica."""
 
     __slots__ = ("arrival", "cached", "first_at", "uncached")
@@ -33,12 +33,12 @@ class FluidReplica:
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
-        self.prefills: deque[Run] = deque()
+        self.prefills: deque[RunningRequest] = deque()
         self.unprefilled = 0.0
         """Uncached prompt tokens that wait or are being prefilled."""
         self.kv_tokens = 0.0
         """Tokens of sequences that decode, at half their answers' length."""
-        self._decodes: list[tuple[float, int, Run]] = []
+        self._decodes: list[tuple[float, int, RunningRequest]] = []
         self._done_tokens = 0.0
         """Tokens that a sequence decoding since the beginning would have."""
         self._head_left = 0.0
@@ -62,14 +62,14 @@ class FluidReplica:
         """Prompt tokens it would find in the cache."""
         return min(arrival.prefix, self._cache.get(arrival.session, 0))
 
-    def add(self, run: Run, now: float) -> None:
+    def add(self, run: RunningRequest, now: float) -> None:
         """A request arrives."""
         self._advance(now)
         if not self.prefills:
             self._head_left = float(run.uncached)
         self.prefills.append(run)
         self.unprefilled += run.uncached
-        self._pace()
+        self._update_rates()
 
     def next_at(self) -> float:
         """When the next prompt or answer is done; infinity when idle."""
@@ -80,10 +80,10 @@ class FluidReplica:
             at = min(at, self._now + max(0.0, self._decodes[0][0] - self._done_tokens) / self._decode_rate)
         return at
 
-    def step(self, now: float) -> list[Run]:
+    def step(self, now: float) -> list[RunningRequest]:
         """Play up to `now`, an instant of `next_at`; the requests that ended."""
         self._advance(now)
-        ended: list[Run] = []
+        ended: list[RunningRequest] = []
         if self.prefills and self._head_left <= 1e-6 * self._prefill_rate:
             self._first_token(now, ended)
         while self._decodes and self._decodes[0][0] - self._done_tokens <= 1e-6 * self._decode_rate:
@@ -91,16 +91,16 @@ class FluidReplica:
             self.kv_tokens -= _held(run)
             ended.append(run)
         for run in ended:
-            self._keep(run.arrival.session, run.arrival.prompt + run.arrival.output)
-        self._pace()
+            self._store_prefix(run.arrival.session, run.arrival.prompt + run.arrival.output)
+        self._update_rates()
         return ended
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """It slept or stopped: the cache is gone."""
         self._cache.clear()
         self._cache_tokens = 0
 
-    def _first_token(self, now: float, ended: list[Run]) -> None:
+    def _first_token(self, now: float, ended: list[RunningRequest]) -> None:
         run = self.prefills.popleft()
         self.unprefilled = max(0.0, self.unprefilled - run.uncached)
         run.first_at = now
@@ -120,7 +120,7 @@ class FluidReplica:
             self._done_tokens += elapsed * self._decode_rate
         self._now = now
 
-    def _pace(self) -> None:
+    def _update_rates(self) -> None:
         """Rates until the next event. A prompt waits while the batch or the cache is full."""
         capacity, batch = self.capacity, len(self._decodes)
         decode_s = (
@@ -141,12 +141,12 @@ class FluidReplica:
             self._prefill_rate = 0.0
         self._decode_rate = capacity.accept_per_step / step_s if batch else 0.0
 
-    def _keep(self, session: int, tokens: int) -> None:
+    def _store_prefix(self, session: int, tokens: int) -> None:
         self._cache_tokens += tokens - self._cache.pop(session, 0)
         self._cache[session] = tokens
         while self._cache_tokens > self.capacity.kv_cache_tokens:
             self._cache_tokens -= self._cache.popitem(last=False)[1]
 
 
-def _held(run: Run) -> float:
+def _held(run: RunningRequest) -> float:
     return run.arrival.prompt + run.arrival.output / 2.0

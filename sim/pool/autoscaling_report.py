@@ -35,7 +35,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             ("ttft_p99_s", outcome.over_days(lambda day: day.ttft_p99_s)),
             ("tpot_p99_s", outcome.over_days(lambda day: day.tpot_p99_s)),
             ("hit_rate", outcome.over_days(lambda day: day.hit_rate)),
-            ("scale_events", outcome.over_days(lambda day: float(day.ups + day.downs))),
+            ("scale_events", outcome.over_days(lambda day: float(day.scale_ups + day.scale_downs))),
         ):
             row[name], row[f"{name}_ci"] = round(figure.mean, 5), _finite(figure.half)
         row["days"] = len(outcome.days)

@@ -9,25 +9,25 @@ class DayResult:
     """What became of a day."""
 
     requests: int = 0
-    kept: int = 0
+    met: int = 0
     """Requests with both promises kept: first token and time per token."""
-    requests_of: dict[str, int] = field(default_factory=dict)
-    kept_of: dict[str, int] = field(default_factory=dict)
+    requests_by_model: dict[str, int] = field(default_factory=dict)
+    met_by_model: dict[str, int] = field(default_factory=dict)
     """The same by model."""
-    late: int = 0
+    ttft_violations: int = 0
     """First token too late."""
-    slow: int = 0
+    tpot_violations: int = 0
     """Too long a token."""
     gpu_s: float = 0.0
     """GPU seconds paid for: all of contracted hosts, elsewhere what is held by serving, waking and draining."""
-    ups: int = 0
-    downs: int = 0
+    scale_ups: int = 0
+    scale_downs: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
     """Mean seconds a token after the first, of every answer of more than one token."""
-    broken_at: list[tuple[str, float]] = field(default_factory=list)
+    violations: list[tuple[str, float]] = field(default_factory=list)
     """Model and arrival of every request with a broken promise."""
     awake: list[tuple[float, int]] = field(default_factory=list)
     """(time, replicas that hold GPUs) at every tenth look."""
@@ -35,13 +35,14 @@ class DayResult:
     @property
     def attainment(self) -> float:
         """Share of requests with their promises kept."""
-        return self.kept / max(1, self.requests)
+        return self.met / max(1, self.requests)
 
     @property
     def worst_attainment(self) -> float:
         """The same of the model that fared worst."""
         return min(
-            (self.kept_of.get(model, 0) / count for model, count in self.requests_of.items()), default=1.0
+            (self.met_by_model.get(model, 0) / count for model, count in self.requests_by_model.items()),
+            default=1.0,
         )
 
     @property
@@ -52,12 +53,12 @@ class DayResult:
     @property
     def ttft_attainment(self) -> float:
         """Share of requests whose first token came in time."""
-        return 1.0 - self.late / max(1, self.requests)
+        return 1.0 - self.ttft_violations / max(1, self.requests)
 
     @property
     def tpot_attainment(self) -> float:
         """Share of requests whose tokens came as quickly as promised."""
-        return 1.0 - self.slow / max(1, self.requests)
+        return 1.0 - self.tpot_violations / max(1, self.requests)
 
     @property
     def ttft_p99_s(self) -> float:

@@ -9,7 +9,7 @@ import msgspec
 from scheduler.core.autoscale.capacity import Load, needed
 from scheduler.core.autoscale.state import HostSeen, ModelSpec, Rung, RungFigures
 from sim.pool.autoscaling_load import Arrival, Curve, Day, Lengths, arrivals, diurnal, evening, office
-from sim.pool.autoscaling_pool import DayPool, Scaler, Slot
+from sim.pool.autoscaling_pool import DayPool, PoolReplica, Scaler
 from sim.pool.autoscaling_replica import FluidReplica
 from sim.pool.autoscaling_result import DayResult
 
@@ -130,7 +130,7 @@ def play(
     """
     begin = {model: first_need(scenario, model) if start is None else start for model in scenario.specs}
     free = {host.host_id: host.gpus for host in scenario.hosts}
-    slots: list[Slot] = []
+    slots: list[PoolReplica] = []
     awake: dict[str, int] = {}
     for number, (model, host_id) in enumerate(scenario.homes):
         spec = scenario.specs[model]
@@ -139,7 +139,9 @@ def play(
             awake[model] = awake.get(model, 0) + 1
             free[host_id] -= spec.capacity.gpus
         rung = Rung.AWAKE if up else scenario.rest
-        slots.append(Slot(f"{host_id}/{model}-{number}", spec, host_id, rung, FluidReplica(spec.capacity)))
+        slots.append(
+            PoolReplica(f"{host_id}/{model}-{number}", spec, host_id, rung, FluidReplica(spec.capacity))
+        )
     return DayPool(slots, scenario.hosts, scaler, scenario.day_s, patience_s=patience_s).play(day)
 
 

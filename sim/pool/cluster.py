@@ -23,13 +23,13 @@ from sim.pool.contract import (
 )
 from sim.pool.estimates import Estimates
 from sim.pool.faults import Fault, Kill, KillApiProcess, RestartScheduler, Slow
+from sim.pool.gpu_time import GpuTime, gpu_time
 from sim.pool.lifecycle import Lifecycle
 from sim.pool.network import Delays, stream
 from sim.pool.pool import ReplicaSpec
 from sim.pool.routing_link import RoutingLink
 from sim.pool.settings import Progress, RoutingFactory, RoutingSetup, RunConfig
 from sim.pool.sim_replica import SimReplica
-from sim.pool.spent import Spent, spent
 from sim.pool.telemetry import KvWire, LoadMeter, Scraper
 from sim.pool.timeline import Timeline
 from workers.wire import KvDelta
@@ -62,7 +62,7 @@ class Cluster:
         self.routing = routing_factory(
             RoutingSetup(stream(seed, "routing"), config.api_processes, self.estimates)
         )
-        self.link = RoutingLink(self.timeline, self.routing, self._decided)
+        self.link = RoutingLink(self.timeline, self.routing, self._on_decision)
         self.replicas = {
             spec.replica_id: SimReplica(
                 spec,
@@ -75,16 +75,16 @@ class Cluster:
             self.timeline,
             self.replicas,
             hang_limit_s=config.hang_limit_s,
-            lost=self._jobs_lost,
-            changed=self._look_again,
+            on_jobs_lost=self._on_jobs_lost,
+            on_change=self._schedule_engine,
         )
         self._longest: dict[str, int] = {}
         """Model -> longest prompt plus answer that every replica of it takes."""
         for spec in pool:
             length = spec.capacity.max_model_len
             self._longest[spec.model] = min(length, self._longest.get(spec.model, length))
-        self.scraper = Scraper(self.timeline, self.delays, self.replicas, self._metrics)
-        self.kv_wire = KvWire(self.timeline, self.delays, self._kv_events)
+        self.scraper = Scraper(self.timeline, self.delays, self.replicas, self._on_metrics)
+        self.kv_wire = KvWire(self.timeline, self.delays, self._on_kv_events)
         self.meter = LoadMeter()
         self.records: list[Record] = []
         self.calls: dict[int, Call] = {}
@@ -95,7 +95,7 @@ class Cluster:
         self._api_processes = list(range(config.api_processes))
         self._spread = stream(seed, "arrivals")
         self._ended = 0.0
-        self._spent = Spent()
+        self._gpu_time = GpuTime()
 
     # The run
 
@@ -104,17 +104,17 @@ class Cluster:
         self.scraper.start()
         self._next_arrival()
         for fault in self.config.faults:
-            self.timeline.at(fault.at, self._fail, fault)
+            self.timeline.at(fault.at, self._inject, fault)
         if self.config.controller is not None:
-            self.timeline.after(self.config.controller.every_s, self._control)
+            self.timeline.after(self.config.controller.every_s, self._run_controller)
         self.timeline.after(self.config.network.progress_every_s, self._progress)
         if self.config.on_progress is not None:
-            self.timeline.after(1.0, self._report)
-        self.timeline.run(self._going, math.inf)
+            self.timeline.after(1.0, self._report_progress)
+        self.timeline.run(self._is_running, math.inf)
         for call in list(self.calls.values()):
             call.job = None
             self._refuse(call, "unfinished", 0.0)
-        self._spent = spent(self.replicas.values(), self.timeline.now)
+        self._gpu_time = gpu_time(self.replicas.values(), self.timeline.now)
         self._ended = self.timeline.now
         self.timeline.run(lambda: True, self._ended + _WIND_DOWN_S)
 
@@ -127,15 +127,15 @@ class Cluster:
             seed=self.config.seed,
             records=self.records,
             seconds=self._ended,
-            gpu_hours=self._spent.gpus_held_s / 3600.0,
-            replica_seconds=self._spent.by_state,
-            gpu_seconds=self._spent.gpus_by_state,
-            usd_per_gpu_hour=self._spent.usd_per_gpu_hour,
+            gpu_hours=self._gpu_time.gpus_held_s / 3600.0,
+            replica_seconds=self._gpu_time.by_state,
+            gpu_seconds=self._gpu_time.gpus_by_state,
+            usd_per_gpu_hour=self._gpu_time.usd_per_gpu_hour,
             arrivals_s=self._last_arrival,
             warmup_s=self.config.warmup_s,
         )
 
-    def _going(self) -> bool:
+    def _is_running(self) -> bool:
         late = self.timeline.now > self._last_arrival + self.config.drain_s
         return self._more or (bool(self.calls) and not late)
 
@@ -164,13 +164,13 @@ class Cluster:
             self._refuse(call, TOO_LONG, 0.0)
         else:
             self.meter.arrived(call)
-            self.link.tell(call.delays.to_scheduler_s, self._reach, call)
+            self.link.send(call.delays.to_scheduler_s, self._submit, call)
 
-    def _reach(self, call: Call) -> None:
+    def _submit(self, call: Call) -> None:
         if call.phase is not Phase.OVER:
             self.routing.arrive(call.record.request, call.record.router, self.timeline.now)
 
-    def _decided(self, decision: Decision) -> None:
+    def _on_decision(self, decision: Decision) -> None:
         """The routing system has decided; the answer travels back to the API process."""
         call = self.calls.get(decision.key)
         if call is None:
@@ -181,7 +181,7 @@ class Cluster:
         if isinstance(decision, Dispatch):
             self._dispatch(call, decision, back_s)
         else:
-            self.timeline.after(back_s, self._refused, call, decision)
+            self.timeline.after(back_s, self._on_refusal, call, decision)
 
     def _dispatch(self, call: Call, decision: Dispatch, back_s: float) -> None:
         record = call.record
@@ -199,7 +199,7 @@ class Cluster:
         request = call.record.request
         replica = self.replicas[call.record.replica_id]
         if not replica.takes_work:
-            self.timeline.after(call.delays.from_engine_s, self._attempt_failed, call, 0)
+            self.timeline.after(call.delays.from_engine_s, self._on_attempt_failed, call, 0)
             return
         call.job = Job(
             request.key,
@@ -212,22 +212,22 @@ class Cluster:
         if replica.wake_at <= self.timeline.now:
             self._advance(replica)
         replica.add(call.job, self.timeline.now)
-        self._look_again(replica)
+        self._schedule_engine(replica)
 
-    def _first_token(self, call: Call, job: Job) -> None:
+    def _on_first_token(self, call: Call, job: Job) -> None:
         """The API process sees the first token of this attempt."""
         if call.job is not job:
             return
         call.phase = Phase.DECODING
         call.record.first_token_at = self.timeline.now
         call.record.cached_tokens = job.cached_tokens
-        self.link.tell(call.delays.to_scheduler_s, self._hear_first_token, call, job)
+        self.link.send(call.delays.to_scheduler_s, self._notify_first_token, call, job)
 
-    def _hear_first_token(self, call: Call, job: Job) -> None:
+    def _notify_first_token(self, call: Call, job: Job) -> None:
         if call.job is job:
             self.routing.first_token(call.key, call.record.replica_id, self.timeline.now)
 
-    def _finished(self, call: Call, job: Job) -> None:
+    def _on_finished(self, call: Call, job: Job) -> None:
         """The API process sees the end of the answer."""
         if call.job is not job:
             return
@@ -236,10 +236,10 @@ class Cluster:
         call.record.preemptions += job.preemptions
         self.estimates.learn(call.record.request, call.record.router)
         self.meter.finished(call, self.replicas[call.record.replica_id], self.timeline.now)
-        self._settle(call)
-        self.link.tell(call.delays.to_scheduler_s, self._hear_end, call, job, False)
+        self._end(call)
+        self.link.send(call.delays.to_scheduler_s, self._notify_finished, call, job, False)
 
-    def _hear_end(self, call: Call, job: Job, failed: bool) -> None:
+    def _notify_finished(self, call: Call, job: Job, failed: bool) -> None:
         request = call.record.request
         self.routing.finished(
             request.key,
@@ -251,7 +251,7 @@ class Cluster:
             now=self.timeline.now,
         )
 
-    def _attempt_failed(self, call: Call, produced: int) -> None:
+    def _on_attempt_failed(self, call: Call, produced: int) -> None:
         """The API process sees that the replica is gone: try another, or give up."""
         if call.phase is Phase.OVER:
             return
@@ -260,23 +260,23 @@ class Cluster:
         call.job = None
         call.phase = Phase.WAITING
         call.record.first_token_at = -1.0
-        self.link.tell(call.delays.to_scheduler_s, self._hear_end, call, job, True)
+        self.link.send(call.delays.to_scheduler_s, self._notify_finished, call, job, True)
         if call.record.attempts >= self.config.max_attempts:
             self._refuse(call, "attempts_failed", 0.0)
         else:
             pause_s = self.config.retry_s * 2.0 ** (call.record.attempts - 1)
-            self.timeline.after(pause_s, self.link.tell, call.delays.to_scheduler_s, self._reach, call)
+            self.timeline.after(pause_s, self.link.send, call.delays.to_scheduler_s, self._submit, call)
 
-    def _refused(self, call: Call, refusal: Refuse) -> None:
+    def _on_refusal(self, call: Call, refusal: Refuse) -> None:
         if call.phase is not Phase.OVER:
             self._refuse(call, refusal.reason, refusal.retry_after_s)
 
     def _refuse(self, call: Call, reason: str, retry_after_s: float) -> None:
         call.record.refused = reason
         call.record.retry_after_s = retry_after_s
-        self._settle(call)
+        self._end(call)
 
-    def _settle(self, call: Call) -> None:
+    def _end(self, call: Call) -> None:
         call.phase = Phase.OVER
         del self.calls[call.key]
         if self.config.next_request is not None:
@@ -287,22 +287,22 @@ class Cluster:
 
     # What the routing system hears
 
-    def _metrics(self, views: Sequence[ReplicaView]) -> None:
-        self.link.hear(self._hear_metrics, (views,))
+    def _on_metrics(self, views: Sequence[ReplicaView]) -> None:
+        self.link.deliver(self._notify_metrics, (views,))
 
-    def _hear_metrics(self, views: Sequence[ReplicaView]) -> None:
+    def _notify_metrics(self, views: Sequence[ReplicaView]) -> None:
         self.routing.metrics(views, self.timeline.now)
 
-    def _kv_events(self, delta: KvDelta) -> None:
-        self.link.hear(self._hear_kv_events, (delta,))
+    def _on_kv_events(self, delta: KvDelta) -> None:
+        self.link.deliver(self._notify_kv_events, (delta,))
 
-    def _hear_kv_events(self, delta: KvDelta) -> None:
+    def _notify_kv_events(self, delta: KvDelta) -> None:
         self.routing.kv_events(delta, self.timeline.now)
 
     def _progress(self) -> None:
         """API processes report how far their answers are."""
         self.timeline.after(self.config.network.progress_every_s, self._progress)
-        if self.link.away:
+        if self.link.unavailable:
             return
         now, calls, progress = self.timeline.now, self.calls, self.routing.progress
         for replica in self.replicas.values():
@@ -312,11 +312,11 @@ class Cluster:
                 call = calls.get(job.key)
                 if call is not None and call.phase is Phase.DECODING:
                     progress(job.key, replica.spec.replica_id, replica.produced(job), now)
-        self.link.ask()
+        self.link.collect_decisions()
 
     # Engines
 
-    def _look_again(self, replica: SimReplica) -> None:
+    def _schedule_engine(self, replica: SimReplica) -> None:
         """Plan to look at an engine when it next has something to tell."""
         at = replica.next_event_at()
         if at != replica.wake_at:
@@ -346,29 +346,29 @@ class Cluster:
             if job is None or (call := self.calls.get(job.key)) is None:
                 continue
             if event.kind is EventKind.FIRST_TOKEN:
-                after(call.delays.from_engine_s, self._first_token, call, job)
+                after(call.delays.from_engine_s, self._on_first_token, call, job)
             elif event.kind is EventKind.FINISHED:
                 del replica.jobs[job.key]
-                after(call.delays.from_engine_s, self._finished, call, job)
+                after(call.delays.from_engine_s, self._on_finished, call, job)
         if stored or removed:
             self.kv_wire.send(replica, stored, removed)
-        self.lifecycle.ran_empty(replica)
-        self._look_again(replica)
+        self.lifecycle.suspend_if_idle(replica)
+        self._schedule_engine(replica)
 
-    def _jobs_lost(self, jobs: Sequence[Job]) -> None:
+    def _on_jobs_lost(self, jobs: Sequence[Job]) -> None:
         """An engine died: the API processes see broken connections."""
         for job in jobs:
             call = self.calls.get(job.key)
             if call is not None and call.job is job:
-                self.timeline.after(call.delays.from_engine_s, self._lost_seen, call, job)
+                self.timeline.after(call.delays.from_engine_s, self._on_job_lost, call, job)
 
-    def _lost_seen(self, call: Call, job: Job) -> None:
+    def _on_job_lost(self, call: Call, job: Job) -> None:
         if call.job is job:
-            self._attempt_failed(call, job.produced)
+            self._on_attempt_failed(call, job.produced)
 
     # What goes wrong, and who steers
 
-    def _fail(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         match fault:
             case Kill(replica_id=replica_id):
                 self.lifecycle.kill(replica_id)
@@ -381,7 +381,7 @@ class Cluster:
 
     def _agents_reconnect(self) -> None:
         """A new scheduler: agents send a heartbeat, and all that engines have cached."""
-        self._hear_metrics(self.scraper.views())
+        self._notify_metrics(self.scraper.views())
         if self.routing.wants_kv_events:
             for replica in self.replicas.values():
                 self.kv_wire.send(replica, replica.cached_hashes(), [], cleared=True)
@@ -396,28 +396,30 @@ class Cluster:
                 replica = self.replicas[call.record.replica_id]
                 self._advance(replica)
                 replica.abort(call.job, self.timeline.now)
-                self._look_again(replica)
-                self.lifecycle.ran_empty(replica)
+                self._schedule_engine(replica)
+                self.lifecycle.suspend_if_idle(replica)
             call.job = None
             self._refuse(call, "api_process_died", 0.0)
         if isinstance(self.routing, LosesRouters):
-            self.timeline.after(CLIENT_GRACE_S, self.link.hear, self._hear_router_lost, (router,))
+            self.timeline.after(CLIENT_GRACE_S, self.link.deliver, self._notify_router_lost, (router,))
 
-    def _hear_router_lost(self, router: int) -> None:
+    def _notify_router_lost(self, router: int) -> None:
         if isinstance(self.routing, LosesRouters):
             self.routing.router_lost(router, self.timeline.now)
 
-    def _control(self) -> None:
+    def _run_controller(self) -> None:
         controller = self.config.controller
         if controller is None:
             return
-        self.timeline.after(controller.every_s, self._control)
-        view = self.meter.look(self.scraper.views(), self.replicas, self.calls.values(), self.timeline.now)
+        self.timeline.after(controller.every_s, self._run_controller)
+        view = self.meter.snapshot(
+            self.scraper.views(), self.replicas, self.calls.values(), self.timeline.now
+        )
         for action in controller.observe(view, self.timeline.now):
             self.lifecycle.act(action)
 
-    def _report(self) -> None:
-        self.timeline.after(1.0, self._report)
+    def _report_progress(self) -> None:
+        self.timeline.after(1.0, self._report_progress)
         waiting = sum(call.phase is Phase.WAITING for call in self.calls.values())
         progress = Progress(self.timeline.now, len(self.records), waiting, len(self.calls) - waiting)
         if self.config.on_progress is not None:

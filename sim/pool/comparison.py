@@ -30,14 +30,16 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class ProgressCallbacks:
     """Who wants to hear how it goes."""
 
-    tried: Callable[[float, float], None] = field(default=lambda rate, share: None)
+    on_rate_tried: Callable[[float, float], None] = field(default=lambda rate, share: None)
     """A rate was tried for the knee: requests a second, share served in time."""
-    began: Callable[[Knee, Setting, int, int], None] = field(default=lambda knee, setting, done, total: None)
+    on_start: Callable[[Knee, Setting, int, int], None] = field(
+        default=lambda knee, setting, done, total: None
+    )
     """Cells are about to be played: how many there are, and how many of them are done already."""
-    played: Callable[[Cell], None] = field(default=lambda cell: None)
+    on_cell_done: Callable[[Cell], None] = field(default=lambda cell: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,11 @@ class Outcome:
 
 
 def compare(
-    plan: Plan, players: Players, journal: Journal | None = None, watch: Watch | None = None
+    plan: Plan, players: Players, journal: Journal | None = None, callbacks: ProgressCallbacks | None = None
 ) -> Outcome:
     """Play a plan; rows that the journal has are not played again. Raises InvalidRequest for a plan that cannot be."""
-    watch = watch or Watch()
-    knee = _knee(plan, players, journal, watch)
+    callbacks = callbacks or ProgressCallbacks()
+    knee = _knee(plan, players, journal, callbacks)
     setting = plan.setting
     if setting.seconds <= 0:
         setting = replace(setting, seconds=seconds_at(knee.rate_rps))
@@ -62,13 +64,13 @@ def compare(
     every = cells(setting, plan.policies, rates, range(1, plan.seeds + 1))
     rows: list[Row] = list(journal.rows) if journal is not None else []
     todo = missing(every, rows)
-    watch.began(knee, setting, len(every) - len(todo), len(every))
+    callbacks.on_start(knee, setting, len(every) - len(todo), len(every))
 
     for cell, fresh in players.play(todo):
         if journal is not None:
             journal.add(fresh)
         rows += fresh
-        watch.played(cell)
+        callbacks.on_cell_done(cell)
     return Outcome(knee, setting, in_order(rows, plan))
 
 
@@ -89,12 +91,12 @@ def in_order(rows: Sequence[Row], plan: Plan) -> list[Row]:
     return [wanted[key] for key in sorted(wanted)]
 
 
-def _knee(plan: Plan, players: Players, journal: Journal | None, watch: Watch) -> Knee:
+def _knee(plan: Plan, players: Players, journal: Journal | None, callbacks: ProgressCallbacks) -> Knee:
     known = journal.notes.get("knee") if journal is not None else None
     if known is not None:
         return Knee(**known)
     own_length = None if plan.setting.seconds > 0 else seconds_at
-    knee = find(plan.setting, players=players, tried=watch.tried, seconds_at=own_length)
+    knee = find(plan.setting, players=players, on_rate_tried=callbacks.on_rate_tried, seconds_at=own_length)
     if journal is not None:
         journal.note("knee", asdict(knee))
     return knee

@@ -8,7 +8,7 @@ from typing import Protocol
 from sim.pool.contract import ReplicaView
 
 
-class Act(StrEnum):
+class ActionKind(StrEnum):
     """What can be done to a replica."""
 
     WAKE = "wake"
@@ -28,7 +28,7 @@ class Act(StrEnum):
 class PoolAction:
     """Do this to that replica."""
 
-    act: Act
+    kind: ActionKind
     replica_id: str
     level: int = 1
     """For SLEEP: 1 = weights in host memory, 2 = weights dropped."""

@@ -23,7 +23,7 @@ class Backlog:
 
     weights: tuple[float, ...]
     """One tenant each."""
-    callers: int
+    concurrency: int
     """Requests that every tenant keeps open."""
     documents: int
     """Of each tenant, equally popular."""
@@ -48,18 +48,18 @@ class ClosedLoop:
             for number, weight in enumerate(backlog.weights)
         }
 
-    def first(self) -> Iterator[SimRequest]:
+    def initial_requests(self) -> Iterator[SimRequest]:
         """What is open from the start, spread over the tenants."""
-        count = self._backlog.callers * len(self._tenants)
+        count = self._backlog.concurrency * len(self._tenants)
         for number in range(count):
             name = list(self._tenants)[number % len(self._tenants)]
-            yield self._ask(name, SPREAD_S * number / count)
+            yield self._request(name, SPREAD_S * number / count)
 
-    def following(self, record: Record, now: float) -> SimRequest | None:
+    def next_request(self, record: Record, now: float) -> SimRequest | None:
         """The caller of a request that is over asks again at once; nobody asks after the run's seconds."""
-        return self._ask(record.request.tenant, now) if now < self._seconds else None
+        return self._request(record.request.tenant, now) if now < self._seconds else None
 
-    def _ask(self, name: str, at: float) -> SimRequest:
+    def _request(self, name: str, at: float) -> SimRequest:
         tenant, key = self._tenants[name], self._keys
         self._keys += 1
         document, prompt, answer = tenant.draw()

@@ -29,7 +29,7 @@ OURS = "penstock"
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class FairnessCase:
     """A pool and its tenants."""
 
     name: str
@@ -55,7 +55,7 @@ class Figures:
 def _backlog(weights: tuple[float, ...], documents: int) -> Backlog:
     return Backlog(
         weights=weights,
-        callers=48,
+        concurrency=48,
         documents=documents,
         document=Tokens(4_000, 12_000),
         question=Tokens(16, 400, mean=100),
@@ -63,12 +63,14 @@ def _backlog(weights: tuple[float, ...], documents: int) -> Backlog:
     )
 
 
-SCENES = (
-    Scene("one replica", "the published setting: eight equal tenants, one server", 1, _backlog((1.0,) * 8, 12)),
-    Scene("four replicas", "eight equal tenants, one pool", 4, _backlog((1.0,) * 8, 48)),
-    Scene("weights 1 and 2", "the same, half of the tenants with twice the share", 4, _backlog((1.0, 2.0) * 4, 48)),
+CASES = (
+    FairnessCase("one replica", "the published setting: eight equal tenants, one server", 1, _backlog((1.0,) * 8, 12)),
+    FairnessCase("four replicas", "eight equal tenants, one pool", 4, _backlog((1.0,) * 8, 48)),
+    FairnessCase(
+        "weights 1 and 2", "the same, half of the tenants with twice the share", 4, _backlog((1.0, 2.0) * 4, 48)
+    ),
 )  # fmt: skip
-SWEPT = (0.0, 5_000.0, 20_000.0, 100_000.0, 1_000_000.0)
+SLACKS = (0.0, 5_000.0, 20_000.0, 100_000.0, 1_000_000.0)
 """Values of Q."""
 
 
@@ -85,7 +87,7 @@ def queues() -> Mapping[str, PenstockOptions]:
 def swept() -> Mapping[str, PenstockOptions]:
     """Ours with other values of Q; and with the default, but only ever the next of each tenant to choose from."""
     rules = QueueRules()
-    names = {f"Q = {slack:,.0f}": replace(rules, slack=slack) for slack in SWEPT}
+    names = {f"Q = {slack:,.0f}": replace(rules, slack=slack) for slack in SLACKS}
     names["no reordering"] = replace(rules, reorder_window=1)
     return {name: _options(name, SchedulerConfig(queue=each)) for name, each in names.items()}
 
@@ -96,14 +98,16 @@ def _options(name: str, state: SchedulerConfig) -> PenstockOptions:
 
 
 def play(
-    scene: Scene, options: PenstockOptions, catalog: Catalog, model: str, seconds: float, seed: int
+    scene: FairnessCase, options: PenstockOptions, catalog: Catalog, model: str, seconds: float, seed: int
 ) -> Figures:
     """One run of `seconds`, the first third of it warm-up; the same arguments give the same figures."""
     pool = pool_of(catalog, [model], 1)[: scene.replicas]
     callers = ClosedLoop(scene.backlog, model, seconds, seed)
     start = seconds / 3
-    config = RunConfig(seed=seed, warmup_s=start, drain_s=DRAIN_S, next_request=callers.following)
-    records = simulate(penstock(options), callers.first(), pool, config, workload=scene.name).records
+    config = RunConfig(seed=seed, warmup_s=start, drain_s=DRAIN_S, next_request=callers.next_request)
+    records = simulate(
+        penstock(options), callers.initial_requests(), pool, config, workload=scene.name
+    ).records
     done = [record for record in records if start <= record.finished_at < seconds]
     if not done:
         raise ValueError(f"nothing was served between {start:.0f} and {seconds:.0f} s: the run is too short")

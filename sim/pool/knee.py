@@ -33,7 +33,7 @@ def find(
     setting: Setting,
     *,
     players: Players | None = None,
-    tried: Callable[[float, float], None] | None = None,
+    on_rate_tried: Callable[[float, float], None] | None = None,
     seconds_at: Callable[[float], float] | None = None,
 ) -> Knee:
     """Bisect for the knee of llm-d's sticky-until-saturated, to 3 % of the rate. Nobody sheds.
@@ -47,8 +47,8 @@ def find(
     def served(rate: float) -> bool:
         seconds = setting.seconds if seconds_at is None else seconds_at(rate)
         shares[rate] = _share(replace(setting, seconds=seconds, shed="zero"), rate, players)
-        if tried is not None:
-            tried(rate, shares[rate])
+        if on_rate_tried is not None:
+            on_rate_tried(rate, shares[rate])
         return shares[rate] >= SERVED
 
     low, high = _bracket(first_guess(setting), served)

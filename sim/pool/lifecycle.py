@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from sim.engine.step_model.job import Job
-from sim.pool.control import Act, PoolAction
+from sim.pool.control import ActionKind, PoolAction
 from sim.pool.sim_replica import SimReplica
 from sim.pool.timeline import Timeline
 from workers.wire import ReplicaState
 
-_PARKING = frozenset({Act.SLEEP, Act.STOP})
+_SUSPENDING = frozenset({ActionKind.SLEEP, ActionKind.STOP})
 
 
 class Lifecycle:
@@ -20,16 +20,16 @@ class Lifecycle:
         replicas: Mapping[str, SimReplica],
         *,
         hang_limit_s: float,
-        lost: Callable[[Sequence[Job]], None],
-        changed: Callable[[SimReplica], None],
+        on_jobs_lost: Callable[[Sequence[Job]], None],
+        on_change: Callable[[SimReplica], None],
     ) -> None:
         """`lost` is told of jobs that died with their engine, `changed` of an engine to look at anew."""
         self._timeline = timeline
         self._replicas = replicas
         self._hang_limit_s = hang_limit_s
-        self._lost = lost
-        self._changed = changed
-        self._parking: dict[str, PoolAction] = {}
+        self._on_jobs_lost = on_jobs_lost
+        self._on_change = on_change
+        self._pending_stops: dict[str, PoolAction] = {}
         """Sleeps and stops that wait for a replica to run empty."""
 
     def kill(self, replica_id: str) -> None:
@@ -37,18 +37,18 @@ class Lifecycle:
         replica = self._replicas[replica_id]
         if not replica.takes_work:
             return
-        self._parking.pop(replica_id, None)
+        self._pending_stops.pop(replica_id, None)
         replica.become(ReplicaState.FAILED, self._timeline.now)
         lost = replica.reboot()
         self._load(replica, replica.spec.cold_start_s)
-        self._changed(replica)
-        self._lost(lost)
+        self._on_change(replica)
+        self._on_jobs_lost(lost)
 
     def slow(self, replica_id: str, speed: float, seconds: float) -> None:
         """The engine runs at `speed` times its own for `seconds`; hanging too long, it is killed by its agent."""
         replica, now = self._replicas[replica_id], self._timeline.now
         replica.set_speed(speed, now)
-        self._changed(replica)
+        self._on_change(replica)
         if speed <= 0.0 and seconds > self._hang_limit_s:
             self._timeline.after(self._hang_limit_s, self._kill_hung, replica, replica.boots)
         else:
@@ -60,39 +60,39 @@ class Lifecycle:
         if replica is None:
             return False
         state = replica.state
-        if action.act is Act.WAKE and state is ReplicaState.ASLEEP:
+        if action.kind is ActionKind.WAKE and state is ReplicaState.ASLEEP:
             self._load(replica, replica.spec.wake_s[0 if replica.sleep_level <= 1 else 1])
-        elif action.act is Act.START and state is ReplicaState.STOPPED:
+        elif action.kind is ActionKind.START and state is ReplicaState.STOPPED:
             replica.reboot()
             self._load(replica, replica.spec.create_s + replica.spec.cold_start_s)
-        elif action.act is Act.RESUME and state is ReplicaState.DRAINING:
-            self._parking.pop(action.replica_id, None)
+        elif action.kind is ActionKind.RESUME and state is ReplicaState.DRAINING:
+            self._pending_stops.pop(action.replica_id, None)
             replica.become(ReplicaState.READY, self._timeline.now)
-        elif action.act is Act.DRAIN and state is ReplicaState.READY:
+        elif action.kind is ActionKind.DRAIN and state is ReplicaState.READY:
             replica.become(ReplicaState.DRAINING, self._timeline.now)
-        elif action.act in _PARKING and replica.takes_work:
-            self._parking[action.replica_id] = action
+        elif action.kind in _SUSPENDING and replica.takes_work:
+            self._pending_stops[action.replica_id] = action
             if state is ReplicaState.READY:
                 replica.become(ReplicaState.DRAINING, self._timeline.now)
-            self.ran_empty(replica)
-        elif action.act in _PARKING and state is ReplicaState.ASLEEP:
-            self._park(replica, action)
+            self.suspend_if_idle(replica)
+        elif action.kind in _SUSPENDING and state is ReplicaState.ASLEEP:
+            self._suspend(replica, action)
         else:
             return False
         return True
 
-    def ran_empty(self, replica: SimReplica) -> None:
+    def suspend_if_idle(self, replica: SimReplica) -> None:
         """Call when a request has left a replica: one that waits for it goes to sleep or stops."""
-        if not replica.jobs and (action := self._parking.pop(replica.spec.replica_id, None)):
-            self._park(replica, action)
+        if not replica.jobs and (action := self._pending_stops.pop(replica.spec.replica_id, None)):
+            self._suspend(replica, action)
 
-    def _park(self, replica: SimReplica, action: PoolAction) -> None:
+    def _suspend(self, replica: SimReplica, action: PoolAction) -> None:
         """Sleep or stop; either way the prefix cache is gone, as vLLM drops it when it sleeps."""
         now = self._timeline.now
-        replica.become(ReplicaState.STOPPED if action.act is Act.STOP else ReplicaState.ASLEEP, now)
-        replica.sleep_level = action.level if action.act is Act.SLEEP else 0
+        replica.become(ReplicaState.STOPPED if action.kind is ActionKind.STOP else ReplicaState.ASLEEP, now)
+        replica.sleep_level = action.level if action.kind is ActionKind.SLEEP else 0
         replica.reboot()
-        self._changed(replica)
+        self._on_change(replica)
 
     def _load(self, replica: SimReplica, seconds: float) -> None:
         replica.become(ReplicaState.LOADING, self._timeline.now)
@@ -110,4 +110,4 @@ class Lifecycle:
     def _recover(self, replica: SimReplica, boots: int) -> None:
         if replica.boots == boots:
             replica.set_speed(1.0, self._timeline.now)
-            self._changed(replica)
+            self._on_change(replica)

@@ -40,7 +40,7 @@ class PenstockOptions:
 
 
 @dataclass(slots=True)
-class _Held:
+class _ClientRequest:
     """What a client knows of one of its requests."""
 
     request: PlaceRequest
@@ -65,7 +65,7 @@ class PenstockRouting:
         self._options = options
         self._epochs = 0
         self._state = self._new_state(0.0)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _ClientRequest] = {}
         self._counters: dict[tuple[str, str, str], TenantCounter] = {}
         """Model, tenant, tier: the fair queue's counters as last told to the clients."""
         self._beats = 0
@@ -77,7 +77,7 @@ class PenstockRouting:
         """A request to place; one that failed somewhere excludes that replica's present incarnation."""
         held = self._held.get(request.key)
         if held is None:
-            held = self._held[request.key] = _Held(self._place_request(request, router), router, now)
+            held = self._held[request.key] = _ClientRequest(self._place_request(request, router), router, now)
         held.placement = None
         held.prefilled, held.produced = False, 0
         waited_s = now - held.arrived_at
@@ -204,7 +204,7 @@ class PenstockRouting:
         waiting = sum(view.waiting + view.in_flight for view in self._state.queue_views(0.0))
         return len(self._held) + waiting
 
-    def remembered(self) -> int:
+    def prefix_entries(self) -> int:
         """Prefix entries held of all replicas together."""
         return sum(len(replica.prefix) for replica in self._state.fleet.replicas.values())
 

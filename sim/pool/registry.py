@@ -14,7 +14,7 @@ from sim.pool.baselines.loadaware import LoadAware
 from sim.pool.network import Network
 from sim.pool.penstock_routing import PenstockOptions, PenstockRouting
 from sim.pool.settings import RoutingFactory, RoutingSetup
-from sim.pool.shed import Gated
+from sim.pool.shed import SheddingPolicy
 
 OURS = "penstock"
 STRONGEST = Sticky.name
@@ -94,9 +94,9 @@ def policy(name: str, variant: Variant | None = None, *, shed_rate: float = 0.0)
 
 
 def _baseline(kind: type[Baseline], shed_rate: float) -> RoutingFactory:
-    def make(setup: RoutingSetup) -> Baseline | Gated:
+    def make(setup: RoutingSetup) -> Baseline | SheddingPolicy:
         made = kind(setup.rng)
-        return Gated(made, shed_rate) if shed_rate > 0.0 else made
+        return SheddingPolicy(made, shed_rate) if shed_rate > 0.0 else made
 
     return make
 

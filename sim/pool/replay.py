@@ -70,7 +70,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReplayResult:
     """What a pool would have done."""
 
     hosts: int
@@ -161,7 +161,7 @@ def replay(
     catalog: Catalog,
     plan: Plan,
     on_progress: Callable[[Progress], None] | None = None,
-) -> Answer:
+) -> ReplayResult:
     """Play `rows` against the pool of `plan`.
 
     Raises InvalidRequest for a model, kind of host or policy that does not exist.
@@ -185,7 +185,7 @@ def replay(
     )
     result = simulate(entry.make, requests, pool, config, workload=trace.name)
     kinds = {model: profile.host_kind for model, profile in profiles.items()}
-    return Answer(plan.hosts, kinds, len(pool), served(result, catalog, pool, kinds))
+    return ReplayResult(plan.hosts, kinds, len(pool), served(result, catalog, pool, kinds))
 
 
 def profile_on(catalog: Catalog, model: str, kind: str | None) -> EngineProfile:

@@ -11,65 +11,65 @@ from sim.pool.timeline import Timeline
 class RoutingLink:
     """Carries what is said to a routing system, and asks it what to do after everything it heard."""
 
-    def __init__(self, timeline: Timeline, routing: Routing, decided: Callable[[Decision], None]) -> None:
+    def __init__(self, timeline: Timeline, routing: Routing, on_decision: Callable[[Decision], None]) -> None:
         """`decided` is told of each decision at the moment in which it is made."""
         self._timeline = timeline
         self._routing = routing
-        self._decided = decided
-        self._ask_at = math.inf
+        self._on_decision = on_decision
+        self._wake_at = math.inf
         """When the routing system wants to be asked again."""
-        self._reconnected: Callable[[], None] = lambda: None
-        self._away_until = 0.0
+        self._on_reconnect: Callable[[], None] = lambda: None
+        self._unavailable_until = 0.0
         """Messages to a central scheduler wait until then: it is being restarted."""
 
     @property
-    def away(self) -> bool:
+    def unavailable(self) -> bool:
         """Whether nobody listens now."""
-        return self._timeline.now < self._away_until
+        return self._timeline.now < self._unavailable_until
 
-    def tell(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+    def send(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
         """Run `action` where the routing system is: across the network, or in the API process itself."""
         if self._routing.central:
-            self._timeline.after(delay_s, self.hear, action, args)
+            self._timeline.after(delay_s, self.deliver, action, args)
         else:
-            self.hear(action, args)
+            self.deliver(action, args)
 
-    def hear(self, action: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def deliver(self, action: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Run `action` now, or when the scheduler is back; then ask for decisions."""
-        if self.away:
-            self._timeline.at(self._away_until, self.hear, action, args)
+        if self.unavailable:
+            self._timeline.at(self._unavailable_until, self.deliver, action, args)
             return
         action(*args)
-        self.ask()
+        self.collect_decisions()
 
-    def ask(self) -> None:
+    def collect_decisions(self) -> None:
         """Have the routing system decide."""
         now = self._timeline.now
         for decision in self._routing.decide(now):
-            self._decided(decision)
+            self._on_decision(decision)
         wake_at = self._routing.next_wake(now)
-        if wake_at is not None and not now < self._ask_at <= wake_at:
-            self._ask_at = max(now, wake_at)
-            self._timeline.at(self._ask_at, self._ask_again, self._ask_at)
+        if wake_at is not None and not now < self._wake_at <= wake_at:
+            self._wake_at = max(now, wake_at)
+            self._timeline.at(self._wake_at, self._wake, self._wake_at)
 
-    def restart(self, away_s: float, reconnected: Callable[[], None]) -> None:
+    def restart(self, away_s: float, on_reconnect: Callable[[], None]) -> None:
         """The scheduler process dies and is replaced after `away_s`; routing without such a process is unharmed.
 
         `reconnected` is called once clients have announced: agents then tell all they know.
         """
         if isinstance(self._routing, Restartable):
-            self._reconnected = reconnected
-            self._away_until = self._timeline.now + away_s
-            self._timeline.at(self._away_until, self._back, self._away_until)
+            self._on_reconnect = on_reconnect
+            self._unavailable_until = self._timeline.now + away_s
+            self._timeline.at(self._unavailable_until, self._resume, self._unavailable_until)
 
-    def _back(self, at: float) -> None:
-        if at == self._away_until and isinstance(self._routing, Restartable):
+    def _resume(self, at: float) -> None:
+        if at == self._unavailable_until and isinstance(self._routing, Restartable):
             self._routing.restart(at)
-            self._reconnected()
-            self.ask()
+            self._on_reconnect()
+            self.collect_decisions()
 
-    def _ask_again(self, at: float) -> None:
-        if at == self._ask_at:
-            self._ask_at = math.inf
-            if not self.away:
-                self.ask()
+    def _wake(self, at: float) -> None:
+        if at == self._wake_at:
+            self._wake_at = math.inf
+            if not self.unavailable:
+                self.collect_decisions()

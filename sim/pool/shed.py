@@ -21,7 +21,7 @@ _CORRECTION = 15.0
 _GOLDEN = 0.618033988749895
 
 
-class QuantileGate:
+class QuantileShedder:
     """Says of each arrival whether it is shed; `rate` of them in the long run, those of the highest load."""
 
     def __init__(self, rate: float) -> None:
@@ -52,7 +52,7 @@ class QuantileGate:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
 
 
-class Gated:
+class SheddingPolicy:
     """A published policy behind a gate; everything that is not shed reaches it unchanged."""
 
     def __init__(self, policy: Baseline, rate: float) -> None:
@@ -60,7 +60,7 @@ class Gated:
         self.central = policy.central
         self.wants_kv_events = policy.wants_kv_events
         self._policy = policy
-        self._gate = QuantileGate(rate)
+        self._gate = QuantileShedder(rate)
         self._refused: list[Decision] = []
         self._admitted: set[int] = set()
 

@@ -63,7 +63,7 @@ class SimReplica:
         self._clock = EngineClock(spec.speed)
         self._config = replace(spec.engine, kv_events=kv_events)
         self._engine = StepEngine(self._config, rng)
-        self._reached = 0.0
+        self._advanced_to = 0.0
         """How far the engine was played, on its own clock: rounding must not take it back."""
         self._since = 0.0
         self._view: ReplicaView | None = None
@@ -125,7 +125,7 @@ class SimReplica:
         self.boot_id = f"{self.spec.replica_id}#{self.boots}"
         self._engine = StepEngine(self._config, self._rng)
         self._clock = EngineClock(self.spec.speed)
-        self._reached = 0.0
+        self._advanced_to = 0.0
         self.kv_seq = 0
         self._view = None
         return lost
@@ -161,5 +161,5 @@ class SimReplica:
 
     def _engine_time(self, now: float) -> float:
         """`now` on the engine's clock, a rounding error later so that a planned event is not missed by one."""
-        self._reached = max(self._reached, self._clock.engine_time(now) + _ROUNDING_S)
-        return self._reached
+        self._advanced_to = max(self._advanced_to, self._clock.engine_time(now) + _ROUNDING_S)
+        return self._advanced_to

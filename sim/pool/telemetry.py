@@ -126,7 +126,7 @@ class LoadMeter:
         hits = call.record.cached_tokens // request.block_tokens
         self._reused[name].hit(request.blocks[:hits], now)
 
-    def look(
+    def snapshot(
         self,
         views: Sequence[ReplicaView],
         replicas: Mapping[str, SimReplica],

@@ -17,7 +17,7 @@ from rich.text import Text
 from cli.blocking import check_output, run_blocking
 from core.errors import InvalidRequest
 from sim.pool.compare import SHEDDING, Players, Setting
-from sim.pool.comparison import ARRIVALS, Outcome, Plan, Watch, compare
+from sim.pool.comparison import ARRIVALS, Outcome, Plan, ProgressCallbacks, compare
 from sim.pool.journal import Journal
 from sim.pool.knee import SERVED, Knee
 from sim.pool.plots import plot
@@ -188,7 +188,9 @@ def _run_with_progress(plan: Plan, players: Players, journal: Journal | None) ->
             )
             progress.update(task, total=total, completed=done, description=what)
 
-        return compare(plan, players, journal, Watch(tried, began, lambda cell: progress.advance(task)))
+        return compare(
+            plan, players, journal, ProgressCallbacks(tried, began, lambda cell: progress.advance(task))
+        )
 
 
 def _load_text(knee: Knee, setting: Setting) -> str:

@@ -19,7 +19,7 @@ from cli.blocking import run_blocking
 from cli.context import AsJson, DataDir, open_db, run
 from core.errors import InvalidRequest, NotFound
 from scheduler.request_trace_store import read_trace, traced_models
-from sim.pool.replay import MAX_REQUESTS, Answer, Figures, Plan, export, measured, replay, rows_of
+from sim.pool.replay import MAX_REQUESTS, Figures, Plan, ReplayResult, export, measured, replay, rows_of
 from sim.pool.settings import Progress as Standing
 from sim.pool.workloads.mooncake import Row, read_rows
 from workers.catalog import Catalog, load_catalog
@@ -77,7 +77,7 @@ def command(
     A running Penstock records every request (time, tenant, token counts, salted hashes; no text).
     """
 
-    def act(rows: Sequence[Row], sizes: Sequence[int]) -> list[Answer]:
+    def act(rows: Sequence[Row], sizes: Sequence[int]) -> list[ReplayResult]:
         if export_to is not None:
             export(rows, export_to)
             return []
@@ -169,7 +169,7 @@ def _instant(text: str, now: datetime, option: str) -> datetime:
     return instant if instant.tzinfo else instant.replace(tzinfo=UTC)
 
 
-def _answers(rows: Sequence[Row], catalog: Catalog, plans: Sequence[Plan]) -> list[Answer]:
+def _answers(rows: Sequence[Row], catalog: Catalog, plans: Sequence[Plan]) -> list[ReplayResult]:
     answers = []
     for plan in plans:
         seconds = _span_s(rows) / plan.scale
@@ -198,7 +198,7 @@ def _progress(what: str, seconds: float) -> Iterator[Any]:
         yield on_progress
 
 
-def _as_json(rows: Sequence[Row], real: Figures | None, answers: Sequence[Answer]) -> dict[str, Any]:
+def _as_json(rows: Sequence[Row], real: Figures | None, answers: Sequence[ReplayResult]) -> dict[str, Any]:
     return {
         "requests": len(rows),
         "seconds": _span_s(rows),
@@ -208,7 +208,7 @@ def _as_json(rows: Sequence[Row], real: Figures | None, answers: Sequence[Answer
     }
 
 
-def _show(rows: Sequence[Row], real: Figures | None, answers: Sequence[Answer]) -> None:
+def _show(rows: Sequence[Row], real: Figures | None, answers: Sequence[ReplayResult]) -> None:
     models = ", ".join(sorted({row.model for row in rows}))
     title = f"{len(rows):,} recorded requests of {_span_s(rows):,.0f} s: {escape(models)}"
     table = Table(title=title, title_justify="left")

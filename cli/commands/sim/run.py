@@ -166,7 +166,9 @@ def run_simulation(
         if rate is None:
             knee = find(
                 setting,
-                tried=lambda tried, share: progress.update(task, note=f"{tried:.3g}/s: {share:.0%} in time"),
+                on_rate_tried=lambda tried, share: progress.update(
+                    task, note=f"{tried:.3g}/s: {share:.0%} in time"
+                ),
             )
             rate = knee.rate_rps * (load or 1.0)
         requests = source.requests(rate=rate, seconds=setting.seconds, seed=seed)

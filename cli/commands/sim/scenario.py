@@ -61,7 +61,7 @@ def command(
         plan = [
             (each, each_policy)
             for each in chosen
-            for each_policy in (who if page is None else (*who, *SCENARIOS[each].bites))
+            for each_policy in (who if page is None else (*who, *SCENARIOS[each].must_fail))
         ]
         return _run_with_progress(plan, range(1, seeds + 1))
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from cli.blocking import run_blocking
 from cli.context import AsJson
 from sim.pool.validation.measured import CARRIED, Measurement, read_measurement
-from sim.pool.validation.published import Checked, check_all
+from sim.pool.validation.published import AnchorResult, check_all
 from sim.pool.validation.report import Validation
 from sim.pool.validation.report import validate as validate_loads
 from workers.catalog import load_catalog
@@ -37,7 +37,7 @@ def validate(
 ) -> None:
     """Compare the step model with published figures, and with a measured run of the real vLLM."""
 
-    def act() -> tuple[list[Checked], Validation]:
+    def act() -> tuple[list[AnchorResult], Validation]:
         measurement = read_measurement(measured or CARRIED)
         return check_all(load_catalog()), _fitted(measurement, fit_on)
 
@@ -69,7 +69,7 @@ def _fitted(measurement: Measurement, fit_on: str) -> Validation:
         return validate_loads(measurement, fit_on, tick=tick)
 
 
-def _as_json(checked: list[Checked], validation: Validation) -> dict[str, Any]:
+def _as_json(checked: list[AnchorResult], validation: Validation) -> dict[str, Any]:
     published = [
         {
             "name": each.anchor.name,
@@ -88,7 +88,7 @@ def _as_json(checked: list[Checked], validation: Validation) -> dict[str, Any]:
     return {"published": published, "measured": measured}
 
 
-def _published_table(checked: list[Checked]) -> Table:
+def _published_table(checked: list[AnchorResult]) -> Table:
     table = Table(title="Published figures", title_justify="left")
     for name in ("model", "figure", "published", "model says", "error", "", "source"):
         table.add_column(name, justify="right" if name in ("published", "model says", "error") else "left")

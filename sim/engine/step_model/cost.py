@@ -94,7 +94,7 @@ class StepCost:
         """gamma, seconds per token of KV cache read."""
         self.per_prefill_token = 1.0 / capacity.prefill_tokens_per_s
         """1/R, seconds per uncached prompt token."""
-        self._base = _bent(capacity) if capacity.roofline is not None else _line(capacity)
+        self._base = _with_roofline(capacity) if capacity.roofline is not None else _line(capacity)
 
     def base(self, batch: int) -> float:
         """Seconds of a step with `batch` decoding sequences, before KV reads and prefill."""
@@ -111,7 +111,7 @@ def _line(capacity: Capacity) -> list[float]:
     return [alpha + beta * batch for batch in range(capacity.max_num_seqs + 1)]
 
 
-def _bent(capacity: Capacity) -> list[float]:
+def _with_roofline(capacity: Capacity) -> list[float]:
     """The same line with the roofline in between: equal to it at one sequence and, unless the roofline alone is
     slower there, at the full batch."""
     line = _line(capacity)

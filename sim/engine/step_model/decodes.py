@@ -93,7 +93,7 @@ class Decodes:
             return began
         return began + (self.step - slot.began_step) * (slot.job.output_tokens - began) // slot.steps
 
-    def pass_(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """So many steps are over."""
         self.kv += self.rate * steps
         self.step += steps

@@ -60,7 +60,7 @@ class StepEngine:
         self._events: list[Event] = []
         self._plan = Plan()
         """The steps under way from `clock` on."""
-        self._fresh: list[Slot] = []
+        self._completing: list[Slot] = []
         """Slots whose prefill the planned step completes."""
 
     # ---------------------------------------------------------------- what others see
@@ -116,7 +116,7 @@ class StepEngine:
         slot = self._slots[job.key] = Slot(job, self._orders)
         self._waiting.append(slot)
         if len(self._running) < config.capacity.max_num_seqs and not self._head_blocked:
-            self._plan.cut()
+            self._plan.truncate()
 
     def abort(self, job: Job, now: float) -> None:
         """Drop a job wherever it is, freeing its blocks at once; one that is over is left alone."""
@@ -129,7 +129,7 @@ class StepEngine:
         else:
             self._waiting.remove(slot)
             self._head_blocked = False
-        self._plan.cut()
+        self._plan.truncate()
         del self._slots[job.key]
         self.counters.aborted += 1
         self.counters.generation_tokens += job.produced
@@ -148,14 +148,14 @@ class StepEngine:
         if not self._plan.left:
             if not self.busy:
                 return None
-            self._begin()
+            self._plan_steps()
         return self.clock + self._plan.seconds(self._plan.left)
 
     def step(self) -> list[Event]:
         """Run exactly one step, for a caller that lives in real time: `clock` moves by its seconds. Must be `busy`."""
         if not self._plan.left:
-            self._begin()
-        self._plan.cut()
+            self._plan_steps()
+        self._plan.truncate()
         self._complete(1)
         events, self._events = self._events, []
         return events
@@ -178,13 +178,13 @@ class StepEngine:
             if not self._plan.left:
                 if self.clock >= until or not self.busy:
                     return
-                self._begin()
+                self._plan_steps()
             steps = self._plan.within(self.clock, until)
             if not steps:
                 return
             self._complete(steps)
 
-    def _begin(self) -> None:
+    def _plan_steps(self) -> None:
         """Plan what starts now: one step with prefill, or a stretch of pure decoding."""
         decodes, plan = self._decodes, self._plan
         preempted = self._grow_decodes(decodes.step + 1)
@@ -197,13 +197,13 @@ class StepEngine:
         if self._waiting and not preempted and not self._head_blocked:
             left = self._admit(left)
         prefilled = budget - left
-        plan.left = 1 if prefilled or self._prefilling or preempted else self._stretch()
+        plan.left = 1 if prefilled or self._prefilling or preempted else self._pure_decode_steps()
         factor = noise(self.config.noise_cv, plan.left, self._rng)
         plan.first = factor * self.cost.seconds(decodes.count, decodes.kv, prefilled)
         plan.slope = factor * self.cost.per_kv_token * decodes.rate
         self.counters.prefilled_tokens += prefilled
 
-    def _stretch(self) -> int:
+    def _pure_decode_steps(self) -> int:
         """Steps until the first completion, fewer where blocks could run out on the way."""
         steps, batch, free = self._decodes.steps_to_end(), self._decodes.count, self.pool.free
         size, positions = self.config.block_size, 1 + self._drafts
@@ -218,8 +218,8 @@ class StepEngine:
         if steps > 1 or goes_on:  # the blocks of the plan's first step were given when it began
             self._grow_decodes(decodes.step + steps + goes_on)
         self.clock += plan.seconds(steps)
-        plan.pass_(steps)
-        decodes.pass_(steps)
+        plan.advance(steps)
+        decodes.advance(steps)
         counters.steps += steps
         if self._drafts:
             counters.drafts += decodes.count * steps
@@ -227,8 +227,8 @@ class StepEngine:
             return
         while (slot := decodes.ended()) is not None:
             self._finish(slot)
-        if self._fresh:
-            fresh, self._fresh = self._fresh, []
+        if self._completing:
+            fresh, self._completing = self._completing, []
             for slot in fresh:
                 if slot in self._running:
                     self._prefilled(slot)
@@ -242,7 +242,7 @@ class StepEngine:
                 break
             if slot in self._running:
                 chunk = min(budget, slot.target - slot.computed)
-                if self._room_or_preempt(slot, slot.computed + chunk):
+                if self._allocate_or_preempt(slot, slot.computed + chunk):
                     self._compute(slot, chunk)
                     budget -= chunk
         return budget
@@ -263,10 +263,10 @@ class StepEngine:
             if needed > pool.free - idle:
                 self._head_blocked = True
                 break
-            pool.hold(hit)
-            pool.take(needed)
+            pool.touch(hit)
+            pool.allocate(needed)
             if self._removed:
-                self._tell_removed(self.clock)
+                self._emit_removed(self.clock)
             waiting.popleft()
             self._orders += 1
             slot.order = self._orders
@@ -290,7 +290,7 @@ class StepEngine:
         slot.computed += chunk
         self._publish(slot, slot.job.blocks, slot.computed)
         if slot.computed >= slot.target:
-            self._fresh.append(slot)
+            self._completing.append(slot)
 
     def _publish(self, slot: Slot, hashes: Sequence[int], tokens: int, offset: int = 0) -> None:
         """Make the whole blocks among the first `tokens` tokens findable; `hashes` begin at block `offset`."""
@@ -327,7 +327,7 @@ class StepEngine:
         preempted = False
         while (slot := self._decodes.growing(due)) is not None:
             step = slot.grows_step
-            while not self.pool.take(1):
+            while not self.pool.allocate(1):
                 preempted = True
                 self._preempt(next(reversed(self._running)))
                 if not slot.decoding:
@@ -338,15 +338,15 @@ class StepEngine:
                 self._decodes.note_growth(slot)
             if self._removed:
                 before = max(0, step - 1 - self._decodes.step)
-                self._tell_removed(self.clock + self._plan.seconds(before))
+                self._emit_removed(self.clock + self._plan.seconds(before))
         return preempted
 
-    def _room_or_preempt(self, slot: Slot, tokens: int) -> bool:
+    def _allocate_or_preempt(self, slot: Slot, tokens: int) -> bool:
         """Blocks for `tokens` tokens, preempting the newest; False when it was itself preempted."""
         size = self.config.block_size
         missing = -(-(tokens - slot.held_tokens) // size)
         if missing > 0:
-            while not self.pool.take(missing):
+            while not self.pool.allocate(missing):
                 newest = next(reversed(self._running))
                 self._preempt(newest)
                 if newest is slot:
@@ -354,7 +354,7 @@ class StepEngine:
             slot.anonymous += missing
             slot.held_tokens += missing * size
             if self._removed:
-                self._tell_removed(self.clock)
+                self._emit_removed(self.clock)
         return True
 
     # ---------------------------------------------------------------- leaving
@@ -394,7 +394,7 @@ class StepEngine:
         slot.anonymous = slot.held_tokens = slot.computed = slot.published = 0
         self._head_blocked = False
 
-    def _tell_removed(self, at: float) -> None:
+    def _emit_removed(self, at: float) -> None:
         removed = self._removed
         if removed:
             self._events.append(Event(at, EventKind.REMOVED, None, tuple(removed)))

@@ -45,11 +45,11 @@ class Plan:
             steps += 1
         return steps
 
-    def pass_(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         """The next `steps` steps are over."""
         self.first += self.slope * steps
         self.left -= steps
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """End with the step in progress."""
         self.left = min(self.left, 1)

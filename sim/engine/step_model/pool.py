@@ -49,7 +49,7 @@ class CountedPool:
         return self.blocks - self.blank - self._idle_blocks
 
     @property
-    def findable(self) -> int:
+    def cached_count(self) -> int:
         """Hashes that can be found."""
         return len(self._entries)
 
@@ -71,7 +71,7 @@ class CountedPool:
                 idle += entry.blocks
         return found, idle
 
-    def hold(self, entries: Iterable[Entry]) -> None:
+    def touch(self, entries: Iterable[Entry]) -> None:
         """Reference entries that `match` returned."""
         idle = self._idle
         for entry in entries:
@@ -80,7 +80,7 @@ class CountedPool:
                 self._idle_blocks -= entry.blocks
             entry.references += 1
 
-    def take(self, count: int) -> bool:
+    def allocate(self, count: int) -> bool:
         """Take `count` anonymous blocks; False, and nothing taken, when fewer are free."""
         blank = self.blank
         if blank < count:
@@ -127,7 +127,7 @@ class CountedPool:
                 idle[entry] = None
                 self._idle_blocks += entry.blocks
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Nothing can be found any more; what is in use stays in use."""
         for entry in self._entries.values():
             entry.hash = None

@@ -29,7 +29,7 @@ class Endpoint:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class RoutedRequest:
     """A request that a router has dispatched and that is not over."""
 
     request: SimRequest
@@ -46,7 +46,7 @@ class Router:
     """The memory of one router instance."""
 
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
-    flights: dict[int, Flight] = field(default_factory=dict)
+    in_flight: dict[int, RoutedRequest] = field(default_factory=dict)
     waiting: list[tuple[SimRequest, int]] = field(default_factory=list)
     """Arrived since the last decision, or while no replica of their model was ready; each with its API process."""
     failed_on: dict[int, set[str]] = field(default_factory=dict)
@@ -97,10 +97,10 @@ class Baseline:
         candidates = self._router(router).candidates(request)
         return min((endpoint.requests for endpoint in candidates), default=0)
 
-    def routed(self, flight: Flight, router: Router, now: float) -> None:
+    def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
         """A request has just been dispatched; for what a policy remembers beyond the counters."""
 
-    def ended(self, flight: Flight, router: Router) -> None:
+    def ended(self, entry: RoutedRequest, router: Router) -> None:
         """A request is over."""
 
     def lost(self, replica_id: str) -> None:
@@ -130,9 +130,9 @@ class Baseline:
         """Its prompt no longer waits for prefill."""
         del now
         for router in self.routers.values():
-            flight = router.flights.get(key)
-            if flight is not None and flight.replica_id == replica_id:
-                _prefilled(flight, router)
+            entry = router.in_flight.get(key)
+            if entry is not None and entry.replica_id == replica_id:
+                _prefilled(entry, router)
 
     def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
         """No published policy here counts output as it comes."""
@@ -151,10 +151,10 @@ class Baseline:
         """Its counters are given back; after a failure the replica is avoided for this request."""
         del prompt_tokens, cached_tokens, output_tokens, now
         for router in self.routers.values():
-            flight = router.flights.get(key)
-            if flight is None or flight.replica_id != replica_id:
+            entry = router.in_flight.get(key)
+            if entry is None or entry.replica_id != replica_id:
                 continue
-            self._end(flight, router)
+            self._end(entry, router)
             if failed:
                 router.failed_on.setdefault(key, set()).add(replica_id)
             else:
@@ -165,8 +165,8 @@ class Baseline:
         del now
         for each in self.routers.values():
             each.waiting = [(request, source) for request, source in each.waiting if source != router]
-            for flight in [flight for flight in each.flights.values() if flight.source == router]:
-                self._end(flight, each)
+            for entry in [entry for entry in each.in_flight.values() if entry.source == router]:
+                self._end(entry, each)
         if not self.central:
             self.routers.pop(router, None)
 
@@ -200,9 +200,9 @@ class Baseline:
     def _scraped(self, router: Router) -> None:
         """Take the latest views; a replica that is gone leaves with its counters and its requests."""
         for replica_id in [name for name in router.endpoints if name not in self._views]:
-            for flight in [each for each in router.flights.values() if each.replica_id == replica_id]:
-                del router.flights[flight.request.key]
-                self.ended(flight, router)
+            for entry in [each for each in router.in_flight.values() if each.replica_id == replica_id]:
+                del router.in_flight[entry.request.key]
+                self.ended(entry, router)
             del router.endpoints[replica_id]
         for replica_id, view in sorted(self._views.items()):
             if endpoint := router.endpoints.get(replica_id):
@@ -215,23 +215,23 @@ class Baseline:
     ) -> Dispatch:
         endpoint = self.choose(request, candidates, router, now)
         cached = min(request.prompt_tokens, self.cached_tokens(request, endpoint, now))
-        flight = Flight(request, source, endpoint.replica_id, request.prompt_tokens - cached)
-        router.flights[request.key] = flight
+        entry = RoutedRequest(request, source, endpoint.replica_id, request.prompt_tokens - cached)
+        router.in_flight[request.key] = entry
         endpoint.requests += 1
-        endpoint.prefill_tokens += flight.uncached_tokens
-        self.routed(flight, router, now)
+        endpoint.prefill_tokens += entry.uncached_tokens
+        self.routed(entry, router, now)
         return Dispatch(request.key, endpoint.replica_id, cached if self.wants_kv_events else -1)
 
-    def _end(self, flight: Flight, router: Router) -> None:
-        del router.flights[flight.request.key]
-        _prefilled(flight, router)
-        if endpoint := router.endpoints.get(flight.replica_id):
+    def _end(self, entry: RoutedRequest, router: Router) -> None:
+        del router.in_flight[entry.request.key]
+        _prefilled(entry, router)
+        if endpoint := router.endpoints.get(entry.replica_id):
             endpoint.requests -= 1
-        self.ended(flight, router)
+        self.ended(entry, router)
 
 
-def _prefilled(flight: Flight, router: Router) -> None:
-    endpoint = router.endpoints.get(flight.replica_id)
-    if not flight.prefilled and endpoint is not None:
-        endpoint.prefill_tokens -= flight.uncached_tokens
-    flight.prefilled = True
+def _prefilled(entry: RoutedRequest, router: Router) -> None:
+    endpoint = router.endpoints.get(entry.replica_id)
+    if not entry.prefilled and endpoint is not None:
+        endpoint.prefill_tokens -= entry.uncached_tokens
+    entry.prefilled = True

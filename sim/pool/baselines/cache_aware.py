@@ -3,8 +3,8 @@
 import random
 from collections.abc import Sequence
 
-from sim.pool.baselines.base import Baseline, Endpoint, Flight, Router
-from sim.pool.baselines.known_blocks import Routed
+from sim.pool.baselines.base import Baseline, Endpoint, RoutedRequest, Router
+from sim.pool.baselines.prefix_index import ApproximateIndex
 from sim.pool.contract import SimRequest
 
 CACHE_THRESHOLD = 0.3
@@ -34,7 +34,7 @@ class CacheAware(Baseline):
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
-        self._trees: dict[str, Routed] = {}
+        self._trees: dict[str, ApproximateIndex] = {}
         self._evicted_at = 0.0
 
     def choose(
@@ -56,24 +56,24 @@ class CacheAware(Baseline):
         smallest = min(tree.tokens(endpoint.replica_id) for endpoint in candidates)
         return self.rng.choice([each for each in candidates if tree.tokens(each.replica_id) == smallest])
 
-    def routed(self, flight: Flight, router: Router, now: float) -> None:
+    def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
         """Its prompt joins the replica's tree."""
         del router, now
-        request = flight.request
+        request = entry.request
         blocks, tokens = list(request.blocks), [request.block_tokens] * len(request.blocks)
         rest = request.prompt_tokens - sum(tokens)
         if rest > 0:
             blocks.append(-1 - request.key)
             tokens.append(rest)
-        self._tree(request.model).insert(flight.replica_id, blocks, tokens)
+        self._tree(request.model).insert(entry.replica_id, blocks, tokens)
 
     def lost(self, replica_id: str) -> None:
         """A worker that goes is removed from its trees."""
         for tree in self._trees.values():
             tree.forget(replica_id)
 
-    def _tree(self, model: str) -> Routed:
-        return self._trees.setdefault(model, Routed())
+    def _tree(self, model: str) -> ApproximateIndex:
+        return self._trees.setdefault(model, ApproximateIndex())
 
     def _evict(self, now: float) -> None:
         if now - self._evicted_at >= EVICTION_INTERVAL_S:

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from sim.pool.baselines.base import Endpoint, Flight, Router
+from sim.pool.baselines.base import Endpoint, RoutedRequest, Router
 from sim.pool.baselines.exact import EventIndexed
 from sim.pool.contract import SimRequest
 
@@ -48,16 +48,16 @@ class Dynamo(EventIndexed):
         new = sum(1 for block in _active_blocks(request) if block not in active)
         return PREFILL_LOAD_SCALE * prefill / request.block_tokens + len(active) + new
 
-    def routed(self, flight: Flight, router: Router, now: float) -> None:
+    def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
         """Its blocks are active on the worker."""
-        super().routed(flight, router, now)
-        self._active.setdefault(flight.replica_id, Counter()).update(_active_blocks(flight.request))
+        super().routed(entry, router, now)
+        self._active.setdefault(entry.replica_id, Counter()).update(_active_blocks(entry.request))
 
-    def ended(self, flight: Flight, router: Router) -> None:
+    def ended(self, entry: RoutedRequest, router: Router) -> None:
         """Its blocks are not active any more unless another request has them."""
         del router
-        active = self._active[flight.replica_id]
-        for block in _active_blocks(flight.request):
+        active = self._active[entry.replica_id]
+        for block in _active_blocks(entry.request):
             active[block] -= 1
             if active[block] <= 0:
                 del active[block]

@@ -4,8 +4,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from sim.pool.baselines.base import Baseline, Endpoint, Flight, Router
-from sim.pool.baselines.known_blocks import Owners
+from sim.pool.baselines.base import Baseline, Endpoint, RoutedRequest, Router
+from sim.pool.baselines.prefix_index import BlockIndex
 from sim.pool.contract import SimRequest
 from workers.wire import KvDelta
 
@@ -23,8 +23,8 @@ class EventIndexed(Baseline):
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
-        self._cached = Owners()
-        self._expected = Owners(self._cached)
+        self._cached = BlockIndex()
+        self._expected = BlockIndex(self._cached)
         self._lapses: deque[tuple[float, str, Sequence[int]]] = deque()
         self._times: Counter[tuple[str, int]] = Counter()
         """How often a block is expected on a replica."""
@@ -35,7 +35,7 @@ class EventIndexed(Baseline):
         key, at, matched = self._last
         if (key, at) == (request.key, now):
             return matched
-        self._lapse(now)
+        self._expire(now)
         matched = self._cached.match(request.blocks, self._expected)
         self._last = (request.key, now, matched)
         return matched
@@ -49,15 +49,15 @@ class EventIndexed(Baseline):
         candidates = self._router(router).candidates(request)
         return min((each.prefill_tokens + each.requests for each in candidates), default=0)
 
-    def routed(self, flight: Flight, router: Router, now: float) -> None:
+    def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
         """Expect what is new of its blocks there for a while."""
         del router
-        request = flight.request
+        request = entry.request
         if self.speculative_s > 0:
-            new = request.blocks[self._cached.match(request.blocks).get(flight.replica_id, 0) :]
-            self._expected.add(flight.replica_id, new)
-            self._times.update((flight.replica_id, block) for block in new)
-            self._lapses.append((now + self.speculative_s, flight.replica_id, new))
+            new = request.blocks[self._cached.match(request.blocks).get(entry.replica_id, 0) :]
+            self._expected.add(entry.replica_id, new)
+            self._times.update((entry.replica_id, block) for block in new)
+            self._lapses.append((now + self.speculative_s, entry.replica_id, new))
         self._last = (-1, -1.0, {})
 
     def lost(self, replica_id: str) -> None:
@@ -74,7 +74,7 @@ class EventIndexed(Baseline):
         self._cached.add(delta.replica_id, delta.stored)
         self._last = (-1, -1.0, {})
 
-    def _lapse(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         while self._lapses and self._lapses[0][0] <= now:
             _, replica_id, blocks = self._lapses.popleft()
             over = []

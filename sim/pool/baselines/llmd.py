@@ -4,7 +4,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from sim.pool.baselines.base import Endpoint, Flight, Router
+from sim.pool.baselines.base import Endpoint, RoutedRequest, Router
 from sim.pool.baselines.exact import EventIndexed
 from sim.pool.contract import SimRequest
 
@@ -59,12 +59,12 @@ class Blend(EventIndexed):
             [endpoint for endpoint, score in zip(candidates, scores, strict=True) if score == best]
         )
 
-    def routed(self, flight: Flight, router: Router, now: float) -> None:
+    def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
         """A cold request moves its replica to the end of the line for the next one."""
-        super().routed(flight, router, now)
-        if flight.request.key == self._cold_request:
-            self._cold[flight.replica_id] = None
-            self._cold.move_to_end(flight.replica_id)
+        super().routed(entry, router, now)
+        if entry.request.key == self._cold_request:
+            self._cold[entry.replica_id] = None
+            self._cold.move_to_end(entry.replica_id)
 
     def _no_hit_scores(self, candidates: Sequence[Endpoint]) -> list[float]:
         if len(candidates) == 1:

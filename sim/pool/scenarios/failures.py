@@ -6,14 +6,14 @@ from dataclasses import replace
 from scheduler.core.autoscale.retire import retire_order
 from scheduler.core.autoscale.state import CacheValue, ReplicaSeen, Rung
 from sim.pool.contract import SimRequest
-from sim.pool.control import Act, PoolAction, PoolView
+from sim.pool.control import ActionKind, PoolAction, PoolView
 from sim.pool.faults import Kill, KillApiProcess, RestartScheduler, Slow
 from sim.pool.penstock_routing import PenstockRouting
 from sim.pool.registry import Policy
 from sim.pool.scenarios.figures import arrived, hit_rate, in_time, of_tenant, shares, ttft
-from sim.pool.scenarios.scenario import Finding, Ran, Scenario, Setup, at_least, at_most, on_cluster
+from sim.pool.scenarios.scenario import Finding, RunOutcome, Scenario, Setup, at_least, at_most, on_cluster
 from sim.pool.scenarios.shipped import NEWEST_FIRST
-from sim.pool.scenarios.traffic import BLOCK, CAPACITY, ask, merged, poisson, pool, rng_of
+from sim.pool.scenarios.traffic import BLOCK, CAPACITY, make_request, merged, poisson, pool, rng_of
 from sim.pool.settings import RunConfig
 from workers.wire import ReplicaState
 
@@ -25,7 +25,7 @@ _HANGS_S, _KILLED_S = 20.0, 35.0
 def _hang(seed: int) -> Setup:
     rng = rng_of("dead-backend", seed)
     requests = [
-        ask(at, f"t{number % 6}", rng.randrange(600, 2_400), rng.randrange(40, 160), number)
+        make_request(at, f"t{number % 6}", rng.randrange(600, 2_400), rng.randrange(40, 160), number)
         for number, at in enumerate(poisson(rng, 8.0, 0.0, 60.0))
     ]
     faults = (Slow(_HANGS_S, "r1", 0.0, 1e6),)
@@ -33,7 +33,7 @@ def _hang(seed: int) -> Setup:
     return Setup(pool(4, cold_start_s=60.0), merged(requests), config)
 
 
-def _hang_check(ran: Ran) -> list[Finding]:
+def _hang_check(ran: RunOutcome) -> list[Finding]:
     during = arrived(ran.result.records, _HANGS_S, _KILLED_S)
     late = sum(record.ttft_s > 3.0 for record in during)
     return [
@@ -54,7 +54,7 @@ def _hang_check(ran: Ran) -> list[Finding]:
 def _busy(name: str, seed: int, rate: float, seconds: float) -> list[SimRequest]:
     rng = rng_of(name, seed)
     return [
-        ask(at, f"t{number % 6}", 2_048 + rng.randrange(100, 1_200), rng.randrange(40, 260), number,
+        make_request(at, f"t{number % 6}", 2_048 + rng.randrange(100, 1_200), rng.randrange(40, 260), number,
             shared="system prompt", shared_tokens=2_048)
         for number, at in enumerate(poisson(rng, rate, 0.0, seconds))
     ]  # fmt: skip
@@ -62,13 +62,16 @@ def _busy(name: str, seed: int, rate: float, seconds: float) -> list[SimRequest]
 
 def _restart(seed: int) -> Setup:
     rng = rng_of("scheduler-restart burst", seed)
-    burst = [ask(9.5 + rng.uniform(0.0, 0.4), "burst", rng.randrange(1_500, 2_500), 60, n) for n in range(60)]
+    burst = [
+        make_request(9.5 + rng.uniform(0.0, 0.4), "burst", rng.randrange(1_500, 2_500), 60, n)
+        for n in range(60)
+    ]
     requests = _busy("scheduler-restart", seed, 14.0, 40.0)
     faults = (RestartScheduler(10.0, 1.0), RestartScheduler(30.0, 0.5))
     return Setup(pool(4), merged(requests, burst), RunConfig(seed=seed, faults=faults, drain_s=60.0))
 
 
-def _restart_check(ran: Ran) -> list[Finding]:
+def _restart_check(ran: RunOutcome) -> list[Finding]:
     records = ran.result.records
     quiet = arrived(records, 0.0, 9.0) + arrived(records, 16.0, 29.0) + arrived(records, 31.0, 40.0)
     return [
@@ -79,7 +82,7 @@ def _restart_check(ran: Ran) -> list[Finding]:
     ]
 
 
-def _left_over(ran: Ran) -> int:
+def _left_over(ran: RunOutcome) -> int:
     """Requests that the scheduler or a client of it still knows after the last has ended."""
     return ran.routing.open_requests() if isinstance(ran.routing, PenstockRouting) else 0
 
@@ -94,7 +97,7 @@ def _api_dies(seed: int) -> Setup:
     )
 
 
-def _api_dies_check(ran: Ran) -> list[Finding]:
+def _api_dies_check(ran: RunOutcome) -> list[Finding]:
     records = ran.result.records
     others = [record for record in records if record.router != 1 or record.request.at >= 12.0]
     return [
@@ -116,7 +119,7 @@ _OUT_S, _WARM_S = 15.0, 27.0
 def _cold(seed: int) -> Setup:
     rng = rng_of("cold-start-under-load", seed)
     requests = [
-        ask(at, f"t{number % 6}", rng.randrange(1_000, 3_000), rng.randrange(60, 240), number)
+        make_request(at, f"t{number % 6}", rng.randrange(1_000, 3_000), rng.randrange(60, 240), number)
         for number, at in enumerate(poisson(rng, 5.0, 0.0, 60.0))
     ]
     faults = tuple(Kill(_OUT_S, f"r{number}") for number in (1, 2, 3))
@@ -124,7 +127,7 @@ def _cold(seed: int) -> Setup:
     return Setup(replicas, merged(requests), RunConfig(seed=seed, faults=faults))
 
 
-def _cold_check(ran: Ran) -> list[Finding]:
+def _cold_check(ran: RunOutcome) -> list[Finding]:
     records = ran.result.records
     waited, after = arrived(records, _WARM_S - 6.0, _WARM_S), arrived(records, _WARM_S + 4.0, 60.0)
     return [
@@ -158,7 +161,7 @@ class Retires:
         if now < _RETIRES_S:
             if asleep and now >= 20.0:
                 self._since[asleep[0]] = now
-                return [PoolAction(Act.WAKE, asleep[0])]
+                return [PoolAction(ActionKind.WAKE, asleep[0])]
             return []
         if asleep:
             return []
@@ -172,7 +175,7 @@ class Retires:
         ]  # fmt: skip
         if any(each.draining for each in seen):
             return []
-        return [PoolAction(Act.SLEEP, self._order(seen)[0].replica_id)]
+        return [PoolAction(ActionKind.SLEEP, self._order(seen)[0].replica_id)]
 
 
 def _cache(blocks: int) -> CacheValue:
@@ -191,7 +194,7 @@ def _cheapest(replicas: Sequence[ReplicaSeen]) -> list[ReplicaSeen]:
 def _scale_down(seed: int) -> Setup:
     rng = rng_of("scale-down-hot-cache", seed)
     background = [
-        ask(
+        make_request(
             rng.uniform(0.0, 18.0),
             f"t{number % 9}",
             rng.randrange(300, 600),
@@ -212,15 +215,15 @@ def _scale_down(seed: int) -> Setup:
 
 def _document(at: float, document: int, own: str | int) -> SimRequest:
     name = f"document {document}"
-    return ask(at, "hot", 8_292, 40, f"{document} {own}", shared=name, shared_tokens=8_192)
+    return make_request(at, "hot", 8_292, 40, f"{document} {own}", shared=name, shared_tokens=8_192)
 
 
-def _scale_down_play(setup: Setup, policy: Policy) -> Ran:
+def _scale_down_play(setup: Setup, policy: Policy) -> RunOutcome:
     order = _newest if policy.name == NEWEST_FIRST else _cheapest
     return on_cluster(replace(setup, config=replace(setup.config, controller=Retires(order))), policy)
 
 
-def _scale_down_check(ran: Ran) -> list[Finding]:
+def _scale_down_check(ran: RunOutcome) -> list[Finding]:
     hot = of_tenant(ran.result.records, "hot")
     after = arrived(hot, _RETIRES_S + 2.0, _RETIRES_S + 22.0)
     return [

@@ -9,8 +9,8 @@ from sim.pool.network import stream as generator
 from sim.pool.pool import ReplicaSpec
 from sim.pool.registry import Policy, Variant
 from sim.pool.scenarios.figures import arrived, of_tenant, ttft
-from sim.pool.scenarios.scenario import Finding, Ran, Scenario, Setup, at_least, at_most
-from sim.pool.scenarios.traffic import BLOCK, CAPACITY, ask, merged, poisson, pool, rng_of
+from sim.pool.scenarios.scenario import Finding, RunOutcome, Scenario, Setup, at_least, at_most
+from sim.pool.scenarios.traffic import BLOCK, CAPACITY, make_request, merged, poisson, pool, rng_of
 from sim.pool.settings import RoutingSetup, RunConfig
 
 # A greedy tenant
@@ -19,17 +19,19 @@ from sim.pool.settings import RoutingSetup, RunConfig
 def _greedy(seed: int) -> Setup:
     rng = rng_of("greedy-tenant", seed)
     steady = [
-        ask(at, f"steady-{rng.randrange(12):02}", rng.randrange(400, 1_600), rng.randrange(60, 240), number)
+        make_request(
+            at, f"steady-{rng.randrange(12):02}", rng.randrange(400, 1_600), rng.randrange(60, 240), number
+        )
         for number, at in enumerate(poisson(rng, 4.0, 0.0, 60.0))
     ]
     greedy = [
-        ask(at, "greedy", rng.randrange(2_000, 6_000), rng.randrange(60, 240), number)
+        make_request(at, "greedy", rng.randrange(2_000, 6_000), rng.randrange(60, 240), number)
         for number, at in enumerate(poisson(rng, 9.0, 10.0, 40.0))
     ]
     return Setup(pool(4), merged(steady, greedy), RunConfig(seed=seed))
 
 
-def _greedy_check(ran: Ran) -> list[Finding]:
+def _greedy_check(ran: RunOutcome) -> list[Finding]:
     steady = arrived(of_tenant(ran.result.records, "steady"), 10.0, 60.0)
     return [
         at_most("the others' TTFT p50", ttft(steady, 0.5), 2.0, "s"),
@@ -46,14 +48,14 @@ _DEADLINE_S = 10.0
 def _hopeless(seed: int) -> Setup:
     rng = rng_of("hopeless-backlog", seed)
     requests = [
-        ask(at, f"t{number % 8}", rng.randrange(2_000, 6_000), rng.randrange(60, 240), number)
+        make_request(at, f"t{number % 8}", rng.randrange(2_000, 6_000), rng.randrange(60, 240), number)
         for number, at in enumerate(poisson(rng, 15.0, 0.0, 60.0))
     ]
     config = RunConfig(seed=seed, drain_s=300.0)
     return Setup(pool(4), merged(requests), config, Variant(admission=True, deadline_s=_DEADLINE_S))
 
 
-def _hopeless_check(ran: Ran) -> list[Finding]:
+def _hopeless_check(ran: RunOutcome) -> list[Finding]:
     records = arrived(ran.result.records, 15.0, 60.0)
     answered = [record for record in records if record.finished_at >= 0]
     kept = [record for record in answered if record.ttft_s <= _DEADLINE_S + 2.0]
@@ -83,10 +85,10 @@ def _late_refusals(refused: Sequence[Record]) -> float:
 
 
 @runtime_checkable
-class Remembers(Protocol):
+class CountsPrefixEntries(Protocol):
     """A routing system that says how much it knows of prefixes."""
 
-    def remembered(self) -> int:
+    def prefix_entries(self) -> int:
         """Prefix blocks, or sampled hashes that stand for several, that it holds."""
 
 
@@ -98,7 +100,7 @@ def _trie(seed: int) -> Setup:
     rng = rng_of("unbounded-trie", seed)
     tokens = _BLOCKS * BLOCK
     requests = [
-        ask(
+        make_request(
             _EVERY_S * number,
             f"t{rng.randrange(400)}",
             tokens,
@@ -112,7 +114,7 @@ def _trie(seed: int) -> Setup:
     return Setup(pool(4), merged(requests), RunConfig(seed=seed))
 
 
-def _trie_play(setup: Setup, policy: Policy) -> Ran:
+def _trie_play(setup: Setup, policy: Policy) -> RunOutcome:
     """The routing system alone: each request is placed, answered and over before the next comes."""
     seed = setup.config.seed
     routing = policy.make(RoutingSetup(generator(seed, "routing"), 1, Estimates(seed)))
@@ -134,7 +136,7 @@ def _trie_play(setup: Setup, policy: Policy) -> Ran:
                     output_tokens=request.output_tokens, failed=False, now=record.finished_at,
                 )  # fmt: skip
     result = RunResult(policy.name, "scenario", 1.0, seed, records, setup.requests[-1].at, 0.0)
-    return Ran(setup, result, routing)
+    return RunOutcome(setup, result, routing)
 
 
 def _idle_view(spec: ReplicaSpec, now: float) -> ReplicaView:
@@ -142,8 +144,8 @@ def _idle_view(spec: ReplicaSpec, now: float) -> ReplicaView:
     return ReplicaView(name, spec.model, name, spec.state, spec.capacity, spec.targets, 0, 0, 0.0, now)
 
 
-def _trie_check(ran: Ran) -> list[Finding]:
-    held = ran.routing.remembered() if isinstance(ran.routing, Remembers) else 0
+def _trie_check(ran: RunOutcome) -> list[Finding]:
+    held = ran.routing.prefix_entries() if isinstance(ran.routing, CountsPrefixEntries) else 0
     cached = sum(spec.capacity.kv_cache_tokens // BLOCK for spec in ran.setup.pool)
     return [
         at_most("prefixes remembered after 2,000,000 distinct blocks", held, cached),

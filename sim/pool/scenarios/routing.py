@@ -3,8 +3,8 @@
 from sim.pool.contract import Record, SimRequest
 from sim.pool.faults import Kill
 from sim.pool.scenarios.figures import arrived, hit_rate, in_time, of_tenant, shares, ttft
-from sim.pool.scenarios.scenario import Finding, Ran, Scenario, Setup, at_least, at_most
-from sim.pool.scenarios.traffic import ask, merged, poisson, pool, rng_of, turns
+from sim.pool.scenarios.scenario import Finding, RunOutcome, Scenario, Setup, at_least, at_most
+from sim.pool.scenarios.traffic import conversation, make_request, merged, poisson, pool, rng_of
 from sim.pool.settings import RunConfig
 
 # One system prompt for everybody
@@ -15,14 +15,14 @@ _PROMPT = 4096
 def _shared_prompt(seed: int) -> Setup:
     rng = rng_of("shared-system-prompt", seed)
     requests = [
-        ask(at, "org", _PROMPT + rng.randrange(40, 200), rng.randrange(60, 240), number,
+        make_request(at, "org", _PROMPT + rng.randrange(40, 200), rng.randrange(60, 240), number,
             shared="system prompt", shared_tokens=_PROMPT)
         for number, at in enumerate(poisson(rng, 60.0, 0.0, 20.0))
     ]  # fmt: skip
     return Setup(pool(8), merged(requests), RunConfig(seed=seed))
 
 
-def _shared_prompt_check(ran: Ran) -> list[Finding]:
+def _shared_prompt_check(ran: RunOutcome) -> list[Finding]:
     records = ran.result.records
     return [
         at_most("requests on the busiest of 8 replicas", shares(records, 8)[0], 0.4, "%"),
@@ -37,12 +37,13 @@ def _shared_prompt_check(ran: Ran) -> list[Finding]:
 def _ties(seed: int) -> Setup:
     rng = rng_of("tie-starvation", seed)
     requests = [
-        ask(at, f"t{number % 7}", 600, 20, number) for number, at in enumerate(poisson(rng, 1.5, 0.0, 240.0))
+        make_request(at, f"t{number % 7}", 600, 20, number)
+        for number, at in enumerate(poisson(rng, 1.5, 0.0, 240.0))
     ]
     return Setup(pool(5), merged(requests), RunConfig(seed=seed))
 
 
-def _ties_check(ran: Ran) -> list[Finding]:
+def _ties_check(ran: RunOutcome) -> list[Finding]:
     dealt = shares(ran.result.records, 5)
     return [
         at_least("requests on the idlest of 5 replicas", dealt[-1], 0.1, "%"),
@@ -55,16 +56,20 @@ def _ties_check(ran: Ran) -> list[Finding]:
 
 def _herd(seed: int) -> Setup:
     rng = rng_of("stale-herd", seed)
-    before = [ask(at, "before", 300, 300, number) for number, at in enumerate(poisson(rng, 4.0, 0.0, 60.0))]
+    before = [
+        make_request(at, "before", 300, 300, number) for number, at in enumerate(poisson(rng, 4.0, 0.0, 60.0))
+    ]
     waves = [
-        ask(10.0 * wave + 2.2 + rng.uniform(0.0, 0.15), f"t{number % 16}", 1_200, 100, f"{wave} {number}")
+        make_request(
+            10.0 * wave + 2.2 + rng.uniform(0.0, 0.15), f"t{number % 16}", 1_200, 100, f"{wave} {number}"
+        )
         for wave in range(6)
         for number in range(64)
     ]
     return Setup(pool(8), merged(before, waves), RunConfig(seed=seed, api_processes=8))
 
 
-def _herd_check(ran: Ran) -> list[Finding]:
+def _herd_check(ran: RunOutcome) -> list[Finding]:
     together = of_tenant(ran.result.records, "t")
     waves = [arrived(together, 10.0 * wave, 10.0 * wave + 10.0) for wave in range(6)]
     return [
@@ -83,7 +88,7 @@ _DIES_S, _BACK_S = 40.0, 50.0
 def _spiral(seed: int) -> Setup:
     rng = rng_of("smallest-tree-spiral", seed)
     requests = [
-        ask(at, f"t{number % 9}", rng.randrange(4_000, 12_000), rng.randrange(4, 60), number)
+        make_request(at, f"t{number % 9}", rng.randrange(4_000, 12_000), rng.randrange(4, 60), number)
         for number, at in enumerate(poisson(rng, 2.0, 0.0, 90.0))
     ]
     faults = (Kill(_DIES_S, "r3"),)
@@ -92,7 +97,7 @@ def _spiral(seed: int) -> Setup:
     )
 
 
-def _spiral_check(ran: Ran) -> list[Finding]:
+def _spiral_check(ran: RunOutcome) -> list[Finding]:
     after = arrived(ran.result.records, _BACK_S + 1.0, _BACK_S + 21.0)
     return [
         at_most(
@@ -112,13 +117,13 @@ def _share_of(records: list[Record], replica_id: str) -> float:
 def _long_prompts(seed: int) -> Setup:
     rng = rng_of("long-prompt-one-token", seed)
     requests = [
-        ask(at, f"t{number % 8}", rng.randrange(31_000, 32_700), 1, number)
+        make_request(at, f"t{number % 8}", rng.randrange(31_000, 32_700), 1, number)
         for number, at in enumerate(poisson(rng, 1.2, 0.0, 120.0))
     ]
     return Setup(pool(8), merged(requests), RunConfig(seed=seed))
 
 
-def _long_prompts_check(ran: Ran) -> list[Finding]:
+def _long_prompts_check(ran: RunOutcome) -> list[Finding]:
     records = ran.result.records
     return [
         at_most("requests on the busiest of 8 replicas", shares(records, 8)[0], 0.25, "%"),
@@ -132,17 +137,17 @@ def _long_prompts_check(ran: Ran) -> list[Finding]:
 def _kv(seed: int) -> Setup:
     rng = rng_of("kv-saturation", seed)
     long = [
-        ask(at, f"long-{number % 4}", rng.randrange(24_000, 30_000), rng.randrange(300, 900), number)
+        make_request(at, f"long-{number % 4}", rng.randrange(24_000, 30_000), rng.randrange(300, 900), number)
         for number, at in enumerate(poisson(rng, 0.5, 0.0, 90.0))
     ]
     short = [
-        ask(at, f"short-{number % 8}", rng.randrange(100, 400), rng.randrange(100, 300), number)
+        make_request(at, f"short-{number % 8}", rng.randrange(100, 400), rng.randrange(100, 300), number)
         for number, at in enumerate(poisson(rng, 10.0, 0.0, 90.0))
     ]
     return Setup(pool(6, kv_tokens=110_000), merged(long, short), RunConfig(seed=seed))
 
 
-def _kv_check(ran: Ran) -> list[Finding]:
+def _kv_check(ran: RunOutcome) -> list[Finding]:
     records = ran.result.records
     return [
         at_most("answers recomputed for want of KV cache", sum(record.preemptions for record in records), 5),
@@ -156,7 +161,7 @@ def _kv_check(ran: Ran) -> list[Finding]:
 def _collapse(seed: int) -> Setup:
     rng = rng_of("affinity-collapse", seed)
     crowd = [
-        ask(start + rng.uniform(0.0, 0.5), f"crowd-{start}", 2_200, rng.randrange(500, 700), number,
+        make_request(start + rng.uniform(0.0, 0.5), f"crowd-{start}", 2_200, rng.randrange(500, 700), number,
             shared="crowd", shared_tokens=2_048)
         for start in (16.0, 30.0, 44.0, 58.0)
         for number in range(90)
@@ -165,11 +170,11 @@ def _collapse(seed: int) -> Setup:
     for number in range(40):
         first = rng.uniform(0.0, 12.0)
         times = [first + 11.0 * turn + rng.uniform(0.0, 3.0) for turn in range(6)]
-        talks += turns(times, f"talk-{number}", number, opening=6_000, turn=200, output=100)
+        talks += conversation(times, f"talk-{number}", number, opening=6_000, turn=200, output=100)
     return Setup(pool(4), merged(crowd, talks), RunConfig(seed=seed))
 
 
-def _collapse_check(ran: Ran) -> list[Finding]:
+def _collapse_check(ran: RunOutcome) -> list[Finding]:
     further = [
         record for record in of_tenant(ran.result.records, "talk") if record.request.prompt_tokens > 6_000
     ]
@@ -185,18 +190,18 @@ def _collapse_check(ran: Ran) -> list[Finding]:
 def _saturated(seed: int) -> Setup:
     rng = rng_of("saturated-start", seed)
     crowd = [
-        ask(at, "crowd", 2_100, rng.randrange(300, 500), number, shared="crowd", shared_tokens=2_048)
+        make_request(at, "crowd", 2_100, rng.randrange(300, 500), number, shared="crowd", shared_tokens=2_048)
         for number, at in enumerate(poisson(rng, 14.0, 0.0, 60.0))
     ]
     talks: list[SimRequest] = []
     for number in range(48):
         first = rng.uniform(0.0, 10.0)
         times = [first + 10.0 * turn + rng.uniform(0.0, 3.0) for turn in range(5)]
-        talks += turns(times, f"talk-{number}", number, opening=8_000, turn=200, output=120)
+        talks += conversation(times, f"talk-{number}", number, opening=8_000, turn=200, output=120)
     return Setup(pool(4), merged(crowd, talks), RunConfig(seed=seed))
 
 
-def _saturated_check(ran: Ran) -> list[Finding]:
+def _saturated_check(ran: RunOutcome) -> list[Finding]:
     records = ran.result.records
     further = [record for record in of_tenant(records, "talk") if record.request.prompt_tokens > 8_000]
     return [
@@ -212,7 +217,7 @@ def _saturated_check(ran: Ran) -> list[Finding]:
 def _bursts(seed: int) -> Setup:
     rng = rng_of("burst-pile-up", seed)
     requests = [
-        ask(start + rng.uniform(0.0, 0.05), f"t{burst}", 3_200, rng.randrange(60, 140), number,
+        make_request(start + rng.uniform(0.0, 0.05), f"t{burst}", 3_200, rng.randrange(60, 140), number,
             shared="tools", shared_tokens=2_048)
         for burst, start in enumerate((2.0, 14.0, 26.0, 38.0))
         for number in range(80)
@@ -220,7 +225,7 @@ def _bursts(seed: int) -> Setup:
     return Setup(pool(8), merged(requests), RunConfig(seed=seed))
 
 
-def _bursts_check(ran: Ran) -> list[Finding]:
+def _bursts_check(ran: RunOutcome) -> list[Finding]:
     bursts = [arrived(ran.result.records, start, start + 12.0) for start in (2.0, 14.0, 26.0, 38.0)]
     return [
         at_most(

@@ -31,12 +31,12 @@ class Finding:
     @property
     def figure(self) -> str:
         """The value as it is read: `31 %`, `1.2 s`, `14`."""
-        return in_words(self.value, self.unit)
+        return format_value(self.value, self.unit)
 
     @property
     def bound(self) -> str:
         """What it may be: `at most 45 %`."""
-        return f"{'at least' if self.least else 'at most'} {in_words(self.limit, self.unit)}"
+        return f"{'at least' if self.least else 'at most'} {format_value(self.limit, self.unit)}"
 
     @property
     def text(self) -> str:
@@ -54,7 +54,7 @@ def at_least(what: str, value: float, limit: float, unit: str = "") -> Finding:
     return Finding(what, value, limit, unit, least=True)
 
 
-def in_words(value: float, unit: str) -> str:
+def format_value(value: float, unit: str) -> str:
     """A figure for people, rounded to what can be told apart."""
     if math.isinf(value):
         return "never"
@@ -77,7 +77,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunOutcome:
     """A run that is over."""
 
     setup: Setup
@@ -95,12 +95,12 @@ class Ran:
         return len(self.result.records) - len(self.answered)
 
 
-def on_cluster(setup: Setup, policy: Policy) -> Ran:
+def on_cluster(setup: Setup, policy: Policy) -> RunOutcome:
     """Play a setup on the simulated cluster."""
     config = replace(setup.config, network=policy.network(setup.config.network))
     cluster = Cluster(policy.make, setup.requests, setup.pool, config)
     cluster.run()
-    return Ran(setup, cluster.result("scenario", 1.0), cluster.routing)
+    return RunOutcome(setup, cluster.result("scenario", 1.0), cluster.routing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ class Scenario:
     """What happened there, and what is played here."""
     setup: Callable[[int], Setup]
     """Of a seed."""
-    check: Callable[[Ran], list[Finding]]
+    check: Callable[[RunOutcome], list[Finding]]
     """Always the same findings in the same order."""
-    bites: tuple[str, ...] = ()
+    must_fail: tuple[str, ...] = ()
     """Policies that must fail it, or it would prove nothing; at least one of their findings is not ok."""
-    play: Callable[[Setup, Policy], Ran] = on_cluster
+    play: Callable[[Setup, Policy], RunOutcome] = on_cluster
 
     def findings(self, policy: Policy, seed: int) -> list[Finding]:
         """Play it with one seed."""

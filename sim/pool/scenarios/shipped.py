@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from core.errors import InvalidRequest
-from sim.pool.baselines.base import Baseline, Endpoint, Flight, Router
-from sim.pool.baselines.known_blocks import Owners
+from sim.pool.baselines.base import Baseline, Endpoint, RoutedRequest, Router
+from sim.pool.baselines.prefix_index import BlockIndex
 from sim.pool.contract import SimRequest
 from sim.pool.penstock_routing import PenstockOptions, PenstockRouting
 from sim.pool.registry import NAMES, OURS, Policy, Variant
@@ -54,11 +54,11 @@ class ByScrape(Baseline):
 
         return min(candidates, key=lambda endpoint: (load(endpoint), self.rng.random()))
 
-    def routed(self, flight: Flight, router: Router, now: float) -> None:
+    def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
         """Count it until the next scrape."""
         del now
-        view = router.endpoints[flight.replica_id].view
-        self._since[router, flight.replica_id, view.scraped_at] += 1
+        view = router.endpoints[entry.replica_id].view
+        self._since[router, entry.replica_id, view.scraped_at] += 1
 
 
 class CountsAnswers(Baseline):
@@ -73,9 +73,9 @@ class CountsAnswers(Baseline):
         """The first of those with the fewest answers under way."""
         del request, now
         answering = {endpoint.replica_id: 0 for endpoint in candidates}
-        for flight in router.flights.values():
-            if flight.prefilled and flight.replica_id in answering:
-                answering[flight.replica_id] += 1
+        for entry in router.in_flight.values():
+            if entry.prefilled and entry.replica_id in answering:
+                answering[entry.replica_id] += 1
         return min(candidates, key=lambda endpoint: answering[endpoint.replica_id])
 
 
@@ -87,7 +87,7 @@ class LongestMatch(Baseline):
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
-        self.owners = Owners()
+        self.owners = BlockIndex()
 
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
@@ -97,17 +97,17 @@ class LongestMatch(Baseline):
         matched = self.owners.match(request.blocks)
         return max(candidates, key=lambda each: (matched.get(each.replica_id, 0), -each.requests))
 
-    def routed(self, flight: Flight, router: Router, now: float) -> None:
+    def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
         """Remember the prompt there, for ever."""
         del router, now
-        self.owners.add(flight.replica_id, flight.request.blocks)
+        self.owners.add(entry.replica_id, entry.request.blocks)
 
-    def remembered(self) -> int:
+    def prefix_entries(self) -> int:
         """Prefix blocks held."""
         return len(self.owners)
 
 
-class Amnesiac(PenstockRouting):
+class ForgetsOnRestart(PenstockRouting):
     """Ours, were a restarted scheduler told nothing by its clients."""
 
     def restart(self, now: float) -> None:
@@ -117,7 +117,7 @@ class Amnesiac(PenstockRouting):
         super().restart(now)
 
 
-class KeepsTheDead(PenstockRouting):
+class KeepsDeadRouters(PenstockRouting):
     """Ours, were an API process that died to keep its placements."""
 
     def router_lost(self, router: int, now: float) -> None:
@@ -137,7 +137,7 @@ SHIPPED: Mapping[str, str] = {
 }
 """Name -> its fault in a line."""
 _ROUTERS = {each.name: each for each in (FirstOfEquals, ByScrape, CountsAnswers, LongestMatch)}
-_OURS_SPOILT = {"amnesiac": Amnesiac, "keeps_the_dead": KeepsTheDead}
+_FAULTY_PENSTOCK = {"amnesiac": ForgetsOnRestart, "keeps_the_dead": KeepsDeadRouters}
 
 
 def policy_of(name: str, variant: Variant) -> Policy:
@@ -145,8 +145,8 @@ def policy_of(name: str, variant: Variant) -> Policy:
     if name in _ROUTERS:
         kind = _ROUTERS[name]
         return Policy(name, lambda setup: kind(setup.rng))
-    if name in _OURS_SPOILT:
-        spoilt, options = _OURS_SPOILT[name], PenstockOptions(name=name)
+    if name in _FAULTY_PENSTOCK:
+        spoilt, options = _FAULTY_PENSTOCK[name], PenstockOptions(name=name)
 
         def make(setup: RoutingSetup) -> PenstockRouting:
             return spoilt(setup, options)

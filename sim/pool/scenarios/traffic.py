@@ -52,7 +52,7 @@ def poisson(rng: random.Random, rate: float, start_s: float, end_s: float) -> li
     return times
 
 
-def ask(
+def make_request(
     at: float,
     tenant: str,
     prompt: int,
@@ -69,7 +69,7 @@ def ask(
     return SimRequest(0, at, tenant, MODEL, prompt, output, blocks, BLOCK, session=f"{tenant}/{own}")
 
 
-def turns(
+def conversation(
     times: Iterable[float], tenant: str, own: str | int, *, opening: int, turn: int, output: int
 ) -> list[SimRequest]:
     """A conversation: every prompt is the one before, its answer and `turn` further tokens."""

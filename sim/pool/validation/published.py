@@ -31,7 +31,7 @@ class Anchor:
 
 
 @dataclass(frozen=True)
-class Checked:
+class AnchorResult:
     """An anchor with what the model says."""
 
     anchor: Anchor
@@ -147,9 +147,9 @@ ANCHORS = (
 )  # fmt: skip
 
 
-def check_all(catalog: Catalog) -> list[Checked]:
+def check_all(catalog: Catalog) -> list[AnchorResult]:
     """Every anchor with the catalog's figures."""
     return [
-        Checked(anchor, anchor.predict(catalog.models[anchor.model].profile(anchor.profile).capacity))
+        AnchorResult(anchor, anchor.predict(catalog.models[anchor.model].profile(anchor.profile).capacity))
         for anchor in ANCHORS
     ]

@@ -8,7 +8,7 @@ import pytest
 import zmq.asyncio
 
 from sim.engine.kv_events import KvPublisher
-from sim.engine.loop import EngineLoop, Ticket
+from sim.engine.loop import EngineLoop, RequestOutputCollector
 from sim.engine.model import EngineModel, new_sequence
 from sim.engine.step_model.engine import StepConfig
 from sim.engine.text import encode, token_ids
@@ -48,9 +48,9 @@ class Rig:
     async def say(self, prompt: str, salt: str, tokens: int) -> set[int]:
         """Run a prompt; the hashes of the blocks that its cache then holds."""
         sequence = new_sequence(encode(prompt), max_tokens=tokens, stops_by_itself=False, salt=salt)
-        ticket: Ticket = self.loop.submit([sequence])
+        ticket: RequestOutputCollector = self.loop.submit([sequence])
         while sequence.finish_reason is None:
-            await ticket.news()
+            await ticket.get()
         ids = token_ids(bytes(sequence.content))[:-1]
         return set(token_block_hashes(packed(ids), BLOCK, salt))
 
@@ -91,7 +91,7 @@ async def test_a_block_that_was_evicted_is_known_to_be_gone(rig: Rig) -> None:
     for number in range(6):
         last = await rig.say(f"story number {number} " * 20, "", 100)
     await until(lambda: feed.live and last <= set(feed.blocks.block_hashes()))
-    findable = rig.loop.model.pool.findable
+    findable = rig.loop.model.pool.cached_count
     await until(lambda: len(set(feed.blocks.block_hashes())) == findable)
     assert findable <= 30
 
@@ -130,8 +130,8 @@ async def test_what_a_step_under_way_stored_is_told_before_sleep_clears_it() -> 
     loop.start()
     sequence = new_sequence(encode("once upon a time " * 8), max_tokens=40, stops_by_itself=False, salt="")
     loop.submit([sequence])
-    await until(lambda: loop._untold)
+    await until(lambda: loop._pending_events)
     await loop.sleep(1)
     assert [type(event).__name__ for event in recorder.events][-2:] == ["Stored", "AllBlocksCleared"]
-    assert loop._untold == []
+    assert loop._pending_events == []
     await loop.close()

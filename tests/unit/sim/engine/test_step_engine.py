@@ -152,8 +152,8 @@ class PlainEngine:
             need = -(-(cached + chunk) // BLOCK) - cached // BLOCK
             if need > self.pool.free - idle:
                 break
-            self.pool.hold(hit)
-            self.pool.take(need)
+            self.pool.touch(hit)
+            self.pool.allocate(need)
             self.tell_removed()
             self.running.append(self.waiting.pop(0))
             item.running, item.held, item.published, item.computed = True, hit, len(hit), cached
@@ -189,7 +189,7 @@ class PlainEngine:
     def room(self, item: Plain, tokens: int) -> bool:
         preempted = False
         while item.running and (missing := -(-tokens // BLOCK) - item.blocks) > 0:
-            if self.pool.take(missing):
+            if self.pool.allocate(missing):
                 item.anonymous += missing
                 self.tell_removed()
                 break
@@ -373,7 +373,7 @@ def test_every_job_ends_once_and_hits_what_was_stored(script: list[Act], blocks:
     removed = Counter(
         value for _at, kind, _key, hashes in seen if kind is EventKind.REMOVED for value in hashes
     )
-    assert sum(stored.values()) - sum(removed.values()) == model.pool.findable
+    assert sum(stored.values()) - sum(removed.values()) == model.pool.cached_count
     assert all(stored[value] - removed[value] in (0, 1) for value in stored | removed)
     for job in jobs:
         assert job.cached_tokens < job.prompt_tokens

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from scheduler.core.autoscale.state import HostSeen, ModelSpec, Observation, ReplicaSeen, Rung, RungFigures
-from sim.pool.autoscaling import POLICIES, SHARED, TUNING_SEED, Policy, compare, ours
-from sim.pool.autoscaling_bound import SLICE_S, Foresight, foresight, schedule, shares, slices
+from sim.pool.autoscaling import POLICIES, SHARED, TUNING_SEED, Policy, compare, penstock_scaler
+from sim.pool.autoscaling_bound import SLICE_S, OraclePolicy, oracle, schedule, shares, slices
 from sim.pool.autoscaling_load import Lengths
 from sim.pool.autoscaling_policies import Static
 from sim.pool.autoscaling_report import rows
@@ -58,15 +58,15 @@ def test_promises_are_counted_in_the_slice_of_their_request() -> None:
 def test_foresight_wakes_in_time_and_only_where_there_is_room() -> None:
     ladder = {Rung.STOPPED: RungFigures(90.0)}
     specs = {name: ModelSpec(name, NODE, TARGETS, ladder) for name in ("a", "b")}
-    policy = Foresight(specs, {"a": [1, 1, 2], "b": [1, 1, 1]})
+    policy = OraclePolicy(specs, {"a": [1, 1, 2], "b": [1, 1, 1]})
     hosts = [HostSeen(f"h{n}", 8, 0.0, contracted=True) for n in range(3)]
     seen = [
         ReplicaSeen(f"h{n}/{model}", model, f"h{n}", Rung.AWAKE if up else Rung.STOPPED)
         for model, awake in (("a", {0}), ("b", {1}))
         for n, up in ((n, n in awake) for n in range(3))
     ]
-    assert policy.look(Observation(20.0, hosts, seen, [])) == {}
-    assert policy.look(Observation(30.0, hosts, seen, [])) == {"h2/a": Rung.AWAKE}, "h1 belongs to b"
+    assert policy.evaluate(Observation(20.0, hosts, seen, [])) == {}
+    assert policy.evaluate(Observation(30.0, hosts, seen, [])) == {"h2/a": Rung.AWAKE}, "h1 belongs to b"
 
 
 def office(hours: float = 0.5) -> Scenario:
@@ -78,8 +78,8 @@ def office(hours: float = 0.5) -> Scenario:
 def test_the_bound_keeps_the_promises_for_less_than_anybody() -> None:
     scenario = office()
     day = scenario.arrivals(1)
-    bound = play(scenario, foresight(scenario, 100.0, 1), day)
-    mine = play(scenario, ours(scenario, 0.02, 1), day)
+    bound = play(scenario, oracle(scenario, 100.0, 1), day)
+    mine = play(scenario, penstock_scaler(scenario, 0.02, 1), day)
     assert bound.attainment >= mine.attainment - 0.002
     assert bound.gpu_s < mine.gpu_s
     assert list(scenario.tables) == [("m", 1)]

@@ -6,9 +6,9 @@ from scheduler.core.autoscale.forecast import Smoothing
 from scheduler.core.autoscale.state import ModelSpec, Observation, Rung, RungFigures
 from scheduler.core.autoscale.watch import Settings
 from sim.pool.autoscaling_bridge import ScalerController
-from sim.pool.autoscaling_policies import Ours
+from sim.pool.autoscaling_policies import PenstockScaler
 from sim.pool.cluster import Cluster
-from sim.pool.control import Act, PoolAction, PoolView
+from sim.pool.control import ActionKind, PoolAction, PoolView
 from sim.pool.settings import RunConfig
 from tests.support.simulated import CAPACITY, MODEL, RoundRobin, poisson, pool
 from workers.wire import ReplicaState, Targets
@@ -20,7 +20,7 @@ def test_load_wakes_replicas_and_its_end_puts_them_to_sleep() -> None:
     replicas = [
         replace(each, state=ReplicaState.READY) if each.replica_id == "r0" else each for each in asleep
     ]
-    scaler = Ours({MODEL: spec}, Settings(smoothing=Smoothing(bin_s=10.0), hold_s=30.0))
+    scaler = PenstockScaler({MODEL: spec}, Settings(smoothing=Smoothing(bin_s=10.0), hold_s=30.0))
     requests = poisson(14, 40, 1) + [
         replace(late, key=10_000 + late.key, at=60.0 + late.at) for late in poisson(0.3, 500, 2)
     ]
@@ -45,7 +45,7 @@ class Watches:
 
     def observe(self, view: PoolView, now: float) -> list[PoolAction]:
         self.views.append((now, view))
-        return [PoolAction(Act.SLEEP, "r0")] if now == 40.0 else []
+        return [PoolAction(ActionKind.SLEEP, "r0")] if now == 40.0 else []
 
 
 def test_the_view_tells_which_cached_blocks_were_of_use() -> None:
@@ -68,7 +68,7 @@ class SeesAll:
     def __init__(self) -> None:
         self.seen: list[Observation] = []
 
-    def look(self, seen: Observation) -> dict[str, Rung]:
+    def evaluate(self, seen: Observation) -> dict[str, Rung]:
         self.seen.append(seen)
         return {"r1": Rung.STOPPED if 10.0 <= seen.now < 40.0 else Rung.AWAKE}
 

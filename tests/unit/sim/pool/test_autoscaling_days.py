@@ -8,10 +8,10 @@ import pytest
 
 from scheduler.core.autoscale.capacity import Load, predict
 from scheduler.core.autoscale.state import ModelSpec, Observation, Rung
-from sim.pool.autoscaling import POLICIES, ours
+from sim.pool.autoscaling import POLICIES, penstock_scaler
 from sim.pool.autoscaling_load import Arrival, Day, Lengths, arrivals, diurnal
 from sim.pool.autoscaling_policies import Static, count_rungs
-from sim.pool.autoscaling_replica import FluidReplica, Run
+from sim.pool.autoscaling_replica import FluidReplica, RunningRequest
 from sim.pool.autoscaling_result import DayResult
 from sim.pool.autoscaling_scenario import Scenario, play, single_model, two_models
 from tests.unit.scheduler.autoscale.test_laws import NODE, TARGETS
@@ -33,7 +33,7 @@ def office_day() -> Sequence[Arrival]:
 
 @cache
 def our_day() -> DayResult:
-    return play(scenario(), ours(scenario(), 0.02, 1), office_day())
+    return play(scenario(), penstock_scaler(scenario(), 0.02, 1), office_day())
 
 
 def test_the_same_seed_gives_the_same_day_and_rates_follow_the_curve() -> None:
@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_day_and_rates_follow_the_curve() -> None:
 
 def test_a_lone_request_takes_what_the_step_model_says() -> None:
     replica = FluidReplica(NODE)
-    run = Run(Arrival(0, 10.0, "m", 13_500, 401, 1, 0), 0)
+    run = RunningRequest(Arrival(0, 10.0, "m", 13_500, 401, 1, 0), 0)
     replica.add(run, 10.0)
     first = replica.next_at()
     assert first == pytest.approx(11.0)
@@ -68,7 +68,7 @@ def test_mean_time_per_token_under_load_is_what_the_law_predicts() -> None:
         while replica.next_at() <= arrival.at:
             now = replica.next_at()
             ended += [(run, now) for run in replica.step(now)]
-        replica.add(Run(arrival, 0), arrival.at)
+        replica.add(RunningRequest(arrival, 0), arrival.at)
     tpot = sum((now - run.first_at) / 1_499 for run, now in ended) / len(ended)
     law = predict(Load(0.4, 9_000, 9_000, 1_500, 0.0), 1, NODE, TARGETS)
     assert tpot == pytest.approx(law.tpot_s, rel=0.15)
@@ -80,7 +80,9 @@ def test_mean_time_per_token_under_load_is_what_the_law_predicts() -> None:
 def test_every_request_is_answered_whatever_the_policy_does(name: str) -> None:
     policy = POLICIES[name]
     result = play(
-        scenario(), policy.make(scenario(), math.sqrt(policy.generous * policy.stingy), 1), office_day()
+        scenario(),
+        policy.make(scenario(), math.sqrt(policy.loosest_knob * policy.tightest_knob), 1),
+        office_day(),
     )
     assert len(result.ttft_s) == len(office_day())
     assert min(result.ttft_s) > 0.0
@@ -105,11 +107,11 @@ class YoungestFirst:
     name = "youngest"
 
     def __init__(self, within: Scenario) -> None:
-        self._ours, self._specs = ours(within, 0.02, 1), within.specs
+        self._ours, self._specs = penstock_scaler(within, 0.02, 1), within.specs
 
-    def look(self, seen: Observation) -> Mapping[str, Rung]:
+    def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
         """Our numbers, their choice."""
-        self._ours.look(seen)
+        self._ours.evaluate(seen)
         plan = self._ours.plan
         assert plan is not None
         return {
@@ -128,11 +130,11 @@ def test_scaling_down_does_not_kill_the_hot_cache() -> None:
         name = "watched"
 
         def __init__(self) -> None:
-            self.inner = ours(scenario(), 0.02, 1)
+            self.inner = penstock_scaler(scenario(), 0.02, 1)
             self.retired = 0
 
-        def look(self, seen: Observation) -> Mapping[str, Rung]:
-            rungs = self.inner.look(seen)
+        def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
+            rungs = self.inner.evaluate(seen)
             serving = [one for one in seen.replicas if one.rung is Rung.AWAKE and not one.ready_in_s]
             gone = [one for one in serving if rungs[one.replica_id] is not Rung.AWAKE]
             kept = [one for one in serving if rungs[one.replica_id] is Rung.AWAKE]
@@ -157,7 +159,7 @@ def test_contracted_hosts_swap_who_is_awake_when_the_days_of_two_models_are_oppo
     chat, code = SPEC, ModelSpec("code", NODE, TARGETS, {}, usd_per_request=1.0)
     pool = two_models(chat, code, day_s=5_400.0, peak_rps=(3.0, 3.0), lengths=LENGTHS, hosts=7, wake_s=5.5)
     day = pool.arrivals(2)
-    mine = play(pool, ours(pool, 0.02, 2), day)
+    mine = play(pool, penstock_scaler(pool, 0.02, 2), day)
     assert mine.worst_attainment >= 0.97
     alone = single_model(
         "office", SPEC, day_s=5_400.0, peak_rps=3.0, lengths=LENGTHS, replicas=10, wake_s=5.5

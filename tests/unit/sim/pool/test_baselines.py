@@ -10,9 +10,9 @@ from sim.pool.baselines.base import Baseline
 from sim.pool.baselines.cache_aware import CacheAware
 from sim.pool.baselines.classic import LeastRequest, PowerOfTwo, Random, RoundRobin, SessionHash
 from sim.pool.baselines.dynamo import Dynamo, LMetric
-from sim.pool.baselines.known_blocks import Owners, Routed
 from sim.pool.baselines.llmd import Blend, Sticky, queue_scores
 from sim.pool.baselines.loadaware import LoadAware
+from sim.pool.baselines.prefix_index import ApproximateIndex, BlockIndex
 from sim.pool.contract import Dispatch, ReplicaView, SimRequest
 from workers.wire import Capacity, KvDelta, ReplicaState, Targets
 
@@ -360,7 +360,7 @@ def test_events_of_eviction_and_a_lost_replica_are_forgotten() -> None:
 
 
 def test_owners_match_is_the_length_of_each_replicas_own_prefix() -> None:
-    owners = Owners()
+    owners = BlockIndex()
     owners.add("a", [1, 2, 3, 4])
     owners.add("b", [1, 2])
     owners.add("c", [2, 3])
@@ -374,7 +374,7 @@ def test_owners_match_is_the_length_of_each_replicas_own_prefix() -> None:
 
 
 def test_routed_evicts_the_oldest_leaves_first() -> None:
-    routed = Routed()
+    routed = ApproximateIndex()
     routed.insert("a", [1, 2, 3], [64, 64, 10])
     routed.insert("a", [1, 9], [64, 64])
     assert routed.tokens("a") == 202

@@ -10,7 +10,7 @@ import pytest
 from sim.engine.step_model.engine import StepConfig
 from sim.pool.cluster import TOO_LONG, Cluster
 from sim.pool.contract import Record, RunResult, SimRequest
-from sim.pool.control import Act, PoolAction, PoolView
+from sim.pool.control import ActionKind, PoolAction, PoolView
 from sim.pool.faults import Fault, Kill, KillApiProcess, RestartScheduler, Slow
 from sim.pool.network import Network
 from sim.pool.pool import ReplicaSpec
@@ -184,9 +184,9 @@ class Parks:
     def observe(self, view: PoolView, now: float) -> list[PoolAction]:
         self.views.append((now, view))
         plan = {
-            5.0: [PoolAction(Act.SLEEP, "r1"), PoolAction(Act.STOP, "r2")],
-            20.0: [PoolAction(Act.WAKE, "r1")],
-            30.0: [PoolAction(Act.START, "r2")],
+            5.0: [PoolAction(ActionKind.SLEEP, "r1"), PoolAction(ActionKind.STOP, "r2")],
+            20.0: [PoolAction(ActionKind.WAKE, "r1")],
+            30.0: [PoolAction(ActionKind.START, "r2")],
         }
         return plan.get(now, [])
 

@@ -23,7 +23,7 @@ from sim.pool.plots import plot
 from sim.pool.registry import BASELINES, NAMES, OURS, names_of, policy
 from sim.pool.report import COLUMNS, compact, markdown, standings
 from sim.pool.report import cells as shown
-from sim.pool.shed import QuantileGate
+from sim.pool.shed import QuantileShedder
 from workers.catalog import load_catalog
 from workers.wire import Targets
 
@@ -127,7 +127,7 @@ def test_nobody_sheds_unless_asked() -> None:
 @pytest.mark.parametrize("rate", [0.05, 0.3])
 @pytest.mark.parametrize("load", [lambda n: n % 100, lambda n: 7, lambda n: n])
 def test_the_gate_sheds_its_share_and_the_highest_loads(rate: float, load: Callable[[int], float]) -> None:
-    gate = QuantileGate(rate)
+    gate = QuantileShedder(rate)
     shed = [number for number in range(4000) if gate.sheds(float(load(number)))]
     assert len(shed) / 4000 == pytest.approx(rate, abs=0.025)
     if load(100) == 0:  # the one that goes up and down
@@ -140,7 +140,7 @@ def test_the_gate_sheds_its_share_and_the_highest_loads(rate: float, load: Calla
 
 def test_the_knee_serves_and_a_little_more_does_not() -> None:
     tried: dict[float, float] = {}
-    knee = find(SETTING, tried=lambda rate, share: tried.update({rate: share}))
+    knee = find(SETTING, on_rate_tried=lambda rate, share: tried.update({rate: share}))
     assert tried[knee.rate_rps] == knee.slo_met >= SERVED
     over = min(rate for rate in tried if rate > knee.rate_rps)
     assert tried[over] < SERVED

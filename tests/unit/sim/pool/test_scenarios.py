@@ -12,9 +12,9 @@ from sim.pool.scenarios.registry import SCENARIOS, judge, scenario
 from sim.pool.scenarios.report import markdown
 from sim.pool.scenarios.scenario import at_least, at_most, worst
 from sim.pool.scenarios.shipped import SHIPPED, policy_of
-from sim.pool.scenarios.traffic import ask
+from sim.pool.scenarios.traffic import make_request
 
-BITES = [(name, policy) for name, each in SCENARIOS.items() for policy in each.bites]
+BITES = [(name, policy) for name, each in SCENARIOS.items() for policy in each.must_fail]
 NAMED_IN_NOTES = {
     "shared-system-prompt", "tie-starvation", "stale-herd", "smallest-tree-spiral", "long-prompt-one-token",
     "kv-saturation", "affinity-collapse", "burst-pile-up", "unbounded-trie", "dead-backend", "scale-down-hot-cache",
@@ -35,8 +35,8 @@ def test_whoever_has_the_fault_fails(name: str, policy: str) -> None:
 
 def test_every_known_failure_mode_is_there_and_each_bites_somebody() -> None:
     assert SCENARIOS.keys() >= NAMED_IN_NOTES
-    assert all(each.bites and each.about for each in SCENARIOS.values())
-    assert SHIPPED.keys() <= {policy for each in SCENARIOS.values() for policy in each.bites}
+    assert all(each.must_fail and each.about for each in SCENARIOS.values())
+    assert SHIPPED.keys() <= {policy for each in SCENARIOS.values() for policy in each.must_fail}
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
@@ -68,8 +68,8 @@ def test_of_several_seeds_the_worst_counts() -> None:
 
 
 def test_who_never_got_a_first_token_waits_for_ever() -> None:
-    served = Record(ask(1.0, "t", 100, 10, 1), 0, "r0", first_token_at=3.0)
-    lost = Record(ask(1.0, "t", 100, 10, 2), 0)
+    served = Record(make_request(1.0, "t", 100, 10, 1), 0, "r0", first_token_at=3.0)
+    lost = Record(make_request(1.0, "t", 100, 10, 2), 0)
     assert ttft([served, lost], 0.0) == 2.0
     assert ttft([served, lost], 0.99) == math.inf
     assert shares([served, lost], 2) == [1.0, 0.0]

@@ -7,7 +7,7 @@ from sim.pool.sim_replica import SimReplica
 
 
 @dataclass(slots=True)
-class Spent:
+class GpuTime:
     """Time and GPUs of a whole pool."""
 
     by_state: dict[str, float] = field(default_factory=dict)
@@ -20,9 +20,9 @@ class Spent:
     """Mean price of those; 0 = unknown."""
 
 
-def spent(replicas: Iterable[SimReplica], now: float) -> Spent:
+def gpu_time(replicas: Iterable[SimReplica], now: float) -> GpuTime:
     """What `replicas` have cost from the start of the run to `now`."""
-    total = Spent()
+    total = GpuTime()
     cost = 0.0
     for replica in replicas:
         replica.book(now)

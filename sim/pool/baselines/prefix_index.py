@@ -4,13 +4,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
-class Owners:
+class BlockIndex:
     """Block -> the replicas that hold it, as a bit mask: one pass over a prompt finds the match on all replicas."""
 
-    def __init__(self, beside: "Owners | None" = None) -> None:
+    def __init__(self, other: "BlockIndex | None" = None) -> None:
         """With `beside`, both can be matched as one."""
-        self._bits: dict[str, int] = {} if beside is None else beside._bits
-        self._names: list[str] = [] if beside is None else beside._names
+        self._bits: dict[str, int] = {} if other is None else other._bits
+        self._names: list[str] = [] if other is None else other._names
         self._owners: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -37,11 +37,11 @@ class Owners:
         bit = self._bit(replica_id)
         self.remove(replica_id, [block for block, owners in self._owners.items() if owners & bit])
 
-    def match(self, blocks: Sequence[int], beside: "Owners | None" = None) -> dict[str, int]:
+    def match(self, blocks: Sequence[int], other: "BlockIndex | None" = None) -> dict[str, int]:
         """How many leading blocks each replica holds, here or in `beside`; replicas without any are left out."""
         matched: dict[str, int] = {}
         here = self._owners.get
-        there = beside._owners.get if beside and beside._owners else None
+        there = other._owners.get if other and other._owners else None
         holding, count = -1, 0
         for block in blocks:
             owners = here(block, 0) | there(block, 0) if there else here(block, 0)
@@ -70,11 +70,11 @@ class Owners:
             mask ^= lowest
 
 
-class Routed:
+class ApproximateIndex:
     """What was routed to each replica, least recently used first: the approximate index of most routers."""
 
     def __init__(self) -> None:
-        self.owners = Owners()
+        self.owners = BlockIndex()
         self._blocks: dict[str, OrderedDict[int, int]] = {}
         self._tokens: dict[str, int] = {}
 
