@@ -1,4 +1,4 @@
-"""Who performs an administrative act, and whether they may."""
+"""Actors of administrative acts, and their permissions."""
 
 from uuid import UUID
 
@@ -16,7 +16,7 @@ class Actor(msgspec.Struct, frozen=True):
     """user | token | cli | system"""
     id: str
     label: str
-    """For people: an address, the name of a shell user, of a job."""
+    """Readable name: an e-mail address, a shell user or a job."""
     role: Role
     tenant_id: UUID | None = None
     """The organisation of a tenant role; None on the platform."""
@@ -28,7 +28,7 @@ class Actor(msgspec.Struct, frozen=True):
 
 
 def system_actor(label: str) -> Actor:
-    """The platform itself, such as the first start that makes the demo organisation."""
+    """An actor for the platform itself, such as the first start, which creates the demo organisation."""
     return Actor(kind="system", id="system", label=label, role="platform_admin")
 
 
@@ -60,14 +60,14 @@ def readable(actor: Actor, tenant_id: UUID | None) -> UUID | None:
 
 
 def user_id_of(actor: Actor) -> UUID:
-    """The person behind an actor that signed in or used a token. Raises PermissionDenied for any other kind."""
+    """The user id of an actor that signed in or used a token. Raises PermissionDenied for other kinds."""
     if actor.kind not in ("user", "token"):
         raise PermissionDenied(f"an actor of the kind {actor.kind} is no person with an account")
     return UUID(actor.id)
 
 
 def visible_user(actor: Actor, user_id: UUID, user: UserView | None) -> UserView:
-    """The person, if there is one that the actor may see; another organisation's looks like none."""
+    """`user` when it exists and the actor may see it. Raises NotFound, also for another organisation's user."""
     if user is None or not (
         actor.is_platform or (actor.tenant_id is not None and actor.tenant_id == user.tenant_id)
     ):

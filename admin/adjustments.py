@@ -1,4 +1,4 @@
-"""Manual adjustments of what a customer owes; above a limit a second person must agree."""
+"""Manual adjustments of customers' accounts; above a limit they need the approval of a second person."""
 
 from datetime import date
 from decimal import Decimal
@@ -9,7 +9,7 @@ import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, read_scoped, write_system
+from admin.transactions import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, adjustments, approvals, months
 from billing.ledger.adjustments import Adjustment
 from billing.ledger.approvals import Approval
@@ -24,10 +24,10 @@ KIND = "adjustment"
 
 
 class AdjustmentRequest(msgspec.Struct, frozen=True):
-    """What became of an adjustment that somebody asked for."""
+    """A requested adjustment and its state."""
 
     id: UUID
-    """Of the adjustment; of the approval while it waits for one."""
+    """Id of the approval while the status is `waiting`, else of the adjustment."""
     tenant_id: UUID
     amount_usd: str
     """Above 0: in the customer's favour."""
@@ -50,10 +50,10 @@ async def request_adjustment(
     limit_usd: Decimal,
     adjustment_id: UUID | None = None,
 ) -> AdjustmentRequest:
-    """Correct what a customer owes by `amount_usd` (above 0: in the customer's favour; "-5" charges five dollars).
+    """Adjust a customer's account by `amount_usd` US dollars (above 0 credits the customer, "-5" charges 5 dollars).
 
-    Up to `limit_usd` (Settings.approval_limit_usd) it is booked at once, above it waits for another person.
-    `corrects` is the month that was wrong, YYYY-MM. Raises InvalidRequest, NotFound.
+    An absolute amount up to `limit_usd` (Settings.approval_limit_usd) is booked at once; above it an approval is
+    created. `corrects` is the corrected month, YYYY-MM. Raises InvalidRequest, NotFound, PermissionDenied.
     """
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
@@ -94,15 +94,15 @@ async def request_adjustment(
             reason=reason,
             after=facts,
         )
-    return _shown(shown_id, tenant_id, facts, actor.label, "waiting" if waits else "booked", None)
+    return _request_view(shown_id, tenant_id, facts, actor.label, "waiting" if waits else "booked", None)
 
 
 async def decide_adjustment(
     database: Database, actor: Actor, *, approval_id: UUID, approve: bool, reason: str | None = None
 ) -> AdjustmentRequest:
-    """Agree to an adjustment, which books it, or refuse it. Nobody approves what he asked for himself.
+    """Approve an adjustment, which books it, or reject it. The requester cannot approve it.
 
-    Raises NotFound, Conflict when it is decided already or the actor's own.
+    Raises NotFound, Conflict when it is already decided or the actor's own, PermissionDenied.
     """
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
@@ -133,20 +133,20 @@ async def decide_adjustment(
         )
     shown_id = UUID(facts["adjustment_id"]) if approve else approval_id
     status = "booked" if approve else "rejected"
-    return _shown(shown_id, approval.tenant_id, facts, approval.requested_by, status, actor.label)
+    return _request_view(shown_id, approval.tenant_id, facts, approval.requested_by, status, actor.label)
 
 
 async def list_requests(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None
 ) -> list[AdjustmentRequest]:
-    """Adjustments that wait for a second person, the oldest first."""
+    """Adjustments that need an approval, the oldest first."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         waiting = await approvals.list_open(connection, kind=KIND, tenant_id=tenant_id)
-    return [_waiting(approval) for approval in waiting]
+    return [_pending_view(approval) for approval in waiting]
 
 
 async def list_approvals(database: Database, actor: Actor, *, kind: str | None = None) -> list[Approval]:
-    """Everything that waits for a second person, of every kind."""
+    """Pending approvals of `kind`, or of every kind."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await approvals.list_open(connection, kind=kind)
 
@@ -159,7 +159,7 @@ async def list_adjustments(
     month: str | None = None,
     limit: int = 100,
 ) -> list[Adjustment]:
-    """Booked adjustments, the newest first; `month` (YYYY-MM) is when they were booked. A tenant role sees its own."""
+    """Booked adjustments, the newest first; `month` (YYYY-MM) is that of the booking. A tenant role sees its own."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await adjustments.list_adjustments(
             connection, tenant_id=scope, month=parse_month(month, "month"), limit=page_size(limit)
@@ -180,13 +180,13 @@ def _signed(amount_usd: str) -> int:
     return -amount if negative else amount
 
 
-def _waiting(approval: Approval) -> AdjustmentRequest:
+def _pending_view(approval: Approval) -> AdjustmentRequest:
     tenant_id = approval.tenant_id
     assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
-    return _shown(approval.id, tenant_id, approval.facts, approval.requested_by, "waiting", None)
+    return _request_view(approval.id, tenant_id, approval.facts, approval.requested_by, "waiting", None)
 
 
-def _shown(
+def _request_view(
     shown_id: UUID, tenant_id: UUID, facts: dict[str, Any], by: str, status: str, decided_by: str | None
 ) -> AdjustmentRequest:
     return AdjustmentRequest(

@@ -1,10 +1,10 @@
-"""Budgets with thresholds, low-balance marks, the endpoints that notices go to, and what was told."""
+"""Budgets with thresholds, low-balance alerts, endpoints of notices, and sent notices."""
 
 from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, read_scoped, write_system
+from admin.transactions import page_size, read, read_scoped, write_system
 from billing.notifications import alerts, endpoints
 from billing.notifications.alerts import AlertView, Kind, Scope
 from billing.notifications.endpoints import Channel, EndpointCreated, EndpointView, NoticeView
@@ -13,11 +13,11 @@ from core.db import Database
 from core.ids import uuid7
 from tenants.roles import PLATFORM_ROLES, Role
 
-_SETTERS: tuple[Role, ...] = (*PLATFORM_ROLES, "tenant_owner")
+_EDITOR_ROLES: tuple[Role, ...] = (*PLATFORM_ROLES, "tenant_owner")
 
 
 async def list_alerts(database: Database, actor: Actor, *, tenant_id: UUID | None = None) -> list[AlertView]:
-    """Budgets and marks with where they stand; platform roles may leave `tenant_id` out for everybody's."""
+    """Budgets and low-balance alerts with their state. For platform roles, `tenant_id` None = every organisation."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await alerts.list_rules(connection, scope)
 
@@ -33,11 +33,11 @@ async def set_alert(
     amount_usd: str | None = None,
     thresholds: list[int] | None = None,
 ) -> list[AlertView]:
-    """Make or replace a budget of a project or key, the thresholds of the organisation's, or its low-balance mark.
+    """Create or replace a budget of a project or key, the organisation's thresholds, or its low-balance alert.
 
     Raises InvalidRequest, NotFound, Conflict.
     """
-    require(actor, *_SETTERS, tenant_id=tenant_id)
+    require(actor, *_EDITOR_ROLES, tenant_id=tenant_id)
     scope_id = scope_id or tenant_id
     async with write_system(database) as connection:
         await alerts.set_rule(
@@ -66,7 +66,7 @@ async def remove_alert(
     database: Database, actor: Actor, *, tenant_id: UUID, kind: Kind, scope_id: UUID | None = None
 ) -> None:
     """Remove a rule; the organisation's budget itself stays. Raises NotFound."""
-    require(actor, *_SETTERS, tenant_id=tenant_id)
+    require(actor, *_EDITOR_ROLES, tenant_id=tenant_id)
     scope_id = scope_id or tenant_id
     async with write_system(database) as connection:
         await alerts.remove_rule(connection, tenant_id, kind, scope_id)
@@ -96,7 +96,7 @@ async def add_endpoint(
 
     Raises InvalidRequest for an address that is not on the public internet, Conflict.
     """
-    require(actor, *_SETTERS, tenant_id=tenant_id)
+    require(actor, *_EDITOR_ROLES, tenant_id=tenant_id)
     async with write_system(database) as connection:
         created = await endpoints.add_endpoint(
             connection,
@@ -131,8 +131,8 @@ async def list_endpoints(
 async def remove_endpoint(
     database: Database, actor: Actor, *, tenant_id: UUID | None, endpoint_id: UUID
 ) -> None:
-    """Send nothing there any more; its open deliveries end as failed. Raises NotFound."""
-    require(actor, *_SETTERS, tenant_id=tenant_id)
+    """Remove an endpoint; its pending deliveries end as failed. Raises NotFound."""
+    require(actor, *_EDITOR_ROLES, tenant_id=tenant_id)
     async with write_system(database) as connection:
         removed = await endpoints.remove_endpoint(connection, tenant_id, endpoint_id)
         await record(
@@ -151,7 +151,7 @@ async def send_test(database: Database, actor: Actor, *, tenant_id: UUID | None)
 
     Raises Conflict when the last one was less than a minute ago.
     """
-    require(actor, *_SETTERS, tenant_id=tenant_id)
+    require(actor, *_EDITOR_ROLES, tenant_id=tenant_id)
     notice = uuid7()
     async with write_system(database) as connection:
         await endpoints.space_tests(connection, tenant_id)
@@ -177,7 +177,7 @@ async def list_notices(
     limit: int = 100,
     after: UUID | None = None,
 ) -> list[NoticeView]:
-    """What an organisation was told, the newest first; platform roles: None = the platform's own notices."""
+    """Notices of an organisation, the newest first; for platform roles, None = the platform's own."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await endpoints.list_notices(connection, scope, limit=page_size(limit), before=after)
 
@@ -185,7 +185,7 @@ async def list_notices(
 async def list_outbox(
     database: Database, actor: Actor, *, limit: int = 100, after: UUID | None = None
 ) -> list[NoticeView]:
-    """Mail that was kept for want of an SMTP server, the newest first; for platform roles."""
+    """Mail kept because no SMTP server is set, the newest first; for platform roles."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await endpoints.list_notices(
             connection, None, limit=page_size(limit), before=after, unsent="outbox"
@@ -195,7 +195,7 @@ async def list_outbox(
 async def list_undelivered(
     database: Database, actor: Actor, *, limit: int = 100, after: UUID | None = None
 ) -> list[NoticeView]:
-    """Notices that did not arrive so far, of every organisation and the platform, the newest first; platform roles."""
+    """Undelivered notices of every organisation and of the platform, the newest first; for platform roles."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await endpoints.list_notices(
             connection, None, limit=page_size(limit), before=after, unsent="undelivered"

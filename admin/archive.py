@@ -6,7 +6,7 @@ from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import read, write_system
+from admin.transactions import read, write_system
 from billing.reports.archive_report import MonthReport, month_report
 from billing.usage import archive
 from billing.usage.archive import Manifest
@@ -17,7 +17,7 @@ from tenants.roles import PLATFORM_ROLES
 async def archive_month(
     database: Database, actor: Actor, folder: Path, *, month: date, drop_partition: bool = False
 ) -> Manifest:
-    """Write a closed month's usage to Parquet, or find it written; then, if asked, drop its rows from PostgreSQL.
+    """Write a closed month's usage to Parquet unless it exists; with `drop_partition` then drop its PostgreSQL rows.
 
     Raises Conflict: the month is open, or (before anything is dropped) file, rollups, ledger and rows do not agree.
     """

@@ -1,4 +1,4 @@
-"""The audit log: every administrative act adds one row in its own transaction, and here it is read back."""
+"""The audit log: each administrative act adds one row in its own transaction; `list_audit` reads them."""
 
 from typing import Any
 from uuid import UUID
@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor
-from admin.session import page_size, read_scoped
+from admin.transactions import page_size, read_scoped
 from core.db import Database
 from core.ids import uuid7
 from tenants import audit as log
@@ -31,9 +31,9 @@ async def record(
     before: Facts = None,
     after: Facts = None,
 ) -> None:
-    """Add the one row of an act: what it changed and why, in the act's own transaction.
+    """Add the audit row of an act, in the act's transaction.
 
-    `before` and `after` are views or plain facts; they must not carry secrets, and one that does raises ValueError.
+    `before` and `after` are views or dicts of the state. Raises ValueError when they contain a secret field.
     """
     await log.insert_entry(
         connection,
@@ -52,7 +52,7 @@ async def record(
 
 
 def _facts(value: Facts) -> dict[str, Any] | None:
-    """JSON-safe facts: ids and instants as text."""
+    """The state as JSON-compatible values, with ids and instants as text."""
     if value is None:
         return None
     facts: dict[str, Any] = msgspec.to_builtins(value)

@@ -8,7 +8,7 @@ import msgspec
 
 from admin.actor import Actor, readable, require
 from admin.audit import record
-from admin.session import page_size, read, read_scoped, write_system
+from admin.transactions import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, credits
 from billing.ledger.accounts import AccountView, GrantView
 from billing.ledger.credits import Lot, LotKind
@@ -138,16 +138,16 @@ async def withdraw_price(database: Database, actor: Actor, *, version: int, reas
 async def unpriced(
     database: Database, actor: Actor, *, start: datetime | None = None, end: datetime | None = None
 ) -> list[Unpriced]:
-    """Traffic without a price, normally none: requests refused in [start, end) and models that are offered."""
+    """Refused requests of models without a price in [start, end), and offered models without one; normally none."""
     first, last = start or datetime.min.replace(tzinfo=UTC), end or datetime.max.replace(tzinfo=UTC)
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await prices.list_unpriced(connection, first, last)
 
 
 async def ensure_list_prices(database: Database, actor: Actor, rates: Mapping[str, Rates]) -> list[PriceView]:
-    """Give models that have no list price yet (tier standard) the price of `rates`; returns what was set.
+    """Set the list price (tier standard) of models in `rates` that have none; returns the new prices.
 
-    For the first start: a catalog's prices never overwrite what somebody has set.
+    Existing prices are never overwritten.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
         known = await prices.list_prices(connection, history=True)
@@ -274,7 +274,10 @@ async def set_budget(database: Database, actor: Actor, *, tenant_id: UUID, usd: 
 async def set_credit_limit(
     database: Database, actor: Actor, *, tenant_id: UUID, usd: str | None, reason: str
 ) -> AccountView:
-    """Bound what a postpaid organisation may owe; None = no bound. Raises InvalidRequest, Conflict, NotFound."""
+    """Set the credit limit of a postpaid organisation in US dollars; None = no limit.
+
+    Raises InvalidRequest, Conflict, NotFound.
+    """
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
@@ -295,7 +298,7 @@ async def set_credit_limit(
 
 
 def sees_gpu_cost(actor: Actor) -> bool:
-    """Whether the report shows GPU cost and margin to this actor: customers never see them."""
+    """Whether the actor's reports contain GPU cost and margin, which customers never see."""
     return actor.is_platform
 
 

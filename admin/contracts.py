@@ -8,7 +8,7 @@ import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import read_scoped, write_system
+from admin.transactions import read_scoped, write_system
 from billing.ledger import accounts
 from billing.pricing import contracts
 from billing.pricing.contracts import DEFAULT_PAYMENT_DAYS, Contract
@@ -20,7 +20,7 @@ from tenants.roles import PLATFORM_ROLES
 
 
 class ContractView(msgspec.Struct, frozen=True):
-    """A contract as people see it."""
+    """A contract for display; amounts are decimal strings of US dollars."""
 
     id: UUID
     tenant_id: UUID
@@ -50,7 +50,7 @@ async def add_contract(
     currency: str = CURRENCY,
     reason: str,
 ) -> ContractView:
-    """Let a contract hold from `effective_from` (None = now); its discount becomes prices of the customer at once.
+    """Add a contract from `effective_from` (None = now). Its discount is applied to the customer's prices at once.
 
     `commit_monthly_usd` is what a month costs at least (postpaid); `sla` a rule of billing/pricing/sla_terms.py. Raises
     InvalidRequest, NotFound, Conflict when it overlaps another contract.
@@ -97,7 +97,7 @@ async def add_contract(
 async def end_contract(
     database: Database, actor: Actor, *, contract_id: UUID, at: datetime | None = None, reason: str
 ) -> ContractView:
-    """Let a contract end at `at` (None = now) and its derived prices with it; one that has not begun is withdrawn.
+    """End a contract and its derived prices at `at` (None = now). A contract that has not begun is withdrawn.
 
     Raises NotFound, InvalidRequest, Conflict.
     """

@@ -1,4 +1,4 @@
-"""Corrections of past months: try, ask, agree, undo. Whoever asks never agrees."""
+"""Corrections of past months: dry run, request, decision, reversal. The requester cannot approve."""
 
 from collections.abc import Mapping
 from datetime import date
@@ -7,7 +7,7 @@ from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write_system
+from admin.transactions import page_size, read, write_system
 from billing.invoicing import correction_booking, correction_lines, corrections, rerate
 from billing.invoicing.corrections import Correction, DryRun
 from billing.invoicing.rerate import DifferenceView
@@ -32,7 +32,7 @@ async def dry_run(database: Database, actor: Actor, *, month: date, spec: Mappin
 async def request_correction(
     database: Database, actor: Actor, *, month: date, spec: Mapping[str, Any], reason: str
 ) -> Correction:
-    """Ask for a correction: its difference is stored, a second person must agree. Raises InvalidRequest, Conflict."""
+    """Request a correction: store its difference and create an approval. Raises InvalidRequest, Conflict."""
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     parsed = rerate.parse_spec(spec)
@@ -55,7 +55,7 @@ async def request_correction(
 async def request_reversal(
     database: Database, actor: Actor, *, correction_id: UUID, reason: str
 ) -> Correction:
-    """Ask to undo an approved correction; a second person must agree. Raises NotFound, Conflict."""
+    """Request the reversal of an approved correction, which needs an approval too. Raises NotFound, Conflict."""
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
@@ -76,9 +76,9 @@ async def request_reversal(
 async def decide_correction(
     database: Database, actor: Actor, *, correction_id: UUID, approve: bool, reason: str | None = None
 ) -> Correction:
-    """Say yes or no to what another person asked for. Raises NotFound, Conflict.
+    """Approve or reject a correction of another person. Raises NotFound, Conflict.
 
-    After a yes every customer is booked before this returns; if it dies on the way, the job goes on where it was.
+    An approval returns after every customer is booked. If the process dies before that, a job resumes the booking.
     """
     require(actor, *PLATFORM_ROLES)
     cleaned = None if reason is None else clean_reason(reason)
@@ -107,7 +107,7 @@ async def decide_correction(
 async def list_corrections(
     database: Database, actor: Actor, *, month: date | None = None, limit: int = 100
 ) -> list[Correction]:
-    """The newest first."""
+    """Corrections of `month` or of all months, the newest first."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await corrections.list_corrections(connection, month=month, limit=page_size(limit))
 

@@ -1,11 +1,11 @@
-"""GPU economics: cost and margin, the margin bridge, host prices, providers' invoices; for the platform's people."""
+"""GPU economics for platform roles: cost and margin, the margin bridge, host prices, providers' invoices."""
 
 from datetime import date, datetime
 from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import read, write_system
+from admin.transactions import read, write_system
 from billing.economics import host_prices, provider_invoices
 from billing.economics.host_prices import HostPriceView
 from billing.economics.provider_invoices import InvoiceIn, InvoiceView, StateRow, VarianceRow
@@ -18,7 +18,7 @@ from core.db import Database
 from tenants.names import clean_reason
 from tenants.roles import PLATFORM_ROLES
 
-Span = tuple[datetime, datetime]
+HalfOpenPeriod = tuple[datetime, datetime]
 
 
 async def economics_report(
@@ -42,7 +42,9 @@ async def host_states(database: Database, actor: Actor, *, start: datetime, end:
         return await provider_invoices.host_states(connection, start, end)
 
 
-async def margin_bridge(database: Database, actor: Actor, *, before: Span, after: Span) -> BridgeView:
+async def margin_bridge(
+    database: Database, actor: Actor, *, before: HalfOpenPeriod, after: HalfOpenPeriod
+) -> BridgeView:
     """Why the margin of one period differs from another's. Raises InvalidRequest, PermissionDenied."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await margin_compare.margin_bridge(connection, before, after)
@@ -51,7 +53,7 @@ async def margin_bridge(database: Database, actor: Actor, *, before: Span, after
 async def list_host_prices(
     database: Database, actor: Actor, *, host_kind: str | None = None
 ) -> list[HostPriceView]:
-    """Dated prices of hosts."""
+    """Dated prices of hosts in US dollars per hour, of one kind or of all."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await host_prices.list_host_prices(connection, host_kind)
 
@@ -65,9 +67,9 @@ async def set_host_price(
     source: str,
     effective_from: datetime | None = None,
 ) -> HostPriceView:
-    """Let a kind of host cost so much from a whole UTC hour on (None = the running one).
+    """Set the hourly price of a kind of host from a whole UTC hour on (None = the present hour).
 
-    Raises InvalidRequest, and Conflict when it would change what a closed month cost.
+    Raises InvalidRequest, and Conflict when it would change the cost of a closed month.
     """
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
@@ -96,7 +98,7 @@ async def set_host_price(
 async def enter_provider_invoice(
     database: Database, actor: Actor, *, invoice: InvoiceIn, source: str = "entered"
 ) -> InvoiceView:
-    """Keep a provider's invoice. Raises InvalidRequest, Conflict."""
+    """Store a provider's invoice. Raises InvalidRequest, Conflict."""
     require(actor, *PLATFORM_ROLES)
     month = parse_month(invoice.month)
     async with write_system(database) as connection:
@@ -118,7 +120,7 @@ async def enter_provider_invoice(
 async def void_provider_invoice(
     database: Database, actor: Actor, *, invoice_id: UUID, reason: str
 ) -> InvoiceView:
-    """Take a mistaken invoice out of account. Raises NotFound, Conflict, InvalidRequest."""
+    """Void a mistaken invoice, which then no longer counts. Raises NotFound, Conflict, InvalidRequest."""
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
@@ -145,6 +147,6 @@ async def list_provider_invoices(
 
 
 async def provider_variance(database: Database, actor: Actor, *, month: date) -> list[VarianceRow]:
-    """Invoiced against accounted for a month, by kind of host and in total."""
+    """Invoiced and recorded cost of a month, by kind of host and in total."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await provider_invoices.variance(connection, month)

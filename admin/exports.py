@@ -1,4 +1,4 @@
-"""Exports: downloads for whoever may read, scheduled exports for the platform's people."""
+"""Exports: downloads for readers of the data, scheduled exports for platform roles."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ import msgspec
 
 from admin.actor import Actor, readable, require
 from admin.audit import record
-from admin.session import page_size, read, write_system
+from admin.transactions import page_size, read, write_system
 from billing.exports import schedule
 from billing.exports.datasets import PLATFORM_ONLY, DatasetName, DatasetQuery
 from billing.exports.fetch import Fetched, fetch_run
@@ -29,7 +29,7 @@ from tenants.roles import PLATFORM_ROLES
 
 
 class Download(msgspec.Struct):
-    """A file that is ready to be sent; read `chunks` to its end or close it."""
+    """A file to send. Read `chunks` to its end or close it."""
 
     name: str
     media_type: str
@@ -123,7 +123,7 @@ async def create_export(
 async def enable_export(
     database: Database, actor: Actor, *, name: str, enabled: bool, reason: str | None = None
 ) -> Definition:
-    """Stop or resume a scheduled export; what it wrote stays. Raises NotFound."""
+    """Stop or resume a scheduled export; its files stay. Raises NotFound."""
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
         before = await schedule.find(connection, name)
@@ -152,7 +152,7 @@ async def list_exports(database: Database, actor: Actor) -> list[Definition]:
 async def list_runs(
     database: Database, actor: Actor, *, name: str | None = None, limit: int = 100
 ) -> list[Run]:
-    """What was written, the newest period first. Raises NotFound."""
+    """Runs of one export or of all, the newest period first. Raises NotFound."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         definition = None if name is None else await schedule.find(connection, name)
         of = None if definition is None else definition.id
@@ -160,9 +160,9 @@ async def list_runs(
 
 
 async def run_export(database: Database, actor: Actor, settings: Settings, *, name: str, period: str) -> Run:
-    """Export one period now, such as `2026-11`. Nothing new is written when nothing changed.
+    """Export one period now, such as `2026-11`. Unchanged data is not written again.
 
-    Raises NotFound, InvalidRequest, Conflict while another process is at it, Unavailable.
+    Raises NotFound, InvalidRequest, Conflict while another process exports it, Unavailable.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
         definition = await schedule.find(connection, name)

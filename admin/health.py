@@ -1,7 +1,7 @@
-"""What is wrong with money right now, for the platform's people."""
+"""Financial health checks for platform roles."""
 
 from admin.actor import Actor
-from admin.session import read
+from admin.transactions import read
 from billing.reports.money_health import MoneyHealth
 from billing.reports.money_health import money_health as ask
 from core.db import Database

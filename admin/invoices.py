@@ -1,4 +1,4 @@
-"""Invoices: make a month's, read them, follow a line to its requests, void one, write one off."""
+"""Invoices: make a month's, read, trace a line to its requests, void, write off."""
 
 from collections.abc import Callable
 from datetime import date
@@ -6,7 +6,7 @@ from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, read_scoped, write_system
+from admin.transactions import page_size, read, read_scoped, write_system
 from billing.close.periods import check_and_make_invoices
 from billing.invoicing import status_changes, views
 from billing.invoicing.run import InvoiceRun
@@ -23,10 +23,9 @@ STATUSES = ("draft", "open", "paid", "void", "uncollectible", "settled")
 async def make_invoices(
     database: Database, actor: Actor, *, month: date, progress: Callable[[int, int], None] | None = None
 ) -> InvoiceRun:
-    """Make the missing invoices of a month; again makes nothing more. `progress` is told (done, all) tenants.
+    """Make the missing invoices of a month; existing ones stay. Calls `progress` with (done, total) organisations.
 
-    Raises Conflict while usage can still reach the month, or the
-    books do not agree with it.
+    Raises Conflict while usage can still reach the month, or when the books do not agree with it.
     """
     require(actor, *PLATFORM_ROLES)
     done = await check_and_make_invoices(database, month, progress=progress)
@@ -53,7 +52,7 @@ async def list_invoices(
     limit: int = 100,
     after: UUID | None = None,
 ) -> list[InvoiceView]:
-    """The newest month first; `after` is the id of the last one seen. A tenant role sees its own organisation's."""
+    """Invoices, the newest month first, after the one with id `after`. A tenant role sees its own organisation's."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
         if status is not None and status not in STATUSES:
             raise InvalidRequest(
@@ -65,7 +64,7 @@ async def list_invoices(
 
 
 async def show_invoice(database: Database, actor: Actor, *, ref: str) -> InvoiceDetail:
-    """An invoice by its id or number, with lines and credit notes. Raises NotFound, also for another's."""
+    """An invoice by id or number, with lines and credit notes. Raises NotFound, also for another organisation's."""
     async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
         return await views.find_invoice(connection, ref)
 
@@ -83,16 +82,18 @@ async def trace_line(
 
 
 async def void_invoice(database: Database, actor: Actor, *, ref: str, reason: str) -> InvoiceView:
-    """Take an open invoice back; its amount comes with the next one. Raises NotFound, Conflict."""
-    return await _act(database, actor, ref, reason, write_off=False)
+    """Void an open invoice; the next invoice carries its amount. Raises NotFound, Conflict."""
+    return await _void_or_write_off(database, actor, ref, reason, write_off=False)
 
 
 async def write_off_invoice(database: Database, actor: Actor, *, ref: str, reason: str) -> InvoiceView:
-    """Give up what is open of an invoice. Raises NotFound, Conflict."""
-    return await _act(database, actor, ref, reason, write_off=True)
+    """Write off the open amount of an invoice. Raises NotFound, Conflict."""
+    return await _void_or_write_off(database, actor, ref, reason, write_off=True)
 
 
-async def _act(database: Database, actor: Actor, ref: str, reason: str, *, write_off: bool) -> InvoiceView:
+async def _void_or_write_off(
+    database: Database, actor: Actor, ref: str, reason: str, *, write_off: bool
+) -> InvoiceView:
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:

@@ -7,7 +7,7 @@ import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write
+from admin.transactions import page_size, read, write
 from core.clock import Clock, SystemClock
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
@@ -110,7 +110,7 @@ async def get_key(database: Database, actor: Actor, *, key_id: UUID) -> KeyView:
 
 
 async def revoke_key(database: Database, actor: Actor, *, key_id: UUID, reason: str | None = None) -> KeyView:
-    """Refuse a key for good and cut its streams. Raises Conflict when it is revoked already, NotFound."""
+    """Revoke a key and abort its streams. Raises Conflict when it is already revoked, NotFound."""
     require(actor, *KEY_MANAGERS, tenant_id=actor.tenant_id)
     reason = None if reason is None else clean_reason(reason)
     async with write(database, actor) as connection:
@@ -136,9 +136,9 @@ async def revoke_key(database: Database, actor: Actor, *, key_id: UUID, reason: 
 
 
 async def find_key(database: Database, actor: Actor, *, pepper: bytes, raw: str) -> KeyView:
-    """Whose key this is: for keys found where they should not be. The key is hashed here and kept nowhere.
+    """The view of a leaked key. Only its HMAC is compared; the key itself is not stored.
 
-    Raises InvalidRequest when it is no whole key, NotFound when it is none of ours.
+    Raises InvalidRequest when `raw` is not a complete key, NotFound when it is unknown.
     """
     raw = raw.strip()
     async with read(database, actor, PLATFORM_ROLES) as connection:

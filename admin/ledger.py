@@ -1,4 +1,4 @@
-"""The books for finance: trial balance, journal, deferred revenue, verification. Reading only; platform roles only."""
+"""The books for platform roles, read-only: trial balance, journal, deferred revenue, verification."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from admin.actor import Actor, require
 from admin.adjustments import parse_month
-from admin.session import read
+from admin.transactions import read
 from billing.ledger import journal, verification
 from billing.ledger.journal import DeferredLine, JournalLine, TransferLine, TrialBalance
 from billing.ledger.verification import VerificationResult
@@ -18,7 +18,7 @@ from core.errors import InvalidRequest
 from tenants.roles import PLATFORM_ROLES
 
 MAX_DETAIL = 100_000
-"""Transfers of one answer over HTTP; the command line streams any number."""
+"""Limit of transfers per HTTP response; the command line streams any number."""
 
 
 def period_of(month: str | None, start: str | None, end: str | None) -> tuple[datetime, datetime]:

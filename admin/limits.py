@@ -6,7 +6,7 @@ import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import read, write
+from admin.transactions import read, write
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from tenants import limit_store, organisations

@@ -1,4 +1,4 @@
-"""Signing in: by password to the console, by token to the admin REST. Both end in an Actor with the present role."""
+"""Authentication by password (console) or token (admin REST API), each giving an Actor with the present role."""
 
 from uuid import UUID
 
@@ -6,7 +6,7 @@ import msgspec
 
 from admin.actor import Actor, user_id_of, visible_user
 from admin.audit import record
-from admin.session import write_system
+from admin.transactions import write_system
 from core.db import Database
 from core.errors import (
     AuthenticationFailed,
@@ -39,7 +39,7 @@ class CreatedToken(msgspec.Struct, frozen=True):
 
 
 async def verify_login(database: Database, email: str, password: str, *, address: str = "") -> Actor | None:
-    """The actor who signs in with this address and password; None when they do not fit.
+    """The actor with this e-mail address and password; None when they do not match.
 
     `address` is the network address of the client. Raises RateLimited after 5 failures of a pair of mail and
     network address (50 of a mail address) within 15 minutes. Takes the same time for unknown addresses.
@@ -80,7 +80,7 @@ async def verify_login(database: Database, email: str, password: str, *, address
 
 
 async def current_actor(database: Database, user_id: UUID) -> Actor | None:
-    """The actor of a session that began earlier, with today's role; None once the person is disabled."""
+    """The actor of an existing session with the present role; None when the person is disabled."""
     async with database.read() as connection:
         user = await members.get_user(connection, user_id)
     return None if user is None or user.status != "active" else _actor("user", user)
@@ -123,7 +123,7 @@ async def list_admin_tokens(database: Database, actor: Actor, *, user_id: UUID) 
 
 
 async def revoke_admin_token(database: Database, actor: Actor, *, token_id: UUID) -> TokenView:
-    """Refuse a token for good. Raises PermissionDenied, Conflict when it is revoked already, NotFound."""
+    """Revoke a token. Raises PermissionDenied, Conflict when it is already revoked, NotFound."""
     async with database.read() as connection:
         before = await admin_tokens.get_token(connection, token_id)
     if before is None:
@@ -147,7 +147,7 @@ async def revoke_admin_token(database: Database, actor: Actor, *, token_id: UUID
 
 
 async def authenticate_token(database: Database, secret: str, *, pepper: bytes) -> Actor:
-    """The actor behind a bearer token of the admin REST. Raises AuthenticationFailed, never echoing it."""
+    """The actor of a bearer token of the admin REST API. Raises AuthenticationFailed, which omits the token."""
     if secret_kind(secret) != "admin":
         raise _bad_token(
             "The admin token is malformed: tokens look like pen_admin_ and 38 letters and digits."
@@ -162,7 +162,7 @@ async def authenticate_token(database: Database, secret: str, *, pepper: bytes) 
 
 
 async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revoke: bool = False) -> UserView:
-    """The person whose tokens the actor is about to change; a token acts as its person, so only that one makes it."""
+    """The person whose tokens the actor may change. Raises NotFound, PermissionDenied."""
     async with database.read() as connection:
         user = visible_user(actor, user_id, await members.get_user(connection, user_id))
     if actor.kind in ("cli", "system") and actor.is_platform:
@@ -175,7 +175,7 @@ async def _token_owner(database: Database, actor: Actor, user_id: UUID, *, revok
 
 
 def _mail_address(typed: str) -> tuple[bool, str]:
-    """Whether what was typed can be an address at all, and what to count the attempt under."""
+    """(whether `typed` is a valid address, the key under which to count the attempt)."""
     try:
         return True, clean_email(typed[:1024])
     except InvalidRequest:

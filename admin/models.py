@@ -1,4 +1,4 @@
-"""The life of a model: offered, aliased, deprecated, retired."""
+"""The life cycle of models: offered, aliased, deprecated, retired."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import read, write
+from admin.transactions import read, write
 from core.db import Database
 from core.errors import Conflict, NotFound
 from tenants.names import clean_name
@@ -20,7 +20,7 @@ from workers.tables import models
 
 
 class ModelView(msgspec.Struct, frozen=True):
-    """A model or an alias, as people see it."""
+    """A model or an alias, for display."""
 
     name: str
     status: str
@@ -31,7 +31,7 @@ class ModelView(msgspec.Struct, frozen=True):
 
 
 async def list_models(database: Database, actor: Actor) -> list[ModelView]:
-    """Every model and alias, retired ones included, by name. The list is no secret: every role may read it."""
+    """Every model and alias by name, retired ones included. Every role may read them."""
     async with read(database, actor, READERS, tenant_id=actor.tenant_id) as connection:
         return [_view(row) for row in await read_models(connection)]
 
@@ -53,14 +53,14 @@ async def add_model(database: Database, actor: Actor, *, name: str, note: str | 
 
 
 async def set_alias(database: Database, actor: Actor, *, name: str, target: str) -> ModelView:
-    """Let `name` stand for `target`: a new alias, an existing one, or the name of a retired model.
+    """Make `name` an alias of `target`; `name` is new, an alias, or a retired model.
 
     Raises NotFound for an unknown target, Conflict when `name` is a live model or `target` an alias or retired.
     """
     require(actor, PLATFORM_ADMIN)
     name = clean_name(name, "name")
     async with write(database, actor) as connection:
-        aim = await _need(connection, target)
+        aim = await _require_model(connection, target)
         if aim.alias_of is not None or aim.status == "retired":
             state = f"an alias of {aim.alias_of!r}" if aim.alias_of else "retired"
             raise Conflict(f"{target!r} is {state}; an alias must stand for a live model", param="target")
@@ -79,12 +79,12 @@ async def set_alias(database: Database, actor: Actor, *, name: str, target: str)
 async def deprecate_model(
     database: Database, actor: Actor, *, name: str, note: str | None = None
 ) -> ModelView:
-    """Mark a model as going away; it still answers, and the note tells customers what to use instead."""
+    """Deprecate a model: it still serves requests. `note` names its replacement. Raises NotFound, Conflict."""
     return await _set_status(database, actor, name, "deprecated", note)
 
 
 async def retire_model(database: Database, actor: Actor, *, name: str, note: str | None = None) -> ModelView:
-    """Take a model or an alias out of service: requests for it get 404."""
+    """Retire a model or an alias: requests for it get 404. Raises NotFound."""
     return await _set_status(database, actor, name, "retired", note)
 
 
@@ -93,7 +93,7 @@ async def _set_status(
 ) -> ModelView:
     require(actor, PLATFORM_ADMIN)
     async with write(database, actor) as connection:
-        before = await _need(connection, name)
+        before = await _require_model(connection, name)
         if before.status == "retired" and status != "retired":
             raise Conflict(f"{name!r} is retired; add it again before it can be {status}", param="name")
         after = msgspec.structs.replace(before, status=status, note=before.note if note is None else note)
@@ -120,7 +120,7 @@ async def _store(
             raise Conflict(f"there is a model {name!r} already", param="name") from None
     else:
         await connection.execute(update(models).where(models.c.name == name).values(values))
-    return await _need(connection, name)
+    return await _require_model(connection, name)
 
 
 async def _find(connection: AsyncConnection, name: str) -> ModelView | None:
@@ -128,7 +128,7 @@ async def _find(connection: AsyncConnection, name: str) -> ModelView | None:
     return _view(found[0]) if found else None
 
 
-async def _need(connection: AsyncConnection, name: str) -> ModelView:
+async def _require_model(connection: AsyncConnection, name: str) -> ModelView:
     found = await _find(connection, name)
     if found is None:
         raise NotFound(f"there is no model {name!r}; `penstock models list` shows them", param="name")

@@ -1,10 +1,10 @@
-"""Usage and costs of one's own organisation, as OpenAI's organization endpoints tell them (billing/exports)."""
+"""Usage and costs of one organisation in the format of OpenAI's organization endpoints (billing/exports)."""
 
 from typing import Any
 from uuid import UUID
 
 from admin.actor import Actor
-from admin.session import read_scoped
+from admin.transactions import read_scoped
 from billing.exports import openai_usage
 from billing.exports.openai_usage import UsageQuery
 from core.db import Database
@@ -25,7 +25,7 @@ async def completions_usage(
 async def costs(
     database: Database, actor: Actor, *, tenant_id: UUID | None, query: UsageQuery
 ) -> dict[str, Any]:
-    """A page of cost buckets, as above. Raises InvalidRequest, PermissionDenied."""
+    """A page of cost buckets, with the scope of `completions_usage`. Raises InvalidRequest, PermissionDenied."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await openai_usage.costs(connection, _named(scope), query)
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, read_scoped, write_system
+from admin.transactions import page_size, read, read_scoped, write_system
 from billing.ledger import accounts, approvals
 from billing.ledger.approvals import Approval
 from billing.payments import (
@@ -37,10 +37,10 @@ from core.outbox import enqueue
 from tenants.names import clean_reason
 from tenants.roles import FINANCE, PLATFORM_ROLES, READERS, TENANT_MANAGERS
 
-BUYERS = (*TENANT_MANAGERS, FINANCE)
-"""Who may spend a customer's money: its owner, and the platform's people on its behalf."""
+PURCHASE_ROLES = (*TENANT_MANAGERS, FINANCE)
+"""Roles that may buy credit for an organisation: its owner, and platform roles on its behalf."""
 REFUND = "refund"
-"""The kind of approvals of refunds."""
+"""The approval kind of refunds."""
 _PUSHED = ("invoice", "credit_note")
 
 
@@ -58,7 +58,7 @@ async def start_topup(
 
     Raises InvalidRequest, Conflict (a postpaid account), NotFound, PermissionDenied, Unavailable.
     """
-    require(actor, *BUYERS, tenant_id=tenant_id)
+    require(actor, *PURCHASE_ROLES, tenant_id=tenant_id)
     cents = to_cents(accounts.parse_usd(amount_usd, "amount_usd"))
     started = await topups.start_topup(
         database,
@@ -96,7 +96,7 @@ async def set_auto_topup(
 
     Raises InvalidRequest, Conflict (no saved card, a postpaid account), PermissionDenied.
     """
-    require(actor, *BUYERS, tenant_id=tenant_id)
+    require(actor, *PURCHASE_ROLES, tenant_id=tenant_id)
     cap, rest = divmod(accounts.parse_usd(monthly_cap_usd, "monthly_cap_usd"), PICO_PER_CENT)
     if rest:
         raise InvalidRequest("monthly_cap_usd must be whole cents", param="monthly_cap_usd")
@@ -134,7 +134,7 @@ async def set_tax_id(
     database: Database, actor: Actor, gateway: StripeGateway, *, tenant_id: UUID, kind: str, value: str
 ) -> None:
     """Set the tax id that stands on invoices, such as ("eu_vat", "DE123456789"). Raises InvalidRequest, NotFound."""
-    require(actor, *BUYERS, tenant_id=tenant_id)
+    require(actor, *PURCHASE_ROLES, tenant_id=tenant_id)
     await customers.set_tax_id(database, gateway, tenant_id, kind, value)
     async with write_system(database) as connection:
         await record(
@@ -182,7 +182,7 @@ async def refund(
             asked = await approvals.list_open(connection, kind=REFUND, tenant_id=tenant_id)
             for one in asked:
                 if one.facts["refund_id"] == str(refund_id):
-                    return _waiting(one)
+                    return _pending_view(one)
             made = await _ask_for_approval(
                 connection, actor, tenant_id, refund_id, payment_intent, wanted, reason
             )
@@ -234,9 +234,9 @@ async def _ask_for_approval(
 async def decide_refund(
     database: Database, actor: Actor, *, approval_id: UUID, approve: bool, reason: str | None = None
 ) -> RequestedRefund:
-    """Agree to a refund, which books it, or refuse it. Nobody approves what he asked for himself.
+    """Approve a refund, which books it, or reject it. The requester cannot approve it.
 
-    Raises NotFound, Conflict: decided already, the actor's own, or less is left of the purchase by now.
+    Raises NotFound, and Conflict when it is already decided, the actor's own, or more than the purchase has left.
     """
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
@@ -255,7 +255,7 @@ async def decide_refund(
                 by=approval.requested_by,
             )
         else:
-            made = msgspec.structs.replace(_waiting(approval), status="rejected")
+            made = msgspec.structs.replace(_pending_view(approval), status="rejected")
         await record(
             connection,
             actor,
@@ -272,20 +272,20 @@ async def decide_refund(
 async def list_waiting_refunds(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None
 ) -> list[RequestedRefund]:
-    """Refunds that wait for a second person, the oldest first."""
+    """Refunds that need an approval, the oldest first."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         waiting = await approvals.list_open(connection, kind=REFUND, tenant_id=tenant_id)
-    return [_waiting(approval) for approval in waiting]
+    return [_pending_view(approval) for approval in waiting]
 
 
-def _waiting(approval: Approval) -> RequestedRefund:
+def _pending_view(approval: Approval) -> RequestedRefund:
     tenant_id, facts = approval.tenant_id, approval.facts
     assert tenant_id is not None  # noqa: S101 - requests of this kind always name it
     return RequestedRefund(approval.id, tenant_id, facts["amount_usd"], facts["payment_intent"], "waiting")
 
 
 async def send_again(database: Database, actor: Actor, *, kind: str, object_id: UUID, reason: str) -> None:
-    """Try once more to send an invoice or credit note that is blocked. Raises InvalidRequest, NotFound."""
+    """Retry sending a blocked invoice or credit note to Stripe. Raises InvalidRequest, NotFound."""
     require(actor, *PLATFORM_ROLES)
     if kind not in _PUSHED:
         raise InvalidRequest(f"kind must be one of {', '.join(_PUSHED)}, not {kind[:40]!r}", param="kind")
@@ -325,7 +325,7 @@ async def list_topups(
 async def list_payments(
     database: Database, actor: Actor, *, tenant_id: UUID | None = None, limit: int = 100
 ) -> list[views.PaymentView]:
-    """Payments that arrived, the newest first."""
+    """Received payments, the newest first."""
     async with read_scoped(database, actor, tenant_id) as (connection, scope):
         return await views.list_payments(connection, scope, page_size(limit))
 
@@ -349,26 +349,26 @@ async def list_disputes(
 async def list_events(
     database: Database, actor: Actor, *, only_open: bool = False, limit: int = 100
 ) -> list[views.EventView]:
-    """Stripe's events and what became of them, the newest first."""
+    """Stripe's events with their processing state, the newest first."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await views.list_events(connection, page_size(limit), only_open=only_open)
 
 
 async def list_blocked(database: Database, actor: Actor) -> list[views.BlockedView]:
-    """Invoices and credit notes that could not be sent and wait for a person."""
+    """Invoices and credit notes whose sending failed and needs a manual retry."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await views.list_blocked(connection)
 
 
 async def sync(database: Database, actor: Actor, gateway: StripeGateway) -> int:
-    """Look for missed events and apply what waits, now; returns how many were applied."""
+    """Fetch missed events and apply pending ones now; returns the number of applied events."""
     require(actor, *PLATFORM_ROLES)
     await events.record_missed(database, gateway)
     return await events.apply_due(database, gateway)
 
 
 async def compare(database: Database, actor: Actor, gateway: StripeGateway, *, month: date) -> Reconciliation:
-    """Compare a month with Stripe and keep the finding. Raises Unavailable when Stripe does not answer."""
+    """Compare a month with Stripe and store the result. Raises Unavailable when Stripe does not answer."""
     require(actor, *PLATFORM_ROLES)
     return await stripe_reconciliation.compare_month(database, gateway, month)
 

@@ -1,4 +1,4 @@
-"""Accounting months: which are open, what keeps one from being closed, and the close."""
+"""Accounting months: their status, the close checklist, and the close."""
 
 from collections.abc import Callable
 from datetime import date
@@ -6,7 +6,7 @@ from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import read, write_system
+from admin.transactions import read, write_system
 from billing.close import periods
 from billing.close.periods import Checklist, Period
 from billing.ledger.months import month_name
@@ -22,7 +22,7 @@ async def list_periods(database: Database, actor: Actor) -> list[Period]:
 
 
 async def check_period(database: Database, actor: Actor, *, month: date) -> Checklist:
-    """The close checklist as it stands now; of a closed month, as it stood then."""
+    """The present close checklist; of a closed month, the one stored at its close."""
     require(actor, *PLATFORM_ROLES)
     return await periods.checklist(database, month)
 
@@ -35,7 +35,7 @@ async def close_period(
     reason: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Checklist:
-    """Make the month's invoices and freeze it. Raises Conflict naming every check that is red."""
+    """Make the month's invoices and close it. Raises Conflict that names every failed check."""
     require(actor, *PLATFORM_ROLES)
     cleaned = None if reason is None else clean_reason(reason)
     async with read(database, actor, PLATFORM_ROLES) as connection:
@@ -58,7 +58,7 @@ async def close_period(
 
 
 async def write_off_parked(database: Database, actor: Actor, *, request_id: UUID, reason: str) -> None:
-    """Decide that a record that could not be billed never will be. Raises NotFound, Conflict."""
+    """Write off a record that could not be billed. Raises NotFound, Conflict."""
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:

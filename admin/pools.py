@@ -1,10 +1,10 @@
-"""The pools: what runs where, and what people may do to a replica."""
+"""The pools: hosts, replicas, queues, and actions on replicas."""
 
 import msgspec
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import write
+from admin.transactions import write
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
@@ -15,12 +15,12 @@ from tenants.roles import FINANCE, PLATFORM_ADMIN
 from workers.wire import ReplicaCommand, ReplicaState, ReplicaStatus
 
 ACTIONS = ("drain", "resume", "sleep", "wake", "restart")
-"""Drain finishes what runs and takes nothing new; resume undoes it; sleep parks the weights; wake brings them back."""
+"""Drain stops new requests, resume undoes it; sleep offloads the weights, wake loads them; restart ends the engine."""
 MAX_DEADLINE_S = 3600.0
 
 
 class ReplicaView(msgspec.Struct, frozen=True):
-    """One replica as people see it."""
+    """A replica, for display."""
 
     replica_id: str
     model: str
@@ -32,7 +32,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
     kv_usage_pct: float
     """Per cent of the KV cache in use."""
     prefix_kind: str
-    """text | tokens: how prompts are matched to its cache."""
+    """text | tokens: the unit in which prompts are matched to its cache."""
     restarts: int
     gpus: int
     url: str
@@ -49,7 +49,7 @@ class PoolsView(msgspec.Struct, frozen=True):
 
 
 class CommandOutcome(msgspec.Struct, frozen=True):
-    """What became of a command."""
+    """The result of a command."""
 
     replica_id: str
     action: str
@@ -57,7 +57,7 @@ class CommandOutcome(msgspec.Struct, frozen=True):
 
 
 async def get_pools(actor: Actor, *, client: SchedulerClient) -> PoolsView:
-    """Hosts, replicas and queues now. Raises Unavailable when the scheduler is away."""
+    """The present hosts, replicas and queues. Raises Unavailable when the scheduler is not connected."""
     require(actor, PLATFORM_ADMIN, FINANCE)
     snapshot = await client.fresh_snapshot()
     replicas = [_view(status) for status in snapshot.replicas]
@@ -74,10 +74,10 @@ async def command_replica(
     reason: str,
     deadline_s: float = 120.0,
 ) -> CommandOutcome:
-    """Have a replica drained, resumed, put to sleep, woken or restarted; waits for the agent's answer.
+    """Send one of ACTIONS to a replica and wait up to `deadline_s` seconds for the agent's result.
 
-    The audit row is written before the command leaves, a second one should it fail: nothing is done unrecorded.
-    Raises InvalidRequest, NotFound, Unavailable when the scheduler is away, Conflict with the agent's word.
+    Writes an audit row before sending, and a second one when the command fails. Raises InvalidRequest, NotFound,
+    Unavailable when the scheduler is not connected, Conflict with the agent's message.
     """
     require(actor, PLATFORM_ADMIN)
     reason = clean_reason(reason)

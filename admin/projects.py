@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write
+from admin.transactions import page_size, read, write
 from core.db import Database
 from core.errors import Conflict, NotFound
 from core.ids import uuid7
@@ -51,14 +51,17 @@ async def list_projects(
 async def archive_project(
     database: Database, actor: Actor, *, tenant_id: UUID, project_id: UUID, reason: str | None = None
 ) -> ProjectView:
-    """Refuse the project's keys from now on and cut their streams; its usage stays on the report."""
+    """Archive a project: its keys are refused and their streams aborted; its usage stays in reports.
+
+    Raises NotFound, Conflict when it is already archived.
+    """
     return await _change_status(database, actor, tenant_id, project_id, "archived", "project.archive", reason)
 
 
 async def restore_project(
     database: Database, actor: Actor, *, tenant_id: UUID, project_id: UUID, reason: str | None = None
 ) -> ProjectView:
-    """Take an archived project back into use, keys that were not revoked included."""
+    """Restore an archived project; its keys that are not revoked work again. Raises NotFound, Conflict."""
     return await _change_status(database, actor, tenant_id, project_id, "active", "project.restore", reason)
 
 

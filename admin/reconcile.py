@@ -1,10 +1,10 @@
-"""Reconciliation of engines, usage, ledger and Stripe: run it, look at it, trace it, accept what cannot be mended."""
+"""Reconciliation of engines, usage, ledger and Stripe: run, read, trace, accept unexplained tokens."""
 
 from datetime import date, datetime
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write_system
+from admin.transactions import page_size, read, write_system
 from billing.close import cross_check
 from billing.close.cross_check import CrossCheckRow
 from billing.economics import engine_reconciliation, engine_reconciliation_views
@@ -17,13 +17,13 @@ from tenants.roles import PLATFORM_ROLES
 async def run_now(
     database: Database, actor: Actor, *, since: datetime | None = None
 ) -> engine_reconciliation.RunResult:
-    """Compare now what the job compares every minute; with `since` also again what came out from then on."""
+    """Run the job's comparison now; with `since` also repeat explained comparisons from that instant on."""
     require(actor, *PLATFORM_ROLES)
     return await engine_reconciliation.run(database, since=since)
 
 
 async def list_engines(database: Database, actor: Actor, *, limit: int = 100) -> list[EngineRow]:
-    """Engines with what they counted and what of it is unexplained, those with something unexplained first."""
+    """Engines with their counted and unexplained tokens, those with unexplained tokens first."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await engine_reconciliation_views.list_engines(connection, page_size(limit))
 
@@ -53,7 +53,7 @@ async def cross_check_month(database: Database, actor: Actor, *, month: date) ->
 
 
 async def accept(database: Database, actor: Actor, *, boot_id: str, reason: str) -> list[IntervalRow]:
-    """Accept what is unexplained of an engine; it is audited. Raises NotFound, Conflict, InvalidRequest."""
+    """Accept an engine's unexplained tokens, with an audit row. Raises NotFound, Conflict, InvalidRequest."""
     require(actor, *PLATFORM_ROLES)
     reason = clean_reason(reason)
     async with write_system(database) as connection:

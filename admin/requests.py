@@ -1,4 +1,4 @@
-"""Looking at settled requests: a list, and one with what it cost and why."""
+"""Settled requests: the list, and one request with its cost."""
 
 from datetime import datetime
 from typing import Any
@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from admin.actor import Actor, require
-from admin.session import page_size, read_scoped
+from admin.transactions import page_size, read_scoped
 from billing.statements.receipts import receipt_body
 from billing.usage.request_list import RequestFilter, RequestView, find_request
 from billing.usage.request_list import list_requests as newest
@@ -17,7 +17,7 @@ from tenants.roles import READERS
 
 
 class RequestDetail(msgspec.Struct, frozen=True):
-    """A request, and its receipt's content: tokens times price by class, one sentence why, the bookings."""
+    """A request and its receipt's content: tokens times price by class, the reason, the bookings."""
 
     request: RequestView
     receipt: dict[str, Any]
@@ -41,7 +41,7 @@ async def list_requests(
         found = await newest(
             connection, scope, chosen or RequestFilter(), since=since, before=before, limit=page_size(limit)
         )
-    return [_seen_by(actor, one) for one in found]
+    return [_redacted(actor, one) for one in found]
 
 
 async def show_request(database: Database, actor: Actor, *, request_id: UUID) -> RequestDetail:
@@ -52,9 +52,9 @@ async def show_request(database: Database, actor: Actor, *, request_id: UUID) ->
         if found is None:
             raise NotFound(f"There is no settled request with the id {request_id}.", param="id")
         receipt = await receipt_body(connection, found.tenant_id, request_id)
-    return RequestDetail(_seen_by(actor, found), receipt)
+    return RequestDetail(_redacted(actor, found), receipt)
 
 
-def _seen_by(actor: Actor, one: RequestView) -> RequestView:
-    """Which machine answered is the platform's own business."""
+def _redacted(actor: Actor, one: RequestView) -> RequestView:
+    """The request without its replica for tenant roles, as replicas are internal to the platform."""
     return one if actor.is_platform else msgspec.structs.replace(one, replica_id=None)

@@ -1,4 +1,4 @@
-"""Signed statements and receipts, the keys they verify with, and SLA credits."""
+"""Signed statements and receipts, their public keys, and SLA credits."""
 
 import secrets
 from datetime import date
@@ -6,7 +6,7 @@ from uuid import UUID
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import read, write_system
+from admin.transactions import read, write_system
 from billing.statements import signing, sla_credits
 from billing.statements.issue import Statement, StatementView
 from billing.statements.issue import get_statement as issue_statement
@@ -71,13 +71,13 @@ async def signed_receipt(
 async def get_receipt(
     database: Database, actor: Actor, *, settings: Settings, tenant_id: UUID, request_id: UUID
 ) -> bytes:
-    """A receipt for people: platform roles anybody's, tenant roles their own organisation's. Raises NotFound."""
+    """A signed receipt: platform roles of any organisation, tenant roles of their own. Raises NotFound."""
     require(actor, *READERS, tenant_id=tenant_id)
     return await signed_receipt(database, settings=settings, tenant_id=tenant_id, request_id=request_id)
 
 
 async def public_keys(database: Database) -> list[PublicKey]:
-    """Every key that statements and receipts verify with; no secret."""
+    """The public keys of all signing keys, retired ones included."""
     async with database.read() as connection:
         return await signing.list_keys(connection)
 
@@ -115,7 +115,7 @@ async def rotate_key(database: Database, actor: Actor, *, settings: Settings, re
 
 
 async def retire_key(database: Database, actor: Actor, *, key_id: str, reason: str) -> list[PublicKey]:
-    """Let a key sign nothing more; what it has signed still verifies."""
+    """Retire a signing key; its signatures still verify. No effect on an unknown or retired key."""
     require(actor, PLATFORM_ADMIN)
     reason = clean_reason(reason)
     async with write_system(database) as connection:

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
 from admin.audit import record
-from admin.session import page_size, read, write
+from admin.transactions import page_size, read, write
 from billing.ledger.accounts import open_account
 from core.clock import Clock, SystemClock
 from core.db import Database
@@ -24,7 +24,7 @@ BillingMode = Literal["prepaid", "postpaid"]
 TIERS = ("priority", "standard", "batch")
 DEFAULT_PROJECT = "default"
 SHARE_PERCENT_MAX = 10_000
-"""A hundred times the usual share; the scheduler takes no weight beyond it."""
+"""Percent; the scheduler's limit of weights, 100 times the default share."""
 THROTTLE_MINUTES_MAX = 7 * 24 * 60
 
 
@@ -105,32 +105,35 @@ async def list_tenants(
 
 
 async def rename_tenant(database: Database, actor: Actor, *, tenant_id: UUID, name: str) -> TenantView:
-    """Another name; the short name stays. Raises NotFound, InvalidRequest."""
+    """Rename an organisation; its short name stays. Raises NotFound, InvalidRequest."""
     require(actor, *TENANT_MANAGERS, tenant_id=tenant_id)
     name = clean_name(name)
     async with write(database, actor) as connection:
         before = await _locked(connection, tenant_id)
         await organisations.set_name(connection, tenant_id, name)
-        return await _recorded(connection, actor, "tenant.rename", before)
+        return await _read_and_record(connection, actor, "tenant.rename", before)
 
 
 async def set_tier(
     database: Database, actor: Actor, *, tenant_id: UUID, tier: str, reason: str
 ) -> TenantView:
-    """Move to another tier: another band of the queue, other prices. Raises NotFound, InvalidRequest."""
+    """Change the tier, which selects queue band and prices. Raises NotFound, InvalidRequest."""
     require(actor, PLATFORM_ADMIN)
     _check_tier(tier)
     reason = clean_reason(reason)
     async with write(database, actor) as connection:
         before = await _locked(connection, tenant_id)
         await organisations.set_tier(connection, tenant_id, tier)
-        return await _recorded(connection, actor, "tenant.set_tier", before, reason)
+        return await _read_and_record(connection, actor, "tenant.set_tier", before, reason)
 
 
 async def set_share(
     database: Database, actor: Actor, *, tenant_id: UUID, percent: int, reason: str
 ) -> TenantView:
-    """What it gets of a busy pool beside others of its tier; 100 is the usual. Raises NotFound, InvalidRequest."""
+    """Set the fair share of busy pools within the tier: 1 to SHARE_PERCENT_MAX, default 100.
+
+    Raises NotFound, InvalidRequest.
+    """
     require(actor, PLATFORM_ADMIN)
     reason = clean_reason(reason)
     if not 1 <= percent <= SHARE_PERCENT_MAX:
@@ -140,18 +143,18 @@ async def set_share(
     async with write(database, actor) as connection:
         before = await _locked(connection, tenant_id)
         await organisations.set_share(connection, tenant_id, percent)
-        return await _recorded(connection, actor, "tenant.set_share", before, reason)
+        return await _read_and_record(connection, actor, "tenant.set_share", before, reason)
 
 
 async def suspend_tenant(database: Database, actor: Actor, *, tenant_id: UUID, reason: str) -> TenantView:
-    """Refuse the organisation's keys and cut its open streams. Raises Conflict when it is suspended, NotFound."""
+    """Refuse the organisation's keys and abort its streams. Raises Conflict when it is suspended, NotFound."""
     return await _change_status(database, actor, tenant_id, "suspended", "tenant.suspend", reason)
 
 
 async def resume_tenant(
     database: Database, actor: Actor, *, tenant_id: UUID, reason: str | None = None
 ) -> TenantView:
-    """Let a suspended organisation work again. Raises Conflict when it is active, NotFound."""
+    """Resume a suspended organisation. Raises Conflict when it is active, NotFound."""
     return await _change_status(database, actor, tenant_id, "active", "tenant.resume", reason)
 
 
@@ -183,10 +186,10 @@ async def throttle_tenant(
         before = await _locked(connection, tenant_id)
         if minutes == 0:
             await organisations.set_throttle(connection, tenant_id, None, None, None)
-            return await _recorded(connection, actor, "tenant.unthrottle", before, reason)
+            return await _read_and_record(connection, actor, "tenant.unthrottle", before, reason)
         until = (clock or SystemClock()).now() + timedelta(minutes=minutes)
         await organisations.set_throttle(connection, tenant_id, until, requests_per_min, concurrency)
-        return await _recorded(connection, actor, "tenant.throttle", before, reason)
+        return await _read_and_record(connection, actor, "tenant.throttle", before, reason)
 
 
 async def _change_status(
@@ -199,7 +202,7 @@ async def _change_status(
         if before.status == status:
             raise Conflict(f"the organisation {before.slug!r} is {status} already")
         await organisations.set_status(connection, tenant_id, status)
-        return await _recorded(connection, actor, action, before, reason)
+        return await _read_and_record(connection, actor, action, before, reason)
 
 
 async def _locked(connection: AsyncConnection, tenant_id: UUID) -> TenantView:
@@ -209,7 +212,7 @@ async def _locked(connection: AsyncConnection, tenant_id: UUID) -> TenantView:
     return tenant
 
 
-async def _recorded(
+async def _read_and_record(
     connection: AsyncConnection, actor: Actor, action: str, before: TenantView, reason: str | None = None
 ) -> TenantView:
     """Read the organisation again after its change, and log both states."""

@@ -1,6 +1,6 @@
 """People: create, role, password, disable.
 
-Nobody changes his own role, gives one above his own, or crosses into another organisation.
+An actor cannot change their own role, grant a role above it, or change people of another organisation.
 """
 
 from uuid import UUID
@@ -18,7 +18,7 @@ from admin.logins import (
     revoke_admin_token,
     verify_login,
 )
-from admin.session import page_size, write_system
+from admin.transactions import page_size, write_system
 from core.db import Database
 from core.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound, PermissionDenied
 from core.ids import uuid7
@@ -84,7 +84,7 @@ async def create_user(
             raise NotFound(f"there is no organisation with the id {tenant_id}", param="tenant_id")
         if not await members.insert_user(connection, tenant_id, user_id, email, password_hash, new_role):
             raise Conflict(f"the address {email} is taken", param="email")
-        return await _recorded(connection, actor, "user.create", user_id, None)
+        return await _read_and_record(connection, actor, "user.create", user_id, None)
 
 
 async def list_users(
@@ -109,7 +109,7 @@ async def get_user(database: Database, actor: Actor, *, user_id: UUID) -> UserVi
 
 
 async def set_role(database: Database, actor: Actor, *, user_id: UUID, role: str) -> UserView:
-    """Another role in the same organisation, or on the platform.
+    """Change a person's role within the same organisation, or on the platform.
 
     Raises PermissionDenied for the actor's own role or one the actor may not give or take, Conflict for the last
     owner or admin, NotFound, InvalidRequest.
@@ -124,45 +124,45 @@ async def set_role(database: Database, actor: Actor, *, user_id: UUID, role: str
             )
         if before.role == new_role:
             raise Conflict(f"{before.email} has the role {new_role} already")
-        await _keep_a_head(connection, before)
+        await _check_not_last(connection, before)
         await members.set_role(connection, user_id, new_role)
-        return await _recorded(connection, actor, "user.set_role", user_id, before)
+        return await _read_and_record(connection, actor, "user.set_role", user_id, before)
 
 
 async def disable_user(database: Database, actor: Actor, *, user_id: UUID) -> UserView:
-    """End the person's sign-ins and tokens. Raises Conflict for the last owner or admin, NotFound."""
+    """Disable a person, with sessions and tokens. Raises Conflict for the last owner or admin, NotFound."""
     async with write_system(database) as connection:
         before = await _locked(connection, actor, user_id, "disable yourself")
         if before.status == "disabled":
             raise Conflict(f"{before.email} is disabled already")
-        await _keep_a_head(connection, before)
+        await _check_not_last(connection, before)
         await members.set_status(connection, user_id, "disabled")
-        return await _recorded(connection, actor, "user.disable", user_id, before)
+        return await _read_and_record(connection, actor, "user.disable", user_id, before)
 
 
 async def enable_user(database: Database, actor: Actor, *, user_id: UUID) -> UserView:
-    """Let a disabled person in again. Raises Conflict when active, NotFound."""
+    """Enable a disabled person. Raises Conflict when active, NotFound."""
     async with write_system(database) as connection:
         before = await _locked(connection, actor, user_id, "enable yourself")
         if before.status == "active":
             raise Conflict(f"{before.email} is active already")
         await members.set_status(connection, user_id, "active")
-        return await _recorded(connection, actor, "user.enable", user_id, before)
+        return await _read_and_record(connection, actor, "user.enable", user_id, before)
 
 
 async def reset_password(database: Database, actor: Actor, *, user_id: UUID, password: str) -> UserView:
-    """Give somebody else a new password. Raises PermissionDenied for one's own, NotFound, InvalidRequest."""
+    """Set another person's password. Raises PermissionDenied for the actor's own, NotFound, InvalidRequest."""
     password_hash = await hash_password(check_password(password))
     async with write_system(database) as connection:
         before = await _locked(
             connection, actor, user_id, "reset your own password; change it with the old one"
         )
         await members.set_password_hash(connection, user_id, password_hash)
-        return await _recorded(connection, actor, "user.reset_password", user_id, before)
+        return await _read_and_record(connection, actor, "user.reset_password", user_id, before)
 
 
 async def change_password(database: Database, actor: Actor, *, current: str, new: str) -> None:
-    """Change one's own password, knowing the present one. Raises AuthenticationFailed, InvalidRequest."""
+    """Change the actor's own password. Raises AuthenticationFailed when `current` is wrong, InvalidRequest."""
     user_id = user_id_of(actor)
     check_password(new, "new")
     async with database.read() as connection:
@@ -173,11 +173,11 @@ async def change_password(database: Database, actor: Actor, *, current: str, new
     password_hash = await hash_password(new)
     async with write_system(database) as connection:
         await members.set_password_hash(connection, user_id, password_hash)
-        await _recorded(connection, actor, "user.change_password", user_id, user)
+        await _read_and_record(connection, actor, "user.change_password", user_id, user)
 
 
 def _grantable(actor: Actor, role: str) -> Role:
-    """`role` as one that the actor may give."""
+    """`role` when the actor may grant it. Raises PermissionDenied, InvalidRequest."""
     new_role = parse_role(role)
     if new_role is None:
         raise InvalidRequest(f"role must be one of {', '.join(ALL_ROLES)}, not {role[:40]!r}", param="role")
@@ -187,7 +187,7 @@ def _grantable(actor: Actor, role: str) -> Role:
 
 
 async def _locked(connection: AsyncConnection, actor: Actor, user_id: UUID, own_act: str) -> UserView:
-    """The person to change, locked, once it is sure that the actor may change exactly this one."""
+    """The locked row of a person whom the actor may change. Raises NotFound, PermissionDenied."""
     await members.lock_administrators(connection)
     user = visible_user(actor, user_id, await members.get_user(connection, user_id, lock=True))
     require(actor, *TENANT_MANAGERS, tenant_id=user.tenant_id)
@@ -198,15 +198,15 @@ async def _locked(connection: AsyncConnection, actor: Actor, user_id: UUID, own_
     return user
 
 
-async def _keep_a_head(connection: AsyncConnection, user: UserView) -> None:
-    """Refuse to take away the last active owner of an organisation or the last platform admin."""
+async def _check_not_last(connection: AsyncConnection, user: UserView) -> None:
+    """Raise Conflict when `user` is the last active owner of an organisation or the last platform admin."""
     if user.status != "active" or user.role not in (PLATFORM_ADMIN, TENANT_OWNER):
         return
     if await members.count_other_administrators(connection, user.tenant_id, user.id) == 0:
         raise Conflict(f"{user.email} is the last active {user.role}; make another one first")
 
 
-async def _recorded(
+async def _read_and_record(
     connection: AsyncConnection, actor: Actor, action: str, user_id: UUID, before: UserView | None
 ) -> UserView:
     """Read the person again after the change, and log both states."""

@@ -1,4 +1,4 @@
-"""The transactions of administrative acts: with the rights of the actor, or with the platform's."""
+"""Transactions of administrative acts, with the actor's or the platform's rights."""
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from core.errors import InvalidRequest
 from tenants.roles import Role
 
 MAX_PAGE = 1000
-"""Rows of one list."""
+"""Limit of rows per list."""
 
 
 @asynccontextmanager
