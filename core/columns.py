@@ -18,7 +18,7 @@ def uid(name: str) -> "Column[object]":
     return Column(name, Uuid, nullable=False)
 
 
-def words(name: str) -> "Column[str]":
+def string(name: str) -> "Column[str]":
     """Text, NOT NULL."""
     return Column(name, Text, nullable=False)
 

@@ -1,1 +1,1 @@
-"""Organisations, projects, members, API keys, limits and the audit log's people."""
+"""Organisations, projects, users, API keys, rate limits and the audit log."""

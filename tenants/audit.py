@@ -44,7 +44,7 @@ async def insert_entry(
     )
 
 
-@platform_wide("platform people read the whole log; with tenant_id it is scoped to one organisation")
+@platform_wide("platform roles read the whole log; with tenant_id it is scoped to one organisation")
 async def list_entries(
     connection: AsyncConnection,
     *,

@@ -107,7 +107,7 @@ async def tenant_of_key(connection: AsyncConnection, key_id: UUID) -> UUID | Non
     return found
 
 
-@platform_wide("who owns a leaked key is a question of platform people")
+@platform_wide("platform roles look up the owner of a leaked key")
 async def find_by_hash(connection: AsyncConnection, key_hash: bytes) -> KeyView | None:
     """The key with this hash in any state, or None."""
     row = (await connection.execute(_select_views().where(api_keys.c.hash == key_hash))).one_or_none()

@@ -87,7 +87,7 @@ async def get_user(connection: AsyncConnection, user_id: UUID, *, lock: bool = F
     return None if row is None else _view(row)
 
 
-@platform_wide("signing in: the address says who it is")
+@platform_wide("signing in: the email address alone identifies the user")
 async def find_login(connection: AsyncConnection, email: str) -> Login | None:
     """The user with this email address and the password hash, or None."""
     statement = _select_views(users.c.password_hash).where(users.c.email == email)

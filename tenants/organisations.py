@@ -55,7 +55,7 @@ async def get_tenant(
     return None if row is None else _view(row)
 
 
-@platform_wide("platform people look organisations up by what they have at hand")
+@platform_wide("platform roles look organisations up by name")
 async def find_tenants(connection: AsyncConnection, text: str) -> list[TenantView]:
     """At most 10 organisations whose short name or name is `text`, ignoring case; the short name's first."""
     statement = (

@@ -124,7 +124,7 @@ _PRINCIPAL_QUERY = select(
 ).select_from(_LIMITED_SOURCE)
 
 
-@platform_wide("authentication: the key itself says whose it is")
+@platform_wide("authentication: the key alone identifies its organisation")
 async def resolve_key(
     connection: AsyncConnection, key_hash: bytes, pepper: bytes, now: datetime
 ) -> Admission | Refusal:

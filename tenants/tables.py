@@ -16,14 +16,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from core.columns import instant, tenant, uid, words
+from core.columns import instant, string, tenant, uid
 from core.db import metadata
 
 tenants = Table(
     "tenants",
     metadata,
     Column("id", Uuid, primary_key=True),
-    words("name"),
+    string("name"),
     Column("slug", Text, nullable=False, unique=True),
     Column("status", Text, nullable=False, server_default="active"),
     Column("tier", Text, nullable=False, server_default="standard"),
@@ -40,7 +40,7 @@ projects = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     tenant(),
-    words("name"),
+    string("name"),
     Column("status", Text, nullable=False, server_default="active"),
     instant("created_at", now=True),
     UniqueConstraint("tenant_id", "name"),
@@ -54,10 +54,10 @@ api_keys = Table(
     Column("id", Uuid, primary_key=True),
     tenant(),
     uid("project_id"),
-    words("name"),
-    words("kind"),
+    string("name"),
+    string("kind"),
     Column("hash", LargeBinary, nullable=False, unique=True),
-    words("last4"),
+    string("last4"),
     Column("status", Text, nullable=False, server_default="active"),
     Column("allowed_models", ARRAY(Text)),
     instant("created_at", now=True),
@@ -90,7 +90,7 @@ users = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("email", Text, nullable=False, unique=True),
-    words("password_hash"),
+    string("password_hash"),
     Column("status", Text, nullable=False, server_default="active"),
     instant("created_at", now=True),
 )
@@ -101,7 +101,7 @@ memberships = Table(
     metadata,
     Column("user_id", Uuid, ForeignKey("users.id"), primary_key=True),
     tenant(nullable=True),
-    words("role"),
+    string("role"),
     Index(None, "tenant_id"),
 )
 """The one role of a user, in one organisation or on the platform (tenant null)."""
@@ -111,9 +111,9 @@ admin_tokens = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("user_id", Uuid, ForeignKey("users.id"), nullable=False),
-    words("name"),
+    string("name"),
     Column("hash", LargeBinary, nullable=False, unique=True),
-    words("last4"),
+    string("last4"),
     instant("created_at", now=True),
     instant("expires_at", nullable=True),
     instant("revoked_at", nullable=True),
@@ -127,13 +127,13 @@ audit_log = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     instant("at", now=True),
-    words("actor_kind"),
-    words("actor_id"),
-    words("actor_label"),
-    words("action"),
+    string("actor_kind"),
+    string("actor_id"),
+    string("actor_label"),
+    string("action"),
     Column("tenant_id", Uuid),
-    words("object_kind"),
-    words("object_id"),
+    string("object_kind"),
+    string("object_id"),
     Column("reason", Text),
     Column("before", JSONB(none_as_null=True)),
     Column("after", JSONB(none_as_null=True)),
@@ -145,7 +145,7 @@ tenancy_changes = Table(
     "tenancy_changes",
     metadata,
     Column("id", BigInteger, primary_key=True, autoincrement=True),
-    words("kind"),
+    string("kind"),
     uid("tenant_id"),
     uid("object_id"),
     instant("at", now=True),

@@ -99,7 +99,7 @@ class KvSubscriber:
         )
         _FAILURES.labels(self._feed.replica_id).inc()
         self._feed.live = False
-        self._feed.forget()
+        self._feed.clear()
 
 
 class _Stream:
@@ -218,7 +218,7 @@ class _Stream:
         if self._next or len(self._feed.blocks):
             log.warning("replica %s: KV events were lost (%s)", self._feed.replica_id, why)
         _LOST.labels(self._feed.replica_id).inc()
-        self._feed.forget()
+        self._feed.clear()
 
     def _restart(self, why: str) -> None:
         """Clear the feed and request all messages that the engine keeps."""
@@ -226,7 +226,7 @@ class _Stream:
             "replica %s: its KV events are followed from the first again: %s", self._feed.replica_id, why
         )
         _RESTARTS.labels(self._feed.replica_id).inc()
-        self._feed.forget()
+        self._feed.clear()
         self._buffered.clear()
         self._next, self._last_sent_at = 0, 0.0
         self._request_replay()

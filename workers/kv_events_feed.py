@@ -47,7 +47,7 @@ class KvFeed:
                 case BlockRemoved():
                     self._remove(self.blocks.remove(event))
                 case AllBlocksCleared():
-                    self.forget()
+                    self.clear()
         if len(self._pending) > 2 * self.blocks.max_blocks:
             self.resend()  # no connection for long: the whole content is smaller than the changes
         if self._pending:
@@ -60,7 +60,7 @@ class KvFeed:
         else:
             self._pending.update(dict.fromkeys(hashes, False))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the content, after events were lost or the cache was reset."""
         self.blocks.clear()
         self.resend()

@@ -13,7 +13,7 @@ from sqlalchemy import (
     Text,
 )
 
-from core.columns import clock_instant, count, instant, pico, words
+from core.columns import clock_instant, count, instant, pico, string
 from core.db import metadata
 
 models = Table(
@@ -33,8 +33,8 @@ hosts = Table(
     "hosts",
     metadata,
     Column("host_id", Text, primary_key=True),
-    words("host_kind"),
-    words("region"),
+    string("host_kind"),
+    string("region"),
     Column("gpus", Integer, nullable=False),
     instant("first_seen", now=True),
     instant("last_seen", now=True),
@@ -44,10 +44,10 @@ hosts = Table(
 host_seconds = Table(
     "host_seconds",
     metadata,
-    words("host_id"),
-    words("boot_id"),
+    string("host_id"),
+    string("boot_id"),
     instant("hour"),
-    words("state"),
+    string("state"),
     count("seconds"),
     PrimaryKeyConstraint("host_id", "boot_id", "hour", "state"),
     CheckConstraint("seconds >= 0", name="seconds"),
@@ -58,11 +58,11 @@ host_seconds = Table(
 model_seconds = Table(
     "model_seconds",
     metadata,
-    words("host_id"),
-    words("boot_id"),
+    string("host_id"),
+    string("boot_id"),
     instant("hour"),
-    words("model"),
-    words("state"),
+    string("model"),
+    string("state"),
     count("seconds"),
     PrimaryKeyConstraint("host_id", "boot_id", "hour", "model", "state"),
     CheckConstraint("seconds >= 0", name="seconds"),
@@ -73,10 +73,10 @@ model_seconds = Table(
 host_prices = Table(
     "host_prices",
     metadata,
-    words("host_kind"),
+    string("host_kind"),
     pico("usd_pico_per_hour"),
     instant("effective_from"),
-    words("source"),
+    string("source"),
     PrimaryKeyConstraint("host_kind", "effective_from"),
     CheckConstraint("usd_pico_per_hour >= 0", name="price"),
 )
@@ -86,9 +86,9 @@ engine_counters = Table(
     "engine_counters",
     metadata,
     Column("boot_id", Text, primary_key=True),
-    words("replica_id"),
-    words("model"),
-    words("engine"),
+    string("replica_id"),
+    string("model"),
+    string("engine"),
     Column("simulated", Boolean, nullable=False),
     clock_instant("first_seen"),
     instant("last_seen"),

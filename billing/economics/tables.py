@@ -19,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 
-from core.columns import clock_instant, count, instant, pico, words
+from core.columns import clock_instant, count, instant, pico, string
 from core.db import metadata
 
 usage_unbilled = Table(
@@ -27,9 +27,9 @@ usage_unbilled = Table(
     metadata,
     Column("request_id", Uuid, primary_key=True),
     Column("part", SmallInteger, primary_key=True, autoincrement=False),
-    words("replica_id"),
-    words("boot_id"),
-    words("cause"),
+    string("replica_id"),
+    string("boot_id"),
+    string("cause"),
     count("input_tokens"),
     count("output_tokens"),
     count("tail_input"),
@@ -48,8 +48,8 @@ reconciliations = Table(
     Column("counter", Text, primary_key=True),
     Column("from_at", DateTime(timezone=True), primary_key=True),
     instant("to_at", nullable=True),
-    words("replica_id"),
-    words("model"),
+    string("replica_id"),
+    string("model"),
     Column("simulated", Boolean, nullable=False),
     clock_instant("first_checked_at"),
     clock_instant("checked_at"),
@@ -73,14 +73,14 @@ provider_invoices = Table(
     "provider_invoices",
     metadata,
     Column("id", Uuid, primary_key=True),
-    words("provider"),
-    words("number"),
+    string("provider"),
+    string("number"),
     Column("month", Date, nullable=False),
-    words("currency"),
+    string("currency"),
     pico("total"),
-    words("source"),
+    string("source"),
     clock_instant("entered_at"),
-    words("entered_by"),
+    string("entered_by"),
     instant("voided_at", nullable=True),
     Column("voided_by", Text),
     Index("ix_provider_invoices_month", "month"),
@@ -99,8 +99,8 @@ provider_invoice_lines = Table(
     metadata,
     Column("invoice_id", Uuid, ForeignKey("provider_invoices.id"), primary_key=True),
     Column("line", SmallInteger, primary_key=True, autoincrement=False),
-    words("host_kind"),
-    words("description"),
+    string("host_kind"),
+    string("description"),
     Column("hours", Numeric(38, 6)),
     pico("amount"),
 )

@@ -16,24 +16,24 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from billing.ledger.tables import ledger_transfers
-from core.columns import clock_instant, count, instant, tenant, words
+from core.columns import clock_instant, count, instant, string, tenant
 from core.db import metadata
 
 export_definitions = Table(
     "export_definitions",
     metadata,
     Column("id", Uuid, primary_key=True),
-    words("name"),
-    words("dataset"),
-    words("format"),
+    string("name"),
+    string("dataset"),
+    string("format"),
     Column("group_by", Text, nullable=False, server_default=text("''")),
-    words("cadence"),
-    words("destination"),
+    string("cadence"),
+    string("destination"),
     tenant(nullable=True),
     Column("enabled", Boolean, nullable=False, server_default=text("true")),
     instant("starts_at"),
     instant("created_at", now=True),
-    words("created_by"),
+    string("created_by"),
     UniqueConstraint("name"),
 )
 """What is exported where, and how often. Names no credentials."""
@@ -46,10 +46,10 @@ export_runs = Table(
     instant("period_start"),
     instant("period_end"),
     Column("revision", Integer, nullable=False),
-    words("location"),
+    string("location"),
     count("row_count"),
     Column("sums", JSONB, nullable=False),
-    words("sha256"),
+    string("sha256"),
     clock_instant("created_at"),
     clock_instant("checked_at"),
     Column("final", Boolean, nullable=False, server_default=text("false")),
@@ -63,7 +63,7 @@ export_failures = Table(
     Column("definition_id", Uuid, ForeignKey("export_definitions.id"), primary_key=True),
     Column("period_start", DateTime(timezone=True), primary_key=True),
     Column("attempts", Integer, nullable=False, server_default=text("1")),
-    words("error"),
+    string("error"),
     clock_instant("failed_at"),
     instant("next_at"),
 )

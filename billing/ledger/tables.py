@@ -22,14 +22,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import INT8MULTIRANGE, JSONB
 
-from core.columns import clock_instant, count, instant, pico, tenant, uid, words
+from core.columns import clock_instant, count, instant, pico, string, tenant, uid
 from core.db import metadata
 
 billing_accounts = Table(
     "billing_accounts",
     metadata,
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), primary_key=True),
-    words("mode"),
+    string("mode"),
     pico("balance", zero=True),
     pico("owed", zero=True),
     pico("held", zero=True),
@@ -53,7 +53,7 @@ ledger_accounts = Table(
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("tenant_id", Uuid, ForeignKey("tenants.id"), nullable=False),
-    words("code"),
+    string("code"),
     UniqueConstraint("tenant_id", "code"),
 )
 """The chart of accounts, per tenant (billing/README.md)."""
@@ -64,7 +64,7 @@ ledger_transfers = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     uid("tenant_id"),
-    words("kind"),
+    string("kind"),
     count("debit_account"),
     count("credit_account"),
     pico("amount"),
@@ -124,10 +124,10 @@ credit_grants = Table(
     Column("id", Uuid, primary_key=True),
     tenant(),
     pico("amount"),
-    words("reason"),
-    words("created_by"),
+    string("reason"),
+    string("created_by"),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=func.now()),
-    words("kind"),
+    string("kind"),
     Column("priority", SmallInteger, nullable=False),
     instant("expires_at", nullable=True),
     pico("remaining"),
@@ -148,7 +148,7 @@ grant_draws = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     Column("grant_id", Uuid, ForeignKey("credit_grants.id"), nullable=False),
     Column("tenant_id", Uuid, nullable=False),
-    words("kind"),
+    string("kind"),
     pico("amount"),
     Column("source_id", Uuid),
     clock_instant("at"),
@@ -161,10 +161,10 @@ approvals = Table(
     "approvals",
     metadata,
     Column("id", Uuid, primary_key=True),
-    words("kind"),
+    string("kind"),
     Column("tenant_id", Uuid, ForeignKey("tenants.id")),
     Column("facts", JSONB, nullable=False),
-    words("requested_by"),
+    string("requested_by"),
     clock_instant("requested_at"),
     Column("decided_by", Text),
     instant("decided_at", nullable=True),
@@ -180,10 +180,10 @@ adjustments = Table(
     tenant(),
     pico("amount"),
     pico("uncollectible", zero=True),
-    words("reason"),
+    string("reason"),
     Column("corrects", Date),
     Column("facts", JSONB),
-    words("created_by"),
+    string("created_by"),
     Column("approved_by", Text),
     clock_instant("created_at"),
     Index("ix_adjustments_tenant_id_created_at", "tenant_id", "created_at"),

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from billing.metering.records import Outcome
-from core.columns import count, instant, pico, uid, words
+from core.columns import count, instant, pico, string, uid
 from core.db import metadata
 
 _HOLD_STATE = Enum("open", "settled", "voided", "expired", name="hold_state")
@@ -42,8 +42,8 @@ holds = Table(
     uid("tenant_id"),
     uid("project_id"),
     uid("key_id"),
-    words("model"),
-    words("incarnation"),
+    string("model"),
+    string("incarnation"),
     count("price_version"),
     count("output_tokens"),
     pico("amount"),
@@ -63,9 +63,9 @@ usage_dims = Table(
     uid("tenant_id"),
     uid("project_id"),
     uid("key_id"),
-    words("model"),
-    words("tier"),
-    words("region"),
+    string("model"),
+    string("tier"),
+    string("region"),
     count("price_version"),
     count("list_price_version"),
     Column("simulated", Boolean, nullable=False),
@@ -77,8 +77,8 @@ usage_engines = Table(
     "usage_engines",
     metadata,
     Column("id", Integer, Identity(always=True), primary_key=True),
-    words("replica_id"),
-    words("boot_id"),
+    string("replica_id"),
+    string("boot_id"),
     UniqueConstraint("replica_id", "boot_id"),
 )
 """Engine incarnations that answered requests."""
@@ -152,7 +152,7 @@ settle_errors = Table(
     "settle_errors",
     metadata,
     Column("request_id", Uuid, primary_key=True),
-    words("reason"),
+    string("reason"),
     Column("record", LargeBinary, nullable=False),
     instant("created_at", now=True),
 )

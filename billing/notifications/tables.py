@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from core.columns import clock_instant, instant, pico, tenant, uid, words
+from core.columns import clock_instant, instant, pico, string, tenant, uid
 from core.db import metadata
 
 notices = Table(
@@ -25,9 +25,9 @@ notices = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     tenant(nullable=True),
-    words("kind"),
-    words("subject"),
-    words("body"),
+    string("kind"),
+    string("subject"),
+    string("body"),
     Column("facts", JSONB, nullable=False),
     Column("dedupe_key", Text),
     clock_instant("created_at"),
@@ -43,11 +43,11 @@ notice_endpoints = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     tenant(nullable=True),
-    words("channel"),
-    words("target"),
+    string("channel"),
+    string("target"),
     Column("kinds", ARRAY(Text)),
     Column("secret_version", Integer, nullable=False, server_default=text("1")),
-    words("created_by"),
+    string("created_by"),
     clock_instant("created_at"),
     instant("removed_at", nullable=True),
     Index("ix_notice_endpoints_tenant_id", "tenant_id", postgresql_where=text("removed_at IS NULL")),
@@ -61,8 +61,8 @@ notice_deliveries = Table(
     Column("notice_id", Uuid, ForeignKey("notices.id"), nullable=False),
     Column("endpoint_id", Uuid, ForeignKey("notice_endpoints.id")),
     Column("tenant_id", Uuid),
-    words("channel"),
-    words("target"),
+    string("channel"),
+    string("target"),
     Column("state", Text, nullable=False, server_default="pending"),
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("next_try_at", DateTime(timezone=True), server_default=func.clock_timestamp()),
@@ -80,13 +80,13 @@ alert_rules = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     tenant(),
-    words("kind"),
-    words("scope"),
+    string("kind"),
+    string("scope"),
     uid("scope_id"),
     pico("amount", nullable=True),
     Column("thresholds", ARRAY(SmallInteger), nullable=False),
     instant("fired_at", nullable=True),
-    words("created_by"),
+    string("created_by"),
     clock_instant("created_at"),
     UniqueConstraint("tenant_id", "kind", "scope_id"),
 )
@@ -96,7 +96,7 @@ alert_events = Table(
     "alert_events",
     metadata,
     tenant(),
-    words("scope"),
+    string("scope"),
     Column("scope_id", Uuid, primary_key=True),
     Column("month", Date, primary_key=True),
     Column("threshold", SmallInteger, primary_key=True, autoincrement=False),

@@ -15,15 +15,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB, TSTZRANGE
 
-from core.columns import clock_instant, count, instant, pico, tenant, words
+from core.columns import clock_instant, count, instant, pico, string, tenant
 from core.db import metadata
 
 price_versions = Table(
     "price_versions",
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
-    words("model"),
-    words("tier"),
+    string("model"),
+    string("tier"),
     Column("tenant_id", Uuid, ForeignKey("tenants.id")),
     count("input"),
     count("cached_input"),
@@ -31,7 +31,7 @@ price_versions = Table(
     count("reasoning"),
     Column("effective", TSTZRANGE, nullable=False),
     instant("created_at", now=True),
-    words("created_by"),
+    string("created_by"),
     Column(
         "book",
         Text,
@@ -57,8 +57,8 @@ contracts = Table(
     pico("commit_monthly", nullable=True),
     Column("payment_days", Integer, nullable=False),
     Column("sla", JSONB),
-    words("reason"),
-    words("created_by"),
+    string("reason"),
+    string("created_by"),
     clock_instant("created_at"),
     Column("ended_by", Text),
     instant("withdrawn_at", nullable=True),

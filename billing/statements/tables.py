@@ -14,7 +14,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
-from core.columns import clock_instant, instant, pico, tenant, uid, words
+from core.columns import clock_instant, instant, pico, string, tenant, uid
 from core.db import metadata
 
 signing_keys = Table(
@@ -35,10 +35,10 @@ statements = Table(
     Column("month", Date, nullable=False),
     Column("revision", Integer, nullable=False),
     Column("body_sha256", LargeBinary, nullable=False),
-    words("document"),
+    string("document"),
     Column("pdf", LargeBinary, nullable=False),
     Column("key_id", Text, ForeignKey("signing_keys.id"), nullable=False),
-    words("created_by"),
+    string("created_by"),
     clock_instant("created_at"),
     UniqueConstraint("tenant_id", "month", "revision"),
 )

@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from core.columns import count, instant, pico, words
+from core.columns import count, instant, pico, string
 from core.db import metadata
 
 dirty_hours = Table(
@@ -83,7 +83,7 @@ usage_archives = Table(
     "usage_archives",
     metadata,
     Column("month", Date, primary_key=True),
-    words("file"),
+    string("file"),
     count("rows"),
     count("bytes"),
     pico("cost"),
