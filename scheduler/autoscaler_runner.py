@@ -5,7 +5,7 @@ import logging
 from core.clock import Clock
 from scheduler import metrics
 from scheduler.autoscaling import LivePlanner
-from scheduler.core.autoscale.state import Unplannable
+from scheduler.core.autoscale.state import PlanningError
 from scheduler.core.state import SchedulerState
 from scheduler.views import HostRegistry
 from scheduler.wire import PlanView
@@ -45,7 +45,7 @@ class AutoscalerRunner:
         return plan
 
     def _record_failure(self, error: Exception) -> None:
-        model, why = (error.model, error.why) if isinstance(error, Unplannable) else ("", error)
+        model, why = (error.model, error.cause) if isinstance(error, PlanningError) else ("", error)
         metrics.PLAN_FAILURES.labels(model).inc()
         if (key := (model, type(why).__name__)) not in self._failed:
             self._failed.add(key)

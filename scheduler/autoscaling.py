@@ -8,18 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from scheduler.core.autoscale.autoscaler import Autoscaler
+from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from scheduler.core.autoscale.plan import view
 from scheduler.core.autoscale.state import (
     CacheValue,
-    DemandSeen,
-    HostSeen,
+    DemandObservation,
+    HostObservation,
     ModelSpec,
     Observation,
-    ReplicaSeen,
+    ReplicaObservation,
     Rung,
     RungFigures,
 )
-from scheduler.core.autoscale.watch import Settings
 from scheduler.core.placement import ActivePlacement
 from scheduler.core.replica import Replica
 from scheduler.listeners import Listener
@@ -72,12 +72,12 @@ class _Counts(msgspec.Struct):
     uncached: int = 0
     uncached_sq: int = 0
 
-    def seen(self, model: str, queue: QueueView | None) -> DemandSeen:
+    def observed(self, model: str, queue: QueueView | None) -> DemandObservation:
         """As the autoscaler takes it; requests that ended tell what was uncached."""
         came, ended = max(1, self.arrivals), max(1, self.served)
         prompt = self.prompt / came
         waiting = queue.waiting if queue is not None else 0
-        return DemandSeen(
+        return DemandObservation(
             model,
             self.arrivals,
             prompt,
@@ -93,7 +93,7 @@ class _Counts(msgspec.Struct):
 class LivePlanner(Listener):
     """Plans for a running fleet: every model of the catalog that some replica serves. Others are left alone."""
 
-    def __init__(self, catalog: Catalog, settings: Settings | None = None) -> None:
+    def __init__(self, catalog: Catalog, settings: AutoscalerSettings | None = None) -> None:
         self._catalog = catalog
         self._autoscaler = Autoscaler(settings=settings)
         self._specs: dict[str, ModelSpec] = {}
@@ -147,21 +147,21 @@ class LivePlanner(Listener):
         for replica in _representatives(replicas):
             self._learn(replica)
         host_of = {host.agent_id: host.host_id for host in hosts}
-        seen = [
+        observed = [
             self._replica(replica, host_of.get(replica.agent_id, ""), elapsed, now)
             for _, replica in sorted(replicas.items())
             if replica.status.model in self._specs
         ]
         by_model = {queue.model: queue for queue in queues}
-        demand = [counts.seen(model, by_model.get(model)) for model, counts in self._counts.items()]
+        demand = [counts.observed(model, by_model.get(model)) for model, counts in self._counts.items()]
         self._counts = {model: _Counts() for model in self._counts}
         self._forget(replicas)
         if not self._specs:
             return None
         self._autoscaler.observe(
-            Observation(now, [self._host(host) for host in hosts], seen, demand, time_of_day_s)
+            Observation(now, [self._host(host) for host in hosts], observed, demand, time_of_day_s)
         )
-        return view(self._autoscaler.plan(), seen)
+        return view(self._autoscaler.plan(), observed)
 
     def _learn(self, replica: Replica) -> None:
         """Capacity and targets of a model as its replica reports them now: engines come back with other profiles."""
@@ -176,7 +176,7 @@ class LivePlanner(Listener):
         self._counts.setdefault(status.model, _Counts())
         self._autoscaler.add(spec)
 
-    def _replica(self, replica: Replica, host_id: str, elapsed: float, now: float) -> ReplicaSeen:
+    def _replica(self, replica: Replica, host_id: str, elapsed: float, now: float) -> ReplicaObservation:
         status = replica.status
         name = status.replica_id
         rung = _rung(status)
@@ -188,7 +188,7 @@ class LivePlanner(Listener):
         spec = self._specs[status.model]
         since = now - self._states[name][1]
         loading = status.state is ReplicaState.LOADING
-        return ReplicaSeen(
+        return ReplicaObservation(
             name,
             status.model,
             host_id,
@@ -202,12 +202,12 @@ class LivePlanner(Listener):
             CacheValue(self._hits[name]),
         )
 
-    def _host(self, host: HostView) -> HostSeen:
+    def _host(self, host: HostView) -> HostObservation:
         kind = self._catalog.hosts.get(host.host_kind)
         ram = kind.ram_gb.value if kind is not None and kind.ram_gb is not None else 0.0
         price = float(kind.price.usd_per_hour) if kind is not None and kind.price is not None else 0.0
         droplet = host.host_kind.startswith("gpu-") and "contracted" not in host.host_kind
-        return HostSeen(host.host_id, host.gpus, ram, not droplet, price)
+        return HostObservation(host.host_id, host.gpus, ram, not droplet, price)
 
     def _forget(self, known: Iterable[str]) -> None:
         keep = set(known)

@@ -67,14 +67,17 @@ TENANT_SERVICE = Gauge(
     ["model", "tenant"],
 )
 PREFIX_ENTRIES = Gauge(
-    "penstock_scheduler_prefix_entries", "Prefix marks remembered of a model's replicas", ["model"]
+    "penstock_scheduler_prefix_entries", "Prefix blocks remembered of a model's replicas", ["model"]
 )
-KV_EVENTS_REFUSED = Counter("penstock_scheduler_kv_events_refused", "Frames of KV events not taken", ["why"])
+KV_EVENTS_REFUSED = Counter(
+    "penstock_scheduler_kv_events_refused", "Rejected frames of KV events", ["reason"]
+)
 KV_RESYNCS = Counter(
     "penstock_scheduler_kv_resyncs", "Times an agent was asked for all of a cache: what it said had a gap"
 )
 REPLICAS_REFUSED = Counter(
-    "penstock_scheduler_replicas_refused", "Reports of replicas not taken: a capacity or target is no figure"
+    "penstock_scheduler_replicas_refused",
+    "Rejected reports of replicas: a capacity or target is out of range",
 )
 HIT_TOKENS_PREDICTED = Counter(
     "penstock_scheduler_hit_tokens_predicted",
@@ -87,9 +90,11 @@ HIT_TOKENS_ACTUAL = Counter(
     ["model", "source"],
 )
 CONNECTIONS = Gauge("penstock_scheduler_connections", "Open connections", ["kind"])
-REJECTED_CONNECTIONS = Counter("penstock_scheduler_rejected_connections", "Connections closed by us", ["why"])
-REPLICAS_WANTED = Gauge(
-    "penstock_scheduler_replicas_wanted", "Replicas that the autoscaler would have awake", ["model"]
+REJECTED_CONNECTIONS = Counter(
+    "penstock_scheduler_rejected_connections", "Connections that the scheduler closed", ["reason"]
+)
+REPLICAS_DESIRED = Gauge(
+    "penstock_scheduler_replicas_desired", "Replicas that the autoscaler would have awake", ["model"]
 )
 FORECAST_RPS = Gauge(
     "penstock_scheduler_forecast_rps", "Arrivals a second that the autoscaler plans for", ["model"]
@@ -220,8 +225,8 @@ def service_by_tenant(
 
 def show_plan(plan: PlanView | None) -> None:
     """Set what the autoscaler wants of every model; those it no longer plans for disappear."""
-    REPLICAS_WANTED.clear()
+    REPLICAS_DESIRED.clear()
     FORECAST_RPS.clear()
     for row in plan.models if plan is not None else ():
-        REPLICAS_WANTED.labels(row.model).set(row.target)
+        REPLICAS_DESIRED.labels(row.model).set(row.target)
         FORECAST_RPS.labels(row.model).set(row.forecast_rps)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.autoscale.capacity import DEFAULT_MARGINS, Margins
 from scheduler.core.autoscale.forecast import Smoothing
-from scheduler.core.autoscale.watch import Settings
+from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from sim.pool.autoscaling_bound import oracle, shared_oracle
 from sim.pool.autoscaling_load import Arrival, past
 from sim.pool.autoscaling_policies import Hpa, PenstockScaler, Static, Wva
@@ -69,11 +69,11 @@ def penstock_scaler(
 ) -> PenstockScaler:
     """Our autoscaler with `knob` as the share of promises that chance may break, and its memory of the days before."""
     smoothing = Smoothing(day_s=scenario.day_s)
-    settings = Settings(Margins(misses=knob), smoothing, forecasting=forecasting)
+    settings = AutoscalerSettings(Margins(misses=knob), smoothing, forecasting=forecasting)
     scaler = PenstockScaler(scenario.specs, settings, name)
     for model, (day, _) in scenario.days.items():
         for index, count in enumerate(past(day, PAST_DAYS, smoothing.bin_s, seed)):
-            scaler.autoscaler.remember(model, count, ((index + 1) * smoothing.bin_s) % scenario.day_s)
+            scaler.autoscaler.add_history(model, count, ((index + 1) * smoothing.bin_s) % scenario.day_s)
     return scaler
 
 

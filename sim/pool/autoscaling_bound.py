@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from scheduler.core.autoscale.ladder import wake_s
 from scheduler.core.autoscale.retire import retire_order
-from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaSeen, Rung
+from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaObservation, Rung
 from sim.pool.autoscaling_policies import Static
 from sim.pool.autoscaling_scenario import Scenario, first_need, play
 
@@ -122,7 +122,7 @@ class OraclePolicy:
         """Retire what the day needs no more, the coldest cache first; wake what it needs by the time it would serve."""
         rungs: dict[str, Rung] = {}
         free = {host.host_id: host.gpus for host in seen.hosts}
-        lacking: list[tuple[ModelSpec, list[ReplicaSeen], int]] = []
+        lacking: list[tuple[ModelSpec, list[ReplicaObservation], int]] = []
         for model, spec in self._specs.items():
             mine = [replica for replica in seen.replicas if replica.model == model]
             awake = [replica for replica in mine if replica.rung is Rung.AWAKE]
@@ -139,7 +139,7 @@ class OraclePolicy:
             rungs |= _woken(spec, resting, count, free)
         return rungs
 
-    def _wanted(self, spec: ModelSpec, resting: Sequence[ReplicaSeen], now: float) -> int:
+    def _wanted(self, spec: ModelSpec, resting: Sequence[ReplicaObservation], now: float) -> int:
         """The most that any slice needs between now and when the quickest of those that rest would serve."""
         ahead = min((wake_s(spec, replica) for replica in resting), default=0.0)
         plan = self._numbers[spec.model]
@@ -148,7 +148,7 @@ class OraclePolicy:
 
 
 def _woken(
-    spec: ModelSpec, resting: Sequence[ReplicaSeen], count: int, free: dict[str, int]
+    spec: ModelSpec, resting: Sequence[ReplicaObservation], count: int, free: dict[str, int]
 ) -> dict[str, Rung]:
     """The quickest `count` of those that rest where there is room, which is taken from `free`."""
     rungs: dict[str, Rung] = {}

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from scheduler.core.autoscale.state import (
     CacheValue,
-    DemandSeen,
-    HostSeen,
+    DemandObservation,
+    HostObservation,
     ModelSpec,
     Observation,
-    ReplicaSeen,
+    ReplicaObservation,
     Rung,
 )
 from sim.pool.autoscaling_pool import PLAN_INTERVAL_S, Scaler
@@ -46,14 +46,14 @@ class ScalerController:
         self._known |= present
         replicas = [self._replica(each, view, now) for _, each in sorted((stopped | present).items())]
         hosts = [
-            HostSeen(row.replica_id, self._specs[row.model].capacity.gpus, 1e6, contracted=False)
+            HostObservation(row.replica_id, self._specs[row.model].capacity.gpus, 1e6, contracted=False)
             for row in replicas
         ]
         wanted = self._scaler.evaluate(Observation(now, hosts, replicas, demand, now % self._day_s))
         found = (self._action(row, wanted.get(row.replica_id, row.rung)) for row in replicas)
         return [action for action in found if action is not None]
 
-    def _action(self, replica: ReplicaSeen, rung: Rung) -> PoolAction | None:
+    def _action(self, replica: ReplicaObservation, rung: Rung) -> PoolAction | None:
         if rung is replica.rung:
             return None
         name = replica.replica_id
@@ -65,7 +65,7 @@ class ScalerController:
             return PoolAction(ActionKind.SLEEP, name, level=1 if rung is Rung.SLEEP_1 else 2)
         return PoolAction(ActionKind.STOP, name)
 
-    def _replica(self, each: ReplicaView, view: PoolView, now: float) -> ReplicaSeen:
+    def _replica(self, each: ReplicaView, view: PoolView, now: float) -> ReplicaObservation:
         rung = self._rung(each, view)
         before = self._since.get(each.replica_id)
         if before is None or before[0] is not rung:
@@ -75,7 +75,7 @@ class ScalerController:
         loading = each.state in (ReplicaState.LOADING, ReplicaState.FAILED)
         slowest = max(figures.wake_s for figures in spec.ladder.values())
         cached = view.cached_blocks.get(each.replica_id, 0) * _BLOCK_TOKENS
-        return ReplicaSeen(
+        return ReplicaObservation(
             each.replica_id,
             each.model,
             each.replica_id,
@@ -98,7 +98,7 @@ class ScalerController:
             return min(self._specs[each.model].ladder, key=lambda rung: rung.depth)
         return Rung.SLEEP_2 if view.sleep_levels.get(each.replica_id, 1) >= 2 else Rung.SLEEP_1
 
-    def _demand(self, model: str, load: ModelLoad) -> DemandSeen:
+    def _demand(self, model: str, load: ModelLoad) -> DemandObservation:
         """The cluster tells totals, not squares: lengths are taken to scatter like an exponential."""
         prompt, uncached, output = self._means.get(model, (0.0, 0.0, 0.0))
         if load.arrived:
@@ -108,7 +108,7 @@ class ScalerController:
             output = load.output_tokens / load.finished
         self._means[model] = (prompt, uncached or prompt, output)
         unknown = uncached or prompt
-        return DemandSeen(
+        return DemandObservation(
             model, load.arrived, prompt, unknown, 2.0 * unknown * unknown, output, 2.0 * output * output,
             load.waiting, load.waiting * unknown,
         )  # fmt: skip

@@ -10,16 +10,19 @@ from collections.abc import Mapping
 
 from scheduler.core.autoscale.autoscaler import Autoscaler
 from scheduler.core.autoscale.ladder import wake_s
+from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from scheduler.core.autoscale.plan import Plan
-from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaSeen, Rung
-from scheduler.core.autoscale.watch import Settings
+from scheduler.core.autoscale.state import ModelSpec, Observation, ReplicaObservation, Rung
 
 
 class PenstockScaler:
     """The scheduler's autoscaler; its knob is in its settings."""
 
     def __init__(
-        self, specs: Mapping[str, ModelSpec], settings: Settings | None = None, name: str = "penstock"
+        self,
+        specs: Mapping[str, ModelSpec],
+        settings: AutoscalerSettings | None = None,
+        name: str = "penstock",
     ) -> None:
         self.name = name
         self.autoscaler = Autoscaler(specs, settings)
@@ -58,7 +61,7 @@ class ByCount:
             rungs |= count_rungs(spec, mine, self._stabilised(model, want, seen.now, len(awake)))
         return rungs
 
-    def decide(self, spec: ModelSpec, awake: list[ReplicaSeen], waiting: int) -> int:
+    def decide(self, spec: ModelSpec, awake: list[ReplicaObservation], waiting: int) -> int:
         """How many should be awake, given those that are (or come up) and the requests that wait for none."""
         raise NotImplementedError
 
@@ -79,7 +82,7 @@ class Static(ByCount):
         super().__init__(specs)
         self._replicas = replicas
 
-    def decide(self, spec: ModelSpec, awake: list[ReplicaSeen], waiting: int) -> int:
+    def decide(self, spec: ModelSpec, awake: list[ReplicaObservation], waiting: int) -> int:
         """Always the same."""
         del spec, awake, waiting
         return self._replicas
@@ -96,7 +99,7 @@ class Hpa(ByCount):
         super().__init__(specs)
         self._target = target
 
-    def decide(self, spec: ModelSpec, awake: list[ReplicaSeen], waiting: int) -> int:
+    def decide(self, spec: ModelSpec, awake: list[ReplicaObservation], waiting: int) -> int:
         """The published formula over the replicas that serve."""
         del spec
         serving = max(1, sum(replica.ready_in_s <= 0.0 for replica in awake))
@@ -124,7 +127,7 @@ class Wva(ByCount):
         super().__init__(specs)
         self._factor = factor
 
-    def decide(self, spec: ModelSpec, awake: list[ReplicaSeen], waiting: int) -> int:
+    def decide(self, spec: ModelSpec, awake: list[ReplicaObservation], waiting: int) -> int:
         """The published rule."""
         serving = [replica for replica in awake if replica.ready_in_s <= 0.0]
         if not serving:
@@ -146,7 +149,7 @@ class Wva(ByCount):
         return limit - kv < self.spare_kv * self._factor or self.full_queue - queue < self.spare_queue
 
 
-def count_rungs(spec: ModelSpec, replicas: list[ReplicaSeen], count: int) -> dict[str, Rung]:
+def count_rungs(spec: ModelSpec, replicas: list[ReplicaObservation], count: int) -> dict[str, Rung]:
     """Rungs for `count` awake: quickest to wake first, youngest to go first."""
     awake = [replica for replica in replicas if replica.rung is Rung.AWAKE]
     if len(awake) < count:

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from scheduler.core.autoscale.state import (
     CacheValue,
-    DemandSeen,
-    HostSeen,
+    DemandObservation,
+    HostObservation,
     ModelSpec,
     Observation,
-    ReplicaSeen,
+    ReplicaObservation,
     Rung,
 )
 from sim.pool.autoscaling_load import Arrival
@@ -84,10 +84,10 @@ class _Demand:
         self.count = 0
         self.prompt = self.uncached = self.uncached_sq = self.output = self.output_sq = 0.0
 
-    def take(self, model: str, queue: Sequence[Arrival]) -> DemandSeen:
+    def take(self, model: str, queue: Sequence[Arrival]) -> DemandObservation:
         """As an observation; counting begins anew."""
         count = max(1, self.count)
-        seen = DemandSeen(
+        seen = DemandObservation(
             model,
             self.count,
             self.prompt / count,
@@ -109,7 +109,7 @@ class DayPool:
     def __init__(
         self,
         slots: Sequence[PoolReplica],
-        hosts: Sequence[HostSeen],
+        hosts: Sequence[HostObservation],
         scaler: Scaler,
         day_s: float,
         *,
@@ -279,7 +279,7 @@ class DayPool:
     def observation(self, now: float) -> Observation:
         """What a policy sees."""
         replicas = [
-            ReplicaSeen(
+            ReplicaObservation(
                 slot.replica_id,
                 slot.spec.model,
                 slot.host_id,

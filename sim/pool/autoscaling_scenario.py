@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from scheduler.core.autoscale.capacity import Load, needed
-from scheduler.core.autoscale.state import HostSeen, ModelSpec, Rung, RungFigures
+from scheduler.core.autoscale.state import HostObservation, ModelSpec, Rung, RungFigures
 from sim.pool.autoscaling_load import Arrival, Curve, Day, Lengths, arrivals, diurnal, evening, office
 from sim.pool.autoscaling_pool import DayPool, PoolReplica, Scaler
 from sim.pool.autoscaling_replica import FluidReplica
@@ -28,7 +28,7 @@ class Scenario:
     workload: str
     days: Mapping[str, tuple[Day, Lengths]]
     specs: Mapping[str, ModelSpec]
-    hosts: Sequence[HostSeen]
+    hosts: Sequence[HostObservation]
     homes: Sequence[tuple[str, str]]
     """(model, host) of every replica that there may be."""
     rest: Rung
@@ -63,7 +63,7 @@ class Scenario:
         kept = self._with(self.hosts, homes)
         return replace(kept, specs={model: kept.specs[model]}, days={model: self.days[model]})
 
-    def _with(self, hosts: Sequence[HostSeen], homes: Sequence[tuple[str, str]]) -> "Scenario":
+    def _with(self, hosts: Sequence[HostObservation], homes: Sequence[tuple[str, str]]) -> "Scenario":
         places = {model: sum(home[0] == model for home in homes) for model in self.specs}
         specs = {
             model: msgspec.structs.replace(spec, max_awake=places[model])
@@ -87,7 +87,10 @@ def single_model(
     gpus = max(1, spec.capacity.gpus)
     mine = ModelSpec(spec.model, spec.capacity, spec.targets, ladder, 1, replicas)
     day = Day(CURVES[workload], peak_rps, day_s, flash=FLASH if workload == "flash" else 0.0)
-    hosts = [HostSeen(f"host-{n:02}", gpus, 0.0, contracted=False, usd_per_hour=1.0) for n in range(replicas)]
+    hosts = [
+        HostObservation(f"host-{n:02}", gpus, 0.0, contracted=False, usd_per_hour=1.0)
+        for n in range(replicas)
+    ]
     homes = [(spec.model, host.host_id) for host in hosts]
     return Scenario(workload, {spec.model: (day, lengths)}, {spec.model: mine}, hosts, homes, Rung.STOPPED)
 
@@ -102,7 +105,7 @@ def two_models(
     """
     ladder = {Rung.SLEEP_1: RungFigures(wake_s, 1.0), Rung.STOPPED: RungFigures(wake_s)}
     gpus = max(first.capacity.gpus, second.capacity.gpus)
-    seen = [HostSeen(f"host-{n:02}", gpus, 1e6, contracted=True) for n in range(hosts)]
+    seen = [HostObservation(f"host-{n:02}", gpus, 1e6, contracted=True) for n in range(hosts)]
     days = {
         first.model: (Day(office, peak_rps[0], day_s), lengths),
         second.model: (Day(evening, peak_rps[1], day_s), lengths),

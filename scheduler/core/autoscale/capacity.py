@@ -19,9 +19,9 @@ MAX_KV = 0.8
 """Share of the KV cache that may be in use."""
 MAX_MISSES = 0.01
 """Share of requests for which a promise may be broken by chance: the 99th percentile keeps the targets."""
-LEAST_RATE = 1e-9
+MIN_RATE = 1e-9
 """Requests a second below which none are expected: one in thirty years. A forecast that fades halves for ever."""
-LEAST_WORK = 1e-15
+MIN_UTILISATION = 1e-15
 """Share of the time below which prefill takes none: one part in 10^15 is what a float of 1 still feels."""
 
 _CLASSES = (0.0, 0.01, 0.04, 0.1, 0.2, 0.4, 0.7, 1.0)
@@ -78,8 +78,8 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 def predict(load: Load, replicas: int, capacity: Capacity, targets: Targets) -> Prediction:
-    """What `replicas` (at least 1) evenly loaded replicas make of `load`; a rate below LEAST_RATE is none."""
-    if load.rate < LEAST_RATE:
+    """What `replicas` (at least 1) evenly loaded replicas make of `load`; a rate below MIN_RATE is none."""
+    if load.rate < MIN_RATE:
         load = msgspec.structs.replace(load, rate=0.0)
     phi = load.rate * load.uncached / (replicas * capacity.prefill_tokens_per_s)
     service = load.uncached / capacity.prefill_tokens_per_s
@@ -141,7 +141,7 @@ def decode_exceeds(
     """
     if per_token_s >= limit_s:
         return 1.0
-    if phi < LEAST_WORK or service_s <= 0.0:
+    if phi < MIN_UTILISATION or service_s <= 0.0:
         return 0.0
     share = 1.0 / replicas
     spread = service_s * (share + load.cv2) * (1.0 + share) / 2.0
@@ -191,7 +191,7 @@ def shortfall(
 
     The target for the first token is on top of the request's own prefill without any cache (workers.wire.Targets).
     """
-    if load.rate < LEAST_RATE:
+    if load.rate < MIN_RATE:
         return ""
     if replicas < 1:
         return "no replica"
@@ -229,7 +229,7 @@ def needed(
 
     Every law is monotone in the number of replicas, so the answer is found by doubling and halving.
     """
-    if load.rate < LEAST_RATE:
+    if load.rate < MIN_RATE:
         return 0
     low, high = 0, 1
     while shortfall(load, high, capacity, targets, margins):

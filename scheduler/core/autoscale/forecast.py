@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from scheduler.core.autoscale.capacity import LEAST_RATE
+from scheduler.core.autoscale.capacity import MIN_RATE
 
 MIN_FACTOR = 0.05
 """No place of the day is taken to be quieter than this share of the mean: dividing by it must stay sane."""
@@ -45,9 +45,9 @@ class Forecast(msgspec.Struct, frozen=True):
     """Standard deviation of the true rate around that, from past errors at this horizon."""
 
     def upper(self, z: float) -> float:
-        """Rate that is exceeded with the probability that belongs to `z` standard deviations; 0 below LEAST_RATE."""
+        """Rate that is exceeded with the probability that belongs to `z` standard deviations; 0 below MIN_RATE."""
         rate = self.rate + z * self.sigma
-        return rate if rate >= LEAST_RATE else 0.0
+        return rate if rate >= MIN_RATE else 0.0
 
 
 class Forecaster:

@@ -7,7 +7,7 @@ from below would cost. Whatever the future brings, that is at most twice the cos
 import math
 from collections.abc import Iterable
 
-from scheduler.core.autoscale.state import HostSeen, ModelSpec, ReplicaSeen, Rung, RungFigures
+from scheduler.core.autoscale.state import HostObservation, ModelSpec, ReplicaObservation, Rung, RungFigures
 
 RESTING = (Rung.SLEEP_1, Rung.SLEEP_2, Rung.STOPPED)
 
@@ -23,7 +23,7 @@ def dwell_s(wake_s: float, wake_below_s: float, hold_usd_per_s: float, busy_usd_
     return max(0.0, wake_below_s - wake_s) * busy_usd_per_s / hold_usd_per_s
 
 
-def rung_dwell_s(spec: ModelSpec, host: HostSeen, rung: Rung, below: Rung) -> float:
+def rung_dwell_s(spec: ModelSpec, host: HostObservation, rung: Rung, below: Rung) -> float:
     """Seconds a replica rests on `rung` before it goes down to `below`; infinite on a contracted host.
 
     Holding costs the share of the host's price that belongs to the memory which going down would free; coming back from
@@ -36,7 +36,7 @@ def rung_dwell_s(spec: ModelSpec, host: HostSeen, rung: Rung, below: Rung) -> fl
     return dwell_s(here.wake_s, there.wake_s, memory, spec.capacity.gpus / max(1, host.gpus))
 
 
-def settled_rung(spec: ModelSpec, host: HostSeen | None, replica: ReplicaSeen) -> Rung:
+def settled_rung(spec: ModelSpec, host: HostObservation | None, replica: ReplicaObservation) -> Rung:
     """Where a resting replica should be by now: one rung further down once it has rested for that rung's dwell."""
     if host is None or replica.draining or replica.rung not in spec.ladder:
         return replica.rung
@@ -47,7 +47,7 @@ def settled_rung(spec: ModelSpec, host: HostSeen | None, replica: ReplicaSeen) -
     return below
 
 
-def host_dwell_s(host: HostSeen, wake: RungFigures, destroyed: RungFigures) -> float:
+def host_dwell_s(host: HostObservation, wake: RungFigures, destroyed: RungFigures) -> float:
     """Seconds a host may rest with nobody awake before it is destroyed; infinite for a contracted one.
 
     A droplet costs the same whatever rests on it, and is paid for while it boots, so the price cancels: it stays as
@@ -59,7 +59,7 @@ def host_dwell_s(host: HostSeen, wake: RungFigures, destroyed: RungFigures) -> f
     return dwell_s(wake.wake_s, destroyed.wake_s, price, price)
 
 
-def resting_rung(spec: ModelSpec, host: HostSeen, asleep_gb: float) -> Rung:
+def resting_rung(spec: ModelSpec, host: HostObservation, asleep_gb: float) -> Rung:
     """The shallowest rung that fits into the host's memory beside the `asleep_gb` that rest there already."""
     for rung in RESTING:
         figures = spec.ladder.get(rung)
@@ -68,7 +68,7 @@ def resting_rung(spec: ModelSpec, host: HostSeen, asleep_gb: float) -> Rung:
     return Rung.STOPPED
 
 
-def host_memory_gb(specs: dict[str, ModelSpec], replicas: Iterable[ReplicaSeen]) -> float:
+def host_memory_gb(specs: dict[str, ModelSpec], replicas: Iterable[ReplicaObservation]) -> float:
     """Host memory that resting replicas hold, in GB."""
     held = 0.0
     for replica in replicas:
@@ -77,7 +77,7 @@ def host_memory_gb(specs: dict[str, ModelSpec], replicas: Iterable[ReplicaSeen])
     return held
 
 
-def wake_s(spec: ModelSpec, replica: ReplicaSeen) -> float:
+def wake_s(spec: ModelSpec, replica: ReplicaObservation) -> float:
     """Seconds until a replica could serve: nothing for one that still drains, else its rung's figure."""
     if replica.rung is Rung.AWAKE:
         return replica.ready_in_s
@@ -87,7 +87,7 @@ def wake_s(spec: ModelSpec, replica: ReplicaSeen) -> float:
     return figures.wake_s if figures is not None else math.inf
 
 
-def next_rung(spec: ModelSpec, replicas: Iterable[ReplicaSeen]) -> Rung:
+def next_rung(spec: ModelSpec, replicas: Iterable[ReplicaObservation]) -> Rung:
     """The rung that the next replica would come up from: the quickest of those that rest, else a new droplet."""
     resting = [replica for replica in replicas if replica.rung is not Rung.AWAKE]
     if resting:

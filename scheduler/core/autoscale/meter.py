@@ -3,7 +3,7 @@
 import math
 
 from scheduler.core.autoscale.capacity import Load
-from scheduler.core.autoscale.state import DemandSeen
+from scheduler.core.autoscale.state import DemandObservation
 
 QUICK_S = 20.0
 """Time constant of the quick rate: a tripled load shows in a few seconds."""
@@ -11,7 +11,7 @@ BURST_S = 7.0
 """Time constant of the burst rate, which has most of a crowd in it ten seconds after it came."""
 MIX_REQUESTS = 1000.0
 """Requests over which the means of lengths are taken: at cv 1 they are then good to 3 %."""
-LEAST_TOKENS = 1e-6
+MIN_TOKENS = 1e-6
 """A mean of tokens below this is none: its square must not vanish."""
 
 
@@ -27,7 +27,7 @@ class DemandMeter:
         self._output = self._output_sq = 0.0
         self._seen = 0.0
 
-    def observe(self, seen: DemandSeen, elapsed_s: float) -> None:
+    def observe(self, seen: DemandObservation, elapsed_s: float) -> None:
         """Take what came in the last `elapsed_s` seconds."""
         if elapsed_s > 0.0:
             weight = 1.0 - math.exp(-elapsed_s / QUICK_S)
@@ -72,4 +72,4 @@ def _sigma(rate: float, memory_s: float) -> float:
 
 def _cv2(mean: float, mean_square: float) -> float:
     """Squared coefficient of variation; 0 where the mean square is not known, or the mean is no part of a token."""
-    return max(0.0, mean_square / (mean * mean) - 1.0) if mean >= LEAST_TOKENS else 0.0
+    return max(0.0, mean_square / (mean * mean) - 1.0) if mean >= MIN_TOKENS else 0.0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from scheduler.core.autoscale.state import ReplicaSeen, Rung
+from scheduler.core.autoscale.state import ReplicaObservation, Rung
 from scheduler.wire import ModelPlanView, PlanChangeView, PlanView
 
 MAX_CHANGES_SHOWN = 64
@@ -63,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True):
     destroy: list[HostPlan] = []
 
 
-def changes(plan: Plan, replicas: Sequence[ReplicaSeen]) -> list[Change]:
+def changes(plan: Plan, replicas: Sequence[ReplicaObservation]) -> list[Change]:
     """What has to be done to get from the present to the plan: descents first, they free the GPUs that ascents need."""
     before = {replica.replica_id: replica.rung for replica in replicas}
     found = [
@@ -74,7 +74,7 @@ def changes(plan: Plan, replicas: Sequence[ReplicaSeen]) -> list[Change]:
     return sorted(found, key=lambda change: (change.after is Rung.AWAKE, change.replica_id))
 
 
-def view(plan: Plan, replicas: Sequence[ReplicaSeen]) -> PlanView:
+def view(plan: Plan, replicas: Sequence[ReplicaObservation]) -> PlanView:
     """The plan as snapshots show it: every model, and at most MAX_CHANGES_SHOWN of the changes."""
     found = changes(plan, replicas)
     return PlanView(

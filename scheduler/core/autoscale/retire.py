@@ -5,28 +5,28 @@ from collections.abc import Sequence
 import msgspec
 
 from scheduler.core.autoscale.capacity import Load, Margins, shortfall
-from scheduler.core.autoscale.state import ReplicaSeen
+from scheduler.core.autoscale.state import ReplicaObservation
 from workers.wire import Capacity, Targets
 
 REUSE_S = 600.0
 """How far ahead a cache is taken to be useful: what was hot in the last minutes stays hot about as long."""
 
 
-def retire_order(replicas: Sequence[ReplicaSeen], capacity: Capacity) -> list[ReplicaSeen]:
+def retire_order(replicas: Sequence[ReplicaObservation], capacity: Capacity) -> list[ReplicaObservation]:
     """Replicas in the order in which they may go: the one whose cache saves least prefill first.
 
     Among equals the one that does not serve yet, then the least busy; names decide the rest, so that two looks at
     the same pool choose the same one.
     """
 
-    def worth(replica: ReplicaSeen) -> tuple[float, bool, int, str]:
+    def worth(replica: ReplicaObservation) -> tuple[float, bool, int, str]:
         saved = replica.cache.seconds_saved(capacity.prefill_tokens_per_s, REUSE_S)
         return saved, replica.ready_in_s <= 0.0, replica.running, replica.replica_id
 
     return sorted(replicas, key=worth)
 
 
-def after_removal(load: Load, gone: Sequence[ReplicaSeen]) -> Load:
+def after_removal(load: Load, gone: Sequence[ReplicaObservation]) -> Load:
     """The load as the rest would see it: prompts that hit the caches that go have to be prefilled again."""
     if load.rate <= 0.0:
         return load
@@ -34,17 +34,17 @@ def after_removal(load: Load, gone: Sequence[ReplicaSeen]) -> Load:
     return msgspec.structs.replace(load, uncached=min(load.prompt, load.uncached + lost))
 
 
-def spare(
+def removable(
     load: Load,
-    awake: Sequence[ReplicaSeen],
+    awake: Sequence[ReplicaObservation],
     at_least: int,
     capacity: Capacity,
     targets: Targets,
     margins: Margins,
-) -> list[ReplicaSeen]:
+) -> list[ReplicaObservation]:
     """Replicas that can go with every margin kept, down to `at_least`: the longest such prefix of the retire order."""
     order = retire_order(awake, capacity)
-    gone: list[ReplicaSeen] = []
+    gone: list[ReplicaObservation] = []
     for replica in order[: max(0, len(order) - at_least)]:
         trial = [*gone, replica]
         if shortfall(after_removal(load, trial), len(order) - len(trial), capacity, targets, margins):

@@ -32,13 +32,13 @@ class Rung(StrEnum):
 _ORDER = (Rung.AWAKE, Rung.SLEEP_1, Rung.SLEEP_2, Rung.STOPPED, Rung.DESTROYED)
 
 
-class Unplannable(ValueError):
+class PlanningError(ValueError):
     """The laws have no answer for a model: some figure of it is out of all range."""
 
     def __init__(self, model: str, why: Exception) -> None:
         super().__init__(f"{model}: {type(why).__name__}: {why}")
         self.model = model
-        self.why = why
+        self.cause = why
 
 
 class CacheValue(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class CacheValue(msgspec.Struct, frozen=True):
         return self.hit_tokens_per_s * over_s / prefill_tokens_per_s
 
 
-class ReplicaSeen(msgspec.Struct, frozen=True):
+class ReplicaObservation(msgspec.Struct, frozen=True):
     """One replica as it stands."""
 
     replica_id: str
@@ -78,7 +78,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     cache: CacheValue = CacheValue()
 
 
-class HostSeen(msgspec.Struct, frozen=True):
+class HostObservation(msgspec.Struct, frozen=True):
     """One host."""
 
     host_id: str
@@ -89,7 +89,7 @@ class HostSeen(msgspec.Struct, frozen=True):
     usd_per_hour: float = 0.0
 
 
-class DemandSeen(msgspec.Struct, frozen=True):
+class DemandObservation(msgspec.Struct, frozen=True):
     """What came for a model since the last observation, and what waits."""
 
     model: str
@@ -112,9 +112,9 @@ class Observation(msgspec.Struct, frozen=True):
     """One look at everything."""
 
     now: float
-    hosts: list[HostSeen]
-    replicas: list[ReplicaSeen]
-    demand: list[DemandSeen]
+    hosts: list[HostObservation]
+    replicas: list[ReplicaObservation]
+    demand: list[DemandObservation]
     time_of_day_s: float = 0.0
     """Seconds since midnight, for the daily season; any origin will do if it stays the same."""
 

@@ -17,7 +17,7 @@ def backlog_at(load: Load, backlog_tokens: float, serving: int, after_s: float, 
     return max(0.0, backlog_tokens + growth * after_s)
 
 
-def needed_now(
+def needed_for_backlog(
     load: Load, backlog_tokens: float, serving: int, wake_s: float, capacity: Capacity, targets: Targets
 ) -> int:
     """Replicas that clear the backlog within the target for the first token, once those to be woken serve.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from scheduler.core.autoscale.retire import retire_order
-from scheduler.core.autoscale.state import CacheValue, ReplicaSeen, Rung
+from scheduler.core.autoscale.state import CacheValue, ReplicaObservation, Rung
 from sim.pool.contract import SimRequest
 from sim.pool.control import ActionKind, PoolAction, PoolView
 from sim.pool.faults import Kill, KillApiProcess, RestartScheduler, Slow
@@ -143,7 +143,7 @@ def _cold_check(ran: RunOutcome) -> list[Finding]:
 
 _RETIRES_S = 60.0
 _HOT_S = 26.0
-Order = Callable[[Sequence[ReplicaSeen]], list[ReplicaSeen]]
+Order = Callable[[Sequence[ReplicaObservation]], list[ReplicaObservation]]
 
 
 class Retires:
@@ -166,7 +166,7 @@ class Retires:
         if asleep:
             return []
         seen = [
-            ReplicaSeen(
+            ReplicaObservation(
                 each.replica_id, each.model, each.replica_id, Rung.AWAKE, now - self._since.get(each.replica_id, 0.0),
                 0.0, each.state is ReplicaState.DRAINING, each.running, 0, each.kv_usage,
                 _cache(view.cached_blocks.get(each.replica_id, 0)),
@@ -183,11 +183,11 @@ def _cache(blocks: int) -> CacheValue:
     return CacheValue(blocks * BLOCK / 600.0, blocks * BLOCK)
 
 
-def _newest(replicas: Sequence[ReplicaSeen]) -> list[ReplicaSeen]:
+def _newest(replicas: Sequence[ReplicaObservation]) -> list[ReplicaObservation]:
     return sorted(replicas, key=lambda each: each.since_s)
 
 
-def _cheapest(replicas: Sequence[ReplicaSeen]) -> list[ReplicaSeen]:
+def _cheapest(replicas: Sequence[ReplicaObservation]) -> list[ReplicaObservation]:
     return retire_order(replicas, CAPACITY)
 
 

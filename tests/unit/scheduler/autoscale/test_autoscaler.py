@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.autoscale.autoscaler import Autoscaler
+from scheduler.core.autoscale.model_planner import AutoscalerSettings
 from scheduler.core.autoscale.plan import Plan, changes, view
 from scheduler.core.autoscale.state import (
     CacheValue,
-    DemandSeen,
-    HostSeen,
+    DemandObservation,
+    HostObservation,
     ModelSpec,
     Observation,
-    ReplicaSeen,
+    ReplicaObservation,
     Rung,
     RungFigures,
 )
-from scheduler.core.autoscale.watch import Settings
 from tests.unit.scheduler.autoscale.test_laws import NODE, TARGETS, _poisson
 
 LADDER = {Rung.SLEEP_1: RungFigures(5.5, 430.0), Rung.STOPPED: RungFigures(98.0)}
@@ -31,22 +31,22 @@ def spec(model: str = "m", *, gpus: int = 8, low: int = 1, high: int = 8, usd: f
     return ModelSpec(model, capacity, TARGETS, LADDER, low, high, usd)
 
 
-def hosts(count: int, *, contracted: bool = False, ram_gb: float = 3_700.0) -> list[HostSeen]:
-    return [HostSeen(f"h{n}", 8, ram_gb, contracted, 64.0) for n in range(count)]
+def hosts(count: int, *, contracted: bool = False, ram_gb: float = 3_700.0) -> list[HostObservation]:
+    return [HostObservation(f"h{n}", 8, ram_gb, contracted, 64.0) for n in range(count)]
 
 
-def pool(model: str, rungs: list[Rung], **more: object) -> list[ReplicaSeen]:
+def pool(model: str, rungs: list[Rung], **more: object) -> list[ReplicaObservation]:
     return [
-        ReplicaSeen(f"h{n}/{model}", model, f"h{n}", rung, since_s=900.0, **more)  # type: ignore[arg-type]
+        ReplicaObservation(f"h{n}/{model}", model, f"h{n}", rung, since_s=900.0, **more)  # type: ignore[arg-type]
         for n, rung in enumerate(rungs)
     ]
 
 
-def demand(model: str, arrivals: int, waiting: int = 0) -> DemandSeen:
-    return DemandSeen(model, arrivals, 8_000, 6_000, 5.4e7, 400, 2.6e5, waiting, waiting * 8_000.0)
+def demand(model: str, arrivals: int, waiting: int = 0) -> DemandObservation:
+    return DemandObservation(model, arrivals, 8_000, 6_000, 5.4e7, 400, 2.6e5, waiting, waiting * 8_000.0)
 
 
-def applied(plan: Plan, replicas: list[ReplicaSeen]) -> list[ReplicaSeen]:
+def applied(plan: Plan, replicas: list[ReplicaObservation]) -> list[ReplicaObservation]:
     """The pool once everything has been set in motion."""
     want = {row.replica_id: row.rung for row in plan.replicas}
     return [
@@ -64,13 +64,13 @@ def applied(plan: Plan, replicas: list[ReplicaSeen]) -> list[ReplicaSeen]:
 
 def run(
     scaler: Autoscaler,
-    seen: list[HostSeen],
-    replicas: list[ReplicaSeen],
+    seen: list[HostObservation],
+    replicas: list[ReplicaObservation],
     rate: float,
     looks: int,
     *,
     seed: int = 1,
-) -> tuple[list[ReplicaSeen], list[int]]:
+) -> tuple[list[ReplicaObservation], list[int]]:
     """Looks every two seconds at one model under Poisson arrivals; wakes take 98 s."""
     rng, targets = random.Random(seed), []
     for number in range(looks):
@@ -209,7 +209,10 @@ def test_contracted_replicas_stay_awake_until_another_model_wants_the_gpus() -> 
 def test_idle_droplets_are_destroyed_by_the_ladder_and_contracted_hosts_are_not(contracted: bool) -> None:
     ladder = {Rung.STOPPED: RungFigures(98.0), Rung.DESTROYED: RungFigures(398.0)}
     model = msgspec.structs.replace(spec(low=0), ladder=ladder)
-    scaler, replicas = Autoscaler({"m": model}, Settings(hold_s=10.0)), pool("m", [Rung.STOPPED] * 2)
+    scaler, replicas = (
+        Autoscaler({"m": model}, AutoscalerSettings(stabilization_s=10.0)),
+        pool("m", [Rung.STOPPED] * 2),
+    )
     seen = hosts(2, contracted=contracted)
     destroyed = []
     for number in range(200):

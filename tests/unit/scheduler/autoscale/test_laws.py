@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.autoscale.capacity import (
-    LEAST_RATE,
+    MIN_RATE,
     Load,
     decode_exceeds,
     erlang_c,
@@ -19,8 +19,15 @@ from scheduler.core.autoscale.capacity import (
 from scheduler.core.autoscale.forecast import Forecaster, Smoothing
 from scheduler.core.autoscale.ladder import dwell_s, host_dwell_s, resting_rung, rung_dwell_s, settled_rung
 from scheduler.core.autoscale.meter import DemandMeter
-from scheduler.core.autoscale.state import DemandSeen, HostSeen, ModelSpec, ReplicaSeen, Rung, RungFigures
-from scheduler.core.autoscale.surge import needed_for_running, needed_now, surge_rate
+from scheduler.core.autoscale.state import (
+    DemandObservation,
+    HostObservation,
+    ModelSpec,
+    ReplicaObservation,
+    Rung,
+    RungFigures,
+)
+from scheduler.core.autoscale.surge import needed_for_backlog, needed_for_running, surge_rate
 from workers.wire import Capacity, Targets
 
 NODE = Capacity(
@@ -88,7 +95,7 @@ def test_a_load_that_has_all_but_ceased_needs_one_at_most(
     load = Load(rate, 1_000.0, uncached, 100.0)
     assert needed(load, NODE, TARGETS) <= 1
     assert predict(load, replicas, NODE, TARGETS).slow < 1e-3
-    if rate < LEAST_RATE:
+    if rate < MIN_RATE:
         assert needed(load, NODE, TARGETS) == 0
         assert shortfall(load, 0, NODE, TARGETS) == ""
 
@@ -105,9 +112,9 @@ def test_a_model_used_once_and_idle_for_days_is_forecast_to_come_no_more() -> No
 
 def test_prompts_that_were_cached_whole_for_long_vary_by_nothing() -> None:
     meter = DemandMeter()
-    meter.observe(DemandSeen("m", 1, 1_000.0, 1_000.0, 1e6, 100.0), 2.0)
+    meter.observe(DemandObservation("m", 1, 1_000.0, 1_000.0, 1e6, 100.0), 2.0)
     for _ in range(600):
-        meter.observe(DemandSeen("m", 1_000, 1_000.0, 0.5**1000, 0.5**1074, 100.0), 2.0)
+        meter.observe(DemandObservation("m", 1_000, 1_000.0, 0.5**1000, 0.5**1074, 100.0), 2.0)
     load = meter.load(1.0)
     assert load.cv2 == 0.0
     assert needed(load, NODE, TARGETS) == 1
@@ -152,7 +159,7 @@ def test_short_answers_miss_their_time_per_token_most() -> None:
 def test_the_meter_tells_how_much_answers_vary() -> None:
     meter = DemandMeter()
     for output in (100.0, 300.0):
-        meter.observe(DemandSeen("m", 1, 10, 10, 100, output, output * output), 2.0)
+        meter.observe(DemandObservation("m", 1, 10, 10, 100, output, output * output), 2.0)
     assert meter.load(1.0).output_cv2 == pytest.approx(0.25)
 
 
@@ -197,8 +204,8 @@ def test_forecast_uncertainty_grows_when_the_rate_wanders() -> None:
 
 def test_backlog_that_is_gone_before_help_comes_wakes_nobody() -> None:
     calm = Load(1.0, 4_000, 4_000, 100)
-    assert needed_now(calm, 20_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) == 0
-    assert needed_now(calm, 2_000_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) > 2
+    assert needed_for_backlog(calm, 20_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) == 0
+    assert needed_for_backlog(calm, 2_000_000, serving=2, wake_s=10.0, capacity=NODE, targets=TARGETS) > 2
 
 
 @given(st.floats(0.0, 30.0), st.floats(0.0, 1e6), st.integers(0, 20), st.floats(0.0, 300.0))
@@ -206,8 +213,8 @@ def test_pending_replicas_lower_what_the_backlog_needs(
     rate: float, backlog: float, serving: int, wake_s: float
 ) -> None:
     load = Load(rate, 4_000, 4_000, 100)
-    few = needed_now(load, backlog, serving, wake_s, NODE, TARGETS)
-    assert needed_now(load, backlog, serving + 1, wake_s, NODE, TARGETS) <= few
+    few = needed_for_backlog(load, backlog, serving, wake_s, NODE, TARGETS)
+    assert needed_for_backlog(load, backlog, serving + 1, wake_s, NODE, TARGETS) <= few
 
 
 def test_a_surge_is_more_than_chance() -> None:
@@ -235,17 +242,17 @@ def test_a_sleeper_goes_down_when_its_memory_has_cost_what_waking_later_would(
         Rung.SLEEP_2: RungFigures(45.0, 8.0),
         Rung.STOPPED: RungFigures(98.0),
     }
-    spec, host = ModelSpec("m", NODE, TARGETS, ladder), HostSeen("h", 8, 3_700.0, contracted, 64.0)
+    spec, host = ModelSpec("m", NODE, TARGETS, ladder), HostObservation("h", 8, 3_700.0, contracted, 64.0)
     assert rung_dwell_s(spec, host, Rung.SLEEP_1, Rung.SLEEP_2) == pytest.approx(dwell)
 
     def settled(rung: Rung, since_s: float) -> Rung:
-        return settled_rung(spec, host, ReplicaSeen("h/m", "m", "h", rung, since_s))
+        return settled_rung(spec, host, ReplicaObservation("h/m", "m", "h", rung, since_s))
 
     assert settled(Rung.SLEEP_1, 340.0) is Rung.SLEEP_1
     assert settled(Rung.SLEEP_1, 350.0) is (Rung.SLEEP_1 if contracted else Rung.SLEEP_2)
     assert settled(Rung.SLEEP_2, 25_000.0) is (Rung.SLEEP_2 if contracted else Rung.STOPPED)
     assert settled(Rung.STOPPED, 1e9) is Rung.STOPPED, "hosts, not replicas, are destroyed"
-    assert settled_rung(spec, None, ReplicaSeen("h/m", "m", "h", Rung.SLEEP_1, 1e9)) is Rung.SLEEP_1
+    assert settled_rung(spec, None, ReplicaObservation("h/m", "m", "h", Rung.SLEEP_1, 1e9)) is Rung.SLEEP_1
 
 
 def test_resting_costs_as_much_as_waking_when_it_ends() -> None:
@@ -255,8 +262,8 @@ def test_resting_costs_as_much_as_waking_when_it_ends() -> None:
 
 def test_contracted_hosts_are_kept_whatever_they_do() -> None:
     wake, gone = RungFigures(98.0), RungFigures(398.0)
-    assert host_dwell_s(HostSeen("a", 8, 0, True, 64.0), wake, gone) == math.inf
-    assert host_dwell_s(HostSeen("a", 8, 0, False, 64.0), wake, gone) == 300.0
+    assert host_dwell_s(HostObservation("a", 8, 0, True, 64.0), wake, gone) == math.inf
+    assert host_dwell_s(HostObservation("a", 8, 0, False, 64.0), wake, gone) == 300.0
 
 
 def test_sleeping_weights_must_fit_into_the_hosts_memory() -> None:
@@ -265,7 +272,7 @@ def test_sleeping_weights_must_fit_into_the_hosts_memory() -> None:
         Rung.SLEEP_2: RungFigures(45, 8),
         Rung.STOPPED: RungFigures(98),
     }
-    spec, host = ModelSpec("m", NODE, TARGETS, ladder), HostSeen("a", 8, 1_000, True)
+    spec, host = ModelSpec("m", NODE, TARGETS, ladder), HostObservation("a", 8, 1_000, True)
     assert resting_rung(spec, host, 600.0) is Rung.SLEEP_1
     assert resting_rung(spec, host, 601.0) is Rung.SLEEP_2
     assert resting_rung(spec, host, 995.0) is Rung.STOPPED

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from scheduler.core.autoscale.state import HostSeen, ModelSpec, Observation, ReplicaSeen, Rung, RungFigures
+from scheduler.core.autoscale.state import (
+    HostObservation,
+    ModelSpec,
+    Observation,
+    ReplicaObservation,
+    Rung,
+    RungFigures,
+)
 from sim.pool.autoscaling import POLICIES, SHARED, TUNING_SEED, Policy, compare, penstock_scaler
 from sim.pool.autoscaling_bound import SLICE_S, OraclePolicy, oracle, schedule, shares, slices
 from sim.pool.autoscaling_load import Lengths
@@ -59,9 +66,9 @@ def test_foresight_wakes_in_time_and_only_where_there_is_room() -> None:
     ladder = {Rung.STOPPED: RungFigures(90.0)}
     specs = {name: ModelSpec(name, NODE, TARGETS, ladder) for name in ("a", "b")}
     policy = OraclePolicy(specs, {"a": [1, 1, 2], "b": [1, 1, 1]})
-    hosts = [HostSeen(f"h{n}", 8, 0.0, contracted=True) for n in range(3)]
+    hosts = [HostObservation(f"h{n}", 8, 0.0, contracted=True) for n in range(3)]
     seen = [
-        ReplicaSeen(f"h{n}/{model}", model, f"h{n}", Rung.AWAKE if up else Rung.STOPPED)
+        ReplicaObservation(f"h{n}/{model}", model, f"h{n}", Rung.AWAKE if up else Rung.STOPPED)
         for model, awake in (("a", {0}), ("b", {1}))
         for n, up in ((n, n in awake) for n in range(3))
     ]

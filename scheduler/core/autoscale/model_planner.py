@@ -12,37 +12,37 @@ from scheduler.core.autoscale.capacity import DEFAULT_MARGINS, Load, Margins, ne
 from scheduler.core.autoscale.forecast import Forecaster, Smoothing
 from scheduler.core.autoscale.ladder import next_rung
 from scheduler.core.autoscale.meter import DemandMeter
-from scheduler.core.autoscale.state import DemandSeen, ModelSpec, Observation, ReplicaSeen, Rung
-from scheduler.core.autoscale.surge import BURST_Z, needed_for_running, needed_now, surge_rate
+from scheduler.core.autoscale.state import DemandObservation, ModelSpec, Observation, ReplicaObservation, Rung
+from scheduler.core.autoscale.surge import BURST_Z, needed_for_backlog, needed_for_running, surge_rate
 
 UNKNOWN_WAKE_S = 60.0
 """Where the ladder has no figure for the rung that the next replica would come from."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class AutoscalerSettings(msgspec.Struct, frozen=True):
     """What may be tuned."""
 
     margins: Margins = DEFAULT_MARGINS
     smoothing: Smoothing = Smoothing()
     z: float = 2.33
     """Standard deviations of forecast error kept as spare replicas: 2.33 = enough in 99 of 100 cases."""
-    hold_s: float = 300.0
+    stabilization_s: float = 300.0
     """Scale down only when every look of this long would have kept all margins without the replica."""
-    dead_band: float = 0.08
+    tolerance: float = 0.08
     """A replica goes only if the rest would also carry this much more: noise does not wake it again."""
-    swap_hold_s: float = 60.0
+    swap_stabilization_s: float = 60.0
     """How long a replica must have been margin before another model may have its GPUs."""
     forecasting: bool = True
     """False = plan for what comes now (to see what forecasting is worth)."""
 
 
-class ModelWatch:
+class ModelPlanner:
     """What is known of one model."""
 
-    def __init__(self, spec: ModelSpec, settings: Settings) -> None:
+    def __init__(self, spec: ModelSpec, settings: AutoscalerSettings) -> None:
         self.spec = spec
         self.meter = DemandMeter()
-        self.upper = 0.0
+        self.planned_rate = 0.0
         """Arrivals a second that are planned for."""
         self.need = 0
         """Replicas needed as things look now."""
@@ -53,59 +53,63 @@ class ModelWatch:
         self._bin_arrivals = 0
         self._bin_began: float | None = None
         self._bin_ended_tod = 0.0
-        self._looks: deque[tuple[float, int, int]] = deque()
-        """(when, replicas needed, replicas to keep), back to `hold_s` ago."""
+        self._needs: deque[tuple[float, int, int]] = deque()
+        """(when, replicas needed, replicas to keep), back to `stabilization_s` ago."""
         self._slow = (0, 0)
         self._slow_rung: Rung | None = None
-        self._words = ""
+        self._reason = ""
 
-    def respecify(self, spec: ModelSpec) -> None:
+    def update_spec(self, spec: ModelSpec) -> None:
         """Plan by other figures: demand and forecasts stay, needs found with the old figures are forgotten."""
         self.spec = spec
         self._add_forecasters()
-        self._looks.clear()
+        self._needs.clear()
         self._slow_rung = None
 
     def observe(
-        self, look: Observation, seen: DemandSeen, elapsed_s: float, replicas: list[ReplicaSeen]
+        self,
+        observation: Observation,
+        seen: DemandObservation,
+        elapsed_s: float,
+        replicas: list[ReplicaObservation],
     ) -> None:
         """Measure, forecast, and note how many are needed as things look now."""
         self.meter.observe(seen, elapsed_s)
-        closed = self._fill_bin(look, seen)
+        closed = self._fill_bin(observation, seen)
         rung = next_rung(self.spec, replicas)
         if closed or rung is not self._slow_rung or not self._forecasts(rung):
             self._slow_rung = rung
             self._slow_loop(rung)
         self._fast_loop(seen, replicas, self._wake_s(rung))
-        self._looks.append((look.now, self.need, max(self.need, self._slow[1])))
-        while self._looks[0][0] < look.now - self._settings.hold_s:
-            self._looks.popleft()
+        self._needs.append((observation.now, self.need, max(self.need, self._slow[1])))
+        while self._needs[0][0] < observation.now - self._settings.stabilization_s:
+            self._needs.popleft()
 
-    def count_past(self, arrivals: int, time_of_day_s: float) -> None:
+    def add_history(self, arrivals: int, time_of_day_s: float) -> None:
         """A bin of arrivals that ended at `time_of_day_s`."""
         for forecaster in self._forecasters.values():
             forecaster.count(arrivals, time_of_day_s)
 
-    def most_needed(self, since: float) -> int:
+    def max_needed(self, since: float) -> int:
         """The largest need of all looks since then."""
-        return max((need for at, need, _ in self._looks if at >= since), default=self.need)
+        return max((need for at, need, _ in self._needs if at >= since), default=self.need)
 
-    def most_kept(self, since: float) -> int:
+    def max_kept(self, since: float) -> int:
         """The same with the dead band: below this, no replica goes."""
-        return max((keep for at, _, keep in self._looks if at >= since), default=self.need)
+        return max((keep for at, _, keep in self._needs if at >= since), default=self.need)
 
-    def watched_since(self, when: float) -> bool:
+    def observed_since(self, when: float) -> bool:
         """Whether looks go back to `when`."""
-        return bool(self._looks) and self._looks[0][0] <= when + 1e-6
+        return bool(self._needs) and self._needs[0][0] <= when + 1e-6
 
-    def why(self, replicas: int) -> str:
+    def shortfall(self, replicas: int) -> str:
         """What `replicas` would lack, in words."""
         return shortfall(self.load, replicas, self.spec.capacity, self.spec.targets, self._settings.margins)
 
     @property
     def load(self) -> Load:
         """The load that is planned for."""
-        return self.meter.load(self.upper)
+        return self.meter.load(self.planned_rate)
 
     def _add_forecasters(self) -> None:
         """One for each rung of the ladder: as far ahead as a wake takes, and a bin more, because the next forecast,
@@ -116,19 +120,19 @@ class ModelWatch:
             if rung not in self._forecasters:
                 self._forecasters[rung] = Forecaster(figures.wake_s + smoothing.bin_s, smoothing)
 
-    def _fill_bin(self, look: Observation, seen: DemandSeen) -> bool:
+    def _fill_bin(self, observation: Observation, seen: DemandObservation) -> bool:
         """Collect arrivals; True when a bin was closed."""
         if self._bin_began is None:
-            self._bin_began = look.now
+            self._bin_began = observation.now
             return False
         self._bin_arrivals += seen.arrivals
-        length, took = self._settings.smoothing.bin_s, look.now - self._bin_began
+        length, took = self._settings.smoothing.bin_s, observation.now - self._bin_began
         if took < length - 1e-6:
             return False
         # A late look makes a longer bin; what it held is scaled to the bin's length.
-        self.count_past(round(self._bin_arrivals * length / took), look.time_of_day_s)
-        self._bin_ended_tod = look.time_of_day_s
-        self._bin_began, self._bin_arrivals = look.now, 0
+        self.add_history(round(self._bin_arrivals * length / took), observation.time_of_day_s)
+        self._bin_ended_tod = observation.time_of_day_s
+        self._bin_began, self._bin_arrivals = observation.now, 0
         return True
 
     def _forecasts(self, rung: Rung) -> bool:
@@ -144,39 +148,44 @@ class ModelWatch:
         z = self._settings.z
         if self._forecasts(rung):
             forecast = self._forecasters[rung].forecast(self._bin_ended_tod)
-            self.upper = forecast.upper(z)
+            self.planned_rate = forecast.upper(z)
             within = self._wake_s(rung)
-            self._words = f"forecast {forecast.rate:.2f}+-{forecast.sigma:.2f} req/s within {within:.0f} s"
+            self._reason = f"forecast {forecast.rate:.2f}+-{forecast.sigma:.2f} req/s within {within:.0f} s"
         else:
-            self.upper = self.meter.rate + z * self.meter.rate_sigma if self.meter.rate > 0.0 else 0.0
-            self._words = f"{self.meter.rate:.2f} req/s now"
-        self._slow = self._needed(self.upper), self._needed(self.upper * (1.0 + self._settings.dead_band))
+            self.planned_rate = self.meter.rate + z * self.meter.rate_sigma if self.meter.rate > 0.0 else 0.0
+            self._reason = f"{self.meter.rate:.2f} req/s now"
+        self._slow = (
+            self._needed(self.planned_rate),
+            self._needed(self.planned_rate * (1.0 + self._settings.tolerance)),
+        )
 
-    def _fast_loop(self, seen: DemandSeen, replicas: list[ReplicaSeen], wake_s: float) -> None:
+    def _fast_loop(self, seen: DemandObservation, replicas: list[ReplicaObservation], wake_s: float) -> None:
         """More than the slow loop's number where arrivals outran the forecast or what waits would wait too long."""
-        spec, words, most = self.spec, self._words, self._slow[0]
+        spec, reason, target = self.spec, self._reason, self._slow[0]
         meter = self.meter
         surge = max(
-            surge_rate(meter.rate, meter.rate_sigma, self.upper),
-            surge_rate(meter.burst, meter.burst_sigma, self.upper, BURST_Z),
+            surge_rate(meter.rate, meter.rate_sigma, self.planned_rate),
+            surge_rate(meter.burst, meter.burst_sigma, self.planned_rate, BURST_Z),
         )
-        if surge > 0.0 and (found := self._needed(surge)) > most:
-            most, words = found, f"surge to {surge:.2f} req/s"
+        if surge > 0.0 and (found := self._needed(surge)) > target:
+            target, reason = found, f"surge to {surge:.2f} req/s"
         serving = [replica for replica in replicas if replica.rung is Rung.AWAKE]
         backlog = seen.waiting_tokens + sum(replica.waiting_tokens for replica in serving)
         helped_s = max((replica.ready_in_s for replica in serving), default=wake_s)
         load = self.meter.load(self.meter.rate)
-        urgent = needed_now(load, backlog, len(serving), max(wake_s, helped_s), spec.capacity, spec.targets)
-        if urgent > most:
-            most, words = urgent, f"{backlog:.0f} prompt tokens wait and {self.meter.rate:.2f} req/s come"
+        urgent = needed_for_backlog(
+            load, backlog, len(serving), max(wake_s, helped_s), spec.capacity, spec.targets
+        )
+        if urgent > target:
+            target, reason = urgent, f"{backlog:.0f} prompt tokens wait and {self.meter.rate:.2f} req/s come"
         running = sum(replica.running for replica in serving)
-        if running and (busy := needed_for_running(load, running, spec.capacity, spec.targets)) > most:
-            most, words = (
+        if running and (busy := needed_for_running(load, running, spec.capacity, spec.targets)) > target:
+            target, reason = (
                 busy,
                 f"{running} answers run, too many for {1000 * spec.targets.tpot_s:.0f} ms a token",
             )
-        self.need = min(max(most, spec.min_awake), spec.max_awake)
-        self.reason = words
+        self.need = min(max(target, spec.min_awake), spec.max_awake)
+        self.reason = reason
 
     def _needed(self, rate: float) -> int:
         spec = self.spec
