@@ -42,7 +42,7 @@ LOADS = (
 
 
 def free_port() -> int:
-    """A loopback port nobody uses just now."""
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
 """`python -m bench.scheduler` (make bench-scheduler): what one scheduling decision costs, and how that grows.
 
 A decision is the fair queue's choice and the replica's, with 10,000 requests of 200 tenants queued; what it costs to
-move every counter and remember the prompt is told beside it ("recorded"). Prompts have 1 to 4,096 blocks, even on a
+move every counter and remember the prompt is shown beside it ("recorded"). Prompts have 1 to 4,096 blocks, even on a
 logarithmic scale; every second one continues a conversation. CPU time of the deciding thread is what is held to the
 targets; it suffers from whatever shares the core's caches. The garbage collector is on; what exists before the first
 decision is frozen out of it, as the service does at start-up.
@@ -35,7 +35,7 @@ BLOCKS = (300_000, 3_000_000)
 """A replica may always remember 1,024: 262,144 for all of them."""
 PROMPTS = (1, 16, 128, 1024, 4096)
 WIDTH = 130
-"""Of the tables, where nobody says how wide they may be."""
+"""Width of the tables in characters where no terminal sets one."""
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:

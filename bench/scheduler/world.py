@@ -30,7 +30,7 @@ SYSTEM_BLOCKS = (2, 32)
 CONVERSATIONS = 5000
 """Conversations that go on; half of the prompts belong to one of them."""
 Chain: TypeAlias = "array[int]"
-"""64-bit hashes. The generator's own memory is thus no business of the garbage collector."""
+"""64-bit hashes in an array, which the garbage collector does not traverse."""
 CAPACITY = Capacity(
     prefill_tokens_per_s=13_500.0,
     step_base_s=0.008,
@@ -189,7 +189,7 @@ class World:
         self.refill_queue()
 
     def refill_queue(self) -> None:
-        """Let others wait than do now: prompts of the present range."""
+        """Replace the queued requests by new ones with prompts of the present range."""
         self.state.drop_waiting(CLIENT)
         for _ in range(self.size.queued):
             self.submit()

@@ -1,5 +1,5 @@
 """The simulated engine: vLLM's HTTP API over a step-time model. It always says that it is simulated.
 
-Reading order: blocks.py (KV block pool with prefix cache), model.py (one step at a time, pure), text.py (tokens and
-words), loop.py (the model in real time), schemas.py and chunks.py (vLLM's shapes), server.py (HTTP).
+Reading order: step_model/ (batching, KV block pool, step time), model.py (requests with text, one step at a time),
+text.py (tokens and words), loop.py (the model in real time), schemas.py and answer.py (vLLM's JSON), server.py (HTTP).
 """

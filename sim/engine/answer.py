@@ -10,7 +10,7 @@ _encode = msgspec.json.encode
 
 
 class Choice:
-    """Text of one choice: holds back what may become a stop string, cuts at it when it does."""
+    """Text of one choice: holds back text that may begin a stop string, and cuts at a stop string."""
 
     def __init__(self, sequence: Sequence, stops: list[str]) -> None:
         self.sequence = sequence

@@ -1,8 +1,8 @@
 """KV-cache events of the simulated engine, on the wire as vLLM's publisher sends them.
 
-Three frames a message: topic, 8-byte big-endian sequence number, msgpack of `[ts, [events], dp_rank]`. Whoever has
-missed some sends `[b"", first sequence number]` to the replay socket from a DEALER and gets what is still kept, each
-as `[b"", topic, sequence, payload]`, then one with sequence -1.
+Three frames a message: topic, 8-byte big-endian sequence number, msgpack of `[ts, [events], dp_rank]`. A
+subscriber that missed messages sends `[b"", first sequence number]` from a DEALER to the replay socket. It receives
+every message still in the buffer as `[b"", topic, sequence, payload]`, then one with sequence -1.
 """
 
 import asyncio

@@ -14,11 +14,11 @@ DEATH_CODE = 86
 """Exit status of a process that a failpoint ended."""
 _FLUSH_S = 0.02
 _SMALLEST_WAIT_S = 0.001
-"""The event loop's timers are no finer; shorter waits are carried over to the next step."""
+"""Shortest sleep in seconds; shorter waits are added to the next step because timers are no finer."""
 
 
 class RequestOutputCollector:
-    """One request's sequences and the tokens they have yielded since last asked."""
+    """Collects the output of one request's sequences until its handler reads it (named after vLLM's class)."""
 
     __slots__ = ("_outputs", "_ready", "sequences")
 
@@ -28,12 +28,12 @@ class RequestOutputCollector:
         self._ready = asyncio.Event()
 
     def put(self, choice: int, new: bytes) -> None:
-        """Called by the loop: new tokens of a choice."""
+        """Add the bytes of new tokens of choice number `choice`; called by the engine loop."""
         self._outputs.append((choice, new))
         self._ready.set()
 
     async def get(self) -> list[tuple[int, bytes]]:
-        """Wait for new tokens: pairs of choice and bytes, oldest first."""
+        """Wait for output, then return all of it as pairs of choice number and bytes, oldest first."""
         await self._ready.wait()
         self._ready.clear()
         outputs, self._outputs = self._outputs, []
@@ -63,7 +63,7 @@ class EngineLoop:
         self._wall = wall
         """Seconds since 1970: the time stamps of KV events."""
         self._pending_events: list[KvEvent] = []
-        """Events of the step that is under way: told when it ends."""
+        """Cache events of the current step, published when the step ends."""
         self._collectors: dict[int, tuple[RequestOutputCollector, int]] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class EngineLoop:
         self._task = asyncio.create_task(self._run(), name="sim-engine")
 
     async def close(self) -> None:
-        """Stop stepping; what is in flight stays where it is."""
+        """Stop stepping and close the publisher; requests in flight stay unfinished."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -97,7 +97,7 @@ class EngineLoop:
         return collector
 
     def abort(self, collector: RequestOutputCollector) -> None:
-        """End a request now (its client has gone, or it is over); safe to call again."""
+        """End a request now; a repeated call has no effect."""
         for sequence in collector.sequences:
             self.model.abort(sequence)
             self._collectors.pop(id(sequence), None)
@@ -108,7 +108,7 @@ class EngineLoop:
         self._changed.set()
 
     async def sleep(self, level: int) -> None:
-        """Stop generating; requests wait. The prefix cache is forgotten."""
+        """Stop generating and clear the prefix cache; requests wait until `wake`."""
         self.asleep, self.sleep_level = True, level
         self.model.forget_cache()
         await self._publish_events(AllBlocksCleared())
@@ -149,13 +149,13 @@ class EngineLoop:
             await self._apply_failpoints(generated)
 
     async def _publish_events(self, *after: KvEvent) -> None:
-        """Publish what has changed in the cache, in order: what a step stored comes before whatever cleared it."""
+        """Publish pending cache events, then those in `after`."""
         events, self._pending_events = [*self._pending_events, *after], []
         if self._publisher is not None:
             await self._publisher.publish(events, self._wall())
 
     async def _apply_failpoints(self, generated: int) -> None:
-        """Let token-counting failpoints happen."""
+        """Subtract `generated` tokens from the token-counting failpoints and trigger those that reach 0."""
         points = self.failpoints
         if points.stall_after_tokens is not None:
             points.stall_after_tokens = max(0, points.stall_after_tokens - generated)

@@ -1,4 +1,4 @@
-"""The simulated engine's requests: the step model decides what runs when, this module gives it words.
+"""The simulated engine's requests: the step model schedules them, this module generates their text.
 
 Batching, KV pool, preemption and step time are `sim.engine.step_model`'s, taken one step at a time; here a job carries
 text, and the blocks of its answer become findable as the words are chosen. Pure: no clock, no I/O.
@@ -210,7 +210,7 @@ class EngineModel:
         return filled
 
     def _end(self, job: Job) -> None:
-        """The engine's word that a job ends with this step."""
+        """Called by the step engine when a job ends with this step."""
         sequence = self._sequences[job.key]
         self._generate(sequence, job.output_tokens)
         natural = sequence.natural_length

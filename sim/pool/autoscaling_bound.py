@@ -19,11 +19,11 @@ from sim.pool.autoscaling_scenario import Scenario, first_need, play
 SLICE_S = 60.0
 """Length of a slice of the schedule: shorter than a wake, long enough for its promises to be its own."""
 PATIENCE_S = 10.0
-"""While the constant numbers are played, requests leave after this: else a number that is too few for an hour would
-look too few in the hours after it."""
+"""Seconds after which requests leave while constant replica counts are played, so that one overloaded hour does not
+spoil the next."""
 
 NEGLIGIBLE_SHARE = 0.005
-"""Numbers at which no more than this share of the day's promises is broken need no looking beyond."""
+"""Share of SLO violations at which no larger replica count is tried."""
 
 ViolationTable = Sequence[Sequence[int]]
 """Promises broken in each slice of the day, by number of replicas; the first row is of one replica."""

@@ -36,7 +36,7 @@ class ScalerController:
     def observe(self, view: PoolView, now: float) -> Sequence[PoolAction]:
         """Look through the policy's eyes and do what it wants."""
         demand = [self._demand(model, view.loads.get(model, ModelLoad())) for model in self._specs]
-        # A stopped replica has nobody to report it: it is remembered from when it had.
+        # No agent reports a stopped replica: its last report is kept.
         present = {each.replica_id: each for each in view.replicas if each.model in self._specs}
         stopped = {
             name: replace(each, state=ReplicaState.STOPPED, running=0, waiting=0, kv_usage=0.0)

@@ -154,7 +154,7 @@ def _times(day: Day, rng: random.Random, step_s: float = 10.0) -> Iterator[float
 
 
 class _Conversations:
-    """Who comes back: the front of a list of open conversations more often than its end."""
+    """Open conversations; the front of the list continues more often than its end."""
 
     def __init__(self, lengths: Lengths, rng: random.Random) -> None:
         self._lengths, self._rng = lengths, rng

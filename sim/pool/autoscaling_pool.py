@@ -25,7 +25,7 @@ from sim.pool.autoscaling_replica import FluidReplica, RunningRequest
 from sim.pool.autoscaling_result import DayResult
 
 PLAN_INTERVAL_S = 2.0
-"""Between two looks of a policy; slower ones leave some out."""
+"""Seconds between two evaluations of a policy; slower policies skip some."""
 SHORT_QUEUE_S = 0.6
 """Prefill work that a replica may have before requests wait in the scheduler's queue instead."""
 AFFINITY_SLACK_S = 1.0

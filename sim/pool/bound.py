@@ -21,7 +21,7 @@ Whatever a real policy serves in time, this server serves in time too, because:
 The bound is the smaller of two such counts: prefill alone against TTFT deadlines, and all work against the end of the
 answer. Noise and speculation enter by their means: the bound holds for runs without noise, and for noisy ones up to the
 noise of a sum over the whole run. What it ignores (each replica's own cache, KV room, batches shared with prefill) is
-why nobody reaches it.
+why no policy reaches it.
 """
 
 import math

@@ -1,8 +1,8 @@
 """The simulated world: API processes, the network, engines, and a routing system under test between them.
 
-A request's life: it arrives at an API process (`_arrive`), reaches the routing system (`_reach`), is dispatched
-(`_decided`) and started on a replica (`_start`); its first token and its end travel back. A routing system hears of
-things when a real one would: after the network's delay, and metrics and KV events later still.
+A request's life: it arrives at an API process (`_arrive`), reaches the routing system (`_submit`), is dispatched
+(`_on_decision`) and started on a replica (`_start`); its first token and its end travel back. A routing system is
+notified when a real one would be: after the network's delay; metrics and KV events arrive later still.
 """
 
 import math
@@ -285,7 +285,7 @@ class Cluster:
                 self._last_arrival = max(self._last_arrival, following.at)
                 self.timeline.at(following.at, self._arrive, following)
 
-    # What the routing system hears
+    # Notifications to the routing system
 
     def _on_metrics(self, views: Sequence[ReplicaView]) -> None:
         self.link.deliver(self._notify_metrics, (views,))
@@ -317,7 +317,7 @@ class Cluster:
     # Engines
 
     def _schedule_engine(self, replica: SimReplica) -> None:
-        """Plan to look at an engine when it next has something to tell."""
+        """Plan to advance an engine at its next event."""
         at = replica.next_event_at()
         if at != replica.wake_at:
             replica.wake_at = at
@@ -366,7 +366,7 @@ class Cluster:
         if call.job is job:
             self._on_attempt_failed(call, job.produced)
 
-    # What goes wrong, and who steers
+    # Faults and the controller
 
     def _inject(self, fault: Fault) -> None:
         match fault:
@@ -387,7 +387,7 @@ class Cluster:
                 self.kv_wire.send(replica, replica.cached_hashes(), [], cleared=True)
 
     def _kill_api_process(self, router: int) -> None:
-        """Its requests die with it; engines see their callers gone; the others take the arrivals."""
+        """End an API process and its requests; engines abort them, and the other processes take the arrivals."""
         if router not in self._api_processes or len(self._api_processes) == 1:
             return
         self._api_processes.remove(router)

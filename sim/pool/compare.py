@@ -133,7 +133,7 @@ class Players:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is not None:  # nobody wants the rest of the cells under way, which may take minutes
+        if kind is not None:  # cells under way may take minutes: stop them
             for process in self._processes:
                 process.terminate()
         if self._executor is not None:
@@ -154,7 +154,7 @@ class Players:
 
 
 def _ignore_interrupts() -> None:
-    """The parent is told by the same key, and ends them."""
+    """Ignore SIGINT in workers: the parent process receives it too and ends them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

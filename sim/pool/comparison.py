@@ -31,14 +31,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class ProgressCallbacks:
-    """Who wants to hear how it goes."""
+    """Progress callbacks of a comparison; each does nothing by default."""
 
     on_rate_tried: Callable[[float, float], None] = field(default=lambda rate, share: None)
-    """A rate was tried for the knee: requests a second, share served in time."""
+    """Called after each rate tried for the knee: (requests/s, share served in time)."""
     on_start: Callable[[Knee, Setting, int, int], None] = field(
         default=lambda knee, setting, done, total: None
     )
-    """Cells are about to be played: how many there are, and how many of them are done already."""
+    """Called before the cells are played: (knee, setting, cells already done, cells in total)."""
     on_cell_done: Callable[[Cell], None] = field(default=lambda cell: None)
 
 

@@ -36,7 +36,7 @@ class PoolAction:
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """What came in for one model since the last look."""
+    """Load of one model since the last snapshot."""
 
     arrived: int = 0
     prompt_tokens: int = 0
@@ -66,7 +66,7 @@ class Controller(Protocol):
     """An autoscaler under test."""
 
     every_s: float
-    """Seconds between two looks."""
+    """Seconds between two calls of `observe`."""
 
     def observe(self, view: PoolView, now: float) -> Sequence[PoolAction]:
         """Look at the pool and say what is to be done. Actions that a replica's state forbids are ignored."""

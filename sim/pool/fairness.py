@@ -34,7 +34,7 @@ class Fairness:
 
 
 def fairness(records: Sequence[Record], start: float, end: float) -> Fairness:
-    """Over [start, end] seconds: the time in which load was offered, or everybody is served in the end."""
+    """Over [start, end] seconds: the time in which load was offered, otherwise every request is served in the end."""
     by_tenant: dict[str, list[Record]] = {}
     for record in records:
         by_tenant.setdefault(record.request.tenant, []).append(record)

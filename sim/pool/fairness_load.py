@@ -56,7 +56,7 @@ class ClosedLoop:
             yield self._request(name, SPREAD_S * number / count)
 
     def next_request(self, record: Record, now: float) -> SimRequest | None:
-        """The caller of a request that is over asks again at once; nobody asks after the run's seconds."""
+        """The caller of a request that is over asks again at once; none after the run's seconds."""
         return self._request(record.request.tenant, now) if now < self._seconds else None
 
     def _request(self, name: str, at: float) -> SimRequest:

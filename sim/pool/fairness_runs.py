@@ -21,7 +21,7 @@ from sim.pool.workloads.sessions import Tokens
 from workers.catalog import Catalog
 
 PATIENCE_S = 3600.0
-"""Nobody gives up while tenants are compared."""
+"""Queue deadline in seconds, long enough that no request is abandoned."""
 DRAIN_S = 60.0
 BASE = "vtc"
 """What throughput is compared with."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, and when."""
+"""Faults injected into a run, with their times."""
 
 import re
 from dataclasses import dataclass

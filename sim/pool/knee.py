@@ -36,10 +36,10 @@ def find(
     on_rate_tried: Callable[[float, float], None] | None = None,
     seconds_at: Callable[[float], float] | None = None,
 ) -> Knee:
-    """Bisect for the knee of llm-d's sticky-until-saturated, to 3 % of the rate. Nobody sheds.
+    """Bisect for the knee of llm-d's sticky-until-saturated, to 3 % of the rate. No policy sheds.
 
-    `tried` hears of each rate and the share served in time; `seconds_at` says how long to try a rate, where it is not
-    always the setting's length. Raises InvalidRequest where every rate is served, or none.
+    `on_rate_tried` is called with each rate (requests/s) and the share served in time. `seconds_at` gives the
+    simulated seconds at a rate; default: the setting's. Raises InvalidRequest where every rate is served, or none.
     """
     shares: dict[float, float] = {}
     players = players or Players(1)

@@ -23,14 +23,17 @@ class Lifecycle:
         on_jobs_lost: Callable[[Sequence[Job]], None],
         on_change: Callable[[SimReplica], None],
     ) -> None:
-        """`lost` is told of jobs that died with their engine, `changed` of an engine to look at anew."""
+        """`on_jobs_lost` gets the jobs of an engine that died, `on_change` a replica whose next event may have moved.
+
+        `hang_limit_s` is the seconds after which a hanging engine is killed.
+        """
         self._timeline = timeline
         self._replicas = replicas
         self._hang_limit_s = hang_limit_s
         self._on_jobs_lost = on_jobs_lost
         self._on_change = on_change
         self._pending_stops: dict[str, PoolAction] = {}
-        """Sleeps and stops that wait for a replica to run empty."""
+        """Sleep and stop actions that wait until their replica is idle, by replica."""
 
     def kill(self, replica_id: str) -> None:
         """The engine dies now; its agent starts it again: a cold start with an empty cache."""
@@ -82,7 +85,7 @@ class Lifecycle:
         return True
 
     def suspend_if_idle(self, replica: SimReplica) -> None:
-        """Call when a request has left a replica: one that waits for it goes to sleep or stops."""
+        """Carry out the replica's pending sleep or stop once it is idle; call whenever a request leaves it."""
         if not replica.jobs and (action := self._pending_stops.pop(replica.spec.replica_id, None)):
             self._suspend(replica, action)
 

@@ -67,11 +67,11 @@ class PenstockRouting:
         self._state = self._new_state(0.0)
         self._held: dict[int, _ClientRequest] = {}
         self._counters: dict[tuple[str, str, str], TenantCounter] = {}
-        """Model, tenant, tier: the fair queue's counters as last told to the clients."""
+        """Model, tenant, tier: the fair queue's counters as last sent to the clients."""
         self._beats = 0
         self._tick_at = 0.0
 
-    # What API processes say
+    # Events of API processes
 
     def arrive(self, request: SimRequest, router: int, now: float) -> None:
         """A request to place; one that failed somewhere excludes that replica's present incarnation."""
@@ -127,7 +127,7 @@ class PenstockRouting:
         else:
             del self._held[key]
 
-    # What agents say
+    # Events of agents
 
     def metrics(self, views: Sequence[ReplicaView], now: float) -> None:
         """One agent's heartbeat with the whole pool; as often, clients hear of the fair queue's counters."""
@@ -140,10 +140,10 @@ class PenstockRouting:
             self._counters[counter.model, counter.tenant_id, counter.tier] = counter
 
     def kv_events(self, delta: KvDelta, now: float) -> None:
-        """An engine's own word on its prefix cache."""
+        """Apply an engine's KV cache events."""
         self._state.fleet.kv_events(delta)
 
-    # What is decided
+    # Decisions
 
     def decide(self, now: float) -> list[Decision]:
         """What the scheduler state says now."""
@@ -161,12 +161,12 @@ class PenstockRouting:
         return decisions
 
     def next_wake(self, now: float) -> float | None:
-        """While somebody waits, as often as the live service ticks; at once where a decision was cut short."""
+        """While requests wait: after TICK_S, or now where a decision was cut short. None = no request waits."""
         if self._state.unfinished:
             return now
         return None if self._state.next_deadline() is None else max(now, self._tick_at)
 
-    # What goes wrong
+    # Faults
 
     def restart(self, now: float) -> None:
         """A new scheduler: clients announce what they hold, wait for and know of counters."""
@@ -194,7 +194,7 @@ class PenstockRouting:
             self._state.announce(_client(router), Announce(placements, queued, counters), now)
 
     def router_lost(self, router: int, now: float) -> None:
-        """A client is dead: nobody waits for its answers any more."""
+        """Drop a dead client's requests and placements."""
         self._state.drop_waiting(_client(router))
         self._state.drop_placements(_client(router), now)
         self._held = {key: held for key, held in self._held.items() if held.router != router}

@@ -9,22 +9,22 @@ from sim.pool.timeline import Timeline
 
 
 class RoutingLink:
-    """Carries what is said to a routing system, and asks it what to do after everything it heard."""
+    """Delivers messages to a routing system with their delay and collects its decisions after each."""
 
     def __init__(self, timeline: Timeline, routing: Routing, on_decision: Callable[[Decision], None]) -> None:
-        """`decided` is told of each decision at the moment in which it is made."""
+        """`on_decision` is called with each decision at the simulated time at which it is made."""
         self._timeline = timeline
         self._routing = routing
         self._on_decision = on_decision
         self._wake_at = math.inf
-        """When the routing system wants to be asked again."""
+        """Time of the planned `collect_decisions`; infinity = none planned."""
         self._on_reconnect: Callable[[], None] = lambda: None
         self._unavailable_until = 0.0
-        """Messages to a central scheduler wait until then: it is being restarted."""
+        """Time at which a restarting central scheduler is back; messages to it wait until then."""
 
     @property
     def unavailable(self) -> bool:
-        """Whether nobody listens now."""
+        """Whether the central scheduler is restarting."""
         return self._timeline.now < self._unavailable_until
 
     def send(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
@@ -43,7 +43,7 @@ class RoutingLink:
         self.collect_decisions()
 
     def collect_decisions(self) -> None:
-        """Have the routing system decide."""
+        """Pass on the routing system's decisions and plan its next wake."""
         now = self._timeline.now
         for decision in self._routing.decide(now):
             self._on_decision(decision)

@@ -1,6 +1,6 @@
 """Equal shed rates: a gate before a published policy that refuses as many requests as ours does, when load is highest.
 
-Published routers refuse nobody; a policy that may refuse serves the rest better. So that neither profits, the gate
+Published routers refuse no request; a policy that may refuse serves the rest better. So that neither profits, the gate
 sheds the same average share, choosing by the policy's own estimate of its load: what arrives while the estimate is
 above its recent (1 - rate) quantile.
 """

@@ -42,7 +42,7 @@ class EngineClock:
 
 
 class SimReplica:
-    """The world's truth about a replica; routing systems only see its `view`."""
+    """True state of a replica; routing systems only see its `view`."""
 
     def __init__(self, spec: ReplicaSpec, rng: random.Random, *, kv_events: bool = False) -> None:
         self.spec = spec
@@ -101,7 +101,7 @@ class SimReplica:
         return self._engine.pool.hashes()
 
     def next_event_at(self) -> float:
-        """When the engine next has something to tell; infinity when it is idle or hangs."""
+        """Time of the engine's next event; infinity when it is idle or hangs."""
         at = self._engine.next_event_at()
         if at is None:
             return math.inf

@@ -18,7 +18,7 @@ from workers.wire import Targets
 
 Floats = NDArray[np.float64]
 LOST = frozenset(("attempts_failed", "api_process_died"))
-"""Why the cluster ends requests that nobody refused: engines or API processes died under them."""
+"""Reasons for requests that ended because an engine or API process died, not by a refusal."""
 
 
 @dataclass(frozen=True, slots=True)

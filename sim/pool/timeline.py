@@ -8,7 +8,7 @@ Action = Callable[..., None]
 
 
 class Timeline:
-    """The event queue of one run. Nothing ever happens before `now`."""
+    """The event queue of one run. No action runs before `now`."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -63,7 +63,7 @@ _MESSAGES = {
 
 
 def message(code: str, decline_code: str) -> str:
-    """What the card holder is told."""
+    """Stripe's message to the card holder."""
     return _MESSAGES.get(decline_code) or _MESSAGES[code]
 
 

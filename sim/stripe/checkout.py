@@ -94,7 +94,7 @@ def _price_of(sim: Sim, line: Obj, at: str) -> Obj:
     return catalog.make_price(sim, data, sim.find("product", product, f"{at}[price_data][product]")["id"])
 
 
-# What the person at the page does
+# Actions on the payment page
 
 
 def complete(sim: Sim, id: str, card: str = "pm_card_visa") -> Obj:
@@ -166,7 +166,7 @@ def _open(sim: Sim, id: str) -> Obj:
 
 
 def expire_now(sim: Sim, session: Obj) -> Obj:
-    """Nobody can complete it any more."""
+    """Expire a session: it can no longer be completed."""
     session |= {"status": "expired", "url": None}
     sim.save(session)
     sim.emit("checkout.session.expired", session)

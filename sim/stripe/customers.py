@@ -117,7 +117,7 @@ def listing(sim: Sim, params: Obj) -> Page:
 
 
 def create_tax_id(sim: Sim, params: Obj, id: str) -> Obj:
-    """Give a customer a tax id; its verification stays pending, as nobody asks an authority here."""
+    """Give a customer a tax id; its verification stays pending, because no authority is asked here."""
     live(sim, id)
     if len(_tax_ids(sim, id)) >= _MAX_TAX_IDS:
         raise state("You cannot have more than 5 tax ids on a customer.", "customer_max_tax_ids")

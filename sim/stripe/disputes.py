@@ -97,7 +97,7 @@ def settle(sim: Sim, id: str, *, won: bool) -> Obj:
 
 
 def overdue(sim: Sim, id: str) -> None:
-    """Nobody answered in time: lost."""
+    """Lose a dispute whose evidence is overdue."""
     found = sim.store.get("dispute", id)
     if found and found["status"] in ("needs_response", "warning_needs_response"):
         found["evidence_details"] = found["evidence_details"] | {"past_due": True}
@@ -105,7 +105,7 @@ def overdue(sim: Sim, id: str) -> None:
 
 
 def decide(sim: Sim, id: str) -> None:
-    """Stripe's magic words decide a dispute under review: https://docs.stripe.com/testing#evidence."""
+    """Stripe's test evidence decides a dispute under review: https://docs.stripe.com/testing#evidence."""
     found = sim.store.get("dispute", id)
     text = ((found or {}).get("evidence") or {}).get("uncategorized_text")
     reviewed = found is not None and found["status"] in ("under_review", "warning_under_review")

@@ -292,7 +292,7 @@ def mark_uncollectible(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def give_up(sim: Sim, invoice: Obj) -> Obj:
-    """Nobody expects the money any more; it can still be paid."""
+    """Write the invoice off; it can still be paid."""
     return _end(sim, invoice, "uncollectible", "marked_uncollectible_at", "invoice.marked_uncollectible")
 
 

@@ -19,7 +19,7 @@ def check(operation: str, given: Obj, supported: Iterable[str] | None) -> Obj:
     """`given` with its types; `supported` names what the handler obeys (None = all).
 
     Raises StripeError (400): parameter_unknown, parameter_missing, a wrong type, or a parameter that is Stripe's but
-    not simulated here (ignoring it would lie).
+    not simulated here.
     """
     spec = parameters(operation)
     found = _object(given, spec, "")
@@ -104,7 +104,7 @@ def _map(value: Any, at: str) -> dict[str, str]:
 
 
 def cents(unit: str, quantity: Decimal | int, param: str = "amount") -> int:
-    """Unit price x quantity in whole cents, half away from zero. Raises StripeError (400) for what nobody can owe."""
+    """Unit price x quantity in whole cents, half away from zero. Raises StripeError (400) above Stripe's maximum."""
     exact = Decimal(unit) * quantity
     if abs(exact) > _LARGEST:
         raise invalid("Amount must be no more than $999,999.99", param=param, code="amount_too_large")

@@ -1,4 +1,4 @@
-"""The simulated account: its clock, its state, what is due, and who is told. Subjects (customers, ...) act on it."""
+"""The simulated account: its clock, objects, timers and events. Subjects (customers, ...) act on it."""
 
 import heapq
 import random
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
 
 class Sim:
-    """One account. Nothing here waits: every act happens at one instant of virtual time."""
+    """One account. No call waits: every operation happens at one instant of virtual time."""
 
     def __init__(self, clock: Clock, options: Options | None = None, path: Path | None = None) -> None:
         self.options = options or Options()

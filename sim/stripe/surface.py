@@ -17,7 +17,7 @@ _ALWAYS = frozenset({
     "dispute.payment_method_details.card", "tax_id.owner", "invoice.status_transitions",
     "checkout.session.automatic_tax",
 })  # fmt: skip
-"""Optional objects that are always there in what we answer."""
+"""Optional objects that every answer contains."""
 
 _FILE = Path(__file__).with_name("fixtures.json.gz")
 

@@ -44,7 +44,7 @@ class Slot:
 
 
 class Decodes:
-    """All decoding slots. Entries of the calendars whose slot has left or moved are passed over."""
+    """All decoding slots. Calendar entries of slots that left or moved are ignored."""
 
     __slots__ = ("_drafts", "_ends", "_grows", "count", "kv", "rate", "step")
 

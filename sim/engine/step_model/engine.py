@@ -4,8 +4,8 @@ A step gives every running decode its tokens first (1 + k positions with k draft
 budget on prefill, first come first served, in chunks. Out of blocks, the newest running request is preempted and
 recomputed later. Rules and formula: `cost.py`, `pool.py` and the model of vLLM's scheduler that they cite.
 
-**Stretches.** Between arrivals nothing happens in most steps but that every sequence grows by its own rate. Such steps
-are one *plan*: with the batch fixed, KV grows linearly, so the time of its first j steps is an arithmetic series,
+**Plans.** Between arrivals most steps only lengthen every sequence at its own rate. Such steps form one *plan*:
+with the batch fixed, KV grows linearly, so the time of its first j steps is an arithmetic series,
 
     t(j) = f * (j*b + g*j*(j-1)/2),   b = seconds of the first step, g = gamma * sum of rates, f = noise
 
@@ -55,7 +55,7 @@ class StepEngine:
         self._slots: dict[int, Slot] = {}
         self._orders = 0
         self._head_blocked = False
-        """The head of the queue found too few blocks; only a release can change that."""
+        """Whether the head of the queue lacks free blocks; only a release changes that."""
         self._decodes = Decodes(self._drafts)
         self._events: list[Event] = []
         self._plan = Plan()
@@ -63,7 +63,7 @@ class StepEngine:
         self._completing: list[Slot] = []
         """Slots whose prefill the planned step completes."""
 
-    # ---------------------------------------------------------------- what others see
+    # ---------------------------------------------------------------- public interface
 
     @property
     def running(self) -> int:
@@ -119,7 +119,7 @@ class StepEngine:
             self._plan.truncate()
 
     def abort(self, job: Job, now: float) -> None:
-        """Drop a job wherever it is, freeing its blocks at once; one that is over is left alone."""
+        """Abort a queued or running job and free its blocks at once; a finished job is ignored."""
         self._run(now)
         slot = self._slots.get(job.key)
         if slot is None or slot.job is not job:
@@ -144,7 +144,7 @@ class StepEngine:
         return events
 
     def next_event_at(self) -> float | None:
-        """When something happens next if nobody comes or goes: never later than the truth; None = idle for ever."""
+        """Lower bound of the time of the next event if no request is added or aborted; None = idle."""
         if not self._plan.left:
             if not self.busy:
                 return None
@@ -152,7 +152,7 @@ class StepEngine:
         return self.clock + self._plan.seconds(self._plan.left)
 
     def step(self) -> list[Event]:
-        """Run exactly one step, for a caller that lives in real time: `clock` moves by its seconds. Must be `busy`."""
+        """Run exactly one step and move `clock` by its duration; the engine must be `busy`. For real-time callers."""
         if not self._plan.left:
             self._plan_steps()
         self._plan.truncate()
@@ -185,7 +185,7 @@ class StepEngine:
             self._complete(steps)
 
     def _plan_steps(self) -> None:
-        """Plan what starts now: one step with prefill, or a stretch of pure decoding."""
+        """Plan the next steps: one step with prefill, or several pure decode steps."""
         decodes, plan = self._decodes, self._plan
         preempted = self._grow_decodes(decodes.step + 1)
         budget = self.config.max_batched_tokens - decodes.count * (1 + self._drafts)

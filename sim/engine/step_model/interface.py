@@ -19,7 +19,7 @@ class StepConfig:
     noise_cv: float = 0.05
     """Coefficient of variation of one step's time (lognormal); 0 = none."""
     kv_events: bool = False
-    """Whether `advance` also tells what became findable and what was evicted."""
+    """Whether `advance` also returns STORED and REMOVED events."""
 
     @property
     def blocks(self) -> int:
@@ -55,16 +55,16 @@ class Counters:
 
     steps: int = 0
     prompt_tokens: int = 0
-    """Of requests that got their first token."""
+    """Prompt tokens of requests that got their first token."""
     cached_prompt_tokens: int = 0
     prefix_queries: int = 0
     """Prompt tokens of requests that were first scheduled."""
     prefix_hits: int = 0
-    """Those of them that the cache held."""
+    """Prompt tokens of `prefix_queries` found in the prefix cache."""
     prefilled_tokens: int = 0
     """Prompt tokens computed, recomputation after preemption included."""
     generation_tokens: int = 0
-    """Of requests that finished or were aborted."""
+    """Output tokens of requests that finished or were aborted."""
     preemptions: int = 0
     drafts: int = 0
     """Sequences times steps that carried drafts."""

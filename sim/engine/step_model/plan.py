@@ -24,8 +24,8 @@ class Plan:
     def within(self, clock: float, until: float) -> int:
         """How many whole steps end by `until` when the first begins at `clock`.
 
-        The largest j with clock + t(j) <= until, compared in just this form:
-        who waits until `clock + t(j)` must find that j steps are over.
+        The largest j with clock + t(j) <= until. The comparison keeps exactly this form, so that rounding cannot
+        leave step j unfinished at time `clock + t(j)`.
         """
         left, first, slope = self.left, self.first, self.slope
         if clock + self.seconds(left) <= until:

@@ -1,4 +1,4 @@
-"""The KV block pool by counts: which prefixes can be found, which blocks are in use, which is given up next.
+"""The KV block pool by counts: which prefixes can be found, which blocks are in use, which is evicted next.
 
 A block has no number here. Content that can be found is an `Entry` under its chained hash (one hash may stand for
 several KV blocks); everything else is a count of anonymous blocks. Free blocks are taken as vLLM takes them: in the
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Entry:
-    """Some KV blocks freed or found together. Without a hash it is freed content that nobody can find."""
+    """Some KV blocks freed or found together. Without a hash its content cannot be found again."""
 
     __slots__ = ("blocks", "hash", "references")
 
@@ -33,7 +33,7 @@ class CountedPool:
         self.blank = blocks
         """Blocks without content."""
         self.removed = removed
-        """Where hashes go that can no longer be found; None = nobody asks."""
+        """List to which hashes of evicted entries are appended; None = not recorded."""
         self._entries: dict[int, Entry] = {}
         self._idle: OrderedDict[Entry, None] = OrderedDict()
         self._idle_blocks = 0

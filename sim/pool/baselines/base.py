@@ -79,7 +79,7 @@ class Baseline:
         self.routers: dict[int, Router] = {}
         self._views: dict[str, ReplicaView] = {}
 
-    # What a policy says
+    # Overridden by policies
 
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
@@ -186,7 +186,7 @@ class Baseline:
         """Only for policies that ask for them."""
 
     def next_wake(self, now: float) -> float | None:
-        """Nothing here waits for a time."""
+        """None: no published policy here decides by time."""
         del now
         return None
 

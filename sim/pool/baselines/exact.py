@@ -66,7 +66,7 @@ class EventIndexed(Baseline):
         self._last = (-1, -1.0, {})
 
     def kv_events(self, delta: KvDelta, now: float) -> None:
-        """An engine says what it has stored and evicted."""
+        """Apply the blocks that an engine stored and evicted."""
         del now
         if delta.cleared:
             self._cached.clear(delta.replica_id)

@@ -1,4 +1,4 @@
-"""Which prefix blocks are on which replica: as engines tell by their events, or as routed there."""
+"""Which prefix blocks are on which replica: from the engines' KV events, or from what was routed there."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ class BlockIndex:
     """Block -> the replicas that hold it, as a bit mask: one pass over a prompt finds the match on all replicas."""
 
     def __init__(self, other: "BlockIndex | None" = None) -> None:
-        """With `beside`, both can be matched as one."""
+        """With `other`, both indexes share replica bits and can be matched as one."""
         self._bits: dict[str, int] = {} if other is None else other._bits
         self._names: list[str] = [] if other is None else other._names
         self._owners: dict[int, int] = {}

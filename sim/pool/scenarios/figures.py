@@ -21,7 +21,7 @@ def shares(records: Iterable[Record], replicas: int) -> list[float]:
 
 
 def ttft(records: Iterable[Record], quantile: float) -> float:
-    """A quantile of the time to the first token; infinite where somebody in it never got one."""
+    """A quantile of the time to the first token; infinite where a request in it never got one."""
     times = sorted(record.ttft_s if record.first_token_at >= 0 else np.inf for record in records)
     return float(times[min(len(times) - 1, int(quantile * len(times)))]) if times else float("nan")
 

@@ -73,7 +73,7 @@ class Setup:
     requests: Sequence[SimRequest]
     config: RunConfig
     variant: Variant = field(default_factory=Variant)
-    """How ours is set; by default it refuses nobody, as the published policies."""
+    """How ours is set; by default it refuses no request, as the published policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Scenario:
     check: Callable[[RunOutcome], list[Finding]]
     """Always the same findings in the same order."""
     must_fail: tuple[str, ...] = ()
-    """Policies that must fail it, or it would prove nothing; at least one of their findings is not ok."""
+    """Policies that must fail the scenario: at least one of their findings is not ok."""
     play: Callable[[Setup, Policy], RunOutcome] = on_cluster
 
     def findings(self, policy: Policy, seed: int) -> list[Finding]:

@@ -32,8 +32,8 @@ class FirstOfEquals(Baseline):
 
 
 class ByScrape(Baseline):
-    """Fewest requests by the last scrape and what this instance has routed since; nobody knows what the other
-    instances have (dynamo #589)."""
+    """Fewest requests by the last scrape and what this instance has routed since; requests routed by the
+    other instances are not counted (dynamo #589)."""
 
     name = "by_scrape"
 
@@ -108,7 +108,7 @@ class LongestMatch(Baseline):
 
 
 class ForgetsOnRestart(PenstockRouting):
-    """Ours, were a restarted scheduler told nothing by its clients."""
+    """Penstock's scheduler without the clients' re-announcement after a restart."""
 
     def restart(self, now: float) -> None:
         """Everything is gone."""
@@ -118,10 +118,10 @@ class ForgetsOnRestart(PenstockRouting):
 
 
 class KeepsDeadRouters(PenstockRouting):
-    """Ours, were an API process that died to keep its placements."""
+    """Penstock's scheduler where a dead API process keeps its placements."""
 
     def router_lost(self, router: int, now: float) -> None:
-        """Nobody is told."""
+        """Ignore the dead process: its placements stay."""
 
 
 NEWEST_FIRST = "newest_first"

@@ -74,7 +74,7 @@ def fit(
     """The figures under which the simulated engine comes closest to the measured times of `loads`.
 
     Nelder and Mead's simplex (1965) over the logarithms of the five figures, from `START`, begun anew around the best
-    point until that no longer helps; deterministic. `tick` is told the loss after every restart.
+    point until that no longer helps; deterministic. `tick` is called with the loss after every restart.
     """
     names = Fitted.__struct_fields__
 

@@ -4,7 +4,7 @@
 after the same text before. Only whole blocks can be found in a cache, so a partial last one is left out.
 
 The format has neither tenants nor conversations. Both are derived: rows with the same first id that is not common
-property (a system prompt that everybody has) are one conversation, and conversations are dealt out to a fixed number
+property (a shared system prompt) are one conversation, and conversations are dealt out to a fixed number
 of tenants by that id. Lines may also carry `tenant`, `model`, `tier`, `weight`, `session` and `block_tokens`, as our
 own exports of recorded requests do; then those are taken.
 """
@@ -111,7 +111,7 @@ def to_trace(rows: list[Row], name: str) -> Trace:
     chain = array("Q")
     for number, row in enumerate(rows):
         own = next((block for block in row.hash_ids if block not in common), None)
-        # A prompt of one block that everybody has, or of none, is a conversation of its own.
+        # A prompt of one common block, or of none, is a conversation of its own.
         talk = key_of("row", number) if own is None else key_of("id", own)
         tenant = row.tenant or f"tenant-{talk % TENANTS:02}"
         label.append(labels.setdefault(Label(tenant, row.model, row.tier, row.weight), len(labels)))

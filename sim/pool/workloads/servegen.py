@@ -211,7 +211,7 @@ class ServeGenWorkload:
             )
 
     def _busy_start(self, rng: np.random.Generator, seconds: float) -> float:
-        """A start at which somebody asks for something."""
+        """A start time, in seconds of the trace, whose run has arrivals."""
         for _ in range(1_000):
             begin = float(rng.random() * self._span_s)
             if self._mean_rate(begin, seconds) > 0:
