@@ -115,8 +115,8 @@ SHARED: dict[str, Policy] = {
         24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
     ),
 }  # fmt: skip
-"""Policies for contracted hosts that two models share; the knob is the number of hosts, which are paid for at all times.
-`static` divides the hosts between the models. The competitors do not know hosts and are left out.
+"""Policies for contracted hosts that two models share; the knob is the number of hosts, which are paid for at all
+times. `static` divides the hosts between the models. The competitors do not know hosts and are left out.
 """
 
 
