@@ -154,7 +154,7 @@ async def send_test(database: Database, actor: Actor, *, tenant_id: UUID | None)
     require(actor, *_EDITOR_ROLES, tenant_id=tenant_id)
     notice = uuid7()
     async with write_system(database) as connection:
-        await endpoints.space_tests(connection, tenant_id)
+        await endpoints.limit_test_rate(connection, tenant_id)
         await notify(
             connection,
             tenant_id=tenant_id,

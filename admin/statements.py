@@ -13,7 +13,7 @@ from billing.statements.issue import get_statement as issue_statement
 from billing.statements.issue import list_statements as kept_statements
 from billing.statements.receipts import TYPE as RECEIPT
 from billing.statements.receipts import receipt_body
-from billing.statements.signing import FILE, PublicKey, Signer
+from billing.statements.signing import KEY_FILE, PublicKey, Signer
 from billing.statements.sla_credits import SlaResult
 from core.db import Database
 from core.errors import Conflict
@@ -38,7 +38,7 @@ async def get_statement(
     """
     require(actor, *(PLATFORM_ROLES if again else READERS), tenant_id=tenant_id)
     signer = signing.load_signer(settings)
-    made = await issue_statement(database, signer, tenant_id, month, by=actor.label, again=again)
+    made = await issue_statement(database, signer, tenant_id, month, by=actor.label, new_revision=again)
     if again:
         async with write_system(database) as connection:
             await record(
@@ -64,7 +64,7 @@ async def signed_receipt(
     async with database.read() as connection:
         body = await receipt_body(connection, tenant_id, request_id)
     async with database.system() as connection:
-        await signing.register(connection, signer)
+        await signing.register_key(connection, signer)
     return signing.document(body, signer.sign(RECEIPT, body))
 
 
@@ -97,8 +97,8 @@ async def rotate_key(database: Database, actor: Actor, *, settings: Settings, re
     seed = secrets.token_bytes(32)
     after = Signer(seed)
     async with write_system(database) as connection:
-        await signing.register(connection, after)
-        await signing.retire(connection, before.key_id)
+        await signing.register_key(connection, after)
+        await signing.retire_key(connection, before.key_id)
         await record(
             connection,
             actor,
@@ -110,7 +110,7 @@ async def rotate_key(database: Database, actor: Actor, *, settings: Settings, re
             before={"key_id": before.key_id},
             after={"key_id": after.key_id},
         )
-        signing.write_key(settings.data_dir / FILE, seed, replace=True)
+        signing.write_key(settings.data_dir / KEY_FILE, seed, replace=True)
     return await public_keys(database)
 
 
@@ -119,7 +119,7 @@ async def retire_key(database: Database, actor: Actor, *, key_id: str, reason: s
     require(actor, PLATFORM_ADMIN)
     reason = clean_reason(reason)
     async with write_system(database) as connection:
-        await signing.retire(connection, key_id)
+        await signing.retire_key(connection, key_id)
         await record(
             connection,
             actor,
@@ -141,7 +141,7 @@ async def run_sla(database: Database, actor: Actor, *, month: date, dry_run: boo
     if dry_run:
         async with read(database, actor, PLATFORM_ROLES) as connection:
             return await sla_credits.measure_month(connection, month)
-    results = await sla_credits.run_month(database, month)
+    results = await sla_credits.credit_month(database, month)
     async with write_system(database) as connection:
         await record(
             connection,

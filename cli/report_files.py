@@ -12,8 +12,8 @@ import msgspec
 from admin import billing as admin_billing
 from admin import exports as admin_exports
 from billing.exports.writers import FORMATS, Format
-from billing.reports.compare import flat, parse_compare
-from billing.reports.files import compared_csv
+from billing.reports.compare import flatten, parse_compare
+from billing.reports.report_format import compared_csv
 from billing.usage.period import parse_instant
 from cli.context import actor
 from core.db import Database
@@ -91,7 +91,7 @@ async def write_comparison(
     if format not in ("csv", "json"):
         raise InvalidRequest("a comparison is csv or json", param="format")
     before = parse_compare(text, arguments["start"], arguments["end"], parse_instant)
-    rows = flat(
+    rows = flatten(
         await admin_billing.compare_usage(database, actor(), before=before, **arguments), with_gpu=True
     )
     content = (

@@ -134,13 +134,13 @@ async def check_alerts(database: Database, settings: Settings) -> int:
 
 async def deliver_notices(database: Database, settings: Settings) -> int:
     """Send notices by webhook and email."""
-    senders = delivery.Senders.from_settings(settings)
+    senders = delivery.DeliveryConfig.from_settings(settings)
     return await delivery.deliver(database, senders)
 
 
 async def credit_missed_levels(database: Database, settings: Settings) -> int:
     """Measure last month's service levels once its usage is final, and credit those that were missed."""
-    return await sla_credits.run_last_month(database)
+    return await sla_credits.credit_last_month(database)
 
 
 async def issue_statements(database: Database, settings: Settings) -> int:

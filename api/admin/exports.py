@@ -15,8 +15,8 @@ from admin.actor import Actor
 from api.admin.deps import AdminDeps, RequestBody, ResponseModel
 from billing.exports.datasets import DatasetName
 from billing.exports.writers import MEDIA_TYPES, Format
-from billing.reports.compare import flat, parse_compare
-from billing.reports.files import to_objects
+from billing.reports.compare import flatten, parse_compare
+from billing.reports.report_format import to_objects
 from billing.usage.period import parse_group_by, parse_instant, parse_period
 
 FROM = Query(alias="from", max_length=40, description="Date or whole UTC hour; default: this month.")
@@ -138,7 +138,7 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
         if compare is not None:
             before = parse_compare(compare, period[0], period[1], parse_instant)
             compared = await admin_billing.compare_usage(deps.database, actor, before=before, **asked)
-            return {"data": flat(compared, with_gpu=with_gpu)}
+            return {"data": flatten(compared, with_gpu=with_gpu)}
         if format != "json":
             found = await admin_exports.download(
                 deps.database, actor, dataset="report", format=format, **asked

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from billing.economics.provider_invoices import host_states
 from billing.ledger.months import bounds
-from billing.reports.archive_report import SUMS, add_up
+from billing.reports.archive_report import SUMS, sum_sources
 from billing.reports.usage_report import ReportQuery, usage_report
 from billing.usage.archive import parquet_path, write_month
 from core.db import Database
@@ -74,7 +74,9 @@ async def raw_parquet(url: str, month: date, folder: Path) -> dict[str, Any]:
         *((name, pa.decimal128(38, 0)) for name in SUMS),
     ]
     began = time.perf_counter()
-    rows = add_up([str(parquet_path(folder, month))], pa.schema(fields).empty_table(), ("tenant_id", "model"))
+    rows = sum_sources(
+        [str(parquet_path(folder, month))], pa.schema(fields).empty_table(), ("tenant_id", "model")
+    )
     took = time.perf_counter() - began
     return {
         "seconds": took,

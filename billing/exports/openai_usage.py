@@ -18,7 +18,7 @@ import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.reports.books import booked
+from billing.reports.books import booked_amounts
 from billing.usage.query import ReportQuery
 from billing.usage.sums import HOURLY_SUMS
 from core.errors import InvalidRequest
@@ -127,7 +127,7 @@ async def costs(connection: AsyncConnection, tenant_id: UUID, query: UsageQuery)
         )
     if not query.project_ids and not query.api_key_ids:
         report = ReportQuery(buckets[0], buckets[-1] + timedelta(days=1), tenant_id=tenant_id)
-        for one in await booked(connection, report):
+        for one in await booked_amounts(connection, report):
             key = tuple("adjustments" if name == "line_item" else None for name in query.group_by)
             _add(sums, one.hour.replace(hour=0), key, one.amount, None)
     results: dict[datetime, list[dict[str, Any]]] = defaultdict(list)

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.exports.columns import Column, Kind, Record, Value
 from billing.exports.datasets import BLOCK, Dataset, DatasetQuery
-from billing.reports.files import columns as report_names
+from billing.reports.report_format import columns as report_names
 from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
 from billing.usage.query import bucket_end, bucket_start, check_query, time_dimension
 

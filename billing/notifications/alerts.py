@@ -63,7 +63,7 @@ async def set_rule(
     The organisation's own budget takes no amount here: it is set where requests are admitted (`set_budget`).
     """
     amount = _amount(kind, scope, amount_usd)
-    marks = _thresholds(kind, thresholds)
+    checked_thresholds = _thresholds(kind, thresholds)
     await _check_scope(connection, tenant_id, kind, scope, scope_id)
     count = text("SELECT count(*) FROM alert_rules WHERE tenant_id = :tenant")
     if int(await connection.scalar(count, {"tenant": tenant_id}) or 0) >= MAX_RULES:
@@ -82,7 +82,7 @@ async def set_rule(
             "scope": scope,
             "scope_id": scope_id,
             "amount": amount,
-            "thresholds": marks,
+            "thresholds": checked_thresholds,
             "by": created_by,
         },
     )
@@ -121,10 +121,10 @@ def _thresholds(kind: Kind, given: list[int] | None) -> list[int]:
         if given:
             raise InvalidRequest("a low-balance alert has an amount and no thresholds", param="thresholds")
         return []
-    marks = sorted(set(THRESHOLDS if given is None else given))
-    if not 1 <= len(marks) <= 10 or not all(1 <= mark <= 1000 for mark in marks):
+    thresholds = sorted(set(THRESHOLDS if given is None else given))
+    if not 1 <= len(thresholds) <= 10 or not all(1 <= mark <= 1000 for mark in thresholds):
         raise InvalidRequest("thresholds are 1 to 10 percentages of 1 to 1000", param="thresholds")
-    return marks
+    return thresholds
 
 
 async def _check_scope(
@@ -185,7 +185,7 @@ _STATES = text("""
 """)
 
 
-async def _states(connection: AsyncConnection, tenant_id: UUID | None) -> list[Row[Any]]:
+async def _rule_states(connection: AsyncConnection, tenant_id: UUID | None) -> list[Row[Any]]:
     return list(await connection.execute(_STATES, {"tenant": tenant_id, "defaults": list(THRESHOLDS)}))
 
 
@@ -203,7 +203,7 @@ async def list_rules(connection: AsyncConnection, tenant_id: UUID | None) -> lis
             current_usd=pico_to_usd(int(row.current)),
             fired=list(row.fired),
         )
-        for row in await _states(connection, tenant_id)
+        for row in await _rule_states(connection, tenant_id)
     ]
 
 
@@ -211,33 +211,35 @@ async def list_rules(connection: AsyncConnection, tenant_id: UUID | None) -> lis
 async def evaluate(database: Database) -> int:
     """Fire what is due; returns how many notices. Running it twice, at once or again, tells nothing twice."""
     async with database.system() as connection:
-        states = await _states(connection, None)
-    told = 0
+        states = await _rule_states(connection, None)
+    sent = 0
     for state in states:
         if not state.amount or not _may_fire(state):
             continue
         async with database.system() as connection:
             if state.kind == "budget":
-                told += await _fire_budget(connection, state)
+                sent += await _fire_budget(connection, state)
             else:
-                told += await _fire_balance(connection, state)
-    return told
+                sent += await _fire_balance(connection, state)
+    return sent
 
 
 def _may_fire(state: Row[Any]) -> bool:
     """Whether a look from close by is worth a transaction."""
     if state.kind == "low_balance":
         return bool((state.current < state.amount) == (state.fired_at is None)) and state.mode == "prepaid"
-    return bool(reached(int(state.current), int(state.amount), state.thresholds) - set(state.fired))
+    return bool(
+        reached_thresholds(int(state.current), int(state.amount), state.thresholds) - set(state.fired)
+    )
 
 
-def reached(spent: int, budget: int, thresholds: list[int]) -> set[int]:
+def reached_thresholds(spent: int, budget: int, thresholds: list[int]) -> set[int]:
     """The thresholds (percent) that `spent` has reached; exact."""
     return {mark for mark in thresholds if spent * 100 >= budget * mark}
 
 
 async def _fire_budget(connection: AsyncConnection, state: Row[Any]) -> int:
-    marks = sorted(reached(int(state.current), int(state.amount), state.thresholds))
+    crossed = sorted(reached_thresholds(int(state.current), int(state.amount), state.thresholds))
     fresh = list(
         await connection.scalars(
             text(
@@ -252,34 +254,34 @@ async def _fire_budget(connection: AsyncConnection, state: Row[Any]) -> int:
                 "month": state.month,
                 "budget": state.amount,
                 "spent": state.current,
-                "marks": marks,
+                "marks": crossed,
             },
         )
     )
     if not fresh:
         return 0
-    mark, spent, budget = max(fresh), pico_to_usd(int(state.current)), pico_to_usd(int(state.amount))
-    name = await _name(connection, state)
-    effect = (
+    highest, spent, budget = max(fresh), pico_to_usd(int(state.current)), pico_to_usd(int(state.amount))
+    name = await _scope_name(connection, state)
+    consequence = (
         "New requests are refused with 402 until the budget is raised or the month ends (UTC)."
-        if state.scope == "tenant" and mark >= 100
+        if state.scope == "tenant" and highest >= 100
         else "Requests go on."
     )
     await notify(
         connection,
         tenant_id=state.tenant_id,
         kind="budget.threshold",
-        subject=f"{mark} % of the budget of {name} is spent",
-        body=f"In {state.month:%B %Y} (UTC) {name} has spent ${spent} of its budget of ${budget}.\n{effect}\n",
+        subject=f"{highest} % of the budget of {name} is spent",
+        body=f"In {state.month:%B %Y} (UTC) {name} has spent ${spent} of its budget of ${budget}.\n{consequence}\n",
         facts={
             "scope": state.scope,
             "scope_id": str(state.scope_id),
             "month": f"{state.month:%Y-%m}",
-            "threshold_pct": mark,
+            "threshold_pct": highest,
             "spent_usd": spent,
             "budget_usd": budget,
         },
-        key=f"budget|{state.scope_id}|{state.month}|{mark}",
+        key=f"budget|{state.scope_id}|{state.month}|{highest}",
     )
     return 1
 
@@ -297,7 +299,7 @@ async def _fire_balance(connection: AsyncConnection, state: Row[Any]) -> int:
     if fired_at is None:
         return 0
     left, mark = pico_to_usd(int(state.current)), pico_to_usd(int(state.amount))
-    name = await _name(connection, state)
+    name = await _scope_name(connection, state)
     await notify(
         connection,
         tenant_id=state.tenant_id,
@@ -310,7 +312,7 @@ async def _fire_balance(connection: AsyncConnection, state: Row[Any]) -> int:
     return 1
 
 
-async def _name(connection: AsyncConnection, state: Row[Any]) -> str:
+async def _scope_name(connection: AsyncConnection, state: Row[Any]) -> str:
     """How people call the scope."""
     query = {
         "tenant": "SELECT name FROM tenants WHERE id = :id",

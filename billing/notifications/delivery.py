@@ -23,19 +23,19 @@ log = logging.getLogger(__name__)
 BATCH = 16
 """Deliveries of one run, all at the same time: a run is over within a timeout."""
 MAX_ATTEMPTS = 8
-_FIRST_PAUSE_S = 30
-_LONGEST_PAUSE_S = 6 * 3600
+_FIRST_DELAY_S = 30
+_MAX_DELAY_S = 6 * 3600
 
 
-class Senders(msgspec.Struct, frozen=True):
+class DeliveryConfig(msgspec.Struct, frozen=True):
     """What sending needs from the settings."""
 
     pepper: bytes
-    smtp: mail.Smtp | None
+    smtp: mail.SmtpServer | None
     allow_hosts: frozenset[str]
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> "Senders":
+    def from_settings(cls, settings: Settings) -> "DeliveryConfig":
         """Raises InvalidRequest for an SMTP address that cannot be understood."""
         return cls(
             pepper=settings.key_pepper.get_secret_value().encode(),
@@ -44,13 +44,13 @@ class Senders(msgspec.Struct, frozen=True):
         )
 
 
-def pause_s(attempts: int) -> int:
+def retry_delay_s(attempts: int) -> int:
     """Seconds until the next try after `attempts` failed ones: 30 s, 2 min, 8 min, ... at most 6 h."""
-    return min(int(_FIRST_PAUSE_S * 4 ** max(attempts - 1, 0)), _LONGEST_PAUSE_S)
+    return min(int(_FIRST_DELAY_S * 4 ** max(attempts - 1, 0)), _MAX_DELAY_S)
 
 
 @platform_wide("the job plans everybody's notices")
-async def plan(connection: AsyncConnection) -> int:
+async def plan_deliveries(connection: AsyncConnection) -> int:
     """Give waiting notices a delivery for each endpoint that wants them; returns how many notices.
 
     An organisation without a mailbox of its own is told through its owners' addresses, the platform through those of
@@ -59,7 +59,7 @@ async def plan(connection: AsyncConnection) -> int:
     ids = list(await connection.scalars(_UNPLANNED))
     if ids:
         await connection.execute(_TO_ENDPOINTS, {"ids": ids})
-        await connection.execute(_TO_PEOPLE, {"ids": ids})
+        await connection.execute(_TO_MEMBERS, {"ids": ids})
         await connection.execute(
             text("UPDATE notices SET planned_at = clock_timestamp() WHERE id = ANY(:ids)"), {"ids": ids}
         )
@@ -75,7 +75,7 @@ _TO_ENDPOINTS = text(
     "JOIN notice_endpoints e ON e.tenant_id IS NOT DISTINCT FROM n.tenant_id AND e.removed_at IS NULL "
     "AND (e.kinds IS NULL OR n.kind = ANY(e.kinds)) WHERE n.id = ANY(:ids) ON CONFLICT DO NOTHING"
 )
-_TO_PEOPLE = text(
+_TO_MEMBERS = text(
     "INSERT INTO notice_deliveries (id, notice_id, tenant_id, channel, target) "
     "SELECT gen_random_uuid(), n.id, n.tenant_id, 'email', u.email FROM notices n "
     "JOIN memberships m ON m.tenant_id IS NOT DISTINCT FROM n.tenant_id "
@@ -87,13 +87,13 @@ _TO_PEOPLE = text(
 
 
 @platform_wide("the job sends everybody's notices")
-async def deliver(database: Database, senders: Senders) -> int:
+async def deliver(database: Database, config: DeliveryConfig) -> int:
     """Plan what waits and try what is due; returns how many deliveries are done now (the outbox counts)."""
     async with database.system() as connection:
-        await plan(connection)
+        await plan_deliveries(connection)
     async with database.system() as connection:
-        due = list(await connection.execute(_CLAIM, {"limit": BATCH, "lease": pause_s(1)}))
-    results = await asyncio.gather(*(_try(senders, row) for row in due))
+        due = list(await connection.execute(_CLAIM, {"limit": BATCH, "lease": retry_delay_s(1)}))
+    results = await asyncio.gather(*(_send_safely(config, row) for row in due))
     async with database.system() as connection:
         for row, result in zip(due, results, strict=True):
             await _record(connection, row, result)
@@ -112,35 +112,35 @@ _CLAIM = text(
 )
 
 
-async def _try(senders: Senders, row: Row[Any]) -> str | None:
+async def _send_safely(config: DeliveryConfig, row: Row[Any]) -> str | None:
     """`_send`, and an error of one delivery is its own: it must not take the others' results with it."""
     try:
-        return await _send(senders, row)
+        return await _send(config, row)
     except Exception as error:
         log.exception("delivery %s broke", row.id)
         return f"{type(error).__name__}: it cannot be sent"
 
 
-async def _send(senders: Senders, row: Row[Any]) -> str | None:
+async def _send(config: DeliveryConfig, row: Row[Any]) -> str | None:
     """None = delivered, `outbox` = kept here, else what went wrong."""
     if row.channel == "email":
-        if senders.smtp is None:
+        if config.smtp is None:
             return _OUTBOX
-        message = mail.compose(senders.smtp, row.target, row.subject, row.body, row.id)
-        return await mail.send(senders.smtp, message)
+        message = mail.compose(config.smtp, row.target, row.subject, row.body, row.id)
+        return await mail.send(config.smtp, message)
     if row.removed_at is not None:
         return "the endpoint was removed"
-    if not senders.pepper:
+    if not config.pepper:
         return "PENSTOCK_KEY_PEPPER is not set for this role, so nothing can be signed"
     body = webhook_body(row)
-    secret = webhooks.endpoint_secret(senders.pepper, row.endpoint_id, row.secret_version)
+    secret = webhooks.endpoint_secret(config.pepper, row.endpoint_id, row.secret_version)
     headers = {
         "Content-Type": "application/json",
         "User-Agent": "Penstock-Notices/1",
         "Penstock-Notice-Id": str(row.notice_id),
         "Penstock-Signature": webhooks.signature(secret, int(time.time()), body),
     }
-    return await webhooks.post(row.target, body, headers, senders.allow_hosts)
+    return await webhooks.post(row.target, body, headers, config.allow_hosts)
 
 
 def webhook_body(row: Any) -> bytes:
@@ -161,8 +161,8 @@ def webhook_body(row: Any) -> bytes:
 @platform_wide("a delivery is named by its id")
 async def _record(connection: AsyncConnection, row: Row[Any], result: str | None) -> None:
     """Write down how a try ended."""
-    gone = row.attempts >= MAX_ATTEMPTS or row.removed_at is not None
-    state = {None: "delivered", _OUTBOX: "outbox"}.get(result, "failed" if gone else "pending")
+    final = row.attempts >= MAX_ATTEMPTS or row.removed_at is not None
+    state = {None: "delivered", _OUTBOX: "outbox"}.get(result, "failed" if final else "pending")
     await connection.execute(
         text(
             "UPDATE notice_deliveries SET state = :state, last_error = :error, "
@@ -175,6 +175,6 @@ async def _record(connection: AsyncConnection, row: Row[Any], result: str | None
             "state": state,
             "error": None if result in (None, _OUTBOX) else result,
             "pending": state == "pending",
-            "pause": pause_s(row.attempts),
+            "pause": retry_delay_s(row.attempts),
         },
     )

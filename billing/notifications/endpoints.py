@@ -169,7 +169,7 @@ async def list_notices(
     return [NoticeView(**row._mapping) for row in rows]
 
 
-async def space_tests(connection: AsyncConnection, tenant_id: UUID | None) -> None:
+async def limit_test_rate(connection: AsyncConnection, tenant_id: UUID | None) -> None:
     """Let tests of one scope be a minute apart: they must not flood anybody's mailbox. Raises Conflict."""
     await connection.execute(
         text("SELECT pg_advisory_xact_lock(hashtext('notice_tests ' || :scope))"), {"scope": str(tenant_id)}

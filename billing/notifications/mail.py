@@ -13,7 +13,7 @@ TIMEOUT_S = 10.0
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-class Smtp(msgspec.Struct, frozen=True):
+class SmtpServer(msgspec.Struct, frozen=True):
     """Where mail is handed in."""
 
     host: str
@@ -25,7 +25,7 @@ class Smtp(msgspec.Struct, frozen=True):
     """From the first byte (smtps://); else STARTTLS where the server offers it."""
 
 
-def parse_smtp(url: str, sender: str) -> Smtp | None:
+def parse_smtp(url: str, sender: str) -> SmtpServer | None:
     """The server of `smtp://user:password@host:587` or `smtps://host:465`; None when `url` is empty.
 
     Raises InvalidRequest; never repeats the password.
@@ -42,7 +42,7 @@ def parse_smtp(url: str, sender: str) -> Smtp | None:
     if "@" not in sender:
         raise InvalidRequest("PENSTOCK_SMTP_FROM must be the address that our mail comes from")
     tls = parts.scheme == "smtps"
-    return Smtp(
+    return SmtpServer(
         host=parts.hostname,
         port=port or (465 if tls else 587),
         sender=sender,
@@ -52,7 +52,7 @@ def parse_smtp(url: str, sender: str) -> Smtp | None:
     )
 
 
-def compose(smtp: Smtp, to: str, subject: str, body: str, message_id: UUID) -> EmailMessage:
+def compose(smtp: SmtpServer, to: str, subject: str, body: str, message_id: UUID) -> EmailMessage:
     """A plain message. Its Message-ID is that of the delivery, so a mailbox can tell a repetition."""
     message = EmailMessage()
     message["From"] = smtp.sender
@@ -64,12 +64,12 @@ def compose(smtp: Smtp, to: str, subject: str, body: str, message_id: UUID) -> E
     return message
 
 
-async def send(smtp: Smtp, message: EmailMessage) -> str | None:
+async def send(smtp: SmtpServer, message: EmailMessage) -> str | None:
     """Hand the message in; None = taken, else what went wrong in a few words.
 
     A password travels through TLS only (this machine's own server excepted): without STARTTLS the mail stays here.
     """
-    secret = smtp.username is not None and smtp.host not in _LOOPBACK
+    has_password = smtp.username is not None and smtp.host not in _LOOPBACK
     try:
         await aiosmtplib.send(
             message,
@@ -78,7 +78,7 @@ async def send(smtp: Smtp, message: EmailMessage) -> str | None:
             username=smtp.username,
             password=smtp.password,
             use_tls=smtp.tls,
-            start_tls=None if smtp.tls or not secret else True,
+            start_tls=None if smtp.tls or not has_password else True,
             timeout=TIMEOUT_S,
         )
     except (aiosmtplib.SMTPException, OSError, ValueError) as error:

@@ -66,13 +66,13 @@ def is_public(address: str) -> bool:
 
 def check_url(url: str, allow_hosts: frozenset[str]) -> str:
     """`url`, when notices may be sent there. Raises InvalidRequest; what the name resolves to is checked on sending."""
-    problem = _problem(url, allow_hosts)
+    problem = _url_problem(url, allow_hosts)
     if problem:
         raise InvalidRequest(f"the webhook address {problem}", param="target")
     return url
 
 
-def _problem(url: str, allow_hosts: frozenset[str]) -> str | None:
+def _url_problem(url: str, allow_hosts: frozenset[str]) -> str | None:
     if len(url) > MAX_URL or not url.isascii() or any(c <= " " or c in "\\\x7f" for c in url):
         return f"must be at most {MAX_URL} ASCII characters without blanks or backslashes"
     try:
@@ -116,7 +116,7 @@ def _guarded_socket(info: Any) -> socket.socket:
 
 async def post(url: str, body: bytes, headers: dict[str, str], allow_hosts: frozenset[str]) -> str | None:
     """Send `body`; None = the other side said 2xx, else what went wrong. Never raises for the network."""
-    problem = _problem(url, allow_hosts)
+    problem = _url_problem(url, allow_hosts)
     if problem:
         return f"the address {problem}"
     allowed = (urlsplit(url).hostname or "").rstrip(".") in allow_hosts

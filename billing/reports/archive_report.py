@@ -35,7 +35,7 @@ _MEMORY = "2GB"
 """DuckDB spills to disk beyond it."""
 
 
-class MonthLine(msgspec.Struct, frozen=True):
+class MonthRow(msgspec.Struct, frozen=True):
     """One group's sums; amounts are exact decimal dollars."""
 
     by: dict[str, str]
@@ -55,7 +55,7 @@ class MonthReport(msgspec.Struct, frozen=True):
     """Months read from Parquet."""
     live: list[str]
     """Months read from PostgreSQL."""
-    lines: list[MonthLine]
+    lines: list[MonthRow]
 
 
 async def month_report(
@@ -82,17 +82,17 @@ async def month_report(
     )
     archived = sorted(recorded)
     live = [month for month in months if month not in archived]
-    files = [_checked(folder, month) for month in archived]
+    files = [_archive_file(folder, month) for month in archived]
     table = await _live_sums(connection, live, group_by, tenant_id)
-    rows = await asyncio.to_thread(add_up, files, table, group_by, tenant_id)
+    rows = await asyncio.to_thread(sum_sources, files, table, group_by, tenant_id)
     return MonthReport(
         archived=[month_name(month) for month in archived],
         live=[month_name(month) for month in live],
-        lines=[_line(row, group_by) for row in rows],
+        lines=[_row(row, group_by) for row in rows],
     )
 
 
-def add_up(
+def sum_sources(
     files: list[str], live: pa.Table, group_by: tuple[str, ...], tenant_id: UUID | None = None
 ) -> list[tuple[Any, ...]]:
     """The groups of `files` and of `live` (columns `group_by` and SUMS) together, sorted; blocks."""
@@ -148,7 +148,7 @@ def _months(first: date, last: date) -> list[date]:
     return months
 
 
-def _checked(folder: Path, month: date) -> str:
+def _archive_file(folder: Path, month: date) -> str:
     """The file of a month, whose size is checked at each use and whose sum by `verify_archive`."""
     manifest = read_manifest(folder, month)
     path = parquet_path(folder, month)
@@ -184,9 +184,9 @@ async def _live_sums(
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
 
 
-def _line(row: tuple[Any, ...], group_by: tuple[str, ...]) -> MonthLine:
+def _row(row: tuple[Any, ...], group_by: tuple[str, ...]) -> MonthRow:
     sums = dict(zip(SUMS, (int(value) for value in row[len(group_by) :]), strict=True))
-    return MonthLine(
+    return MonthRow(
         by=dict(zip(group_by, row, strict=False)),
         cost_usd=pico_to_usd(sums.pop("cost")),
         list_cost_usd=pico_to_usd(sums.pop("list_cost")),

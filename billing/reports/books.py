@@ -66,7 +66,7 @@ class LedgerSums(msgspec.Struct, frozen=True):
     """Usage that prepaid credit paid: the report's credits_applied_usd."""
 
 
-class Booked(msgspec.Struct, frozen=True):
+class BookedAmount(msgspec.Struct, frozen=True):
     """Revenue of an hour that belongs to an organisation and to no request."""
 
     tenant_id: UUID
@@ -83,7 +83,7 @@ async def prepaid_tenants(connection: AsyncConnection) -> set[UUID]:
 
 async def uncollected(
     connection: AsyncConnection, query: ReportQuery
-) -> list[tuple[GroupKey | None, Booked]]:
+) -> list[tuple[GroupKey | None, BookedAmount]]:
     """What requests of the period cost and nobody could pay, by the report's dimensions.
 
     The key is None where the grouping asks for what an archived row said.
@@ -92,16 +92,16 @@ async def uncollected(
     return [
         (
             _key(query, row) if only_owner or row.model is not None else None,
-            Booked(row.tenant_id, row.hour, int(row.amount)),
+            BookedAmount(row.tenant_id, row.hour, int(row.amount)),
         )
         for row in await connection.execute(_UNCOLLECTED, _bound(query))
     ]
 
 
-async def booked(connection: AsyncConnection, query: ReportQuery) -> list[Booked]:
+async def booked_amounts(connection: AsyncConnection, query: ReportQuery) -> list[BookedAmount]:
     """Adjustments and commitments booked in the period."""
     rows = await connection.execute(_BOOKED, _bound(query))
-    return [Booked(row.tenant_id, row.hour, int(row.amount)) for row in rows]
+    return [BookedAmount(row.tenant_id, row.hour, int(row.amount)) for row in rows]
 
 
 async def ledger_sums(connection: AsyncConnection, query: ReportQuery) -> LedgerSums:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.reports.files import GPU_COLUMNS
+from billing.reports.report_format import GPU_COLUMNS
 from billing.reports.usage_report import usage_report
 from billing.usage.query import ReportQuery, ReportRow, bucket_start, check_period, months_of, time_dimension
 from core.errors import InvalidRequest
@@ -67,7 +67,7 @@ class ComparedRow(msgspec.Struct, frozen=True):
     figures: dict[str, Change]
 
 
-def previous(start: datetime, end: datetime) -> tuple[datetime, datetime]:
+def previous_period(start: datetime, end: datetime) -> tuple[datetime, datetime]:
     """The period before [start, end): as many whole months before whole months, else the same length."""
     months = months_of(start, end)
     if bucket_start(start, "month") == start and bucket_start(end, "month") == end:
@@ -97,7 +97,7 @@ async def compare(
 def parse_compare(text: str, start: datetime, end: datetime, parse: Any) -> tuple[datetime, datetime]:
     """`previous`, or `FROM..TO` with dates or whole hours; `parse(text, name)` reads one. Raises InvalidRequest."""
     if text == "previous":
-        return previous(start, end)
+        return previous_period(start, end)
     first, dots, last = text.partition("..")
     if not dots:
         raise InvalidRequest(f"compare with previous or FROM..TO, not {text[:60]!r}", param="compare")
@@ -107,7 +107,7 @@ def parse_compare(text: str, start: datetime, end: datetime, parse: Any) -> tupl
 def _keyed(
     rows: Sequence[ReportRow], query: ReportQuery, unit: str | None
 ) -> dict[tuple[Any, ...], ReportRow]:
-    return {(_place(row, query, unit), row.requests == 0, *_dimensions(row, query)): row for row in rows}
+    return {(_position(row, query, unit), row.requests == 0, *_dimensions(row, query)): row for row in rows}
 
 
 def _dimensions(row: ReportRow, query: ReportQuery) -> tuple[Any, ...]:
@@ -115,7 +115,7 @@ def _dimensions(row: ReportRow, query: ReportQuery) -> tuple[Any, ...]:
     return tuple(getattr(row, column) for name, column in found.items() if hasattr(row, column))
 
 
-def _place(row: ReportRow, query: ReportQuery, unit: str | None) -> int:
+def _position(row: ReportRow, query: ReportQuery, unit: str | None) -> int:
     if unit is None:
         return 0
     at = datetime.fromisoformat(row.period_start)
@@ -160,7 +160,7 @@ def _change(name: str, now: str | int | None, before: str | int | None) -> Chang
     return Change(now, before, shown, percent)
 
 
-def flat(rows: Sequence[ComparedRow], *, with_gpu: bool) -> list[dict[str, Any]]:
+def flatten(rows: Sequence[ComparedRow], *, with_gpu: bool) -> list[dict[str, Any]]:
     """The lines as plain objects with `cost_usd`, `cost_usd_before`, `cost_usd_difference`, `cost_usd_percent` ...
 
     GPU cost and margin are left out for customers.

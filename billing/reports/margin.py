@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.gpu_cost import GpuUse
 from billing.economics.weights import PICO_PER_US
-from billing.reports.margin_cells import UsageCell, usage_cells
+from billing.reports.margin_segments import SegmentUsage, segment_usage
 from billing.usage.gpu_shares import HostCosts, host_costs
 from billing.usage.query import bucket_start, check_period
 from core.apportion import split
@@ -32,7 +32,7 @@ DIRECT, SERVING = "direct", "serving"
 """Lines of usage; and of serving hosts whose hour has no usage (an answer that ended in the next one)."""
 
 
-class Line(msgspec.Struct):
+class LineSums(msgspec.Struct):
     """Sums of one line while it is added up; all integers, money in picodollars."""
 
     requests: int = 0
@@ -47,7 +47,7 @@ class Line(msgspec.Struct):
     output_cost: int = 0
     overhead: int = 0
 
-    def add(self, other: "Line") -> None:
+    def add(self, other: "LineSums") -> None:
         """Add every sum."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -88,7 +88,7 @@ class EconomicsRow(msgspec.Struct):
     margin_pct: str | None = None
 
 
-Key = tuple[str, str, str, datetime]
+LineKey = tuple[str, str, str, datetime]
 """Line, organisation, model; the hour, the day, or the start of the period."""
 
 
@@ -108,96 +108,96 @@ async def economics_report(
     check_period(start, end)
     unit = next((name for name in ("hour", "day") if name in by), None)
     costs = await host_costs(connection, start, end)
-    cells = await usage_cells(connection, costs, start, end, unit)
-    lines = attribute(cells, costs, start, unit)
+    segments = await segment_usage(connection, costs, start, end, unit)
+    lines = attribute(segments, costs, start, unit)
     if fully_loaded:
-        lines = load_fully(lines)
+        lines = allocate_overhead(lines)
     rows = _group(lines, by)
-    await _put_names(connection, rows)
+    await _add_names(connection, rows)
     return sorted(rows, key=_order)
 
 
 def attribute(
-    cells: Iterable[UsageCell], costs: HostCosts, start: datetime, unit: str | None
-) -> dict[Key, Line]:
+    segments: Iterable[SegmentUsage], costs: HostCosts, start: datetime, unit: str | None
+) -> dict[LineKey, LineSums]:
     """Direct lines of all cells, and the lines of what nobody used, by `unit` (None = the period from `start`)."""
-    lines: dict[Key, Line] = {}
-    rest: dict[Key, GpuUse] = defaultdict(GpuUse)
+    lines: dict[LineKey, LineSums] = {}
+    rest: dict[LineKey, GpuUse] = defaultdict(GpuUse)
     for hour, hour_use in costs.hours.items():
         at = bucket_start(hour, unit) if unit else start
         for model, use in hour_use.serving.items():
             rest[SERVING, "", model, at].add(use.cost, use.gpu_us, use.machine_us)
         for (model, state), use in hour_use.unused.items():
             rest[state, "", model, at].add(use.cost, use.gpu_us, use.machine_us)
-    for cell in cells:
-        lines[DIRECT, cell.tenant_id, cell.model, cell.at] = Line(
-            requests=cell.requests,
-            uncached=cell.uncached,
-            cached=cell.cached,
-            output=cell.output,
-            unbilled=cell.unbilled_input + cell.unbilled_output,
-            estimated_ps=cell.work(costs.weights),
-            machine_us=cell.machine_us,
-            revenue=cell.revenue,
-            input_cost=cell.input_cost,
-            output_cost=cell.output_cost,
+    for segment in segments:
+        lines[DIRECT, segment.tenant_id, segment.model, segment.at] = LineSums(
+            requests=segment.requests,
+            uncached=segment.uncached,
+            cached=segment.cached,
+            output=segment.output,
+            unbilled=segment.unbilled_input + segment.unbilled_output,
+            estimated_ps=segment.work(costs.weights),
+            machine_us=segment.machine_us,
+            revenue=segment.revenue,
+            input_cost=segment.input_cost,
+            output_cost=segment.output_cost,
         )
-        if cell.input_cost or cell.output_cost or cell.machine_us:
-            taken = cell.input_cost + cell.output_cost
-            rest[SERVING, "", cell.model, cell.at].add(-taken, 0, -cell.machine_us)
+        if segment.input_cost or segment.output_cost or segment.machine_us:
+            taken = segment.input_cost + segment.output_cost
+            rest[SERVING, "", segment.model, segment.at].add(-taken, 0, -segment.machine_us)
     for key, use in rest.items():
         if use.cost or use.machine_us:
-            lines[key] = Line(machine_us=use.machine_us, overhead=use.cost)
+            lines[key] = LineSums(machine_us=use.machine_us, overhead=use.cost)
     return lines
 
 
-def load_fully(lines: dict[Key, Line]) -> dict[Key, Line]:
+def allocate_overhead(lines: dict[LineKey, LineSums]) -> dict[LineKey, LineSums]:
     """Spread what nobody used over the direct lines by their direct cost; without any, it stays as it is."""
     direct = {key: msgspec.structs.replace(line) for key, line in lines.items() if key[0] == DIRECT}
-    own: dict[str, int] = defaultdict(int)
+    overheads: dict[str, int] = defaultdict(int)
     for key, line in lines.items():
         if key[0] != DIRECT:
-            own[key[2]] += line.overhead
-    users: dict[tuple[str, str], int] = defaultdict(int)
+            overheads[key[2]] += line.overhead
+    direct_costs: dict[tuple[str, str], int] = defaultdict(int)
     for (_, tenant, model, _), line in direct.items():
-        users[model, tenant] += line.cost
-    if not any(users.values()):
+        direct_costs[model, tenant] += line.cost
+    if not any(direct_costs.values()):
         return lines
-    loads: dict[tuple[str, str], int] = defaultdict(int)
-    for model, amount in sorted(own.items()):
-        mine = {user: cost for user, cost in users.items() if user[0] == model}
-        _spread(amount, mine if any(mine.values()) else users, loads)
-    days: dict[tuple[str, str], dict[Key, dict[Key, int]]] = defaultdict(lambda: defaultdict(dict))
+    allocated: dict[tuple[str, str], int] = defaultdict(int)
+    for model, amount in sorted(overheads.items()):
+        of_model = {user: cost for user, cost in direct_costs.items() if user[0] == model}
+        _allocate(amount, of_model if any(of_model.values()) else direct_costs, allocated)
+    days: dict[tuple[str, str], dict[LineKey, dict[LineKey, int]]] = defaultdict(lambda: defaultdict(dict))
     for key, line in direct.items():
         name, tenant, model, at = key
         days[model, tenant][name, tenant, model, bucket_start(at, "day")][key] = line.cost
-    for user, load in loads.items():
-        by_day: dict[Key, int] = defaultdict(int)
-        _spread(load, {day: sum(found.values()) for day, found in days[user].items()}, by_day)
-        by_hour: dict[Key, int] = defaultdict(int)
+    for user, amount in allocated.items():
+        by_day: dict[LineKey, int] = defaultdict(int)
+        _allocate(amount, {day: sum(found.values()) for day, found in days[user].items()}, by_day)
+        by_hour: dict[LineKey, int] = defaultdict(int)
         for day, part in by_day.items():
-            _spread(part, days[user][day], by_hour)
+            _allocate(part, days[user][day], by_hour)
         for key, part in by_hour.items():
             direct[key].overhead += part
     return direct
 
 
-def _spread(amount: int, weights: Mapping[K, int], into: dict[K, int]) -> None:
+def _allocate(amount: int, weights: Mapping[K, int], into: dict[K, int]) -> None:
     """Add shares of `amount` by weight, in the order of the keys; nothing is spread over no weight."""
     keys = sorted(weights)
     for key, part in zip(keys, split(amount, [weights[key] for key in keys]), strict=True):
         into[key] += part
 
 
-def _group(lines: dict[Key, Line], by: tuple[str, ...]) -> list[EconomicsRow]:
-    groups: dict[tuple[Any, ...], Line] = defaultdict(Line)
+def _group(lines: dict[LineKey, LineSums], by: tuple[str, ...]) -> list[EconomicsRow]:
+    groups: dict[tuple[Any, ...], LineSums] = defaultdict(LineSums)
     for (line, tenant, model, at), sums in lines.items():
         values = {"tenant": tenant, "model": model, "hour": at, "day": at.date()}
         groups[line, *(values[name] for name in by)].add(sums)
     return [_row(line, dict(zip(by, values, strict=True)), sums) for (line, *values), sums in groups.items()]
 
 
-def _row(line: str, values: dict[str, Any], sums: Line) -> EconomicsRow:
+def _row(line: str, values: dict[str, Any], sums: LineSums) -> EconomicsRow:
     prompt = sums.uncached + sums.cached
     total = prompt + sums.output
     margin = sums.revenue - sums.cost
@@ -239,7 +239,7 @@ def percent(part: int, whole: int) -> str | None:
     return f"{'-' if part < 0 else ''}{hundredths // 100}.{hundredths % 100:02d}"
 
 
-async def _put_names(connection: AsyncConnection, rows: list[EconomicsRow]) -> None:
+async def _add_names(connection: AsyncConnection, rows: list[EconomicsRow]) -> None:
     """Names of organisations, by their tenant_id."""
     ids = {row.tenant_id for row in rows if row.tenant_id}
     found = await connection.execute(

@@ -39,12 +39,12 @@ class Quantities(msgspec.Struct, frozen=True):
         """All of them."""
         return self.uncached + self.cached + self.output
 
-    def times(self, factor: Fraction) -> "Quantities":
+    def scaled(self, factor: Fraction) -> "Quantities":
         """Scaled."""
         return Quantities(self.uncached * factor, self.cached * factor, self.output * factor)
 
 
-class Cell(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True):
     """What one tenant used of one model, and what it paid for each kind of token, in picodollars."""
 
     tokens: Quantities = Quantities()
@@ -54,7 +54,7 @@ class Cell(msgspec.Struct, frozen=True):
 class Period(msgspec.Struct, Generic[K], frozen=True):
     """A period's facts."""
 
-    cells: dict[K, Cell]
+    segments: dict[K, Segment]
     gpu_cost: int
     """Picodollars of all hosts, idle included."""
     machine_us: int
@@ -63,7 +63,7 @@ class Period(msgspec.Struct, Generic[K], frozen=True):
     @property
     def revenue(self) -> int:
         """Picodollars."""
-        return int(sum(cell.revenue.total for cell in self.cells.values()))
+        return int(sum(cell.revenue.total for cell in self.segments.values()))
 
 
 class Bridge(msgspec.Struct, frozen=True):
@@ -76,19 +76,23 @@ class Bridge(msgspec.Struct, frozen=True):
 
 def bridge(before: Period[K], after: Period[K], weights: Mapping[K, Coefficients]) -> Bridge:
     """The bridge from one period to another; `weights` has the coefficients of every cell's model."""
-    keys = [*before.cells, *(key for key in after.cells if key not in before.cells)]
-    old = {key: before.cells.get(key, Cell()) for key in keys}
-    new = {key: after.cells.get(key, Cell()) for key in keys}
+    keys = [*before.segments, *(key for key in after.segments if key not in before.segments)]
+    old = {key: before.segments.get(key, Segment()) for key in keys}
+    new = {key: after.segments.get(key, Segment()) for key in keys}
     scaled = _scaled(old, new)
     mixed = {key: _with_cached_share(new[key].tokens, old[key].tokens) for key in keys}
     final = {key: new[key].tokens for key in keys}
     old_prices = {key: _prices(old[key], new[key]) for key in keys}
 
-    worked = _estimate({key: old[key].tokens for key in keys}, weights)
+    old_estimate = _estimate({key: old[key].tokens for key in keys}, weights)
 
     def cost(tokens: Mapping[K, Quantities]) -> Fraction:
         """GPU cost at the first period's cost per estimated GPU time; all of it when nothing was estimated."""
-        return before.gpu_cost * _estimate(tokens, weights) / worked if worked else Fraction(before.gpu_cost)
+        return (
+            before.gpu_cost * _estimate(tokens, weights) / old_estimate
+            if old_estimate
+            else Fraction(before.gpu_cost)
+        )
 
     gpu_price = _ratio(
         before.gpu_cost, before.machine_us, _ratio(after.gpu_cost, after.machine_us, Fraction(0))
@@ -102,18 +106,18 @@ def bridge(before: Period[K], after: Period[K], weights: Mapping[K, Coefficients
         after.revenue - gpu_price * after.machine_us,
         Fraction(after.revenue - after.gpu_cost),
     ]
-    whole = [_round(margin) for margin in margins]
-    effects = {name: whole[i + 1] - whole[i] for i, name in enumerate(EFFECTS)}
-    return Bridge(whole[0], whole[-1], effects)
+    rounded = [_round(margin) for margin in margins]
+    effects = {name: rounded[i + 1] - rounded[i] for i, name in enumerate(EFFECTS)}
+    return Bridge(rounded[0], rounded[-1], effects)
 
 
-def _scaled(old: Mapping[K, Cell], new: Mapping[K, Cell]) -> dict[K, Quantities]:
+def _scaled(old: Mapping[K, Segment], new: Mapping[K, Segment]) -> dict[K, Quantities]:
     """The first period's tokens at the second one's total; from nothing, the second's themselves."""
     total = sum(cell.tokens.total for cell in old.values())
     wanted = sum(cell.tokens.total for cell in new.values())
     if not total:
         return {key: cell.tokens for key, cell in new.items()}
-    return {key: cell.tokens.times(Fraction(wanted) / total) for key, cell in old.items()}
+    return {key: cell.tokens.scaled(Fraction(wanted) / total) for key, cell in old.items()}
 
 
 def _with_cached_share(tokens: Quantities, shares: Quantities) -> Quantities:
@@ -126,7 +130,7 @@ def _with_cached_share(tokens: Quantities, shares: Quantities) -> Quantities:
     return Quantities(prompt - cached, cached, tokens.output)
 
 
-def _prices(cell: Cell, other: Cell) -> Quantities:
+def _prices(cell: Segment, other: Segment) -> Quantities:
     """Average picodollars a token of each kind; of `other` where `cell` has none of it."""
 
     def price(kind: str) -> Fraction:

@@ -8,13 +8,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.economics.gpu_cost import GpuUse
 from billing.economics.weights import catalog_weights
 from billing.reports.margin import percent
-from billing.reports.margin_bridge import Cell, Period, Quantities, bridge
-from billing.reports.margin_cells import usage_cells
+from billing.reports.margin_bridge import Period, Quantities, Segment, bridge
+from billing.reports.margin_segments import segment_usage
 from billing.usage.gpu_shares import host_costs
 from billing.usage.query import check_period
 from core.money import pico_to_usd
 
-CellKey = tuple[str, str]
+SegmentKey = tuple[str, str]
 """Organisation and model."""
 
 
@@ -45,7 +45,7 @@ async def margin_bridge(
     """Why the margin of `after` differs from that of `before`. Raises InvalidRequest."""
     old, new = await _period(connection, *before), await _period(connection, *after)
     weights = catalog_weights()
-    made = bridge(old, new, {key: weights.of(key[1]) for key in [*old.cells, *new.cells]})
+    made = bridge(old, new, {key: weights.of(key[1]) for key in [*old.segments, *new.segments]})
     return BridgeView(
         before=_view(before, old),
         after=_view(after, new),
@@ -54,29 +54,29 @@ async def margin_bridge(
     )
 
 
-async def _period(connection: AsyncConnection, start: datetime, end: datetime) -> Period[CellKey]:
+async def _period(connection: AsyncConnection, start: datetime, end: datetime) -> Period[SegmentKey]:
     check_period(start, end)
     costs = await host_costs(connection, start, end)
-    cells = {
-        (cell.tenant_id, cell.model): Cell(
+    segments = {
+        (cell.tenant_id, cell.model): Segment(
             Quantities(cell.uncached, cell.cached, cell.output),
             Quantities(cell.revenue_uncached, cell.revenue_cached, cell.revenue_output),
         )
-        for cell in await usage_cells(connection, costs, start, end)
+        for cell in await segment_usage(connection, costs, start, end)
     }
     total = GpuUse()
     for use in costs.hours.values():
         for part in [*use.serving.values(), *use.unused.values()]:
             total.add(part.cost, part.gpu_us, part.machine_us)
-    return Period(cells, total.cost, total.machine_us)
+    return Period(segments, total.cost, total.machine_us)
 
 
-def _view(span: tuple[datetime, datetime], period: Period[CellKey]) -> PeriodView:
+def _view(span: tuple[datetime, datetime], period: Period[SegmentKey]) -> PeriodView:
     margin = period.revenue - period.gpu_cost
     return PeriodView(
         start=span[0],
         end=span[1],
-        tokens=int(sum(cell.tokens.total for cell in period.cells.values())),
+        tokens=int(sum(cell.tokens.total for cell in period.segments.values())),
         revenue_usd=pico_to_usd(period.revenue),
         gpu_cost_usd=pico_to_usd(period.gpu_cost),
         margin_usd=pico_to_usd(margin),

@@ -11,7 +11,7 @@ from tenants.scoping import platform_wide
 
 DRIFT_WINDOW = timedelta(hours=1)
 NOTICE_WINDOW = timedelta(days=7)
-RETRIES = 3
+FAILED_ATTEMPTS = 3
 """Deliveries that failed as often and are tried further count as undelivered."""
 
 
@@ -65,7 +65,7 @@ async def money_health(connection: AsyncConnection) -> MoneyHealth:
                 "now": now,
                 "since": now - DRIFT_WINDOW,
                 "notices": now - NOTICE_WINDOW,
-                "retries": RETRIES,
+                "retries": FAILED_ATTEMPTS,
             },
         )
     ).one()

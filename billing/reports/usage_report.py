@@ -50,7 +50,7 @@ __all__ = [
     "usage_report",
 ]
 
-_FREE = [i for i, outcome in enumerate(Outcome) if outcome.free]
+_FREE_OUTCOMES = [i for i, outcome in enumerate(Outcome) if outcome.free]
 _ADDED = ("requests", "requests_unbilled", "input_tokens", "cached_input_tokens", "output_tokens")
 _ADDED_MORE = ("reasoning_tokens", "total_tokens")
 _ADDED_USD = (
@@ -72,7 +72,7 @@ class Totals(msgspec.Struct, frozen=True):
     """Cost plus adjustments is the ledger's revenue, and credit applied is what left the credit accounts."""
 
 
-class _Group:
+class _LineSums:
     """What is known of one line while it is added up; all integers."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
     With a tenant filter there are no idle lines. Raises InvalidRequest for a period or dimension that cannot be.
     """
     check_query(query)
-    groups: dict[GroupKey, _Group] = {}
+    groups: dict[GroupKey, _LineSums] = {}
     by_hour = "hour" in query.group_by
     costs = HostCosts.empty()
     if query.with_gpu:
@@ -112,7 +112,7 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
     prepaid = await books.prepaid_tenants(connection)
     shared: dict[GroupKey, GpuUse] = defaultdict(GpuUse)
     async for row in found:
-        group = groups.setdefault(group_key(query, row), _Group())
+        group = groups.setdefault(group_key(query, row), _LineSums())
         group.add(row, prepaid=row.tenant_id in prepaid)
         if query.with_gpu:
             part = (int(row.gpu_input_cost + row.gpu_output_cost), int(row.gpu_us))
@@ -122,8 +122,8 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
         _add_idle(query, costs.hours, shared, groups)
     await _add_books(connection, query, groups)
     rows = [_line(query, key, group) for key, group in groups.items()]
-    await _put_names(connection, rows)
-    await _put_periods(connection, query, rows)
+    await _add_names(connection, rows)
+    await _add_periods(connection, query, rows)
     return sorted(rows, key=_order)
 
 
@@ -139,13 +139,15 @@ async def totals(connection: AsyncConnection, query: ReportQuery, rows: Sequence
     total.price_per_mtok_usd = ratio_per_mtok(usd_to_pico(total.cost_usd), total.total_tokens)
     if query.with_gpu:
         spent = sum(_microseconds(row.gpu_seconds) for row in rows)
-        _put_gpu(
+        _set_gpu(
             total, usd_to_pico(total.cost_usd), GpuUse(usd_to_pico(total.gpu_cost_usd or "0"), spent),
             total.total_tokens,
         )  # fmt: skip
     ledger = await books.ledger_sums(connection, query)
-    told = usd_to_pico(total.cost_usd) + usd_to_pico(total.adjustment_usd)
-    equal = told == usd_to_pico(ledger.revenue_usd) and total.credits_applied_usd == ledger.from_credit_usd
+    reported = usd_to_pico(total.cost_usd) + usd_to_pico(total.adjustment_usd)
+    equal = (
+        reported == usd_to_pico(ledger.revenue_usd) and total.credits_applied_usd == ledger.from_credit_usd
+    )
     return Totals(total, ledger, equal)
 
 
@@ -159,7 +161,7 @@ def _add_idle(
     query: ReportQuery,
     hours: dict[datetime, HourCost],
     shared: dict[GroupKey, GpuUse],
-    groups: dict[GroupKey, _Group],
+    groups: dict[GroupKey, _LineSums],
 ) -> None:
     """Host time that no request used, and serving time that was not shared: lines without tenant, project and key."""
     unit = time_dimension(query.group_by)
@@ -175,21 +177,23 @@ def _add_idle(
         if part.cost or part.gpu_us:
             known = dict(zip((unit, "model"), served, strict=True))
             values = (known.get(name) for name in query.group_by)
-            groups.setdefault(("idle", *values), _Group()).gpu.add(part.cost, part.gpu_us)
+            groups.setdefault(("idle", *values), _LineSums()).gpu.add(part.cost, part.gpu_us)
 
 
-async def _add_books(connection: AsyncConnection, query: ReportQuery, groups: dict[GroupKey, _Group]) -> None:
+async def _add_books(
+    connection: AsyncConnection, query: ReportQuery, groups: dict[GroupKey, _LineSums]
+) -> None:
     """What was not collected lessens what credit paid; adjustments go to their organisation and hour."""
-    apart = any(name != "tenant" and name != time_dimension(query.group_by) for name in query.group_by)
+    separate = any(name != "tenant" and name != time_dimension(query.group_by) for name in query.group_by)
 
-    def own(one: books.Booked) -> _Group:
+    def own(one: books.BookedAmount) -> _LineSums:
         key = _values(query, one.hour, {"tenant": one.tenant_id})
-        return groups.setdefault(("booked", *key) if apart else key, _Group())
+        return groups.setdefault(("booked", *key) if separate else key, _LineSums())
 
     for known, lost in await books.uncollected(connection, query):
-        group = own(lost) if known is None else groups.setdefault(known, _Group())
+        group = own(lost) if known is None else groups.setdefault(known, _LineSums())
         group.credits -= lost.amount
-    for one in await books.booked(connection, query):
+    for one in await books.booked_amounts(connection, query):
         own(one).adjustment += one.amount
 
 
@@ -199,7 +203,7 @@ def _values(query: ReportQuery, hour: datetime, known: dict[str, object]) -> Gro
     return tuple(bucket_start(hour, name) if name == unit else known.get(name) for name in query.group_by)
 
 
-def _line(query: ReportQuery, key: GroupKey, group: _Group) -> ReportRow:
+def _line(query: ReportQuery, key: GroupKey, group: _LineSums) -> ReportRow:
     values: dict[str, Any] = dict(zip(query.group_by, key[-len(query.group_by) :], strict=True))
     sums = group.sums
     start, end = query.start, query.end
@@ -215,7 +219,7 @@ def _line(query: ReportQuery, key: GroupKey, group: _Group) -> ReportRow:
         key_id=_text(values.get("key")),
         model=_text(values.get("model")),
         requests=sums["requests"],
-        requests_unbilled=sum(group.outcomes[i] for i in _FREE),
+        requests_unbilled=sum(group.outcomes[i] for i in _FREE_OUTCOMES),
         input_tokens=sums["input_tokens"],
         cached_input_tokens=sums["cached_input_tokens"],
         output_tokens=sums["output_tokens"],
@@ -233,11 +237,11 @@ def _line(query: ReportQuery, key: GroupKey, group: _Group) -> ReportRow:
         if len(found) == 1:
             setattr(row, name, next(iter(found)))
     if query.with_gpu:
-        _put_gpu(row, sums["cost"], group.gpu, total)
+        _set_gpu(row, sums["cost"], group.gpu, total)
     return row
 
 
-def _put_gpu(row: ReportRow, cost: int, gpu: GpuUse, total_tokens: int) -> None:
+def _set_gpu(row: ReportRow, cost: int, gpu: GpuUse, total_tokens: int) -> None:
     margin = cost - gpu.cost
     row.gpu_seconds = f"{gpu.gpu_us // 1_000_000}.{gpu.gpu_us % 1_000_000:06d}"
     row.gpu_cost_usd = pico_to_usd(gpu.cost)
@@ -252,7 +256,7 @@ def _microseconds(seconds: str | None) -> int:
     return int((seconds or "0").replace(".", ""))
 
 
-async def _put_names(connection: AsyncConnection, rows: list[ReportRow]) -> None:
+async def _add_names(connection: AsyncConnection, rows: list[ReportRow]) -> None:
     """Names of tenants and projects and the last four characters of keys."""
     for kind, column, source in (
         ("tenant", "name", "tenants"),
@@ -272,7 +276,7 @@ async def _put_names(connection: AsyncConnection, rows: list[ReportRow]) -> None
             setattr(row, target, labels.get(getattr(row, f"{kind}_id") or ""))
 
 
-async def _put_periods(connection: AsyncConnection, query: ReportQuery, rows: list[ReportRow]) -> None:
+async def _add_periods(connection: AsyncConnection, query: ReportQuery, rows: list[ReportRow]) -> None:
     """Whether each line's months are closed, and the invoice of a line of one organisation and one month."""
     months = months_of(query.start, query.end)
     closed = await books.closed_months(connection, months)

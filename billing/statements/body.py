@@ -13,7 +13,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger.months import bounds, month_name
-from billing.statements.signing import instant
+from billing.statements.signing import format_instant
 from billing.usage.sums import HOURLY_SUMS
 from core.errors import Conflict, NotFound
 from core.money import PICO_PER_CENT, pico_per_token_to_per_mtok, pico_to_usd, usd_to_pico
@@ -51,10 +51,10 @@ async def statement_body(
         "tenant": {"id": str(tenant_id), "name": head.name},
         "mode": head.mode,
         "month": month_name(month),
-        "period": {"start": instant(start), "end": instant(end)},
+        "period": {"start": format_instant(start), "end": format_instant(end)},
         "final": head.closed,
         "revision": revision,
-        "issued_at": instant(head.now),
+        "issued_at": format_instant(head.now),
         "usage": usage,
         "totals": {**totals, "uncollectible_usd": pico_to_usd(booked["uncollectible"])},
         "accounts": accounts,
@@ -173,7 +173,7 @@ async def _booked(
     return {"total": int(row.total), "uncollectible": int(row.uncollectible)}
 
 
-_MOVES = text(
+_MOVEMENTS = text(
     "SELECT a.code, t.kind, count(*) AS bookings, sum(CASE WHEN t.debit_account = a.id THEN t.amount "
     "ELSE -t.amount END) AS debit FROM ledger_transfers t JOIN ledger_accounts a ON a.tenant_id = t.tenant_id "
     "AND a.id IN (t.debit_account, t.credit_account) AND a.code = ANY(:codes) WHERE t.tenant_id = :tenant "
@@ -192,9 +192,9 @@ async def _accounts(
 ) -> dict[str, Any]:
     """Opening balance, movements by kind and closing balance of each account the customer sees, from the ledger."""
     bound = {"tenant": tenant_id, "start": start, "end": end, "codes": list(ACCOUNTS)}
-    moves: dict[str, list[tuple[str, int, int]]] = {code: [] for code in ACCOUNTS}
-    for row in await connection.execute(_MOVES, bound):
-        moves[row.code].append((row.kind, row.bookings, ACCOUNTS[row.code] * int(row.debit)))
+    movements: dict[str, list[tuple[str, int, int]]] = {code: [] for code in ACCOUNTS}
+    for row in await connection.execute(_MOVEMENTS, bound):
+        movements[row.code].append((row.kind, row.bookings, ACCOUNTS[row.code] * int(row.debit)))
     opening = await _opening(connection, tenant_id, month, start)
     found = {}
     for code in ACCOUNTS:
@@ -203,9 +203,9 @@ async def _accounts(
             "opening_usd": pico_to_usd(before),
             "movements": [
                 {"kind": kind, "bookings": str(count), "amount_usd": pico_to_usd(amount)}
-                for kind, count, amount in moves[code]
+                for kind, count, amount in movements[code]
             ],
-            "closing_usd": pico_to_usd(before + sum(amount for *_, amount in moves[code])),
+            "closing_usd": pico_to_usd(before + sum(amount for *_, amount in movements[code])),
         }
     return found
 
@@ -257,11 +257,11 @@ async def _lots(connection: AsyncConnection, tenant_id: UUID, now: datetime) -> 
                 "kind": row.kind,
                 "amount_usd": pico_to_usd(int(row.amount)),
                 "remaining_usd": pico_to_usd(int(row.remaining) - taken),
-                "created_at": instant(row.created_at),
-                "expires_at": None if row.expires_at is None else instant(row.expires_at),
+                "created_at": format_instant(row.created_at),
+                "expires_at": None if row.expires_at is None else format_instant(row.expires_at),
             }
         )
-    return {"as_of": instant(now), "open": left}
+    return {"as_of": format_instant(now), "open": left}
 
 
 async def _adjustments(
@@ -277,7 +277,7 @@ async def _adjustments(
     return [
         {
             "id": str(row.id),
-            "at": instant(row.created_at),
+            "at": format_instant(row.created_at),
             "amount_usd": pico_to_usd(int(row.amount)),
             "reason": row.reason,
             "corrects": None if row.corrects is None else month_name(row.corrects),
@@ -308,7 +308,7 @@ async def _invoice(connection: AsyncConnection, tenant_id: UUID, month: date) ->
     )
     return {
         "number": head.number or "",
-        "due_at": None if head.due_at is None else instant(head.due_at),
+        "due_at": None if head.due_at is None else format_instant(head.due_at),
         "exact_usd": pico_to_usd(int(head.exact)),
         "total_usd": _cents(head.total_cents),
         "lines": [
@@ -343,7 +343,7 @@ async def _payments(
     out = ("refund", "credit_note_refund", "dispute")
     return [
         {
-            "at": instant(row.effective_at),
+            "at": format_instant(row.effective_at),
             "kind": row.kind,
             "amount_usd": pico_to_usd(-int(row.amount) if row.kind in out else int(row.amount)),
             "reference": str(row.source_id),

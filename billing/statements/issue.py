@@ -17,7 +17,7 @@ from billing.statements import pdf, signing
 from billing.statements.body import TYPE, statement_body
 from billing.statements.canonical import canonical
 from billing.statements.signing import Signer
-from billing.statements.verify import with_trailer
+from billing.statements.verify import append_signature
 from core.db import Database
 from core.errors import Conflict
 from core.ids import uuid7
@@ -69,37 +69,37 @@ async def list_statements(connection: AsyncConnection, tenant_id: UUID) -> list[
             body_sha256=bytes(row.body_sha256).hex(),
             key_id=row.key_id,
             created_by=row.created_by,
-            created_at=signing.instant(row.created_at),
+            created_at=signing.format_instant(row.created_at),
         )
         for row in rows
     ]
 
 
 async def get_statement(
-    database: Database, signer: Signer, tenant_id: UUID, month: date, *, by: str, again: bool = False
+    database: Database, signer: Signer, tenant_id: UUID, month: date, *, by: str, new_revision: bool = False
 ) -> Statement:
     """The statement of a month: the kept one when there is one, a draft while the month is open.
 
     `again` issues a new revision of a closed month when what it says has changed. Raises NotFound, Conflict.
     """
-    kept = await _latest(database, tenant_id, month)
-    if kept is not None and not again:
-        return _statement(kept)
-    body = await _body(database, tenant_id, month, 1 if kept is None else kept.revision + 1)
-    if kept is not None and _same(body, kept):
-        return _statement(kept)
-    shown = await asyncio.to_thread(pdf.render, body)  # pages of rows: others' streams share this loop
+    stored = await _latest(database, tenant_id, month)
+    if stored is not None and not new_revision:
+        return _statement(stored)
+    body = await _body(database, tenant_id, month, 1 if stored is None else stored.revision + 1)
+    if stored is not None and _is_unchanged(body, stored):
+        return _statement(stored)
+    pdf_file = await asyncio.to_thread(pdf.render, body)  # pages of rows: others' streams share this loop
     async with database.system() as connection:
-        await signing.register(connection, signer)
-        signature = signer.sign(TYPE, body, shown)
+        await signing.register_key(connection, signer)
+        signature = signer.sign(TYPE, body, pdf_file)
         made = Statement(
             month=body["month"],
             final=body["final"],
             revision=body["revision"],
             document=signing.document(body, signature),
-            pdf=with_trailer(shown, signature),
+            pdf=append_signature(pdf_file, signature),
         )
-        if made.final and not await _keep(connection, tenant_id, month, made, signature, by):
+        if made.final and not await _store(connection, tenant_id, month, made, signature, by):
             raise Conflict("somebody else issues this statement at this moment; ask again")
     return made
 
@@ -133,16 +133,16 @@ def _statement(row: Row[Any]) -> Statement:
     )
 
 
-def _same(body: dict[str, Any], kept: Row[Any]) -> bool:
+def _is_unchanged(body: dict[str, Any], stored: Row[Any]) -> bool:
     """Whether a new revision would say what the kept one says."""
-    before = msgspec.json.decode(kept.document)["body"]
-    passing = ("issued_at", "revision", "lots")
-    return canonical({k: v for k, v in body.items() if k not in passing}) == canonical(
-        {k: v for k, v in before.items() if k not in passing}
+    before = msgspec.json.decode(stored.document)["body"]
+    volatile = ("issued_at", "revision", "lots")
+    return canonical({k: v for k, v in body.items() if k not in volatile}) == canonical(
+        {k: v for k, v in before.items() if k not in volatile}
     )
 
 
-async def _keep(
+async def _store(
     connection: AsyncConnection,
     tenant_id: UUID,
     month: date,
@@ -151,7 +151,7 @@ async def _keep(
     by: str,
 ) -> bool:
     """Store a final statement and tell the customer; False when another process was first."""
-    kept = await connection.execute(
+    inserted = await connection.execute(
         text(
             "INSERT INTO statements (id, tenant_id, month, revision, body_sha256, document, pdf, key_id, created_by) "
             "VALUES (:id, :tenant, :month, :revision, :sha, :document, :pdf, :key, :by) "
@@ -169,7 +169,7 @@ async def _keep(
             "by": by,
         },
     )
-    if kept.rowcount == 0:
+    if inserted.rowcount == 0:
         return False
     await notify(
         connection,

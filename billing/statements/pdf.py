@@ -48,19 +48,19 @@ _ACCOUNTS = {
     "disputed": "Under dispute",
 }
 _LOTS = {"purchased": "Bought", "promotional": "Given", "sla": "Service level", "adjustment": "Adjustment"}
-_WORDS = frozenset(
+_LEFT_ALIGNED = frozenset(
     {"Usage", "Movement", "Line", "Time", "Kind", "Date", "Reason", "Corrects", "Rule", "Credit", "Expires"}
 )
 _CLASSES = {"input": "input", "cached_input": "cached input", "output": "output", "reasoning": "reasoning"}
 
 
-class _Page(FPDF):
+class _StatementPdf(FPDF):
     """An A4 page with our footer."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         super().__init__(format="A4")
         text = canonical(body)
-        self.note = f"{body['tenant']['id']}  |  {body['month']}  |  content sha256 {sha256(text)}"
+        self.footer_text = f"{body['tenant']['id']}  |  {body['month']}  |  content sha256 {sha256(text)}"
         self.family = "helvetica"
         try:
             text.decode("utf-8").encode("latin-1")
@@ -78,15 +78,15 @@ class _Page(FPDF):
     def footer(self) -> None:
         """What the page belongs to, and its number."""
         self.set_y(-14)
-        self.write_line(self.note, 6 if self.family == "helvetica" else 5, _SOFT, width=150)
+        self.write_line(self.footer_text, 6 if self.family == "helvetica" else 5, _SOFT, width=150)
         self.set_xy(-48, -14)
         self.write_line(f"Page {self.page_no()} of {{nb}}", 6, _SOFT, width=30, align="R")
 
     def write_line(
         self,
-        words: str,
+        content: str,
         size: int,
-        ink: tuple[int, int, int] = _INK,
+        color: tuple[int, int, int] = _INK,
         *,
         bold: bool = False,
         width: int = 0,
@@ -95,10 +95,10 @@ class _Page(FPDF):
     ) -> None:
         """One line of text, then the beginning of the next."""
         self.set_font(self.family, "B" if bold else "", size)
-        self.set_text_color(*ink)
-        self.cell(width, height, words, align=align, new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+        self.set_text_color(*color)
+        self.cell(width, height, content, align=align, new_x=XPos.LMARGIN, new_y=YPos.NEXT)
 
-    def grid(
+    def titled_table(
         self, title: str, heading: list[str], rows: list[list[str]], widths: list[int], *, total: bool = False
     ) -> None:
         """A titled table: the first column of words, amounts to the right; `total` sets the last row in bold."""
@@ -109,7 +109,7 @@ class _Page(FPDF):
         self.set_font(self.family, "", 8)
         self.set_text_color(*_INK)
         self.set_draw_color(*_LINE)
-        words = [name in _WORDS for name in heading]
+        words = [name in _LEFT_ALIGNED for name in heading]
         with self.table(
             col_widths=widths,
             text_align=["LEFT" if left else "RIGHT" for left in words],
@@ -126,7 +126,7 @@ class _Page(FPDF):
 
 def render(body: dict[str, Any]) -> bytes:
     """The PDF of a statement's body; the same bytes for the same body."""
-    page = _Page(body)
+    page = _StatementPdf(body)
     page.add_page()
     _head(page, body)
     _summary(page, body)
@@ -139,7 +139,7 @@ def render(body: dict[str, Any]) -> bytes:
     return bytes(page.output())
 
 
-def _head(page: _Page, body: dict[str, Any]) -> None:
+def _head(page: _StatementPdf, body: dict[str, Any]) -> None:
     start = datetime.strptime(body["period"]["start"], "%Y-%m-%dT%H:%M:%S.%f%z")
     page.set_fill_color(*_ACCENT)
     page.rect(0, 0, page.w, 4, style="F")
@@ -159,7 +159,7 @@ def _head(page: _Page, body: dict[str, Any]) -> None:
         page.write_line(f"Revision {body['revision']}; it replaces the earlier ones.", 9, _WARN, bold=True)
 
 
-def _summary(page: _Page, body: dict[str, Any]) -> None:
+def _summary(page: _StatementPdf, body: dict[str, Any]) -> None:
     """Four figures in boxes."""
     totals, accounts = body["totals"], body["accounts"]
     last = (
@@ -184,7 +184,7 @@ def _summary(page: _Page, body: dict[str, Any]) -> None:
     page.set_y(top + 18)
 
 
-def _usage(page: _Page, body: dict[str, Any]) -> None:
+def _usage(page: _StatementPdf, body: dict[str, Any]) -> None:
     rows = []
     for line in body["usage"]:
         name = f"{line['project'] or line['project_id']}: {line['model']} ({line['tier']})"
@@ -206,14 +206,14 @@ def _usage(page: _Page, body: dict[str, Any]) -> None:
     tokens = sum(int(totals[f"{name}_tokens"]) for name in _CLASSES)
     rows.append([f"Total of {int(totals['requests']):,} requests", "", f"{tokens:,}", "", totals["cost_usd"]])
     heading = ["Usage", "Price no.", "Tokens", "$ per million", "Cost $"]
-    page.grid("Usage by project, model and class", heading, rows, [76, 16, 28, 24, 30], total=True)
+    page.titled_table("Usage by project, model and class", heading, rows, [76, 16, 28, 24, 30], total=True)
     if totals["uncollectible_usd"] != "0.00":
         page.write_line(
             f"Of this ${totals['uncollectible_usd']} was not charged: no credit was left.", 8, _SOFT
         )
 
 
-def _account(page: _Page, title: str, account: dict[str, Any]) -> None:
+def _account(page: _StatementPdf, title: str, account: dict[str, Any]) -> None:
     if not account["movements"] and account["opening_usd"] == "0.00":
         return
     rows = [["Opening balance", "", account["opening_usd"]]]
@@ -222,16 +222,16 @@ def _account(page: _Page, title: str, account: dict[str, Any]) -> None:
             [_LABELS.get(move["kind"], move["kind"]), f"{int(move['bookings']):,}", move["amount_usd"]]
         )
     rows.append(["Closing balance", "", account["closing_usd"]])
-    page.grid(title, ["Movement", "Bookings", "Amount $"], rows, [104, 30, 40], total=True)
+    page.titled_table(title, ["Movement", "Bookings", "Amount $"], rows, [104, 30, 40], total=True)
 
 
-def _invoice(page: _Page, invoice: dict[str, Any] | None) -> None:
+def _invoice(page: _StatementPdf, invoice: dict[str, Any] | None) -> None:
     if invoice is None:
         return
     rows = [[line["description"], line["exact_usd"], line["amount_usd"]] for line in invoice["lines"]]
     rows.append(["Total", invoice["exact_usd"], invoice["total_usd"]])
     due = "" if invoice["due_at"] is None else f", due {invoice['due_at'][:10]}"
-    page.grid(
+    page.titled_table(
         f"Invoice {invoice['number']}{due}",
         ["Line", "Exact $", "Invoiced $"],
         rows,
@@ -240,24 +240,24 @@ def _invoice(page: _Page, invoice: dict[str, Any] | None) -> None:
     )
 
 
-def _lists(page: _Page, body: dict[str, Any]) -> None:
+def _lists(page: _StatementPdf, body: dict[str, Any]) -> None:
     """What belongs to single days: payments, adjustments, credits that are left, missed service levels."""
     payments = [
         [one["at"][:16] + "Z", _LABELS.get(one["kind"], one["kind"]), one["amount_usd"]]
         for one in body["payments"]
     ]
     if payments:
-        page.grid("Payments", ["Time", "Kind", "Amount $"], payments, [40, 94, 40])
+        page.titled_table("Payments", ["Time", "Kind", "Amount $"], payments, [40, 94, 40])
     adjustments = [
         [one["at"][:10], one["reason"], one["corrects"] or "", one["amount_usd"]]
         for one in body["adjustments"]
     ]
     if adjustments:
         heading = ["Date", "Reason", "Corrects", "In your favour $"]
-        page.grid("Adjustments", heading, adjustments, [24, 90, 24, 36])
+        page.titled_table("Adjustments", heading, adjustments, [24, 90, 24, 36])
     sla = [[json.dumps(one["evidence"].get("rule", {})), one["amount_usd"]] for one in body["sla_credits"]]
     if sla:
-        page.grid("Missed service levels", ["Rule", "Credit $"], sla, [134, 40])
+        page.titled_table("Missed service levels", ["Rule", "Credit $"], sla, [134, 40])
     lots = [
         [
             _LOTS.get(lot["kind"], lot["kind"]),
@@ -269,10 +269,10 @@ def _lists(page: _Page, body: dict[str, Any]) -> None:
     ]
     if lots:
         title = f"Credits that are left (as of {body['lots']['as_of'][:16]}Z)"
-        page.grid(title, ["Credit", "Expires", "Given $", "Left $"], lots, [60, 34, 40, 40])
+        page.titled_table(title, ["Credit", "Expires", "Given $", "Left $"], lots, [60, 34, 40, 40])
 
 
-def _closing(page: _Page) -> None:
+def _closing(page: _StatementPdf) -> None:
     page.ln(6)
     page.set_font(page.family, "", 7)
     page.set_text_color(*_SOFT)

@@ -7,13 +7,13 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.statements.signing import instant
+from billing.statements.signing import format_instant
 from core.errors import NotFound
 from core.ids import uuid7_unix_ms
 from core.money import pico_per_token_to_per_mtok, pico_to_usd
 
 TYPE = "penstock.receipt"
-_WHY = {
+_REASONS = {
     "completed": "It ran to its end: every token at the price of its class, as pinned at admission.",
     "length": "It ended at the length that was asked for: every token at the price of its class.",
     "budget_stopped": "It was ended because the budget or credit was used up; what was delivered is charged.",
@@ -48,7 +48,9 @@ async def receipt_body(connection: AsyncConnection, tenant_id: UUID, request_id:
     bound = {"request": request_id, "tenant": tenant_id}
     row = (await connection.execute(_USAGE, bound)).one_or_none()
     if row is None:
-        hint = " It began a moment ago and may still run: ask again shortly." if _fresh(request_id) else ""
+        hint = (
+            " It began a moment ago and may still run: ask again shortly." if _is_recent(request_id) else ""
+        )
         raise NotFound(f"There is no settled request with the id {request_id}.{hint}", param="id")
     free = row.ended_as in ("engine_failed", "zero_output")
     return {
@@ -63,9 +65,9 @@ async def receipt_body(connection: AsyncConnection, tenant_id: UUID, request_id:
         "tier": row.tier,
         "region": row.region,
         "simulated": row.simulated,
-        "admitted_at": instant(row.admitted_at),
-        "ended_at": instant(row.ended_at),
-        "settled_at": instant(row.settled_at),
+        "admitted_at": format_instant(row.admitted_at),
+        "ended_at": format_instant(row.ended_at),
+        "settled_at": format_instant(row.settled_at),
         "queue_us": str(row.queue_us),
         "ttft_us": str(row.ttft_us),
         "duration_us": str(row.duration_us),
@@ -75,12 +77,12 @@ async def receipt_body(connection: AsyncConnection, tenant_id: UUID, request_id:
         "classes": [_line(row, name, tokens, free) for name, tokens in _tokens(row).items() if tokens],
         "cost_usd": pico_to_usd(int(row.cost)),
         "list_cost_usd": pico_to_usd(int(row.list_cost)),
-        "why": _why(row),
+        "why": _explanation(row),
         "ledger": [_booking(one) for one in await connection.execute(_BOOKED, bound)],
     }
 
 
-def _fresh(request_id: UUID) -> bool:
+def _is_recent(request_id: UUID) -> bool:
     """Whether the id is one of ours from the last ten minutes."""
     if request_id.version != 7:
         return False
@@ -116,14 +118,14 @@ def _booking(row: Row[Any]) -> dict[str, Any]:
         "debit": row.debit,
         "credit": row.credit,
         "amount_usd": pico_to_usd(int(row.amount)),
-        "at": instant(row.effective_at),
+        "at": format_instant(row.effective_at),
         "seal": None if row.seal is None else str(row.seal),
     }
 
 
-def _why(row: Row[Any]) -> str:
+def _explanation(row: Row[Any]) -> str:
     """One sentence on the cost, and one on what moved it."""
-    words = [_WHY[row.ended_as]]
+    words = [_REASONS[row.ended_as]]
     saved = int(row.list_cost) - int(row.cost)
     if saved > 0:
         words.append(f"Your contract saves ${pico_to_usd(saved)} against the list.")

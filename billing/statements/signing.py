@@ -23,7 +23,7 @@ from billing.statements.canonical import canonical
 from core.errors import Conflict, InvalidRequest, Unavailable
 from core.settings import Settings
 
-FILE = "signing.key"
+KEY_FILE = "signing.key"
 ALGORITHM = "Ed25519"
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -83,7 +83,7 @@ def load_signer(settings: Settings) -> Signer:
     given = settings.signing_key.get_secret_value().strip()
     if given:
         return Signer(_seed(given, "PENSTOCK_SIGNING_KEY"))
-    path = settings.data_dir / FILE
+    path = settings.data_dir / KEY_FILE
     try:
         if not path.exists():
             write_key(path, secrets.token_bytes(32), replace=False)
@@ -132,7 +132,7 @@ class PublicKey(msgspec.Struct, frozen=True):
     retired_at: str | None
 
 
-async def register(connection: AsyncConnection, signer: Signer) -> None:
+async def register_key(connection: AsyncConnection, signer: Signer) -> None:
     """Publish the public half before anything is signed with it. Raises Conflict when the key is retired."""
     await connection.execute(
         text("INSERT INTO signing_keys (id, public_key) VALUES (:id, :key) ON CONFLICT DO NOTHING"),
@@ -143,7 +143,7 @@ async def register(connection: AsyncConnection, signer: Signer) -> None:
         raise Conflict(f"the signing key {signer.key_id} is retired; set a new PENSTOCK_SIGNING_KEY")
 
 
-async def retire(connection: AsyncConnection, key_id: str) -> None:
+async def retire_key(connection: AsyncConnection, key_id: str) -> None:
     """Let a key sign nothing more; what it has signed still verifies."""
     await connection.execute(
         text("UPDATE signing_keys SET retired_at = clock_timestamp() WHERE id = :id AND retired_at IS NULL"),
@@ -159,13 +159,13 @@ async def list_keys(connection: AsyncConnection) -> list[PublicKey]:
             key_id=row.id,
             alg=ALGORITHM,
             public_key=bytes(row.public_key).hex(),
-            created_at=instant(row.created_at),
-            retired_at=None if row.retired_at is None else instant(row.retired_at),
+            created_at=format_instant(row.created_at),
+            retired_at=None if row.retired_at is None else format_instant(row.retired_at),
         )
         for row in rows
     ]
 
 
-def instant(at: datetime) -> str:
+def format_instant(at: datetime) -> str:
     """An instant in UTC with microseconds, as our documents write it."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -19,14 +19,14 @@ from billing.ledger.check_result import CheckResult
 from billing.ledger.months import bounds, final_at, month_name, month_of
 from billing.notifications.notices import notify
 from billing.pricing.sla_terms import Sla, parse_sla
-from billing.statements.signing import instant
+from billing.statements.signing import format_instant
 from core.db import Database
 from core.errors import Conflict
 from core.ids import derived_uuid
 from core.money import pico_to_usd, usd_to_pico
 from tenants.scoping import platform_wide
 
-SAMPLE = 10
+SAMPLE_SIZE = 10
 """Request ids that the evidence names: the worst ones."""
 _ANSWERED = "('completed', 'length', 'budget_stopped')"
 
@@ -46,7 +46,7 @@ class SlaResult(msgspec.Struct, frozen=True):
     """rule, period, requests, measured, threshold, charges and the ids of the worst requests; JSON-safe."""
 
 
-def rank_of(percentile: int, count: int) -> int:
+def nearest_rank(percentile: int, count: int) -> int:
     """The nearest rank (1 to count) of a whole percentile: the smallest with at least that share at or below it."""
     return max(1, -(-percentile * count // 100))
 
@@ -56,7 +56,7 @@ def misses_availability(answered: int, counted: int, percent: str) -> bool:
     return Decimal(answered) * 100 < Decimal(percent) * counted
 
 
-def credit_of(charged: int, percent: int) -> int:
+def credit_amount(charged: int, percent: int) -> int:
     """The credit in picodollars, rounded up."""
     return -(-charged * percent // 100)
 
@@ -92,7 +92,7 @@ async def _measure(connection: AsyncConnection, month: date, contract: Row[Any])
     else:
         missed, facts = await _availability(connection, rule, bound)
     charged = await _charged(connection, bound)
-    amount = credit_of(charged, rule.credit_percent) if missed else 0
+    amount = credit_amount(charged, rule.credit_percent) if missed else 0
     return SlaResult(
         id=derived_uuid("sla", contract.id, month),
         tenant_id=contract.tenant_id,
@@ -103,8 +103,8 @@ async def _measure(connection: AsyncConnection, month: date, contract: Row[Any])
         booked=False,
         evidence={
             "rule": msgspec.to_builtins(rule),
-            "from": instant(contract.start),
-            "until": instant(contract.until),
+            "from": format_instant(contract.start),
+            "until": format_instant(contract.until),
             "charged_usd": pico_to_usd(charged),
             **facts,
         },
@@ -119,11 +119,11 @@ async def _ttft(connection: AsyncConnection, rule: Sla, bound: dict[str, Any]) -
     count = int(await connection.scalar(text(f"SELECT count(*) {where}"), bound) or 0)
     if not count or rule.percentile is None:
         return False, {"requests": 0, "measured_us": None}
-    rank = rank_of(rule.percentile, count)
+    rank = nearest_rank(rule.percentile, count)
     value = text(f"SELECT ttft_us {where} ORDER BY ttft_us LIMIT 1 OFFSET :skip")
     measured = int(await connection.scalar(value, {**bound, "skip": rank - 1}) or 0)
     worst = text(f"SELECT request_id {where} ORDER BY ttft_us DESC, request_id LIMIT :sample")
-    ids = await connection.scalars(worst, {**bound, "sample": SAMPLE})
+    ids = await connection.scalars(worst, {**bound, "sample": SAMPLE_SIZE})
     return measured > int(rule.threshold) * 1000, {
         "requests": count,
         "rank": rank,
@@ -144,7 +144,7 @@ async def _availability(
         f"SELECT request_id {_FROM} AND outcome NOT IN ('client_cancelled', 'completed', 'length', 'budget_stopped') "
         "ORDER BY request_id LIMIT :sample"
     )
-    ids = await connection.scalars(failed, {**bound, "sample": SAMPLE})
+    ids = await connection.scalars(failed, {**bound, "sample": SAMPLE_SIZE})
     return misses_availability(row.answered, row.counted, str(rule.threshold)), {
         "requests": row.counted,
         "answered": row.answered,
@@ -167,7 +167,7 @@ async def _charged(connection: AsyncConnection, bound: dict[str, Any]) -> int:
 
 
 @platform_wide("every contract's service level is credited")
-async def run_month(database: Database, month: date) -> list[SlaResult]:
+async def credit_month(database: Database, month: date) -> list[SlaResult]:
     """Measure what was not measured yet and credit what was missed, each contract in a transaction of its own.
 
     Raises Conflict while usage can still reach the month.
@@ -183,23 +183,23 @@ async def run_month(database: Database, month: date) -> list[SlaResult]:
     results = []
     for result in measured:
         async with database.system() as connection:
-            booked = await _credit(connection, month, result)
+            booked = await _book_credit(connection, month, result)
         results.append(msgspec.structs.replace(result, booked=booked))
     return results
 
 
 @platform_wide("every contract's service level is credited")
-async def run_last_month(database: Database) -> int:
+async def credit_last_month(database: Database) -> int:
     """`run_month` for the newest month that no usage can reach any more; returns how many credits were booked."""
     async with database.read() as connection:
         now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     month = month_of(now)
     while now < final_at(month):
         month = month_of(bounds(month)[0] - timedelta(days=1))
-    return sum(result.booked for result in await run_month(database, month))
+    return sum(result.booked for result in await credit_month(database, month))
 
 
-async def _credit(connection: AsyncConnection, month: date, result: SlaResult) -> bool:
+async def _book_credit(connection: AsyncConnection, month: date, result: SlaResult) -> bool:
     """Keep the measurement and book its credit; False when it was done before or there is nothing to give."""
     lock = text("SELECT FROM billing_accounts WHERE tenant_id = :tenant FOR UPDATE")
     await connection.execute(lock, {"tenant": result.tenant_id})
@@ -227,7 +227,7 @@ async def _credit(connection: AsyncConnection, month: date, result: SlaResult) -
         amount=amount,
         reason=f"Service level of {result.month}",
         created_by="penstock.sla",
-        effective_at=await _effective(connection, result.tenant_id, month),
+        effective_at=await _booking_instant(connection, result.tenant_id, month),
     )
     await notify(
         connection,
@@ -246,7 +246,7 @@ async def _credit(connection: AsyncConnection, month: date, result: SlaResult) -
     return True
 
 
-async def _effective(connection: AsyncConnection, tenant_id: UUID, month: date) -> datetime | None:
+async def _booking_instant(connection: AsyncConnection, tenant_id: UUID, month: date) -> datetime | None:
     """The month's last instant while its invoice can still take the credit, else now (None): the next invoice does."""
     end = bounds(month)[1]
     taken = await connection.scalar(

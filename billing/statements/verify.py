@@ -14,7 +14,7 @@ from billing.statements import canonical
 from billing.statements.signing import ALGORITHM, check_signature, sha256
 from core.errors import InvalidRequest
 
-MARK = b"\n%penstock-signature "
+SIGNATURE_MARK = b"\n%penstock-signature "
 MAX_FILE = 64 * 1024 * 1024
 _FIELDS = {"alg", "body_sha256", "key_id", "pdf_sha256", "type", "value"}
 _HEX = re.compile(r"[0-9a-f]+")
@@ -46,9 +46,9 @@ def read_keys(data: bytes) -> dict[str, bytes]:
     return keys
 
 
-def with_trailer(pdf: bytes, signature: dict[str, str]) -> bytes:
+def append_signature(pdf: bytes, signature: dict[str, str]) -> bytes:
     """The PDF with its signature after the end, where readers ignore it."""
-    return pdf + MARK + canonical.canonical(signature) + b"\n"
+    return pdf + SIGNATURE_MARK + canonical.canonical(signature) + b"\n"
 
 
 def verify(data: bytes, keys: dict[str, bytes]) -> Verified:
@@ -83,7 +83,7 @@ def _verify_json(data: bytes, keys: dict[str, bytes]) -> Verified:
         or not isinstance(found["body"], dict)
     ):
         raise InvalidRequest("NOT VALID: this is no statement or receipt of ours")
-    signature = _checked(found["signature"], keys)
+    signature = _valid_signature(found["signature"], keys)
     if signature["body_sha256"] != sha256(canonical.canonical(found["body"])):
         raise InvalidRequest("NOT VALID: the content was changed after it was signed")
     if found["body"].get("type") != signature["type"]:
@@ -92,20 +92,20 @@ def _verify_json(data: bytes, keys: dict[str, bytes]) -> Verified:
 
 
 def _verify_pdf(data: bytes, keys: dict[str, bytes]) -> Verified:
-    pdf, mark, trailer = data.rpartition(MARK)
+    pdf, mark, trailer = data.rpartition(SIGNATURE_MARK)
     if not mark or not trailer.endswith(b"\n"):
         raise InvalidRequest("NOT VALID: the PDF carries no signature at its end (cut off, or printed anew?)")
     try:
         found = canonical.parse(trailer[:-1])
     except ValueError:
         raise InvalidRequest("NOT VALID: the signature at the end of the PDF was changed") from None
-    signature = _checked(found, keys)
+    signature = _valid_signature(found, keys)
     if signature["pdf_sha256"] != sha256(pdf):
         raise InvalidRequest("NOT VALID: the PDF was changed after it was signed")
     return _verified("pdf", signature, None)
 
 
-def _checked(signature: Any, keys: dict[str, bytes]) -> dict[str, str]:
+def _valid_signature(signature: Any, keys: dict[str, bytes]) -> dict[str, str]:
     if (
         not isinstance(signature, dict)
         or set(signature) != _FIELDS

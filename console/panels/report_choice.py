@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 from starlette.datastructures import QueryParams
 
-from billing.reports.compare import previous
+from billing.reports.compare import previous_period
 from billing.reports.usage_report import ReportQuery
 from billing.usage.query import TIME_DIMENSIONS
 from console.periods import PERIODS, Period, form_period
@@ -115,7 +115,7 @@ def compared_with(choice: ReportOptions, period: Period, today: date) -> tuple[d
         if (other.last - other.first).days >= 400:
             raise ValueError("At most 400 days at once; take a part of it.")
         return other.start, other.end
-    start, end = previous(period.start, period.end)
+    start, end = previous_period(period.start, period.end)
     if period.last > today >= period.first:
         tomorrow = datetime(today.year, today.month, today.day, tzinfo=UTC) + timedelta(days=1)
         end = min(end, start + (tomorrow - period.start))

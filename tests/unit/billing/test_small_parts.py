@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from billing.metering.records import Outcome, PriceVersion
 from billing.metering.refusals import hold_refusal
-from billing.reports.files import compared_csv
+from billing.reports.report_format import compared_csv
 from billing.reports.usage_report import this_month
 from billing.usage.period import parse_group_by, parse_period
 from core.apportion import split

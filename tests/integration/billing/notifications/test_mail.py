@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from billing.notifications.mail import Smtp, compose, send
+from billing.notifications.mail import SmtpServer, compose, send
 from core.ids import uuid7
 from tests.support.ports import free_port
 
@@ -61,7 +61,7 @@ def certificate(folder: Path) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[Mailbox, Smtp, Path]]:
+def server(tmp_path: Path) -> Iterator[tuple[Mailbox, SmtpServer, Path]]:
     pem = certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
@@ -82,24 +82,26 @@ def server(tmp_path: Path) -> Iterator[tuple[Mailbox, Smtp, Path]]:
         authenticator=check,
     )
     controller.start()
-    yield mailbox, Smtp("127.0.0.1", port, "billing@penstock.example", "penstock", "pass:word"), pem
+    yield mailbox, SmtpServer("127.0.0.1", port, "billing@penstock.example", "penstock", "pass:word"), pem
     controller.stop()
 
 
 async def test_mail_goes_through_starttls_with_a_password(
-    server: tuple[Mailbox, Smtp, Path], monkeypatch: pytest.MonkeyPatch
+    server: tuple[Mailbox, SmtpServer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mailbox, smtp, pem = server
     monkeypatch.setenv("SSL_CERT_FILE", str(pem))
     message = compose(smtp, "a@example.com", "s", "b", uuid7())
     assert await send(smtp, message) is None
     assert [mail["Subject"] for mail in mailbox.mails] == ["s"]
-    wrong = Smtp(smtp.host, smtp.port, smtp.sender, "penstock", "guess")
+    wrong = SmtpServer(smtp.host, smtp.port, smtp.sender, "penstock", "guess")
     assert "SMTPAuthenticationError" in str(await send(wrong, message))
     assert len(mailbox.mails) == 1
 
 
-async def test_a_server_that_cannot_prove_itself_gets_nothing(server: tuple[Mailbox, Smtp, Path]) -> None:
+async def test_a_server_that_cannot_prove_itself_gets_nothing(
+    server: tuple[Mailbox, SmtpServer, Path],
+) -> None:
     mailbox, smtp, _ = server
     failure = await send(smtp, compose(smtp, "a@example.com", "s", "b", uuid7()))
     assert failure is not None
@@ -121,7 +123,7 @@ async def test_a_password_does_not_travel_in_the_clear(monkeypatch: pytest.Monke
     controller.start()
     try:
         monkeypatch.setattr("billing.notifications.mail._LOOPBACK", frozenset())
-        smtp = Smtp("127.0.0.1", port, "x@y.example", "user", "secret")
+        smtp = SmtpServer("127.0.0.1", port, "x@y.example", "user", "secret")
         failure = await send(smtp, compose(smtp, "a@example.com", "s", "b", uuid7()))
     finally:
         controller.stop()

@@ -17,8 +17,8 @@ from sqlalchemy import text
 from admin import alerts as admin_alerts
 from admin import users as admin_users
 from billing.notifications import mail, webhooks
-from billing.notifications.delivery import MAX_ATTEMPTS, Senders, deliver
-from billing.notifications.mail import Smtp
+from billing.notifications.delivery import MAX_ATTEMPTS, DeliveryConfig, deliver
+from billing.notifications.mail import SmtpServer
 from billing.notifications.notices import notify
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, Unavailable
@@ -26,7 +26,7 @@ from tests.support.ports import free_port
 from tests.support.tenancy import ADMIN, PEPPER, audit_actions, make_organisation, member
 
 LOOPBACK = frozenset({"127.0.0.1"})
-SENDERS = Senders(pepper=PEPPER, smtp=None, allow_hosts=LOOPBACK)
+SENDERS = DeliveryConfig(pepper=PEPPER, smtp=None, allow_hosts=LOOPBACK)
 
 
 class Receiver:
@@ -69,11 +69,11 @@ class Mailbox(MessageHandler):
 
 
 @pytest.fixture
-def mail_server() -> Iterator[tuple[Mailbox, Smtp]]:
+def mail_server() -> Iterator[tuple[Mailbox, SmtpServer]]:
     mailbox, port = Mailbox(), free_port()
     controller = Controller(mailbox, hostname="127.0.0.1", port=port)
     controller.start()
-    yield mailbox, Smtp("127.0.0.1", port, "billing@penstock.example")
+    yield mailbox, SmtpServer("127.0.0.1", port, "billing@penstock.example")
     controller.stop()
 
 
@@ -225,7 +225,7 @@ async def test_a_receiver_that_says_nothing_is_left_soon(
 
 
 async def test_mail_goes_to_the_owners_through_smtp(
-    database: Database, mail_server: tuple[Mailbox, Smtp]
+    database: Database, mail_server: tuple[Mailbox, SmtpServer]
 ) -> None:
     mailbox, smtp = mail_server
     acme = await make_organisation(database)
@@ -239,7 +239,7 @@ async def test_mail_goes_to_the_owners_through_smtp(
             tenant_id=acme.tenant_id,
         )
     await tell(database, acme.tenant_id, subject="80 % of the budget of Äcme is spent", body="Spent $8.\n")
-    senders = Senders(pepper=PEPPER, smtp=smtp, allow_hosts=frozenset())
+    senders = DeliveryConfig(pepper=PEPPER, smtp=smtp, allow_hosts=frozenset())
     assert await deliver(database, senders) == 1
     [mail] = mailbox.mails
     assert mail["To"] == "owner@acme.example"
@@ -273,7 +273,9 @@ async def test_mail_that_nobody_takes_stays(database: Database) -> None:
         database, ADMIN, tenant_id=acme.tenant_id, channel="email", target="a@b.example", pepper=PEPPER
     )
     await tell(database, acme.tenant_id)
-    away = Senders(pepper=PEPPER, smtp=Smtp("127.0.0.1", free_port(), "x@y"), allow_hosts=frozenset())
+    away = DeliveryConfig(
+        pepper=PEPPER, smtp=SmtpServer("127.0.0.1", free_port(), "x@y"), allow_hosts=frozenset()
+    )
     assert await deliver(database, away) == 0
     assert await states(database, acme.tenant_id) == [("email", "pending")]
 
@@ -356,6 +358,8 @@ async def test_a_delivery_that_breaks_takes_no_other_with_it(
             ),
             {"tenant": acme.tenant_id},
         )
-    senders = Senders(pepper=PEPPER, smtp=Smtp("127.0.0.1", 1, "us@example.com"), allow_hosts=LOOPBACK)
+    senders = DeliveryConfig(
+        pepper=PEPPER, smtp=SmtpServer("127.0.0.1", 1, "us@example.com"), allow_hosts=LOOPBACK
+    )
     assert await deliver(database, senders) == 1
     assert sorted(await states(database, acme.tenant_id)) == [("email", "pending"), ("webhook", "delivered")]

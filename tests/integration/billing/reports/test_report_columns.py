@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from admin import billing as admin_billing
-from billing.reports.compare import flat, parse_compare, previous
-from billing.reports.files import compared_csv
+from billing.reports.compare import flatten, parse_compare, previous_period
+from billing.reports.report_format import compared_csv
 from billing.reports.usage_report import ReportQuery, ReportRow, totals, usage_report
 from billing.usage.query import DIMENSIONS
 from core.db import Database
@@ -99,11 +99,13 @@ async def test_two_periods_side_by_side(database: Database) -> None:
     for row in rows:
         cost = row.figures["cost_usd"]
         assert usd_to_pico(str(cost.now)) - usd_to_pico(str(cost.before)) == usd_to_pico(str(cost.difference))
-    lines = list(csv.DictReader(io.StringIO(compared_csv(flat(rows, with_gpu=True)).lstrip("\ufeff"))))
+    lines = list(csv.DictReader(io.StringIO(compared_csv(flatten(rows, with_gpu=True)).lstrip("\ufeff"))))
     assert {"cost_usd", "cost_usd_before", "cost_usd_difference", "cost_usd_percent"} <= set(lines[0])
     assert any(line["cost_usd_difference"].startswith("-") or line["cost_usd_difference"] for line in lines)
     viewer = member(month.customers[0].tenant_id, "tenant_viewer")
-    mine = flat(await admin_billing.compare_usage(database, viewer, before=before, **asked), with_gpu=False)
+    mine = flatten(
+        await admin_billing.compare_usage(database, viewer, before=before, **asked), with_gpu=False
+    )
     assert {row["tenant"] for row in mine} == {"=Rich, Inc."}
     assert not [name for name in mine[0] if "gpu" in name or "margin" in name]
 
@@ -122,7 +124,7 @@ def utc(*parts: int) -> datetime:
     ],
 )
 def test_the_period_before(start: datetime, end: datetime, expected: tuple[datetime, datetime]) -> None:
-    assert previous(start, end) == expected
+    assert previous_period(start, end) == expected
     assert parse_compare("previous", start, end, None) == expected
     with pytest.raises(InvalidRequest):
         parse_compare("yesterday", start, end, None)

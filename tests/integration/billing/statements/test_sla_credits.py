@@ -20,7 +20,7 @@ from billing.ledger.months import parse_month
 from billing.ledger.verification import verify
 from billing.pricing.contracts import add_contract
 from billing.statements import sla_credits
-from billing.statements.sla_credits import SlaResult, run_last_month, run_month
+from billing.statements.sla_credits import SlaResult, credit_last_month, credit_month
 from core.errors import Conflict
 from core.money import usd_to_pico
 from tests.integration.billing.invoicing.support import Platform
@@ -86,7 +86,7 @@ async def test_the_percentile_decides_to_the_microsecond(platform: Platform) -> 
     assert (missed.missed, missed.evidence["requests"], missed.evidence["rank"]) == (True, 22, 21)
     assert missed.evidence["measured_us"] == 801_000
     assert missed.amount_usd == "2.40", "10 % of 24 dollars"
-    assert len(missed.evidence["worst"]) == sla_credits.SAMPLE
+    assert len(missed.evidence["worst"]) == sla_credits.SAMPLE_SIZE
     assert (await account(platform.database, acme)).balance == usd_to_pico("76"), "a dry run books nothing"
 
 
@@ -100,13 +100,13 @@ async def test_a_miss_is_credited_once_to_a_prepaid_customer(platform: Platform)
     await answered(platform, acme, 0, outcome="engine_failed")
     await answered(platform, calm, 10)
     with pytest.raises(Conflict, match="can still reach"):
-        await run_month(database, platform.month)
+        await credit_month(database, platform.month)
     month = await platform.end_month()
-    runs = await asyncio.gather(*(run_month(database, month) for _ in range(4)), return_exceptions=True)
+    runs = await asyncio.gather(*(credit_month(database, month) for _ in range(4)), return_exceptions=True)
     credited = [one for run in runs if isinstance(run, list) for one in run if one.booked]
     assert [one.amount_usd for one in credited] == ["0.75"], "25 % of 3 dollars"
-    assert await run_month(database, month) == []
-    assert await run_last_month(database) == 0
+    assert await credit_month(database, month) == []
+    assert await credit_last_month(database) == 0
     assert (await account(database, acme)).balance == usd_to_pico("97.75")
     [lot] = await platform.rows("SELECT kind, amount FROM credit_grants WHERE kind = 'sla'")
     assert lot.amount == usd_to_pico("0.75")
@@ -127,7 +127,7 @@ async def test_it_stands_on_the_months_invoice(platform: Platform) -> None:
     await contract(platform, acme, TTFT)
     await answered(platform, acme, 2_000, 2_000)
     month = await platform.end_month()
-    assert await run_last_month(database) == 1
+    assert await credit_last_month(database) == 1
     await close_month(database, month, by="fin")
     invoice = await platform.invoice(acme, month)
     assert invoice.total_cents == 180
@@ -143,7 +143,7 @@ async def test_after_the_invoice_the_next_one_takes_it(platform: Platform) -> No
     await answered(platform, acme, 2_000)
     month = await platform.end_month()
     await make_invoices(database, month)
-    await run_month(database, month)
+    await credit_month(database, month)
     [row] = await platform.rows("SELECT effective_at FROM ledger_transfers WHERE kind = 'sla_credit'")
     assert row.effective_at > await platform.one(
         "SELECT CAST(:month AS timestamptz) + interval '1 month'", month=month

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.notifications.alerts import reached
-from billing.notifications.delivery import MAX_ATTEMPTS, pause_s
-from billing.notifications.mail import Smtp, compose, parse_smtp
+from billing.notifications.alerts import reached_thresholds
+from billing.notifications.delivery import MAX_ATTEMPTS, retry_delay_s
+from billing.notifications.mail import SmtpServer, compose, parse_smtp
 from billing.notifications.webhooks import (
     AddressRefused,
     _guarded_socket,
@@ -134,7 +134,7 @@ def test_a_receiver_can_check_the_signature() -> None:
 
 
 def test_pauses_grow_and_end() -> None:
-    pauses = [pause_s(n) for n in range(1, MAX_ATTEMPTS)]
+    pauses = [retry_delay_s(n) for n in range(1, MAX_ATTEMPTS)]
     assert pauses == sorted(pauses)
     assert pauses[:3] == [30, 120, 480]
     assert pauses[-1] == 6 * 3600
@@ -142,15 +142,17 @@ def test_pauses_grow_and_end() -> None:
 
 @given(st.integers(0, 10**24), st.integers(1, 10**24), st.lists(st.integers(1, 1000), max_size=6))
 def test_thresholds_are_exact(spent: int, budget: int, marks: list[int]) -> None:
-    found = reached(spent, budget, marks)
+    found = reached_thresholds(spent, budget, marks)
     assert found == {mark for mark in marks if -(-budget * mark // 100) <= spent}
 
 
 def test_smtp_addresses() -> None:
     assert parse_smtp("", "") is None
     plain = parse_smtp("smtp://u%40x:p%3Aw@mail.example.com", "billing@example.com")
-    assert plain == Smtp("mail.example.com", 587, "billing@example.com", "u@x", "p:w", False)
-    assert parse_smtp("smtps://mail.example.com", "a@b") == Smtp("mail.example.com", 465, "a@b", tls=True)
+    assert plain == SmtpServer("mail.example.com", 587, "billing@example.com", "u@x", "p:w", False)
+    assert parse_smtp("smtps://mail.example.com", "a@b") == SmtpServer(
+        "mail.example.com", 465, "a@b", tls=True
+    )
     for url, sender in (
         ("http://x", "a@b"),
         ("smtp://", "a@b"),
@@ -163,7 +165,7 @@ def test_smtp_addresses() -> None:
 
 
 def test_a_mail_keeps_its_identity() -> None:
-    smtp = Smtp("h", 25, "billing@example.com")
+    smtp = SmtpServer("h", 25, "billing@example.com")
     message = compose(smtp, "a@example.com", "50 % of Ärger", "Body é\n", ENDPOINT)
     assert message["Message-ID"] == f"<{ENDPOINT}@example.com>"
     assert message.get_content() == "Body é\n"

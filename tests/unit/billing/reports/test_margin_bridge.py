@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from billing.economics.weights import Coefficients
-from billing.reports.margin_bridge import EFFECTS, Cell, Period, Quantities, bridge
+from billing.reports.margin_bridge import EFFECTS, Period, Quantities, Segment, bridge
 
 COUNT = st.integers(0, 10**9)
 PRICE = st.integers(0, 10**7)
@@ -14,11 +14,11 @@ KEYS = ("a/m", "b/m", "a/n")
 
 
 @st.composite
-def cells(draw: st.DrawFn) -> Cell:
+def cells(draw: st.DrawFn) -> Segment:
     tokens = Quantities(draw(COUNT), draw(COUNT), draw(COUNT))
     prices = [draw(PRICE) for _ in range(3)]
     revenue = Quantities(tokens.uncached * prices[0], tokens.cached * prices[1], tokens.output * prices[2])
-    return Cell(tokens, revenue)
+    return Segment(tokens, revenue)
 
 
 PERIODS = st.builds(
@@ -56,7 +56,7 @@ def period(
     *rows: tuple[str, int, int, int], prices: tuple[int, int, int] = (10, 1, 40), cost: int, us: int
 ) -> Period[str]:
     made = {
-        key: Cell(Quantities(u, c, o), Quantities(u * prices[0], c * prices[1], o * prices[2]))
+        key: Segment(Quantities(u, c, o), Quantities(u * prices[0], c * prices[1], o * prices[2]))
         for key, u, c, o in rows
     }
     return Period(made, cost, us)

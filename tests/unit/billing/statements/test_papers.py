@@ -15,9 +15,9 @@ from pypdf import PdfReader
 
 from billing.statements.canonical import MAX_INTEGER, canonical, parse
 from billing.statements.pdf import render
-from billing.statements.signing import FILE, Signer, document, key_id_of, load_signer, write_key
-from billing.statements.sla_credits import credit_of, misses_availability, rank_of
-from billing.statements.verify import read_keys, verify, verify_pair, with_trailer
+from billing.statements.signing import KEY_FILE, Signer, document, key_id_of, load_signer, write_key
+from billing.statements.sla_credits import credit_amount, misses_availability, nearest_rank
+from billing.statements.verify import append_signature, read_keys, verify, verify_pair
 from core.errors import InvalidRequest, Unavailable
 from core.settings import Settings
 
@@ -155,7 +155,7 @@ def signed(**changes: Any) -> tuple[bytes, bytes]:
     told = body(**changes)
     shown = render(told)
     signature = SIGNER.sign("penstock.statement", told, shown)
-    return document(told, signature), with_trailer(shown, signature)
+    return document(told, signature), append_signature(shown, signature)
 
 
 PAPER, PDF = signed()
@@ -272,14 +272,14 @@ def test_a_long_statement_goes_over_pages() -> None:
 def test_a_key_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
     given = Settings.model_construct(data_dir=tmp_path / "state")
     first = load_signer(given)
-    path = tmp_path / "state" / FILE
+    path = tmp_path / "state" / KEY_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert load_signer(given).key_id == first.key_id == key_id_of(first.public_key)
     write_key(path, bytes(32), replace=False)
     assert load_signer(given).key_id == first.key_id
     write_key(path, bytes(32), replace=True)
     assert load_signer(given).key_id != first.key_id
-    assert [one.name for one in path.parent.iterdir()] == [FILE]
+    assert [one.name for one in path.parent.iterdir()] == [KEY_FILE]
 
 
 def test_a_key_of_the_settings_wins_and_is_checked(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_key_of_the_settings_wins_and_is_checked(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=200), st.integers(1, 100))
 def test_the_percentile_is_the_nearest_rank(values: list[int], percentile: int) -> None:
-    found = sorted(values)[rank_of(percentile, len(values)) - 1]
+    found = sorted(values)[nearest_rank(percentile, len(values)) - 1]
     at_or_below = sum(value <= found for value in values)
     below = sum(value < found for value in values)
     assert at_or_below * 100 >= percentile * len(values)
@@ -313,6 +313,6 @@ def test_availability_is_exact(answered: int, more: int, thousandths: int) -> No
 
 @given(st.integers(0, 10**24), st.integers(1, 100))
 def test_a_credit_is_rounded_up_once(charged: int, percent: int) -> None:
-    credit = credit_of(charged, percent)
+    credit = credit_amount(charged, percent)
     assert 0 <= credit * 100 - charged * percent < 100
     assert credit <= charged

@@ -15,7 +15,7 @@ UNITS = {
     "day": "date_trunc('day', c.hour, 'UTC')",
     "hour": "c.hour",
 }
-_CELLS = f"""
+_SEGMENTS = f"""
     WITH {DAILY_SUMS_WITH_GPU}
     SELECT {{at}} AS at, c.tenant_id, c.model, sum(c.requests) AS requests,
         sum(c.input_tokens - c.cached_input_tokens) AS uncached, sum(c.cached_input_tokens) AS cached,
@@ -29,7 +29,7 @@ _CELLS = f"""
     """  # noqa: S608 - names from the constants above; values are bound
 
 
-class UsageCell(msgspec.Struct):
+class SegmentUsage(msgspec.Struct):
     """What one organisation used of one model. Money in picodollars; revenue is before credits and adjustments."""
 
     at: datetime
@@ -65,14 +65,14 @@ class UsageCell(msgspec.Struct):
 
 
 @platform_wide("margins of all organisations; shares of a host's cost need everybody's use")
-async def usage_cells(
+async def segment_usage(
     connection: AsyncConnection, costs: HostCosts, start: datetime, end: datetime, unit: str | None = None
-) -> list[UsageCell]:
+) -> list[SegmentUsage]:
     """Cells of [start, end) by hour or day (None = neither), model and organisation; `costs`: the period's."""
     bound = costs.parameters(start, end, by_hour=unit == "hour")
-    found = await connection.execute(text(_CELLS.format(at=UNITS[unit])), bound)
+    found = await connection.execute(text(_SEGMENTS.format(at=UNITS[unit])), bound)
     return [
-        UsageCell(
+        SegmentUsage(
             at=row.at,
             tenant_id=str(row.tenant_id),
             model=row.model,
