@@ -12,13 +12,13 @@ from admin.actor import Actor, readable, require
 from admin.audit import record
 from admin.transactions import page_size, read, write_system
 from billing.exports import schedule
+from billing.exports.dataset_registry import chunks, spool, write_query
 from billing.exports.datasets import PLATFORM_ONLY, DatasetName, DatasetQuery
-from billing.exports.fetch import Fetched, fetch_run
-from billing.exports.open import chunks, spool, write_query
-from billing.exports.schedule import Definition, Run
+from billing.exports.fetch import FetchedFile, fetch_run
+from billing.exports.schedule import ExportDefinition, ExportRun
 from billing.exports.schedule_periods import parse_label
-from billing.exports.verify import Verdict
-from billing.exports.verify import verify as verify_files
+from billing.exports.verify import VerificationResult
+from billing.exports.verify import verify_exports as verify_files
 from billing.exports.writers import MEDIA_TYPES, Format
 from billing.reports.usage_report import this_month
 from core.db import Database
@@ -91,11 +91,11 @@ async def create_export(
     tenant_id: UUID | None = None,
     starts_at: datetime | None = None,
     reason: str | None = None,
-) -> Definition:
+) -> ExportDefinition:
     """Schedule an export, from this UTC month on unless `starts_at` says otherwise. Raises InvalidRequest, Conflict."""
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
-        made = await schedule.create(
+        made = await schedule.create_definition(
             connection,
             name=name,
             dataset=dataset,
@@ -122,11 +122,11 @@ async def create_export(
 
 async def enable_export(
     database: Database, actor: Actor, *, name: str, enabled: bool, reason: str | None = None
-) -> Definition:
+) -> ExportDefinition:
     """Stop or resume a scheduled export; its files stay. Raises NotFound."""
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
-        before = await schedule.find(connection, name)
+        before = await schedule.find_definition(connection, name)
         await schedule.set_enabled(connection, before.id, enabled)
         after = msgspec.structs.replace(before, enabled=enabled)
         await record(
@@ -143,7 +143,7 @@ async def enable_export(
     return after
 
 
-async def list_exports(database: Database, actor: Actor) -> list[Definition]:
+async def list_exports(database: Database, actor: Actor) -> list[ExportDefinition]:
     """Scheduled exports by name."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
         return await schedule.list_definitions(connection)
@@ -151,21 +151,23 @@ async def list_exports(database: Database, actor: Actor) -> list[Definition]:
 
 async def list_runs(
     database: Database, actor: Actor, *, name: str | None = None, limit: int = 100
-) -> list[Run]:
+) -> list[ExportRun]:
     """Runs of one export or of all, the newest period first. Raises NotFound."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        definition = None if name is None else await schedule.find(connection, name)
+        definition = None if name is None else await schedule.find_definition(connection, name)
         of = None if definition is None else definition.id
         return await schedule.list_runs(connection, of, page_size(limit))
 
 
-async def run_export(database: Database, actor: Actor, settings: Settings, *, name: str, period: str) -> Run:
+async def run_export(
+    database: Database, actor: Actor, settings: Settings, *, name: str, period: str
+) -> ExportRun:
     """Export one period now, such as `2026-11`. Unchanged data is not written again.
 
     Raises NotFound, InvalidRequest, Conflict while another process exports it, Unavailable.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        definition = await schedule.find(connection, name)
+        definition = await schedule.find_definition(connection, name)
     made = await schedule.run_period(database, settings, definition, parse_label(definition.cadence, period))
     if made is None:
         raise Conflict(f"{definition.name} is being exported right now; try again when that has ended")
@@ -183,12 +185,12 @@ async def run_export(database: Database, actor: Actor, settings: Settings, *, na
     return made
 
 
-async def fetch(database: Database, actor: Actor, settings: Settings, *, run_id: UUID) -> Fetched:
+async def fetch(database: Database, actor: Actor, settings: Settings, *, run_id: UUID) -> FetchedFile:
     """The file that a run wrote, checked by its checksum. Raises NotFound, InvalidRequest, Conflict, Unavailable."""
     require(actor, *PLATFORM_ROLES)
     return await fetch_run(database, settings, run_id)
 
 
-def verify(path: Path) -> list[Verdict]:
+def verify(path: Path) -> list[VerificationResult]:
     """Check the files at or below a path of this machine against their manifests. Raises InvalidRequest."""
     return verify_files(path)

@@ -8,22 +8,22 @@ from typing import Any
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.exports.columns import Kind, Record, columns
+from billing.exports.columns import ColumnKind, Record, columns
 from billing.exports.datasets import BLOCK, Dataset, DatasetQuery, usd
 from billing.usage.query import check_period, months_of
 
 JOURNAL_VERSION = "journal/1"
 INVOICES_VERSION = "invoices/2"
-_T, _N, _A = Kind.TEXT, Kind.INTEGER, Kind.AMOUNT
+_T, _N, _A = ColumnKind.TEXT, ColumnKind.INTEGER, ColumnKind.AMOUNT
 
 JOURNAL = columns(
-    day=Kind.INSTANT, tenant_id=_T, tenant=_T, kind=_T, debit_account=_T, credit_account=_T, transfers=_N,
+    day=ColumnKind.INSTANT, tenant_id=_T, tenant=_T, kind=_T, debit_account=_T, credit_account=_T, transfers=_N,
     amount_usd=_A, currency=_T,
 )  # fmt: skip
 INVOICES = columns(
     invoice_id=_T, number=_T, tenant_id=_T, tenant=_T, month=_T, kind=_T, stripe_invoice_id=_T,
     document=_T, line_kind=_T, position=_N, description=_T, model=_T, token_class=_T, tier=_T, price_version=_N,
-    tokens=_N, unit_price_usd=Kind.DECIMAL, exact_usd=_A, rounded_usd=_A, currency=_T,
+    tokens=_N, unit_price_usd=ColumnKind.DECIMAL, exact_usd=_A, rounded_usd=_A, currency=_T,
 )  # fmt: skip
 
 _JOURNAL = """

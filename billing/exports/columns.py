@@ -10,7 +10,7 @@ Value = str | int | bool | Decimal | datetime | dict[str, int] | None
 Record = tuple[Value, ...]
 
 
-class Kind(Enum):
+class ColumnKind(Enum):
     """What a column holds."""
 
     TEXT = "text"
@@ -29,15 +29,15 @@ class Column(msgspec.Struct, frozen=True):
     """One column: its name and what it holds."""
 
     name: str
-    kind: Kind = Kind.TEXT
+    kind: ColumnKind = ColumnKind.TEXT
 
     @property
     def is_decimal(self) -> bool:
         """Whether its values are exact decimals."""
-        return self.kind in (Kind.AMOUNT, Kind.DECIMAL)
+        return self.kind in (ColumnKind.AMOUNT, ColumnKind.DECIMAL)
 
 
-def columns(**kinds: Kind) -> tuple[Column, ...]:
+def columns(**kinds: ColumnKind) -> tuple[Column, ...]:
     """Columns from keyword arguments, in their order."""
     return tuple(Column(name, kind) for name, kind in kinds.items())
 

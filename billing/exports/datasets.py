@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.exports.columns import Column, Kind, Record
+from billing.exports.columns import Column, ColumnKind, Record
 from billing.exports.writers import Format, Sink, open_sink
 from core.money import pico_to_usd
 
@@ -42,20 +42,20 @@ class Dataset(msgspec.Struct):
     blocks: AsyncIterator[Sequence[Record]]
 
 
-class Tally(msgspec.Struct):
+class WriteTotals(msgspec.Struct):
     """What was written: records, and the exact sum of each column of amounts."""
 
     rows: int = 0
     sums: dict[str, str] = {}
 
 
-async def write(dataset: Dataset, format: Format, file: IO[bytes]) -> Tally:
+async def write_dataset(dataset: Dataset, format: Format, file: IO[bytes]) -> WriteTotals:
     """Write every record to `file` with at most a few blocks in memory; returns what was written.
 
     In a thread: a download is made in the process that serves requests, and a workbook takes seconds to close.
     """
     sink = open_sink(format, dataset.columns, file, dataset.name.replace("_", " ").capitalize())
-    amounts = {i: Decimal(0) for i, column in enumerate(dataset.columns) if column.kind is Kind.AMOUNT}
+    amounts = {i: Decimal(0) for i, column in enumerate(dataset.columns) if column.kind is ColumnKind.AMOUNT}
     rows = 0
     try:
         async for block in dataset.blocks:
@@ -66,7 +66,7 @@ async def write(dataset: Dataset, format: Format, file: IO[bytes]) -> Tally:
         raise
     await _in_thread(sink.close)
     sums = {dataset.columns[i].name: usd_text(total) for i, total in amounts.items()}
-    return Tally(rows, sums)
+    return WriteTotals(rows, sums)
 
 
 async def _in_thread(work: Callable[..., None], *args: object) -> None:

@@ -10,10 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.exports.tables import export_failures
 from core.errors import PenstockError
 
-LONGEST_ERROR = 500
+MAX_ERROR = 500
 
 
-class Failure(msgspec.Struct, frozen=True):
+class ExportFailure(msgspec.Struct, frozen=True):
     """A period that could not be written."""
 
     definition_id: UUID
@@ -25,17 +25,17 @@ class Failure(msgspec.Struct, frozen=True):
     """Not tried again before."""
 
 
-async def list_failures(connection: AsyncConnection, definition_id: UUID) -> list[Failure]:
+async def list_failures(connection: AsyncConnection, definition_id: UUID) -> list[ExportFailure]:
     """The periods of a definition that failed and were not written since, oldest first."""
     statement = (
         select(*export_failures.c)
         .where(export_failures.c.definition_id == definition_id)
         .order_by(export_failures.c.period_start)
     )
-    return [Failure(**row._mapping) for row in await connection.execute(statement)]
+    return [ExportFailure(**row._mapping) for row in await connection.execute(statement)]
 
 
-async def put_off(
+async def record_failure(
     connection: AsyncConnection, definition_id: UUID, start: datetime, error: Exception
 ) -> None:
     """Write a failure down: the period is tried again after 5 minutes, 10, 20, ... 6 hours."""
@@ -50,11 +50,11 @@ async def put_off(
             "error = excluded.error, failed_at = clock_timestamp(), next_at = clock_timestamp() "
             "+ least(interval '6 hours', interval '5 minutes' * (1 << least(f.attempts, 7)))"
         ),
-        {"id": definition_id, "start": start, "error": message[:LONGEST_ERROR]},
+        {"id": definition_id, "start": start, "error": message[:MAX_ERROR]},
     )
 
 
-async def clear(connection: AsyncConnection, definition_id: UUID, start: datetime) -> None:
+async def clear_failure(connection: AsyncConnection, definition_id: UUID, start: datetime) -> None:
     """The period was written after all."""
     await connection.execute(
         delete(export_failures).where(

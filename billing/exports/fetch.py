@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import select
 
 from billing.exports import manifest as manifests
-from billing.exports.schedule import find
+from billing.exports.schedule import find_definition
 from billing.exports.schedule_periods import label
 from billing.exports.stores import open_store
 from billing.exports.tables import export_runs
@@ -21,7 +21,7 @@ MAX_BYTES = 64 * 1024 * 1024
 """Larger files are fetched from their store: here the whole file is held while it is checked."""
 
 
-class Fetched(msgspec.Struct, frozen=True):
+class FetchedFile(msgspec.Struct, frozen=True):
     """A file as it was written."""
 
     name: str
@@ -29,7 +29,7 @@ class Fetched(msgspec.Struct, frozen=True):
     content: bytes
 
 
-async def fetch_run(database: Database, settings: Settings, run_id: UUID) -> Fetched:
+async def fetch_run(database: Database, settings: Settings, run_id: UUID) -> FetchedFile:
     """The file of one run. Raises NotFound, InvalidRequest when it is too large, Conflict when it was changed."""
     async with database.read() as connection:
         run = (
@@ -37,7 +37,7 @@ async def fetch_run(database: Database, settings: Settings, run_id: UUID) -> Fet
         ).one_or_none()
         if run is None:
             raise NotFound(f"there is no run of an export with the id {run_id}")
-        definition = await find(connection, str(run.definition_id))
+        definition = await find_definition(connection, str(run.definition_id))
     period = label(definition.cadence, run.period_start)
     folder = f"{definition.name}/{period}/r{run.revision:04d}"
     store = await asyncio.to_thread(open_store, definition.destination, settings)
@@ -52,7 +52,7 @@ async def fetch_run(database: Database, settings: Settings, run_id: UUID) -> Fet
         raise NotFound(f"{run.location} is not where it was written")
     if hashlib.sha256(content).hexdigest() != run.sha256:
         raise Conflict(f"{run.location} is not what was written: its SHA-256 differs from the recorded one")
-    return Fetched(
+    return FetchedFile(
         f"{definition.name}-{period}-r{run.revision}.{definition.format}",
         MEDIA_TYPES[definition.format],  # type: ignore[index]
         content,

@@ -177,29 +177,35 @@ def _booked(row: Row[Any], charge: _Charge) -> list[Record]:
     if row.kind == "uncollectible":
         if row.reason is not None:  # of an adjustment, which is charged less by it already
             return []
-        return [_other(charge, -row.amount, "Adjustment", "Usage beyond the prepaid credit, not charged")]
+        return [
+            _adjustment_charge(
+                charge, -row.amount, "Adjustment", "Usage beyond the prepaid credit, not charged"
+            )
+        ]
     if row.kind == "adjustment":
         amount = row.amount if row.credit == "revenue" else -row.amount
         earlier = row.corrects is not None and row.corrects < bucket_start(row.at, "month").date()
-        what = f"Adjustment: {row.reason}" if row.reason else "Adjustment"
-        return [_other(charge, amount, "Adjustment", what, correction=earlier)]
+        description = f"Adjustment: {row.reason}" if row.reason else "Adjustment"
+        return [_adjustment_charge(charge, amount, "Adjustment", description, correction=earlier)]
     if row.kind == "commit":
         return [_purchase(charge, row.amount, row.source_id)]
     if row.kind == "expiry":
         if row.credit not in ("promotions", "sla_credits"):
             return []
-        return [_other(charge, row.amount, "Adjustment", "Credit that expired unused")]
-    what = "Promotional credit" if row.kind == "grant" else "Service level credit"
-    return [_other(charge, -row.amount, "Credit", what)]
+        return [_adjustment_charge(charge, row.amount, "Adjustment", "Credit that expired unused")]
+    description = "Promotional credit" if row.kind == "grant" else "Service level credit"
+    return [_adjustment_charge(charge, -row.amount, "Credit", description)]
 
 
-def _other(charge: _Charge, pico: int, category: str, what: str, *, correction: bool = False) -> Record:
+def _adjustment_charge(
+    charge: _Charge, pico: int, category: str, description: str, *, correction: bool = False
+) -> Record:
     """A charge without quantity. A correction of an earlier month takes the category of what it corrects: usage."""
     amount = usd(int(pico))
     values = _common(charge) | {
         name: amount for name in ("BilledCost", "EffectiveCost", "ContractedCost", "ListCost")
     }
-    values |= {"ChargeCategory": category, "ChargeDescription": what, "ChargeFrequency": "One-Time"}
+    values |= {"ChargeCategory": category, "ChargeDescription": description, "ChargeFrequency": "One-Time"}
     if correction:
         values |= {
             "ChargeCategory": "Usage",

@@ -1,6 +1,6 @@
 """The columns of FOCUS 1.2 (focus.finops.org) that Penstock fills, and what they always hold."""
 
-from billing.exports.columns import Column, Kind
+from billing.exports.columns import Column, ColumnKind
 
 VERSION = "focus/1.2"
 PROVIDER = "Penstock"
@@ -10,7 +10,7 @@ SUBCATEGORY = "Generative AI"
 PRICING_UNIT = "1000000 Tokens"
 CONSUMED_UNIT = "Tokens"
 
-_T, _A, _D, _I = Kind.TEXT, Kind.AMOUNT, Kind.DECIMAL, Kind.INSTANT
+_T, _A, _D, _I = ColumnKind.TEXT, ColumnKind.AMOUNT, ColumnKind.DECIMAL, ColumnKind.INSTANT
 
 CHARGES: tuple[Column, ...] = tuple(
     Column(name, kind)
@@ -60,8 +60,8 @@ CHARGES: tuple[Column, ...] = tuple(
         ("x_Model", _T),
         ("x_Tier", _T),
         ("x_TokenClass", _T),
-        ("x_PriceVersion", Kind.INTEGER),
-        ("x_Simulated", Kind.BOOLEAN),
+        ("x_PriceVersion", ColumnKind.INTEGER),
+        ("x_Simulated", ColumnKind.BOOLEAN),
     )
 )
 """What customers are charged."""

@@ -42,8 +42,8 @@ async def _blocks(connection: AsyncConnection, query: DatasetQuery) -> AsyncIter
         for row in rows:
             if row.tenant_id is None:
                 block += _idle(row, unused.get(row.model or "", {}), start, end)
-            elif _use(row).gpu_us or _use(row).cost:
-                block.append(_row(row, _use(row), "serving", start, end))
+            elif _gpu_use(row).gpu_us or _gpu_use(row).cost:
+                block.append(_row(row, _gpu_use(row), "serving", start, end))
         yield block
         start = end
 
@@ -61,7 +61,7 @@ async def _unused(
 
 def _idle(row: ReportRow, states: dict[str, GpuUse], start: datetime, end: datetime) -> list[Record]:
     """An idle line by state; what is left of it was ready to serve in an hour without requests."""
-    rest = _use(row)
+    rest = _gpu_use(row)
     found = []
     for state, part in sorted(states.items()):
         rest.add(-part.cost, -part.gpu_us)
@@ -72,7 +72,7 @@ def _idle(row: ReportRow, states: dict[str, GpuUse], start: datetime, end: datet
     return found
 
 
-def _use(row: ReportRow) -> GpuUse:
+def _gpu_use(row: ReportRow) -> GpuUse:
     return GpuUse(usd_to_pico(row.gpu_cost_usd or "0"), int((row.gpu_seconds or "0").replace(".", "")))
 
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.exports.columns import Column, Kind
+from billing.exports.columns import Column, ColumnKind
 
 SCHEMA = "penstock-export/1"
 FILE_NAME = "manifest.json"
@@ -35,9 +35,13 @@ class Manifest(msgspec.Struct, frozen=True):
     created_at: datetime
 
 
-def described(columns: tuple[Column, ...]) -> list[dict[str, str]]:
+def column_types(columns: tuple[Column, ...]) -> list[dict[str, str]]:
     """Columns as the manifest names them."""
-    types = {Kind.AMOUNT: "decimal(38,12) USD", Kind.DECIMAL: "decimal(38,12)", Kind.INSTANT: "timestamp UTC"}
+    types = {
+        ColumnKind.AMOUNT: "decimal(38,12) USD",
+        ColumnKind.DECIMAL: "decimal(38,12)",
+        ColumnKind.INSTANT: "timestamp UTC",
+    }
     return [{"name": column.name, "type": types.get(column.kind, column.kind.value)} for column in columns]
 
 

@@ -24,7 +24,7 @@ from billing.usage.sums import HOURLY_SUMS
 from core.errors import InvalidRequest
 from core.money import pico_to_usd
 
-Width = Literal["1m", "1h", "1d"]
+BucketWidth = Literal["1m", "1h", "1d"]
 _WIDTHS = {"1m": timedelta(minutes=1), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
 _LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 """Default and most buckets of a page, as OpenAI has them."""
@@ -40,7 +40,7 @@ _USAGE_GROUPS = {
     "service_tier": "tier",
 }
 _COST_GROUPS = ("project_id", "line_item", "api_key_id")
-_RAW = """
+_USAGE_ROWS = """
     usage_sums AS (
         SELECT u.ended_at AS hour, u.project_id, u.key_id, u.model, u.tier, u.tenant_id, 1 AS requests,
             CASE WHEN f.free THEN 0 ELSE u.input_tokens END AS input_tokens,
@@ -62,7 +62,7 @@ class UsageQuery(msgspec.Struct, frozen=True):
 
     start: datetime
     end: datetime
-    width: Width = "1d"
+    width: BucketWidth = "1d"
     project_ids: tuple[str, ...] = ()
     user_ids: tuple[str, ...] = ()
     api_key_ids: tuple[str, ...] = ()
@@ -85,14 +85,14 @@ async def completions_usage(
     buckets = _buckets(query, *_LIMITS[query.width])
     groups = [f"{_USAGE_GROUPS[name]} AS by_{name}" for name in query.group_by]
     unit = {"1m": "minute", "1h": "hour", "1d": "day"}[query.width]
-    source = _RAW if query.width == "1m" else HOURLY_SUMS
+    source = _USAGE_ROWS if query.width == "1m" else HOURLY_SUMS
     statement = f"""
         WITH {source}
         SELECT {", ".join([f"date_trunc('{unit}', hour, 'UTC') AS at", *groups])},
             sum(requests) AS requests, sum(input_tokens) AS input_tokens,
             sum(cached_input_tokens) AS cached_input_tokens, sum(output_tokens) AS output_tokens
         FROM usage_sums WHERE {_FILTER}
-        GROUP BY {_places(1 + len(groups))} ORDER BY {_places(1 + len(groups))}
+        GROUP BY {_column_numbers(1 + len(groups))} ORDER BY {_column_numbers(1 + len(groups))}
     """  # noqa: S608 - names from the tables above; values are bound
     results: dict[datetime, list[dict[str, Any]]] = defaultdict(list)
     if not query.user_ids:
@@ -262,5 +262,5 @@ def _read_page(page: str) -> datetime:
         raise InvalidRequest("page is no cursor of an earlier answer", param="page") from None
 
 
-def _places(count: int) -> str:
+def _column_numbers(count: int) -> str:
     return ", ".join(str(place) for place in range(1, count + 1))

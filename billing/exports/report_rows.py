@@ -7,7 +7,7 @@ from decimal import Decimal
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.exports.columns import Column, Kind, Record, Value
+from billing.exports.columns import Column, ColumnKind, Record, Value
 from billing.exports.datasets import BLOCK, Dataset, DatasetQuery
 from billing.reports.report_format import columns as report_names
 from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
@@ -31,16 +31,16 @@ def report_columns(with_gpu: bool) -> tuple[Column, ...]:
     return tuple(Column(name, _kind(name)) for name in report_names(with_gpu))
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> ColumnKind:
     if name in _INTEGERS or name.endswith("_tokens"):
-        return Kind.INTEGER
+        return ColumnKind.INTEGER
     if name in _DECIMALS:
-        return Kind.DECIMAL
+        return ColumnKind.DECIMAL
     if name.endswith("_usd"):
-        return Kind.AMOUNT
+        return ColumnKind.AMOUNT
     if name.startswith("period_") and name != "period_status":
-        return Kind.INSTANT
-    return {"simulated": Kind.BOOLEAN, "outcomes": Kind.COUNTS}.get(name, Kind.TEXT)
+        return ColumnKind.INSTANT
+    return {"simulated": ColumnKind.BOOLEAN, "outcomes": ColumnKind.COUNTS}.get(name, ColumnKind.TEXT)
 
 
 async def _blocks(
@@ -66,6 +66,6 @@ def _value(value: object, column: Column) -> Value:
         return value
     if column.is_decimal:
         return Decimal(str(value))
-    if column.kind is Kind.INSTANT:
+    if column.kind is ColumnKind.INSTANT:
         return datetime.fromisoformat(str(value))
     return str(value)

@@ -18,12 +18,19 @@ from sqlalchemy import Row, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.exports import manifest as manifests
-from billing.exports.datasets import DATASETS, PLATFORM_ONLY, Dataset, DatasetQuery, Tally, write
-from billing.exports.failures import clear, list_failures, put_off
+from billing.exports.dataset_registry import open_dataset
+from billing.exports.datasets import (
+    DATASETS,
+    PLATFORM_ONLY,
+    Dataset,
+    DatasetQuery,
+    WriteTotals,
+    write_dataset,
+)
+from billing.exports.failures import clear_failure, list_failures, record_failure
 from billing.exports.manifest import Manifest
-from billing.exports.open import open_dataset
-from billing.exports.schedule_periods import Seen, due, label, unit_of
-from billing.exports.stores import Store, check_destination, open_store, parts_of, sha256_of
+from billing.exports.schedule_periods import PeriodState, due_periods, label, unit_of
+from billing.exports.stores import Store, check_destination, open_store, path_parts, sha256_of
 from billing.exports.tables import export_definitions, export_runs
 from billing.exports.writers import FORMATS
 from billing.reports.books import closed_months
@@ -37,11 +44,11 @@ from tenants.scoping import platform_wide
 log = logging.getLogger(__name__)
 
 MAX_REVISIONS = 9999
-MAX_IN_A_ROW = 3
+MAX_CONSECUTIVE_FAILURES = 3
 """Failures in a row that end a definition's turn."""
 
 
-class Definition(msgspec.Struct, frozen=True):
+class ExportDefinition(msgspec.Struct, frozen=True):
     """A scheduled export."""
 
     id: UUID
@@ -59,7 +66,7 @@ class Definition(msgspec.Struct, frozen=True):
     created_by: str
 
 
-class Run(msgspec.Struct, frozen=True):
+class ExportRun(msgspec.Struct, frozen=True):
     """A revision of a period's files. `is_new` is False when a run found nothing changed."""
 
     id: UUID
@@ -78,7 +85,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 @platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
-async def create(
+async def create_definition(
     connection: AsyncConnection,
     *,
     name: str,
@@ -90,9 +97,9 @@ async def create(
     tenant_id: UUID | None,
     starts_at: datetime,
     created_by: str,
-) -> Definition:
+) -> ExportDefinition:
     """Add a definition. Raises InvalidRequest, and Conflict for a name that is taken."""
-    _check(name, dataset, format, cadence, destination, group_by, tenant_id, starts_at)
+    _check_definition(name, dataset, format, cadence, destination, group_by, tenant_id, starts_at)
     taken = await connection.scalar(select(export_definitions.c.id).where(export_definitions.c.name == name))
     if taken is not None:
         raise Conflict(f"there is an export named {name!r} already", param="name")
@@ -115,7 +122,7 @@ async def create(
     return _definition((await connection.execute(statement)).one())
 
 
-def _check(
+def _check_definition(
     name: str,
     dataset: str,
     format: str,
@@ -125,7 +132,7 @@ def _check(
     tenant_id: UUID | None,
     starts_at: datetime,
 ) -> None:
-    if len(parts_of(name, "name")) != 1:
+    if len(path_parts(name, "name")) != 1:
         raise InvalidRequest("name must be one word of letters, digits, '.', '_' and '-'", param="name")
     if dataset not in DATASETS:
         raise InvalidRequest(
@@ -142,25 +149,25 @@ def _check(
     check_destination(destination)
     start = starts_at
     if dataset == "report":
-        check_query(ReportQuery(start, bucket_end(start, unit_of(cadence)), groups(group_by)))
+        check_query(ReportQuery(start, bucket_end(start, unit_of(cadence)), parse_group_by(group_by)))
     elif group_by and group_by not in DIMENSIONS[-3:]:
         raise InvalidRequest(f"{dataset} is grouped by hour, day or month or not at all", param="group_by")
     unit_of(cadence)
 
 
-def groups(group_by: str) -> tuple[str, ...]:
+def parse_group_by(group_by: str) -> tuple[str, ...]:
     """A grouping as it is stored; empty = by organisation and model."""
     return tuple(name for part in group_by.split(",") if (name := part.strip())) or ("tenant", "model")
 
 
 @platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
-async def list_definitions(connection: AsyncConnection) -> list[Definition]:
+async def list_definitions(connection: AsyncConnection) -> list[ExportDefinition]:
     """All definitions by name."""
     rows = await connection.execute(select(*export_definitions.c).order_by(export_definitions.c.name))
     return [_definition(row) for row in rows]
 
 
-async def find(connection: AsyncConnection, name: str) -> Definition:
+async def find_definition(connection: AsyncConnection, name: str) -> ExportDefinition:
     """The definition of that name or id. Raises NotFound."""
     for one in await list_definitions(connection):
         if name in (one.name, str(one.id)):
@@ -178,7 +185,7 @@ async def set_enabled(connection: AsyncConnection, definition_id: UUID, enabled:
 
 async def list_runs(
     connection: AsyncConnection, definition_id: UUID | None = None, limit: int = 100
-) -> list[Run]:
+) -> list[ExportRun]:
     """Revisions, the newest period first."""
     statement = select(*export_runs.c).order_by(
         export_runs.c.period_start.desc(), export_runs.c.revision.desc(), export_runs.c.id
@@ -207,60 +214,64 @@ async def run_due(database: Database, settings: Settings) -> int:
 
 
 async def _run_definition(
-    database: Database, settings: Settings, definition: Definition, now: datetime, failures: list[Exception]
+    database: Database,
+    settings: Settings,
+    definition: ExportDefinition,
+    now: datetime,
+    failures: list[Exception],
 ) -> int:
     """Write what is due of one definition; returns how many files are new, and adds to `failures`.
 
     A few failures in a row end its turn: its store is likely away, and every try may wait long.
     """
     async with database.read() as connection:
-        seen = await _seen(connection, definition.id)
+        states = await _period_states(connection, definition.id)
         failed = {one.period_start: one.next_at for one in await list_failures(connection, definition.id)}
-    new = in_a_row = 0
-    for start in due(definition.cadence, definition.starts_at, now, seen, failed):
+    new = consecutive = 0
+    for start in due_periods(definition.cadence, definition.starts_at, now, states, failed):
         try:
             made = await run_period(database, settings, definition, start)
             new += made is not None and made.is_new
-            in_a_row = 0
+            consecutive = 0
         except Exception as error:
             log.warning("export %s of %s failed", definition.name, start, exc_info=error)
             failures.append(error)
             async with database.system() as connection:
-                await put_off(connection, definition.id, start, error)
-            in_a_row += 1
-        if in_a_row == MAX_IN_A_ROW:
+                await record_failure(connection, definition.id, start, error)
+            consecutive += 1
+        if consecutive == MAX_CONSECUTIVE_FAILURES:
             break
     return new
 
 
 async def run_period(
-    database: Database, settings: Settings, definition: Definition, start: datetime
-) -> Run | None:
+    database: Database, settings: Settings, definition: ExportDefinition, start: datetime
+) -> ExportRun | None:
     """Export one period now. None when another process is at this definition.
 
     Raises Unavailable when the store does not take the files, InvalidRequest for a destination that leads elsewhere.
     """
     end = bucket_end(start, unit_of(definition.cadence))
     store = await asyncio.to_thread(open_store, definition.destination, settings)
-    async with database.system() as guard:
-        if not await _claim(guard, definition.id):
+    async with database.system() as claim:
+        if not await _claim(claim, definition.id):
             return None
         with tempfile.TemporaryFile(prefix="penstock-export-") as file:
-            written = await _write(database, definition, start, end, file)
-            last = await _last(guard, definition.id, start)
-            if last is not None and last.sha256 == written.sha256:
-                await clear(guard, definition.id, start)
-                return await _unchanged(guard, last, written.final)
-            draft = await asyncio.to_thread(_keep, store, definition, written, file, last)
-        await clear(guard, definition.id, start)
-        return await _added(guard, definition, draft, written.final, store)
+            data_file = await _write_file(database, definition, start, end, file)
+            latest = await _latest_run(claim, definition.id, start)
+            if latest is not None and latest.sha256 == data_file.sha256:
+                await clear_failure(claim, definition.id, start)
+                return await _mark_checked(claim, latest, data_file.final)
+            draft = await asyncio.to_thread(_store_revision, store, definition, data_file, file, latest)
+        await clear_failure(claim, definition.id, start)
+        return await _insert_run(claim, definition, draft, data_file.final, store)
 
 
-class _Written(msgspec.Struct):
+class _DataFile(msgspec.Struct):
     """A data file that was written to a temporary place, with what its manifest will say."""
 
     dataset: Dataset
-    tally: Tally
+    tally: WriteTotals
     start: datetime
     end: datetime
     sha256: str
@@ -271,9 +282,9 @@ class _Written(msgspec.Struct):
 
 
 @platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
-async def _claim(guard: AsyncConnection, definition_id: UUID) -> bool:
+async def _claim(connection: AsyncConnection, definition_id: UUID) -> bool:
     """Whether this transaction may run the definition; another's claim ends with its transaction."""
-    found = await guard.execute(
+    found = await connection.execute(
         select(export_definitions.c.id)
         .where(export_definitions.c.id == definition_id)
         .with_for_update(skip_locked=True)
@@ -281,15 +292,15 @@ async def _claim(guard: AsyncConnection, definition_id: UUID) -> bool:
     return found.one_or_none() is not None
 
 
-async def _write(
-    database: Database, definition: Definition, start: datetime, end: datetime, file: IO[bytes]
-) -> _Written:
+async def _write_file(
+    database: Database, definition: ExportDefinition, start: datetime, end: datetime, file: IO[bytes]
+) -> _DataFile:
     """Read the period in one snapshot into `file`."""
     query = DatasetQuery(
         definition.dataset,  # type: ignore[arg-type]  # checked when it was made
         start,
         end,
-        groups(definition.group_by) if definition.dataset == "report" else (definition.group_by,),
+        parse_group_by(definition.group_by) if definition.dataset == "report" else (definition.group_by,),
         definition.tenant_id,
         with_gpu=definition.tenant_id is None,
     )
@@ -300,61 +311,65 @@ async def _write(
         months = months_of(start, end)
         final = len(await closed_months(connection, months)) == len(months)
         dataset = open_dataset(connection, query)
-        tally = await write(dataset, definition.format, file)  # type: ignore[arg-type]  # checked as above
+        tally = await write_dataset(dataset, definition.format, file)  # type: ignore[arg-type]  # checked as above
     size = file.tell()
     file.seek(0)
     digest = await asyncio.to_thread(sha256_of, file)
-    return _Written(dataset, tally, start, end, digest, size, row.name, row.at, final)
+    return _DataFile(dataset, tally, start, end, digest, size, row.name, row.at, final)
 
 
-def _keep(
-    store: Store, definition: Definition, written: _Written, file: IO[bytes], last: Run | None
+def _store_revision(
+    store: Store,
+    definition: ExportDefinition,
+    data_file: _DataFile,
+    file: IO[bytes],
+    latest: ExportRun | None,
 ) -> Manifest:
     """Put the file and its manifest under the next free revision."""
-    period = label(definition.cadence, written.start)
+    period = label(definition.cadence, data_file.start)
     name = f"{definition.dataset}.{definition.format}"
-    for revision in range(1 if last is None else last.revision + 1, MAX_REVISIONS + 1):
+    for revision in range(1 if latest is None else latest.revision + 1, MAX_REVISIONS + 1):
         folder = f"{definition.name}/{period}/r{revision:04d}"
         path = f"{folder}/{name}"
-        if not store.put_new(path, file) and store.digest(path) != written.sha256:
+        if not store.put_new(path, file) and store.digest(path) != data_file.sha256:
             continue  # left by a run that died, of content that has changed since
-        draft = _manifest(definition, written, name, revision)
-        place = f"{folder}/{manifests.FILE_NAME}"
-        if not store.put_new(place, BytesIO(manifests.encode(draft))):
-            kept = manifests.decode(store.read(place) or b"")
-            if kept.sha256 != written.sha256:
+        draft = _manifest(definition, data_file, name, revision)
+        manifest_path = f"{folder}/{manifests.FILE_NAME}"
+        if not store.put_new(manifest_path, BytesIO(manifests.encode(draft))):
+            stored = manifests.decode(store.read(manifest_path) or b"")
+            if stored.sha256 != data_file.sha256:
                 continue
-            draft = kept
+            draft = stored
         return draft
     raise Conflict(f"{definition.name} has {MAX_REVISIONS} revisions of {period}; nothing more is written")
 
 
-def _manifest(definition: Definition, written: _Written, name: str, revision: int) -> Manifest:
+def _manifest(definition: ExportDefinition, data_file: _DataFile, name: str, revision: int) -> Manifest:
     return Manifest(
         schema=manifests.SCHEMA,
         name=definition.name,
         dataset=definition.dataset,
-        columns_version=written.dataset.version,
+        columns_version=data_file.dataset.version,
         format=definition.format,
         file=name,
-        period_start=written.start,
-        period_end=written.end,
+        period_start=data_file.start,
+        period_end=data_file.end,
         revision=revision,
         group_by=definition.group_by,
         tenant_id=definition.tenant_id,
-        rows=written.tally.rows,
-        sums=written.tally.sums,
-        sha256=written.sha256,
-        bytes=written.size,
-        columns=manifests.described(written.dataset.columns),
-        snapshot=written.snapshot,
-        created_at=written.at.astimezone(UTC),
+        rows=data_file.tally.rows,
+        sums=data_file.tally.sums,
+        sha256=data_file.sha256,
+        bytes=data_file.size,
+        columns=manifests.column_types(data_file.dataset.columns),
+        snapshot=data_file.snapshot,
+        created_at=data_file.at.astimezone(UTC),
     )
 
 
-async def _added(
-    guard: AsyncConnection, definition: Definition, draft: Manifest, final: bool, store: Store
-) -> Run:
+async def _insert_run(
+    claim: AsyncConnection, definition: ExportDefinition, draft: Manifest, final: bool, store: Store
+) -> ExportRun:
     folder = f"{definition.name}/{label(definition.cadence, draft.period_start)}/r{draft.revision:04d}"
     statement = (
         insert(export_runs)
@@ -372,20 +387,20 @@ async def _added(
         )
         .returning(*export_runs.c)
     )
-    return _run((await guard.execute(statement)).one(), is_new=True)
+    return _run((await claim.execute(statement)).one(), is_new=True)
 
 
-async def _unchanged(guard: AsyncConnection, last: Run, final: bool) -> Run:
+async def _mark_checked(claim: AsyncConnection, latest: ExportRun, final: bool) -> ExportRun:
     statement = (
         update(export_runs)
-        .where(export_runs.c.id == last.id)
+        .where(export_runs.c.id == latest.id)
         .values(checked_at=text("clock_timestamp()"), final=final)
         .returning(*export_runs.c)
     )
-    return _run((await guard.execute(statement)).one())
+    return _run((await claim.execute(statement)).one())
 
 
-async def _last(connection: AsyncConnection, definition_id: UUID, start: datetime) -> Run | None:
+async def _latest_run(connection: AsyncConnection, definition_id: UUID, start: datetime) -> ExportRun | None:
     statement = (
         select(*export_runs.c)
         .where(export_runs.c.definition_id == definition_id, export_runs.c.period_start == start)
@@ -396,18 +411,21 @@ async def _last(connection: AsyncConnection, definition_id: UUID, start: datetim
     return None if row is None else _run(row)
 
 
-async def _seen(connection: AsyncConnection, definition_id: UUID) -> dict[datetime, Seen]:
+async def _period_states(connection: AsyncConnection, definition_id: UUID) -> dict[datetime, PeriodState]:
     statement = (
         select(export_runs.c.period_start, export_runs.c.checked_at, export_runs.c.final)
         .where(export_runs.c.definition_id == definition_id)
         .order_by(export_runs.c.revision)
     )
-    return {row.period_start: Seen(row.checked_at, row.final) for row in await connection.execute(statement)}
+    return {
+        row.period_start: PeriodState(row.checked_at, row.final)
+        for row in await connection.execute(statement)
+    }
 
 
-def _definition(row: Row[Any]) -> Definition:
-    return Definition(**row._mapping)
+def _definition(row: Row[Any]) -> ExportDefinition:
+    return ExportDefinition(**row._mapping)
 
 
-def _run(row: Row[Any], *, is_new: bool = False) -> Run:
-    return Run(**row._mapping, is_new=is_new)
+def _run(row: Row[Any], *, is_new: bool = False) -> ExportRun:
+    return ExportRun(**row._mapping, is_new=is_new)

@@ -9,13 +9,13 @@ from core.errors import InvalidRequest
 
 UNITS: dict[str, str] = {"hourly": "hour", "daily": "day", "monthly": "month"}
 _LABELS = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "monthly": "%Y-%m"}
-FRESH = timedelta(days=3)
+RECENT = timedelta(days=3)
 """Late usage still comes in for 48 h; a period this young is looked at hourly, an older open one daily."""
-CATCH_UP = 50
+MAX_PERIODS = 50
 """Periods of one definition that one run of the job writes at most."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class PeriodState(msgspec.Struct, frozen=True):
     """What is known of a period that was exported."""
 
     checked_at: datetime
@@ -48,11 +48,11 @@ def parse_label(cadence: str, text: str) -> datetime:
         ) from None
 
 
-def due(
+def due_periods(
     cadence: str,
     starts_at: datetime,
     now: datetime,
-    seen: dict[datetime, Seen],
+    states: dict[datetime, PeriodState],
     failed: dict[datetime, datetime] | None = None,
 ) -> list[datetime]:
     """The starts of periods to export now, oldest first: those that ended and were never exported, and those that may
@@ -60,15 +60,15 @@ def due(
     failed = failed or {}
     unit = unit_of(cadence)
     found: list[datetime] = []
-    again: list[datetime] = []
+    retries: list[datetime] = []
     start = bucket_start(starts_at, unit)
-    while (end := bucket_end(start, unit)) <= now and len(found) < CATCH_UP:
-        known = seen.get(start)
-        pause = timedelta(hours=1) if now - end < FRESH else timedelta(days=1)
+    while (end := bucket_end(start, unit)) <= now and len(found) < MAX_PERIODS:
+        known = states.get(start)
+        pause = timedelta(hours=1) if now - end < RECENT else timedelta(days=1)
         if known is None or (not known.final and known.checked_at <= now - pause):
             if start not in failed:
                 found.append(start)
             elif failed[start] <= now:
-                again.append(start)
+                retries.append(start)
         start = end
-    return [*found, *again][:CATCH_UP]
+    return [*found, *retries][:MAX_PERIODS]

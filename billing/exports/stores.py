@@ -24,8 +24,8 @@ CHUNK = 1024 * 1024
 MAX_LENGTH = 500
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
-_TAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict")
-_MISSING = ("NoSuchKey", "404", "NotFound")
+_EXISTS_CODES = ("PreconditionFailed", "412", "ConditionalRequestConflict")
+_MISSING_CODES = ("NoSuchKey", "404", "NotFound")
 
 
 class Store(Protocol):
@@ -44,7 +44,7 @@ class Store(Protocol):
         """The whole address of `path`, for people."""
 
 
-def parts_of(text: str, what: str = "destination") -> tuple[str, ...]:
+def path_parts(text: str, what: str = "destination") -> tuple[str, ...]:
     """The parts of a relative path; refuses whatever could lead elsewhere. Raises InvalidRequest."""
     parts = PurePosixPath(text).parts if text else ()
     if text.startswith("/") or any(_PART.fullmatch(part) is None for part in parts):
@@ -63,9 +63,9 @@ def check_destination(destination: str) -> None:
         bucket, _, prefix = destination.removeprefix("s3://").partition("/")
         if _BUCKET.fullmatch(bucket) is None:
             raise InvalidRequest(f"{bucket[:70]!r} is no name of a bucket", param="destination")
-        parts_of(prefix.strip("/"))
+        path_parts(prefix.strip("/"))
         return
-    if not parts_of(destination):
+    if not path_parts(destination):
         raise InvalidRequest("destination must be a folder or s3://bucket/prefix", param="destination")
 
 
@@ -75,7 +75,7 @@ def open_store(destination: str, settings: Settings) -> Store:
     if destination.startswith("s3://"):
         bucket, _, prefix = destination.removeprefix("s3://").partition("/")
         return S3Store(bucket, prefix.strip("/"), settings)
-    return FolderStore(export_dir(settings), parts_of(destination))
+    return FolderStore(export_dir(settings), path_parts(destination))
 
 
 def export_dir(settings: Settings) -> Path:
@@ -93,7 +93,7 @@ class FolderStore:
 
     def _path(self, path: str) -> Path:
         """Raises InvalidRequest when a link leads out of the root."""
-        found = self._base.joinpath(*parts_of(path, "path"))
+        found = self._base.joinpath(*path_parts(path, "path"))
         if not found.resolve().is_relative_to(self._root.resolve()):
             raise InvalidRequest(f"{self.location(path)} leads out of the export folder", param="destination")
         return found
@@ -165,7 +165,7 @@ class S3Store:
         )
 
     def _key(self, path: str) -> str:
-        return "/".join(part for part in (self._prefix, *parts_of(path, "path")) if part)
+        return "/".join(part for part in (self._prefix, *path_parts(path, "path")) if part)
 
     def put_new(self, path: str, file: IO[bytes]) -> bool:
         """See Store. Raises Unavailable when the store does not take it."""
@@ -173,22 +173,22 @@ class S3Store:
         try:
             self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=file, IfNoneMatch="*")
         except ClientError as error:
-            if _code(error) in _TAKEN:
+            if _code(error) in _EXISTS_CODES:
                 return False
-            raise _away(error) from error
+            raise _unavailable(error) from error
         except BotoCoreError as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
         return True
 
     def _body(self, path: str) -> Any:
         try:
             return self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"]
         except ClientError as error:
-            if _code(error) in _MISSING:
+            if _code(error) in _MISSING_CODES:
                 return None
-            raise _away(error) from error
+            raise _unavailable(error) from error
         except BotoCoreError as error:
-            raise _away(error) from error
+            raise _unavailable(error) from error
 
     def read(self, path: str) -> bytes | None:
         """See Store."""
@@ -220,7 +220,7 @@ def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _away(error: Exception) -> Unavailable:
+def _unavailable(error: Exception) -> Unavailable:
     """Says what the store answered; botocore's texts carry no credentials, and only the code is repeated."""
     what = _code(error) if isinstance(error, ClientError) else type(error).__name__
     return Unavailable(f"the export store does not take the file: {what}", code="export_store_unavailable")

@@ -21,7 +21,7 @@ from core.errors import InvalidRequest
 BATCH = 8192
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class VerificationResult(msgspec.Struct, frozen=True):
     """What was found of one manifest; `problems` empty = all is as it says."""
 
     manifest: str
@@ -33,22 +33,22 @@ class Verdict(msgspec.Struct, frozen=True):
     problems: list[str]
 
 
-def verify(path: Path) -> list[Verdict]:
+def verify_exports(path: Path) -> list[VerificationResult]:
     """Every manifest at or below `path`, in the order of their names. Raises InvalidRequest when there is none."""
     found = [path] if path.is_file() else sorted(path.rglob(manifests.FILE_NAME))
     if not found:
         raise InvalidRequest(f"there is no {manifests.FILE_NAME} at or below {path}")
-    return [_verify(one) for one in found]
+    return [_verify_manifest(one) for one in found]
 
 
-def _verify(place: Path) -> Verdict:
+def _verify_manifest(place: Path) -> VerificationResult:
     try:
         manifest = manifests.decode(place.read_bytes())
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        return Verdict(str(place), "", "", 0, 0, "", [f"it is no manifest: {error}"])
+        return VerificationResult(str(place), "", "", 0, 0, "", [f"it is no manifest: {error}"])
     data = place.parent / Path(manifest.file).name
     problems = list(_problems(manifest, data)) if data.is_file() else [f"{data.name} is missing"]
-    return Verdict(
+    return VerificationResult(
         str(place),
         manifest.dataset,
         manifest.period_start.isoformat(),

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xlsxwriter
 
-from billing.exports.columns import Column, Kind, Record, Value, counts_text, decimal_text, instant_text
+from billing.exports.columns import Column, ColumnKind, Record, Value, counts_text, decimal_text, instant_text
 from core.errors import InvalidRequest
 
 Format = Literal["csv", "json", "xlsx", "parquet"]
@@ -67,12 +67,12 @@ def open_sink(format: Format, columns: Sequence[Column], file: IO[bytes], title:
     return makers[format]()
 
 
-def guarded(content: str) -> str:
+def escape_formula(content: str) -> str:
     """Text that a spreadsheet would take for a formula gets a leading apostrophe."""
     return f"'{content}" if content.startswith(_FORMULA_STARTS) else content
 
 
-def plain(value: Value) -> str | int | bool | dict[str, int] | None:
+def json_value(value: Value) -> str | int | bool | dict[str, int] | None:
     """A value as JSON carries it: decimals and instants as text."""
     if isinstance(value, Decimal):
         return decimal_text(value)
@@ -109,8 +109,8 @@ class CsvSink:
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, str):
-            return guarded(value)
-        return counts_text(value) if isinstance(value, dict) else str(plain(value))
+            return escape_formula(value)
+        return counts_text(value) if isinstance(value, dict) else str(json_value(value))
 
 
 class JsonSink:
@@ -125,7 +125,7 @@ class JsonSink:
     def add(self, records: Sequence[Record]) -> None:
         """See Sink."""
         for record in records:
-            found = dict(zip(self._names, map(plain, record), strict=True))
+            found = dict(zip(self._names, map(json_value, record), strict=True))
             self._file.write((b"\n" if self._first else b",\n") + msgspec.json.encode(found))
             self._first = False
 
@@ -153,10 +153,10 @@ class XlsxSink:
         self._sheet = self._book.add_worksheet(title[:31])
         self._sheet.freeze_panes(1, 0)
         self._formats = {
-            Kind.AMOUNT: self._book.add_format({"num_format": "#,##0.00####"}),
-            Kind.DECIMAL: self._book.add_format({"num_format": "#,##0.00####"}),
-            Kind.INTEGER: self._book.add_format({"num_format": "#,##0"}),
-            Kind.INSTANT: self._book.add_format({"num_format": "yyyy-mm-dd hh:mm:ss"}),
+            ColumnKind.AMOUNT: self._book.add_format({"num_format": "#,##0.00####"}),
+            ColumnKind.DECIMAL: self._book.add_format({"num_format": "#,##0.00####"}),
+            ColumnKind.INTEGER: self._book.add_format({"num_format": "#,##0"}),
+            ColumnKind.INSTANT: self._book.add_format({"num_format": "yyyy-mm-dd hh:mm:ss"}),
         }
         bold = self._book.add_format({"bold": True})
         names = [column.name for column in columns] + [f"{columns[i].name} (exact)" for i in self._exact]
@@ -178,21 +178,23 @@ class XlsxSink:
                 self._put(i, value)
             for place, i in enumerate(self._exact, start=len(record)):
                 if (value := record[i]) is not None:
-                    self._sheet.write_string(self._row, place, str(plain(value)))
+                    self._sheet.write_string(self._row, place, str(json_value(value)))
 
-    def _put(self, place: int, value: Value) -> None:
-        look = self._formats.get(self._columns[place].kind)
+    def _put(self, position: int, value: Value) -> None:
+        cell_format = self._formats.get(self._columns[position].kind)
         if value is None:
             return
         if isinstance(value, bool):
-            self._sheet.write_boolean(self._row, place, value)
+            self._sheet.write_boolean(self._row, position, value)
         elif isinstance(value, str | dict):
             shown = counts_text(value) if isinstance(value, dict) else value
-            self._sheet.write_string(self._row, place, shown)
+            self._sheet.write_string(self._row, position, shown)
         elif isinstance(value, datetime):
-            self._sheet.write_datetime(self._row, place, value.astimezone(UTC).replace(tzinfo=None), look)
+            self._sheet.write_datetime(
+                self._row, position, value.astimezone(UTC).replace(tzinfo=None), cell_format
+            )
         else:
-            self._sheet.write_number(self._row, place, value, look)
+            self._sheet.write_number(self._row, position, value, cell_format)
 
     def close(self) -> None:
         """See Sink."""
@@ -206,14 +208,14 @@ class XlsxSink:
         self._spool.cleanup()
 
 
-_ARROW: dict[Kind, Any] = {
-    Kind.TEXT: pa.string(),
-    Kind.INTEGER: pa.int64(),
-    Kind.BOOLEAN: pa.bool_(),
-    Kind.AMOUNT: pa.decimal128(38, SCALE),
-    Kind.DECIMAL: pa.decimal128(38, SCALE),
-    Kind.INSTANT: pa.timestamp("us", tz="UTC"),
-    Kind.COUNTS: pa.string(),
+_ARROW: dict[ColumnKind, Any] = {
+    ColumnKind.TEXT: pa.string(),
+    ColumnKind.INTEGER: pa.int64(),
+    ColumnKind.BOOLEAN: pa.bool_(),
+    ColumnKind.AMOUNT: pa.decimal128(38, SCALE),
+    ColumnKind.DECIMAL: pa.decimal128(38, SCALE),
+    ColumnKind.INSTANT: pa.timestamp("us", tz="UTC"),
+    ColumnKind.COUNTS: pa.string(),
 }
 
 
@@ -234,7 +236,7 @@ class ParquetSink:
 
     def _write(self, records: Sequence[Record]) -> None:
         arrays = [
-            pa.array([_flat(record[i]) for record in records], type=field.type)
+            pa.array([_parquet_value(record[i]) for record in records], type=field.type)
             for i, field in enumerate(self._schema)
         ]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=ROW_GROUP)
@@ -252,5 +254,5 @@ class ParquetSink:
         self._writer.close()
 
 
-def _flat(value: Value) -> Value:
+def _parquet_value(value: Value) -> Value:
     return counts_text(value) if isinstance(value, dict) else value

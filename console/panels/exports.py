@@ -8,7 +8,7 @@ from nicegui import ui
 
 from admin import exports as admin_exports
 from billing.exports.datasets import DATASETS
-from billing.exports.schedule import Definition, Run
+from billing.exports.schedule import ExportDefinition, ExportRun
 from billing.exports.writers import FORMATS
 from billing.ledger.months import month_name
 from console.components.base import box, card
@@ -85,14 +85,14 @@ async def exports_panel(console: Console, viewer: Viewer, month: date) -> None:
         )
 
 
-async def _run(console: Console, viewer: Viewer, one: Definition, month: date) -> None:
+async def _run(console: Console, viewer: Viewer, one: ExportDefinition, month: date) -> None:
     made = await admin_exports.run_export(
         console.database, viewer.actor, console.settings, name=one.name, period=month_name(month)
     )
     reload_with("Written." if made.is_new else "Nothing has changed since the last run.")
 
 
-def _definition_row(one: Definition, month: date) -> Row:
+def _definition_row(one: ExportDefinition, month: date) -> Row:
     acts = [("toggle", "Stop" if one.enabled else "Resume", "")]
     if one.cadence == "monthly":
         acts.insert(0, ("run", f"Write {month_name(month)}", ""))
@@ -106,7 +106,9 @@ def _definition_row(one: Definition, month: date) -> Row:
     }
 
 
-def run_rows(console: Console, runs: Sequence[Run], definitions: dict[UUID, Definition]) -> list[Row]:
+def run_rows(
+    console: Console, runs: Sequence[ExportRun], definitions: dict[UUID, ExportDefinition]
+) -> list[Row]:
     """Table rows of runs, each with a link to its file."""
     now = console.clock.now()
     rows: list[Row] = []

@@ -18,9 +18,9 @@ import pytest
 
 from admin import exports as admin_exports
 from billing.exports import datasets, writers
-from billing.exports.columns import Column, Kind, Record
-from billing.exports.datasets import DATASETS, Dataset, Tally, write
-from billing.exports.open import write_query
+from billing.exports.columns import Column, ColumnKind, Record
+from billing.exports.dataset_registry import write_query
+from billing.exports.datasets import DATASETS, Dataset, WriteTotals, write_dataset
 from billing.exports.writers import FORMATS, Format
 from core.db import Database
 from core.errors import InvalidRequest, PermissionDenied
@@ -36,7 +36,7 @@ AMOUNT = {
 }
 
 
-async def exported(database: Database, query: Any, format: Format) -> tuple[bytes, Tally]:
+async def exported(database: Database, query: Any, format: Format) -> tuple[bytes, WriteTotals]:
     file = io.BytesIO()
     async with database.snapshot() as connection:
         tally = await write_query(connection, query, format, file)
@@ -142,10 +142,10 @@ async def test_customers_never_get_our_cost(database: Database) -> None:
 
 
 COLUMNS = (
-    Column("at", Kind.INSTANT),
+    Column("at", ColumnKind.INSTANT),
     Column("name"),
-    Column("tokens", Kind.INTEGER),
-    Column("amount", Kind.AMOUNT),
+    Column("tokens", ColumnKind.INTEGER),
+    Column("amount", ColumnKind.AMOUNT),
 )
 
 
@@ -174,7 +174,7 @@ async def test_memory_does_not_follow_the_rows(
     async def peak(count: int) -> int:
         tracemalloc.start()
         with (tmp_path / "out").open("wb") as file:
-            tally = await write(records(count), format, file)
+            tally = await write_dataset(records(count), format, file)
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert tally.rows == count
@@ -188,7 +188,7 @@ async def test_memory_does_not_follow_the_rows(
 
 async def test_a_sheet_that_would_be_too_long_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as file, pytest.raises(InvalidRequest, match="csv or parquet"):
-        await write(_many(), "xlsx", file)
+        await write_dataset(_many(), "xlsx", file)
 
 
 def _many() -> Dataset:
@@ -205,7 +205,9 @@ async def test_numbers_beyond_a_float_stay_exact_beside_it(tmp_path: Path) -> No
         yield [(amount,)]
 
     file = io.BytesIO()
-    await write(Dataset("report", "test/1", (Column("cost_usd", Kind.AMOUNT),), blocks()), "xlsx", file)
+    await write_dataset(
+        Dataset("report", "test/1", (Column("cost_usd", ColumnKind.AMOUNT),), blocks()), "xlsx", file
+    )
     (row,) = from_xlsx(file.getvalue())
     assert row["cost_usd (exact)"] == str(amount)
     assert abs(row["cost_usd"] - float(amount)) < 5000
@@ -237,6 +239,6 @@ async def test_files_are_written_beside_the_loop_that_serves_requests(
     spy = Spy()
     monkeypatch.setattr(datasets, "open_sink", lambda *_: spy)
     with (tmp_path / "x").open("wb") as file:
-        assert (await write(Dataset("x", "1", (Column("a"),), blocks()), "csv", file)).rows == 3
+        assert (await write_dataset(Dataset("x", "1", (Column("a"),), blocks()), "csv", file)).rows == 3
     assert len(spy.threads) == 4
     assert threading.current_thread().name not in spy.threads

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from billing.exports.columns import decimal_text, instant_text
+from billing.exports.dataset_registry import write_query
 from billing.exports.datasets import DatasetQuery
-from billing.exports.open import write_query
 from billing.exports.writers import Format
 from core.db import Database
 from core.money import usd_to_pico

@@ -18,9 +18,9 @@ from sqlalchemy import text
 from admin import exports as admin_exports
 from billing.exports import schedule
 from billing.exports.failures import list_failures
-from billing.exports.schedule import Definition
+from billing.exports.schedule import ExportDefinition
 from billing.exports.stores import FolderStore, S3Store
-from billing.exports.verify import verify
+from billing.exports.verify import verify_exports
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, Unavailable
 from core.settings import Settings
@@ -45,7 +45,7 @@ def store_at(address: str, settings: Settings) -> Settings:
     )
 
 
-async def make(database: Database, month: Busy, **facts: Any) -> Definition:
+async def make(database: Database, month: Busy, **facts: Any) -> ExportDefinition:
     return await admin_exports.create_export(
         database,
         ADMIN,
@@ -94,7 +94,7 @@ async def test_the_same_again_is_nothing_and_what_changed_is_a_revision(
     assert changed is not None
     assert (changed.revision, changed.is_new) == (2, True)
     assert {name: content for name, content in files(root).items() if "r0001" in name} == written
-    assert [one.problems for one in verify(root)] == [[], []]
+    assert [one.problems for one in verify_exports(root)] == [[], []]
     manifest = json.loads(written[f"{folder}/manifest.json"])
     async with database.read() as connection:
         rows = await connection.execute(
@@ -156,15 +156,15 @@ async def test_a_period_that_always_fails_does_not_stop_later_ones(
     definition = await make(database, month)
     first = month.start.replace(hour=0)
     days = (month.end.replace(hour=0) - first).days
-    writing = schedule._write
+    writing = schedule._write_file
 
-    async def broken(database: Database, definition: Definition, start: datetime, *args: Any) -> Any:
+    async def broken(database: Database, definition: ExportDefinition, start: datetime, *args: Any) -> Any:
         if start == first:
             raise ValueError("a row that nobody can write")
         return await writing(database, definition, start, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(schedule, "_write", broken)
+        patch.setattr(schedule, "_write_file", broken)
         with pytest.raises(ValueError, match="nobody can write"):
             await schedule.run_due(database, settings)
         runs = await admin_exports.list_runs(database, ADMIN)
@@ -222,7 +222,7 @@ async def test_a_run_that_died_half_way_is_finished(database: Database, settings
     made = await schedule.run_period(database, settings, definition, day)
     assert made is not None
     assert made.revision == 2
-    assert [one.problems for one in verify(root)] == [[]]
+    assert [one.problems for one in verify_exports(root)] == [[]]
 
 
 async def _forget_runs(database: Database) -> None:
@@ -238,7 +238,7 @@ async def test_verify_finds_what_was_touched(database: Database, settings: Setti
     data.chmod(0o600)
     content = data.read_bytes()
     data.write_bytes(content.replace(b"USD", b"EUR", 1))
-    (verdict,) = verify(settings.data_dir)
+    (verdict,) = verify_exports(settings.data_dir)
     assert any("checksum" in problem for problem in verdict.problems)
     manifest = data.with_name("manifest.json")
     facts = json.loads(manifest.read_bytes())
@@ -247,10 +247,10 @@ async def test_verify_finds_what_was_touched(database: Database, settings: Setti
     manifest.write_text(
         json.dumps({**facts, "rows": facts["rows"] + 1, "sums": {**facts["sums"], "cost_usd": "1.00"}})
     )
-    (verdict,) = verify(settings.data_dir)
+    (verdict,) = verify_exports(settings.data_dir)
     assert len(verdict.problems) == 2
     data.unlink()
-    assert verify(settings.data_dir)[0].problems == ["report.csv is missing"]
+    assert verify_exports(settings.data_dir)[0].problems == ["report.csv is missing"]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ async def test_an_s3_store_is_append_only_too(database: Database, s3: Settings, 
         place = tmp_path / "copy" / one["Key"]
         place.parent.mkdir(parents=True, exist_ok=True)
         client(s3).download_file("finance", one["Key"], str(place))
-    assert [verdict.problems for verdict in verify(tmp_path / "copy")] == [[], []]
+    assert [verdict.problems for verdict in verify_exports(tmp_path / "copy")] == [[], []]
     async with database.engine.connect() as connection:
         kept = await connection.execute(text("SELECT row_to_json(d)::text FROM export_definitions d"))
         assert "secret" not in str(kept.all())

@@ -8,7 +8,7 @@ from typing import IO
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.exports import book_rows, focus, focus_gpu, report_rows
-from billing.exports.datasets import DATASETS, Dataset, DatasetQuery, Tally, write
+from billing.exports.datasets import DATASETS, Dataset, DatasetQuery, WriteTotals, write_dataset
 from billing.exports.writers import Format
 from core.errors import InvalidRequest
 
@@ -36,9 +36,9 @@ def open_dataset(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
 
 async def write_query(
     connection: AsyncConnection, query: DatasetQuery, format: Format, file: IO[bytes]
-) -> Tally:
+) -> WriteTotals:
     """Write the data set of `query` to `file`; returns rows and sums. Raises InvalidRequest."""
-    return await write(open_dataset(connection, query), format, file)
+    return await write_dataset(open_dataset(connection, query), format, file)
 
 
 @contextmanager
