@@ -15,9 +15,10 @@ from billing.ledger.credits import Lot, LotKind
 from billing.pricing import prices
 from billing.pricing.prices import PriceView, Rates, Unpriced
 from billing.reports.compare import ComparedRow, compare
-from billing.reports.usage_report import ReportQuery, ReportRow, Totals
+from billing.reports.usage_report import Totals
 from billing.reports.usage_report import totals as report_totals
 from billing.reports.usage_report import usage_report as billing_report
+from billing.usage.query import ReportQuery, ReportRow
 from core.db import Database
 from core.errors import InvalidRequest, NotFound
 from tenants import organisations

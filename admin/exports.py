@@ -11,16 +11,16 @@ import msgspec
 from admin.actor import Actor, readable, require
 from admin.audit import record
 from admin.transactions import page_size, read, write_system
-from billing.exports import schedule
+from billing.exports import definitions, schedule
 from billing.exports.dataset_registry import chunks, spool, write_query
 from billing.exports.datasets import PLATFORM_ONLY, DatasetName, DatasetQuery
+from billing.exports.definitions import ExportDefinition, ExportRun
 from billing.exports.fetch import FetchedFile, fetch_run
-from billing.exports.schedule import ExportDefinition, ExportRun
 from billing.exports.schedule_periods import parse_label
 from billing.exports.verify import VerificationResult
 from billing.exports.verify import verify_exports as verify_files
 from billing.exports.writers import MEDIA_TYPES, Format
-from billing.reports.usage_report import this_month
+from billing.usage.query import this_month
 from core.db import Database
 from core.errors import Conflict, PermissionDenied
 from core.settings import Settings
@@ -95,7 +95,7 @@ async def create_export(
     """Schedule an export, from this UTC month on unless `starts_at` says otherwise. Raises InvalidRequest, Conflict."""
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
-        made = await schedule.create_definition(
+        made = await definitions.create_definition(
             connection,
             name=name,
             dataset=dataset,
@@ -126,8 +126,8 @@ async def enable_export(
     """Stop or resume a scheduled export; its files stay. Raises NotFound."""
     require(actor, *PLATFORM_ROLES)
     async with write_system(database) as connection:
-        before = await schedule.find_definition(connection, name)
-        await schedule.set_enabled(connection, before.id, enabled)
+        before = await definitions.find_definition(connection, name)
+        await definitions.set_enabled(connection, before.id, enabled)
         after = msgspec.structs.replace(before, enabled=enabled)
         await record(
             connection,
@@ -146,7 +146,7 @@ async def enable_export(
 async def list_exports(database: Database, actor: Actor) -> list[ExportDefinition]:
     """Scheduled exports by name."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        return await schedule.list_definitions(connection)
+        return await definitions.list_definitions(connection)
 
 
 async def list_runs(
@@ -154,9 +154,9 @@ async def list_runs(
 ) -> list[ExportRun]:
     """Runs of one export or of all, the newest period first. Raises NotFound."""
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        definition = None if name is None else await schedule.find_definition(connection, name)
+        definition = None if name is None else await definitions.find_definition(connection, name)
         of = None if definition is None else definition.id
-        return await schedule.list_runs(connection, of, page_size(limit))
+        return await definitions.list_runs(connection, of, page_size(limit))
 
 
 async def run_export(
@@ -167,7 +167,7 @@ async def run_export(
     Raises NotFound, InvalidRequest, Conflict while another process exports it, Unavailable.
     """
     async with read(database, actor, PLATFORM_ROLES) as connection:
-        definition = await schedule.find_definition(connection, name)
+        definition = await definitions.find_definition(connection, name)
     made = await schedule.run_period(database, settings, definition, parse_label(definition.cadence, period))
     if made is None:
         raise Conflict(f"{definition.name} is being exported right now; try again when that has ended")

@@ -17,8 +17,9 @@ import pyarrow as pa
 from billing.economics.provider_invoices import host_states
 from billing.ledger.months import bounds
 from billing.reports.archive_report import SUMS, sum_sources
-from billing.reports.usage_report import ReportQuery, usage_report
+from billing.reports.usage_report import usage_report
 from billing.usage.archive import parquet_path, write_month
+from billing.usage.query import ReportQuery
 from core.db import Database
 from core.money import usd_to_pico
 

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import select
 
 from billing.exports import manifest as manifests
-from billing.exports.schedule import find_definition
+from billing.exports.definitions import find_definition
 from billing.exports.schedule_periods import label
 from billing.exports.stores import open_store
 from billing.exports.tables import export_runs

@@ -15,8 +15,8 @@ from billing.economics.gpu_cost import GpuUse, host_hours
 from billing.exports.columns import Record, Value
 from billing.exports.datasets import Dataset, DatasetQuery, usd
 from billing.exports.focus_columns import GPU, VERSION
-from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
-from billing.usage.query import bucket_end, bucket_start, check_period
+from billing.reports.usage_report import usage_report
+from billing.usage.query import ReportQuery, ReportRow, bucket_end, bucket_start, check_period
 from core.money import usd_to_pico
 
 ISSUER = "GPU hosts"

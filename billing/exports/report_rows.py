@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.exports.columns import Column, ColumnKind, Record, Value
 from billing.exports.datasets import BLOCK, Dataset, DatasetQuery
 from billing.reports.report_format import columns as report_names
-from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
-from billing.usage.query import bucket_end, bucket_start, check_query, time_dimension
+from billing.reports.usage_report import usage_report
+from billing.usage.query import ReportQuery, ReportRow, bucket_end, bucket_start, check_query, time_dimension
 
 VERSION = "report/1"
 _INTEGERS = ("price_version", "requests", "requests_unbilled")

@@ -10,33 +10,37 @@ import logging
 import tempfile
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import IO, Any
+from typing import IO
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row, insert, select, text, update
+from sqlalchemy import insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.exports import manifest as manifests
 from billing.exports.dataset_registry import open_dataset
 from billing.exports.datasets import (
-    DATASETS,
-    PLATFORM_ONLY,
     Dataset,
     DatasetQuery,
     WriteTotals,
     write_dataset,
 )
+from billing.exports.definitions import (
+    ExportDefinition,
+    ExportRun,
+    list_definitions,
+    parse_group_by,
+    run_from_row,
+)
 from billing.exports.failures import clear_failure, list_failures, record_failure
 from billing.exports.manifest import Manifest
 from billing.exports.schedule_periods import PeriodState, due_periods, label, unit_of
-from billing.exports.stores import Store, check_destination, open_store, path_parts, sha256_of
+from billing.exports.stores import Store, open_store, sha256_of
 from billing.exports.tables import export_definitions, export_runs
-from billing.exports.writers import FORMATS
 from billing.reports.books import closed_months
-from billing.usage.query import DIMENSIONS, ReportQuery, bucket_end, check_query, months_of
+from billing.usage.query import bucket_end, months_of
 from core.db import Database
-from core.errors import Conflict, InvalidRequest, NotFound
+from core.errors import Conflict
 from core.ids import uuid7
 from core.settings import Settings
 from tenants.scoping import platform_wide
@@ -46,153 +50,6 @@ log = logging.getLogger(__name__)
 MAX_REVISIONS = 9999
 MAX_CONSECUTIVE_FAILURES = 3
 """Failures in a row that end a definition's turn."""
-
-
-class ExportDefinition(msgspec.Struct, frozen=True):
-    """A scheduled export."""
-
-    id: UUID
-    name: str
-    dataset: str
-    format: str
-    group_by: str
-    cadence: str
-    """hourly | daily | monthly"""
-    destination: str
-    tenant_id: UUID | None
-    enabled: bool
-    starts_at: datetime
-    created_at: datetime
-    created_by: str
-
-
-class ExportRun(msgspec.Struct, frozen=True):
-    """A revision of a period's files. `is_new` is False when a run found nothing changed."""
-
-    id: UUID
-    definition_id: UUID
-    period_start: datetime
-    period_end: datetime
-    revision: int
-    location: str
-    row_count: int
-    sums: dict[str, str]
-    sha256: str
-    created_at: datetime
-    checked_at: datetime
-    final: bool
-    is_new: bool = False
-
-
-@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
-async def create_definition(
-    connection: AsyncConnection,
-    *,
-    name: str,
-    dataset: str,
-    format: str,
-    cadence: str,
-    destination: str,
-    group_by: str,
-    tenant_id: UUID | None,
-    starts_at: datetime,
-    created_by: str,
-) -> ExportDefinition:
-    """Add a definition. Raises InvalidRequest, and Conflict for a name that is taken."""
-    _check_definition(name, dataset, format, cadence, destination, group_by, tenant_id, starts_at)
-    taken = await connection.scalar(select(export_definitions.c.id).where(export_definitions.c.name == name))
-    if taken is not None:
-        raise Conflict(f"there is an export named {name!r} already", param="name")
-    statement = (
-        insert(export_definitions)
-        .values(
-            id=uuid7(),
-            name=name,
-            dataset=dataset,
-            format=format,
-            cadence=cadence,
-            destination=destination,
-            group_by=group_by,
-            tenant_id=tenant_id,
-            starts_at=starts_at,
-            created_by=created_by,
-        )
-        .returning(*export_definitions.c)
-    )
-    return _definition((await connection.execute(statement)).one())
-
-
-def _check_definition(
-    name: str,
-    dataset: str,
-    format: str,
-    cadence: str,
-    destination: str,
-    group_by: str,
-    tenant_id: UUID | None,
-    starts_at: datetime,
-) -> None:
-    if len(path_parts(name, "name")) != 1:
-        raise InvalidRequest("name must be one word of letters, digits, '.', '_' and '-'", param="name")
-    if dataset not in DATASETS:
-        raise InvalidRequest(
-            f"dataset must be one of {', '.join(DATASETS)}, not {dataset[:40]!r}", param="dataset"
-        )
-    if format not in FORMATS:
-        raise InvalidRequest(
-            f"format must be one of {', '.join(FORMATS)}, not {format[:40]!r}", param="format"
-        )
-    if tenant_id is not None and dataset in PLATFORM_ONLY:
-        raise InvalidRequest(f"{dataset} is never an organisation's", param="tenant_id")
-    if cadence != "monthly" and dataset == "invoices":
-        raise InvalidRequest("invoices are exported monthly", param="schedule")
-    check_destination(destination)
-    start = starts_at
-    if dataset == "report":
-        check_query(ReportQuery(start, bucket_end(start, unit_of(cadence)), parse_group_by(group_by)))
-    elif group_by and group_by not in DIMENSIONS[-3:]:
-        raise InvalidRequest(f"{dataset} is grouped by hour, day or month or not at all", param="group_by")
-    unit_of(cadence)
-
-
-def parse_group_by(group_by: str) -> tuple[str, ...]:
-    """A grouping as it is stored; empty = by organisation and model."""
-    return tuple(name for part in group_by.split(",") if (name := part.strip())) or ("tenant", "model")
-
-
-@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
-async def list_definitions(connection: AsyncConnection) -> list[ExportDefinition]:
-    """All definitions by name."""
-    rows = await connection.execute(select(*export_definitions.c).order_by(export_definitions.c.name))
-    return [_definition(row) for row in rows]
-
-
-async def find_definition(connection: AsyncConnection, name: str) -> ExportDefinition:
-    """The definition of that name or id. Raises NotFound."""
-    for one in await list_definitions(connection):
-        if name in (one.name, str(one.id)):
-            return one
-    raise NotFound(f"there is no export {name[:80]!r}")
-
-
-@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
-async def set_enabled(connection: AsyncConnection, definition_id: UUID, enabled: bool) -> None:
-    """Stop or resume a definition; what it wrote stays."""
-    await connection.execute(
-        update(export_definitions).where(export_definitions.c.id == definition_id).values(enabled=enabled)
-    )
-
-
-async def list_runs(
-    connection: AsyncConnection, definition_id: UUID | None = None, limit: int = 100
-) -> list[ExportRun]:
-    """Revisions, the newest period first."""
-    statement = select(*export_runs.c).order_by(
-        export_runs.c.period_start.desc(), export_runs.c.revision.desc(), export_runs.c.id
-    )
-    if definition_id is not None:
-        statement = statement.where(export_runs.c.definition_id == definition_id)
-    return [_run(row) for row in await connection.execute(statement.limit(limit))]
 
 
 async def run_due(database: Database, settings: Settings) -> int:
@@ -387,7 +244,7 @@ async def _insert_run(
         )
         .returning(*export_runs.c)
     )
-    return _run((await claim.execute(statement)).one(), is_new=True)
+    return run_from_row((await claim.execute(statement)).one(), is_new=True)
 
 
 async def _mark_checked(claim: AsyncConnection, latest: ExportRun, final: bool) -> ExportRun:
@@ -397,7 +254,7 @@ async def _mark_checked(claim: AsyncConnection, latest: ExportRun, final: bool) 
         .values(checked_at=text("clock_timestamp()"), final=final)
         .returning(*export_runs.c)
     )
-    return _run((await claim.execute(statement)).one())
+    return run_from_row((await claim.execute(statement)).one())
 
 
 async def _latest_run(connection: AsyncConnection, definition_id: UUID, start: datetime) -> ExportRun | None:
@@ -408,7 +265,7 @@ async def _latest_run(connection: AsyncConnection, definition_id: UUID, start: d
         .limit(1)
     )
     row = (await connection.execute(statement)).one_or_none()
-    return None if row is None else _run(row)
+    return None if row is None else run_from_row(row)
 
 
 async def _period_states(connection: AsyncConnection, definition_id: UUID) -> dict[datetime, PeriodState]:
@@ -421,11 +278,3 @@ async def _period_states(connection: AsyncConnection, definition_id: UUID) -> di
         row.period_start: PeriodState(row.checked_at, row.final)
         for row in await connection.execute(statement)
     }
-
-
-def _definition(row: Row[Any]) -> ExportDefinition:
-    return ExportDefinition(**row._mapping)
-
-
-def _run(row: Row[Any], *, is_new: bool = False) -> ExportRun:
-    return ExportRun(**row._mapping, is_new=is_new)

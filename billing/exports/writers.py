@@ -21,6 +21,7 @@ import xlsxwriter
 
 from billing.exports.columns import Column, ColumnKind, Record, Value, counts_text, decimal_text, instant_text
 from core.errors import InvalidRequest
+from core.spreadsheets import escape_formula
 
 Format = Literal["csv", "json", "xlsx", "parquet"]
 FORMATS: tuple[Format, ...] = ("csv", "json", "xlsx", "parquet")
@@ -34,7 +35,6 @@ MAX_SHEET_ROWS = 1_048_575
 """Rows of an Excel sheet below its header."""
 ROW_GROUP = 65_536
 SCALE = 12
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 """The date that workbooks carry, whenever they were made."""
 
@@ -65,11 +65,6 @@ def open_sink(format: Format, columns: Sequence[Column], file: IO[bytes], title:
             f"format must be one of {', '.join(FORMATS)}, not {format[:40]!r}", param="format"
         )
     return makers[format]()
-
-
-def escape_formula(content: str) -> str:
-    """Text that a spreadsheet would take for a formula gets a leading apostrophe."""
-    return f"'{content}" if content.startswith(_FORMULA_STARTS) else content
 
 
 def json_value(value: Value) -> str | int | bool | dict[str, int] | None:

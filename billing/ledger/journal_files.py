@@ -10,12 +10,12 @@ import msgspec
 import xlsxwriter
 
 from core.errors import InvalidRequest
+from core.spreadsheets import escape_formula
 
 FORMATS = ("csv", "json", "xlsx")
 MAX_XLSX_ROWS = 1_048_575
 """Rows of a sheet below its header."""
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """First characters that make a spreadsheet read a cell as a formula."""
 _EXACT_DIGITS = 15
 """Significant digits of a spreadsheet's numbers; longer amounts are written as text."""
@@ -68,7 +68,7 @@ def _cell(name: str, value: object) -> str:
     words = str(value)
     if name.endswith("_usd") or isinstance(value, int):
         return words
-    return f"'{words}" if words.startswith(_FORMULA_STARTS) else words
+    return escape_formula(words)
 
 
 def _xlsx(rows: Sequence[msgspec.Struct], columns: Sequence[str]) -> bytes:

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.gpu_cost import GpuUse
 from billing.economics.weights import PICO_PER_US
+from billing.reports.figures import percent, seconds
 from billing.reports.margin_segments import SegmentUsage, segment_usage
 from billing.usage.gpu_shares import HostCosts, host_costs
 from billing.usage.query import bucket_start, check_period
@@ -224,19 +225,6 @@ def _row(line: str, values: dict[str, Any], sums: LineSums) -> EconomicsRow:
         margin_usd=pico_to_usd(margin),
         margin_pct=percent(margin, sums.revenue),
     )
-
-
-def seconds(microseconds: int) -> str:
-    """Decimal seconds."""
-    return f"{microseconds // 1_000_000}.{microseconds % 1_000_000:06d}"
-
-
-def percent(part: int, whole: int) -> str | None:
-    """`part` of `whole` in percent with two decimals, half away from zero; None of nothing."""
-    if whole <= 0:
-        return None
-    hundredths = (abs(part) * 20_000 + whole) // (2 * whole)
-    return f"{'-' if part < 0 else ''}{hundredths // 100}.{hundredths % 100:02d}"
 
 
 async def _add_names(connection: AsyncConnection, rows: list[EconomicsRow]) -> None:

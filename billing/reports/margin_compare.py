@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.economics.gpu_cost import GpuUse
 from billing.economics.weights import catalog_weights
-from billing.reports.margin import percent
+from billing.reports.figures import percent
 from billing.reports.margin_bridge import Period, Quantities, Segment, bridge
 from billing.reports.margin_segments import segment_usage
 from billing.usage.gpu_shares import host_costs

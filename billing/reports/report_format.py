@@ -5,13 +5,12 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from billing.reports.usage_report import ReportRow
+from billing.usage.query import ReportRow
+from core.spreadsheets import escape_formula
 
 GPU_COLUMNS = ("gpu_seconds", "gpu_cost_usd", "gpu_cost_per_mtok_usd", "margin_usd", "margin_pct")
 """Columns that customers never see."""
 COLUMNS = tuple(ReportRow.__struct_fields__)
-
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def columns(with_gpu: bool) -> tuple[str, ...]:
@@ -46,8 +45,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    content = str(value)
-    return f"'{content}" if content.startswith(_FORMULA_STARTS) else content
+    return escape_formula(str(value))
 
 
 def _is_figure(name: str) -> bool:

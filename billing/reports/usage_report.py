@@ -21,10 +21,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.economics.gpu_cost import GpuUse, HourCost
 from billing.metering.records import Outcome
 from billing.reports import books
+from billing.reports.figures import percent, seconds
 from billing.usage.gpu_shares import DAILY_SUMS_WITH_GPU, GPU_SUMS, HostCosts, host_costs
 from billing.usage.query import (
-    DIMENSIONS,
-    MAX_DAYS,
     GroupKey,
     ReportQuery,
     ReportRow,
@@ -33,22 +32,10 @@ from billing.usage.query import (
     check_query,
     iso,
     months_of,
-    this_month,
     time_dimension,
 )
 from billing.usage.sums import DAILY_SUMS, FACETS, HOURLY_SUMS, OUTCOMES, SUMS, group_key, grouped_usage
 from core.money import pico_to_usd, ratio_per_mtok, usd_to_pico
-
-__all__ = [
-    "DIMENSIONS",
-    "MAX_DAYS",
-    "ReportQuery",
-    "ReportRow",
-    "Totals",
-    "this_month",
-    "totals",
-    "usage_report",
-]
 
 _FREE_OUTCOMES = [i for i, outcome in enumerate(Outcome) if outcome.free]
 _ADDED = ("requests", "requests_unbilled", "input_tokens", "cached_input_tokens", "output_tokens")
@@ -243,13 +230,11 @@ def _line(query: ReportQuery, key: GroupKey, group: _LineSums) -> ReportRow:
 
 def _set_gpu(row: ReportRow, cost: int, gpu: GpuUse, total_tokens: int) -> None:
     margin = cost - gpu.cost
-    row.gpu_seconds = f"{gpu.gpu_us // 1_000_000}.{gpu.gpu_us % 1_000_000:06d}"
+    row.gpu_seconds = seconds(gpu.gpu_us)
     row.gpu_cost_usd = pico_to_usd(gpu.cost)
     row.gpu_cost_per_mtok_usd = ratio_per_mtok(gpu.cost, total_tokens)
     row.margin_usd = pico_to_usd(margin)
-    if cost:
-        hundredths = (abs(margin) * 20_000 + cost) // (2 * cost)
-        row.margin_pct = f"{'-' if margin < 0 else ''}{hundredths // 100}.{hundredths % 100:02d}"
+    row.margin_pct = percent(margin, cost)
 
 
 def _microseconds(seconds: str | None) -> int:

@@ -10,7 +10,8 @@ from nicegui import ui
 
 from admin import billing as admin_billing
 from admin import tenants as admin_tenants
-from billing.reports.usage_report import ReportQuery, ReportRow, Totals
+from billing.reports.usage_report import Totals
+from billing.usage.query import ReportQuery, ReportRow
 from console.components.base import Stat, Text, box, card, icon, link_button, notice, page_head
 from console.components.dialogs import primary
 from console.components.table import data_table

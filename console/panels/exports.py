@@ -8,7 +8,7 @@ from nicegui import ui
 
 from admin import exports as admin_exports
 from billing.exports.datasets import DATASETS
-from billing.exports.schedule import ExportDefinition, ExportRun
+from billing.exports.definitions import ExportDefinition, ExportRun
 from billing.exports.writers import FORMATS
 from billing.ledger.months import month_name
 from console.components.base import box, card

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from admin import economics as admin_economics
 from admin import health as admin_health
-from billing.reports.margin import percent
+from billing.reports.figures import percent
 from billing.reports.money_health import MoneyHealth
 from console.components.base import Stat
 from console.deps import Console

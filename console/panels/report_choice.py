@@ -8,8 +8,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from billing.reports.compare import previous_period
-from billing.reports.usage_report import ReportQuery
-from billing.usage.query import TIME_DIMENSIONS
+from billing.usage.query import TIME_DIMENSIONS, ReportQuery
 from console.periods import PERIODS, Period, form_period
 from console.viewer import Viewer
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from billing.reports.compare import Change, ComparedRow
-from billing.reports.usage_report import ReportRow
+from billing.usage.query import ReportRow
 from console.components.table import Cell, Column, Row, cell
 from console.format import Formatted, count, money, per_mtok, percent, short_id
 from console.panels.report_choice import GROUPS

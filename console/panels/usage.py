@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
 from admin import billing as admin_billing
-from billing.reports.usage_report import ReportRow
+from billing.usage.query import ReportRow
 from console.components.base import card, empty, link_button
 from console.components.charts import Chart
 from console.components.table import Column, cell, data_table

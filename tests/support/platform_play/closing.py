@@ -13,8 +13,9 @@ from admin import payments as admin_payments
 from admin import periods as admin_periods
 from billing.ledger.months import bounds, final_at
 from billing.payments.stripe_gateway import open_gateway
-from billing.reports.usage_report import ReportQuery, usage_report
+from billing.reports.usage_report import usage_report
 from billing.usage.archive import archive_dir, parquet_path
+from billing.usage.query import ReportQuery
 from core.errors import Conflict
 from core.money import usd_to_pico
 from tests.support.platform_play.finance import COMMITTED, enter_gpu_invoice, hosts_ran

@@ -15,8 +15,9 @@ from billing.ledger.transfers import seal
 from billing.ledger.verification import verify
 from billing.payments.stripe_gateway import open_gateway
 from billing.payments.stripe_reconciliation import unix_bounds as seconds_of
-from billing.reports.usage_report import ReportQuery, usage_report
+from billing.reports.usage_report import usage_report
 from billing.statements.verify import verify_pair
+from billing.usage.query import ReportQuery
 from core.money import usd_to_pico
 from tests.support.platform_play.engines import CAUSES
 from tests.support.platform_play.model import CENT, LineOf

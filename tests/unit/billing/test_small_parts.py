@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from billing.metering.records import Outcome, PriceVersion
 from billing.metering.refusals import hold_refusal
 from billing.reports.report_format import compared_csv
-from billing.reports.usage_report import this_month
 from billing.usage.period import parse_group_by, parse_period
+from billing.usage.query import this_month
 from core.apportion import split
 from core.errors import BudgetExceeded, InsufficientCredit, InvalidRequest, Unavailable
 from core.tokens import TokenUsage

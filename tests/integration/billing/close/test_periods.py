@@ -20,7 +20,8 @@ from billing.close.periods import (
 from billing.invoicing.run import make_invoices
 from billing.ledger.months import bounds, month_of, next_month
 from billing.ledger.transfers import book
-from billing.reports.usage_report import ReportQuery, usage_report
+from billing.reports.usage_report import usage_report
+from billing.usage.query import ReportQuery
 from core.errors import Conflict
 from core.ids import uuid7
 from core.money import PICO_PER_USD

@@ -17,8 +17,8 @@ from sqlalchemy import text
 
 from admin import exports as admin_exports
 from billing.exports import schedule
+from billing.exports.definitions import ExportDefinition
 from billing.exports.failures import list_failures
-from billing.exports.schedule import ExportDefinition
 from billing.exports.stores import FolderStore, S3Store
 from billing.exports.verify import verify_exports
 from core.db import Database

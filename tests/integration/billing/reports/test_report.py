@@ -12,7 +12,8 @@ from admin import billing as admin_billing
 from admin.actor import Actor, system_actor
 from billing.ledger.verification import verify
 from billing.metering.tokens_today import tokens_today
-from billing.reports.usage_report import ReportQuery, ReportRow, usage_report
+from billing.reports.usage_report import usage_report
+from billing.usage.query import ReportQuery, ReportRow
 from billing.usage.rollups import roll_up
 from core.db import Database
 from core.errors import InvalidRequest, PermissionDenied

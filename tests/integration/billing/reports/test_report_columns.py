@@ -10,8 +10,8 @@ import pytest
 from admin import billing as admin_billing
 from billing.reports.compare import flatten, parse_compare, previous_period
 from billing.reports.report_format import compared_csv
-from billing.reports.usage_report import ReportQuery, ReportRow, totals, usage_report
-from billing.usage.query import DIMENSIONS
+from billing.reports.usage_report import totals, usage_report
+from billing.usage.query import DIMENSIONS, ReportQuery, ReportRow
 from core.db import Database
 from core.errors import InvalidRequest
 from core.money import usd_to_pico

@@ -20,7 +20,7 @@ from admin import archive as admin_archive
 from admin.actor import Actor, system_actor
 from billing.ledger.verification import verify
 from billing.reports.archive_report import month_report
-from billing.reports.usage_report import ReportQuery, totals, usage_report
+from billing.reports.usage_report import totals, usage_report
 from billing.usage.archive import (
     archive_closed_months,
     archive_dir,
@@ -31,6 +31,7 @@ from billing.usage.archive import (
     verify_archive,
     write_month,
 )
+from billing.usage.query import ReportQuery
 from billing.usage.rollups import roll_up
 from cli.main import app as penstock_app
 from core.db import Database, connect_system

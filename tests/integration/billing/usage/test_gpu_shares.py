@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from billing.economics.gpu_cost import GpuUse, HourCost, host_hours
 from billing.economics.weights import Coefficients, catalog_weights
 from billing.reports.margin import economics_report
-from billing.reports.usage_report import ReportQuery, usage_report
+from billing.reports.usage_report import usage_report
 from billing.usage import gpu_shares
 from billing.usage.gpu_shares import (
     DAILY_SUMS_WITH_GPU,
@@ -23,7 +23,7 @@ from billing.usage.gpu_shares import (
     reshare_changed_days,
     share_new_days,
 )
-from billing.usage.query import bucket_start
+from billing.usage.query import ReportQuery, bucket_start
 from billing.usage.rollups import roll_up
 from core.db import Database
 from core.money import usd_to_pico
