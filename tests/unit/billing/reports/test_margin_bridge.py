@@ -14,7 +14,7 @@ KEYS = ("a/m", "b/m", "a/n")
 
 
 @st.composite
-def cells(draw: st.DrawFn) -> Segment:
+def segments(draw: st.DrawFn) -> Segment:
     tokens = Quantities(draw(COUNT), draw(COUNT), draw(COUNT))
     prices = [draw(PRICE) for _ in range(3)]
     revenue = Quantities(tokens.uncached * prices[0], tokens.cached * prices[1], tokens.output * prices[2])
@@ -23,7 +23,7 @@ def cells(draw: st.DrawFn) -> Segment:
 
 PERIODS = st.builds(
     Period[str],
-    cells=st.dictionaries(st.sampled_from(KEYS), cells()),
+    segments=st.dictionaries(st.sampled_from(KEYS), segments()),
     gpu_cost=st.integers(0, 10**18),
     machine_us=st.integers(0, 10**12),
 )
