@@ -1,4 +1,4 @@
-"""Two data sets of the books: the general-ledger journal by UTC day, and invoices with their lines and credit notes."""
+"""Two data sets of the ledger: the general journal by UTC day, and invoices with their lines and credit notes."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
@@ -36,8 +36,8 @@ _JOURNAL = """
         AND (CAST(:tenant AS uuid) IS NULL OR t.tenant_id = :tenant)
     GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 4, 5, 6
 """
-# A month's file does not change once the month is closed: a credit note is in the month that made it, as in the
-# journal, and whether an invoice is paid is no column.
+# The file of a closed month must not change: a credit note is in the month in which it was made, as in the journal, and
+# there is no column for whether an invoice is paid.
 _INVOICES = """
     SELECT i.id, i.number, i.tenant_id, n.name AS tenant, i.month, i.kind, i.stripe_invoice_id, i.currency,
         r.*
@@ -58,14 +58,17 @@ _INVOICES = """
 
 
 def journal(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
-    """Transfers added up by UTC day, organisation, kind and accounts. Raises InvalidRequest."""
+    """Sums of transfers by UTC day, organisation, kind and accounts. Raises InvalidRequest for an invalid period."""
     check_period(query.start, query.end)
     bound = {"start": query.start, "end": query.end, "tenant": query.tenant_id}
     return Dataset("journal", JOURNAL_VERSION, JOURNAL, _blocks(connection, _JOURNAL, bound, _entry))
 
 
 def invoices(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
-    """Lines of the invoices of the period's months, with the credit notes made in them. Raises InvalidRequest."""
+    """Lines of the invoices of the period's months, and of the credit notes made in them.
+
+    Raises InvalidRequest for an invalid period.
+    """
     check_period(query.start, query.end)
     bound = {"months": months_of(query.start, query.end), "tenant": query.tenant_id}
     return Dataset("invoices", INVOICES_VERSION, INVOICES, _blocks(connection, _INVOICES, bound, _line))

@@ -1,4 +1,4 @@
-"""Columns of a data set: what kind of values they hold, the same for every file format."""
+"""Columns of a data set and the kinds of their values, for every file format."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -11,22 +11,22 @@ Record = tuple[Value, ...]
 
 
 class ColumnKind(Enum):
-    """What a column holds."""
+    """The kind of a column's values."""
 
     TEXT = "text"
     INTEGER = "integer"
     BOOLEAN = "boolean"
     AMOUNT = "amount"
-    """Exact dollars; added up in manifests."""
+    """Exact dollars, summed in manifests."""
     DECIMAL = "decimal"
     """Any other exact number: a quantity, a unit price, a percentage."""
     INSTANT = "instant"
     COUNTS = "counts"
-    """Counts by name: an object in JSON, `name=count name=count` elsewhere."""
+    """Counts by name: an object in JSON, `name=count name=count` in other formats."""
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One column: its name and what it holds."""
+    """One column: its name and kind."""
 
     name: str
     kind: ColumnKind = ColumnKind.TEXT
@@ -38,22 +38,22 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def columns(**kinds: ColumnKind) -> tuple[Column, ...]:
-    """Columns from keyword arguments, in their order."""
+    """Columns from keyword arguments (name=kind), in their order."""
     return tuple(Column(name, kind) for name, kind in kinds.items())
 
 
 def decimal_text(value: Decimal) -> str:
-    """A decimal as digits with a point and no exponent: readers take `1000.0` for a decimal, `1000` for an integer."""
+    """A decimal with a point and without an exponent (`1000.0`), so that readers do not infer an integer."""
     digits = format(value, "f")
     return digits if "." in digits else f"{digits}.0"
 
 
 def counts_text(value: dict[str, int]) -> str:
-    """Counts by name as `completed=3 length=1`."""
+    """Counts by name, such as `completed=3 length=1`."""
     return " ".join(f"{name}={count}" for name, count in value.items())
 
 
 def instant_text(value: datetime) -> str:
-    """ISO 8601 in UTC, to the second, or to the microsecond where there are any."""
+    """A UTC instant in ISO 8601, with microseconds unless they are 0."""
     shown = value.strftime("%Y-%m-%dT%H:%M:%S")
     return f"{shown}.{value.microsecond:06d}Z" if value.microsecond else f"{shown}Z"

@@ -1,4 +1,4 @@
-"""From a query to its data set, and from a data set to a file that can be sent: the place that knows them all."""
+"""Opens a data set by its name, and writes it to a file for a download."""
 
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +13,9 @@ from billing.exports.writers import Format
 from core.errors import InvalidRequest
 
 CHUNK = 64 * 1024
+"""Bytes of a piece of a download."""
 SPOOL_BYTES = 4 * 1024 * 1024
-"""A download up to this size stays in memory, a larger one in a temporary file."""
+"""Bytes up to which a download is kept in memory; a larger one is in a temporary file."""
 
 _MAKERS = {
     "report": report_rows.report_dataset,
@@ -26,7 +27,7 @@ _MAKERS = {
 
 
 def open_dataset(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
-    """The data set of `query`, read through `connection` as it is written. Raises InvalidRequest."""
+    """The data set of `query`, read from `connection` while it is written. Raises InvalidRequest."""
     if query.dataset not in _MAKERS:
         raise InvalidRequest(
             f"dataset must be one of {', '.join(DATASETS)}, not {query.dataset[:40]!r}", param="dataset"
@@ -37,19 +38,19 @@ def open_dataset(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
 async def write_query(
     connection: AsyncConnection, query: DatasetQuery, format: Format, file: IO[bytes]
 ) -> WriteTotals:
-    """Write the data set of `query` to `file`; returns rows and sums. Raises InvalidRequest."""
+    """Write the data set of `query` to `file`; returns rows and sums. Raises InvalidRequest, Conflict for bad data."""
     return await write_dataset(open_dataset(connection, query), format, file)
 
 
 @contextmanager
 def spool() -> Iterator[IO[bytes]]:
-    """A temporary file for one download, gone when its reader is."""
+    """A temporary file for one download, deleted at the end."""
     with tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES, prefix="penstock-export-") as file:
         yield file
 
 
 def chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """The content of `file` from its beginning, in pieces."""
+    """The content of `file` from its beginning, in pieces of CHUNK bytes."""
     file.seek(0)
     while piece := file.read(CHUNK):
         yield piece

@@ -1,4 +1,4 @@
-"""The data sets of finance: what each is called, its columns, and its records as a stream in small blocks."""
+"""Data sets: names, columns and a stream of records in blocks; writing one to a file."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,13 +16,13 @@ from core.money import pico_to_usd
 DatasetName = Literal["report", "focus_charges", "focus_gpu", "journal", "invoices"]
 DATASETS: tuple[DatasetName, ...] = ("report", "focus_charges", "focus_gpu", "journal", "invoices")
 PLATFORM_ONLY: tuple[DatasetName, ...] = ("focus_gpu", "journal")
-"""Data sets that no customer sees."""
+"""Data sets that customers must not see."""
 BLOCK = 2_000
-"""Records a block."""
+"""Records per block."""
 
 
 class DatasetQuery(msgspec.Struct, frozen=True):
-    """Which data set, of which period and organisation (None = all)."""
+    """A data set of the period [start, end) and one organisation (None = all)."""
 
     dataset: DatasetName
     start: datetime
@@ -33,26 +33,26 @@ class DatasetQuery(msgspec.Struct, frozen=True):
 
 
 class Dataset(msgspec.Struct):
-    """A data set that is about to be read: its shape, and its records once."""
+    """A data set with its columns, and its records as a stream that can be read once."""
 
     name: str
     version: str
-    """Of the columns; it changes when they do."""
+    """Version of the columns, which changes with them."""
     columns: tuple[Column, ...]
     blocks: AsyncIterator[Sequence[Record]]
 
 
 class WriteTotals(msgspec.Struct):
-    """What was written: records, and the exact sum of each column of amounts."""
+    """The number of records written, and the exact sum of each column of amounts."""
 
     rows: int = 0
     sums: dict[str, str] = {}
 
 
 async def write_dataset(dataset: Dataset, format: Format, file: IO[bytes]) -> WriteTotals:
-    """Write every record to `file` with at most a few blocks in memory; returns what was written.
+    """Write all records to `file`, with a few blocks in memory at most; returns rows and sums.
 
-    In a thread: a download is made in the process that serves requests, and a workbook takes seconds to close.
+    Formatting runs in a thread, because the API process makes downloads and closing a workbook takes seconds.
     """
     sink = open_sink(format, dataset.columns, file, dataset.name.replace("_", " ").capitalize())
     amounts = {i: Decimal(0) for i, column in enumerate(dataset.columns) if column.kind is ColumnKind.AMOUNT}
@@ -70,7 +70,7 @@ async def write_dataset(dataset: Dataset, format: Format, file: IO[bytes]) -> Wr
 
 
 async def _in_thread(work: Callable[..., None], *args: object) -> None:
-    """`work` in a thread, to its end even when who waits is cancelled: until then the file is in use."""
+    """Run `work` in a thread; a cancellation is raised only when the thread is done, because it uses the file."""
     running = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:
         await asyncio.shield(running)
@@ -85,7 +85,7 @@ def _add(sink: Sink, amounts: dict[int, Decimal], block: Sequence[Record]) -> No
 
 
 def _add_up(amounts: dict[int, Decimal], block: Sequence[Record]) -> None:
-    """Add a block's values to the sums of their columns, exactly."""
+    """Add a block's values exactly to the sums by column index."""
     with localcontext() as context:
         context.prec = 60
         for i in amounts:
@@ -98,6 +98,6 @@ def usd(pico: int) -> Decimal:
 
 
 def usd_text(amount: Decimal) -> str:
-    """Exact dollars as this project writes them: two decimals at least, no trailing zeros beyond."""
+    """Exact dollars with at least two decimals and no further trailing zeros."""
     whole, _, rest = format(amount, "f").partition(".")
     return f"{whole}.{rest.rstrip('0').ljust(2, '0')}"

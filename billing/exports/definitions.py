@@ -20,7 +20,7 @@ from tenants.scoping import platform_wide
 
 
 class ExportDefinition(msgspec.Struct, frozen=True):
-    """A scheduled export."""
+    """The definition of a scheduled export."""
 
     id: UUID
     name: str
@@ -38,7 +38,7 @@ class ExportDefinition(msgspec.Struct, frozen=True):
 
 
 class ExportRun(msgspec.Struct, frozen=True):
-    """A revision of a period's files. `is_new` is False when a run found nothing changed."""
+    """A stored revision of a period's file; `is_new` when the present run wrote it."""
 
     id: UUID
     definition_id: UUID
@@ -69,7 +69,11 @@ async def create_definition(
     starts_at: datetime,
     created_by: str,
 ) -> ExportDefinition:
-    """Add a definition. Raises InvalidRequest, and Conflict for a name that is taken."""
+    """Add a definition.
+
+    `name` is one path part; `destination` a folder or `s3://bucket/prefix`; `group_by` as `parse_group_by` reads it;
+    periods from `starts_at` on are exported. Raises InvalidRequest for an invalid argument, Conflict for a name in use.
+    """
     _check_definition(name, dataset, format, cadence, destination, group_by, tenant_id, starts_at)
     taken = await connection.scalar(select(export_definitions.c.id).where(export_definitions.c.name == name))
     if taken is not None:
@@ -127,7 +131,7 @@ def _check_definition(
 
 
 def parse_group_by(group_by: str) -> tuple[str, ...]:
-    """A grouping as it is stored; empty = by organisation and model."""
+    """The dimensions of a comma-separated grouping; an empty one = organisation and model."""
     return tuple(name for part in group_by.split(",") if (name := part.strip())) or ("tenant", "model")
 
 
@@ -139,7 +143,7 @@ async def list_definitions(connection: AsyncConnection) -> list[ExportDefinition
 
 
 async def find_definition(connection: AsyncConnection, name: str) -> ExportDefinition:
-    """The definition of that name or id. Raises NotFound."""
+    """The definition with this name or id. Raises NotFound."""
     for one in await list_definitions(connection):
         if name in (one.name, str(one.id)):
             return one
@@ -148,7 +152,7 @@ async def find_definition(connection: AsyncConnection, name: str) -> ExportDefin
 
 @platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
 async def set_enabled(connection: AsyncConnection, definition_id: UUID, enabled: bool) -> None:
-    """Stop or resume a definition; what it wrote stays."""
+    """Enable or disable a definition; its files stay."""
     await connection.execute(
         update(export_definitions).where(export_definitions.c.id == definition_id).values(enabled=enabled)
     )
@@ -157,7 +161,7 @@ async def set_enabled(connection: AsyncConnection, definition_id: UUID, enabled:
 async def list_runs(
     connection: AsyncConnection, definition_id: UUID | None = None, limit: int = 100
 ) -> list[ExportRun]:
-    """Revisions, the newest period first."""
+    """At most `limit` revisions of a definition (None = all), newest period and revision first."""
     statement = select(*export_runs.c).order_by(
         export_runs.c.period_start.desc(), export_runs.c.revision.desc(), export_runs.c.id
     )

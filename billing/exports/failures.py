@@ -1,4 +1,4 @@
-"""Periods of scheduled exports that could not be written: they stay due, and wait longer after every failure."""
+"""Periods of scheduled exports that could not be written: they stay due, with a growing delay."""
 
 from datetime import datetime
 from uuid import UUID
@@ -11,6 +11,7 @@ from billing.exports.tables import export_failures
 from core.errors import PenstockError
 
 MAX_ERROR = 500
+"""Characters of a stored error."""
 
 
 class ExportFailure(msgspec.Struct, frozen=True):
@@ -22,11 +23,11 @@ class ExportFailure(msgspec.Struct, frozen=True):
     error: str
     failed_at: datetime
     next_at: datetime
-    """Not tried again before."""
+    """The next attempt is not made before this instant."""
 
 
 async def list_failures(connection: AsyncConnection, definition_id: UUID) -> list[ExportFailure]:
-    """The periods of a definition that failed and were not written since, oldest first."""
+    """The failed periods of a definition that were not written since, oldest first."""
     statement = (
         select(*export_failures.c)
         .where(export_failures.c.definition_id == definition_id)
@@ -38,7 +39,7 @@ async def list_failures(connection: AsyncConnection, definition_id: UUID) -> lis
 async def record_failure(
     connection: AsyncConnection, definition_id: UUID, start: datetime, error: Exception
 ) -> None:
-    """Write a failure down: the period is tried again after 5 minutes, 10, 20, ... 6 hours."""
+    """Store a failure of the period that begins at `start`; the delay doubles from 5 minutes to 6 hours."""
     message = f"{type(error).__name__}; the log of the jobs has more"
     if isinstance(error, PenstockError):
         message = error.message
@@ -55,7 +56,7 @@ async def record_failure(
 
 
 async def clear_failure(connection: AsyncConnection, definition_id: UUID, start: datetime) -> None:
-    """The period was written after all."""
+    """Delete the failure of a period after it was written."""
     await connection.execute(
         delete(export_failures).where(
             export_failures.c.definition_id == definition_id, export_failures.c.period_start == start

@@ -1,4 +1,4 @@
-"""A file that a scheduled export wrote, read back from its store and checked against what was recorded of it."""
+"""Reads a file of a scheduled export from its store and verifies it against the recorded checksum."""
 
 import asyncio
 import hashlib
@@ -18,11 +18,11 @@ from core.errors import Conflict, InvalidRequest, NotFound
 from core.settings import Settings
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Larger files are fetched from their store: here the whole file is held while it is checked."""
+"""Bytes of a file that can be fetched here; the whole file is in memory while it is verified."""
 
 
 class FetchedFile(msgspec.Struct, frozen=True):
-    """A file as it was written."""
+    """A verified file."""
 
     name: str
     media_type: str
@@ -30,7 +30,11 @@ class FetchedFile(msgspec.Struct, frozen=True):
 
 
 async def fetch_run(database: Database, settings: Settings, run_id: UUID) -> FetchedFile:
-    """The file of one run. Raises NotFound, InvalidRequest when it is too large, Conflict when it was changed."""
+    """The file of one run.
+
+    Raises NotFound for an unknown run or a missing file, InvalidRequest for a file of more than MAX_BYTES, Conflict
+    when its checksum differs, Unavailable when the store does not answer.
+    """
     async with database.read() as connection:
         run = (
             await connection.execute(select(*export_runs.c).where(export_runs.c.id == run_id))

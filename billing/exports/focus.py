@@ -1,9 +1,9 @@
-"""FOCUS 1.2, the customers' side: every charge as a row, by UTC day (or hour, or month) and class of tokens.
+"""Customers' charges in FOCUS 1.2 (focus.finops.org), by UTC day, hour or month.
 
-Usage is a row per organisation, project, key, model, tier, region, price version and token class, so that unit price
-times quantity is the cost, exactly. What credit was given, taken back, corrected or not collected is a row of its own;
-BilledCost over all rows is what the customers owe for the period, whether they pay in advance or later. A top-up is a
-payment and no charge. Sums: see docs/finance/exports.md.
+Usage has a row per organisation, project, key, model, tier, region, price version and token class, so that unit price
+times quantity is exactly the cost. Credits, expiries, adjustments, commitment shortfalls and uncollected usage have
+rows of their own. The sum of BilledCost is what customers owe for the period, prepaid or postpaid. A top-up is a
+payment, not a charge. docs/finance/exports.md has the sums.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -78,13 +78,13 @@ _BOOKED = """
 
 
 def focus_charges(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
-    """The charges of `query`. Raises InvalidRequest for a period that cannot be."""
+    """The charges of `query`. Raises InvalidRequest for an invalid period; reading raises Conflict for bad data."""
     check_period(query.start, query.end)
     return Dataset("focus_charges", VERSION, CHARGES, _blocks(connection, query))
 
 
 class _Charge(msgspec.Struct):
-    """Where and when a row belongs, apart from what it is."""
+    """The period, organisation and invoice of a row."""
 
     start: datetime
     end: datetime
@@ -115,7 +115,7 @@ def _charge(query: DatasetQuery, row: Row[Any], unit: str, invoices: dict[tuple[
 
 
 def _usage(row: Row[Any], charge: _Charge) -> list[Record]:
-    """A row per class of tokens. Raises Conflict when tokens times price is not the cost that was booked."""
+    """One record per token class. Raises Conflict when tokens times price is not the booked cost."""
     found = []
     cost = list_cost = 0
     for name in _CLASSES:
@@ -173,9 +173,9 @@ def _usage(row: Row[Any], charge: _Charge) -> list[Record]:
 
 
 def _booked(row: Row[Any], charge: _Charge) -> list[Record]:
-    """What a transfer changes of what a customer is charged; none for those that only say how it was paid."""
+    """The record of a transfer that changes a customer's charges; none for one that only shows how usage was paid."""
     if row.kind == "uncollectible":
-        if row.reason is not None:  # of an adjustment, which is charged less by it already
+        if row.reason is not None:  # part of an adjustment, whose record has its full amount
             return []
         return [
             _adjustment_charge(
@@ -200,7 +200,7 @@ def _booked(row: Row[Any], charge: _Charge) -> list[Record]:
 def _adjustment_charge(
     charge: _Charge, pico: int, category: str, description: str, *, correction: bool = False
 ) -> Record:
-    """A charge without quantity. A correction of an earlier month takes the category of what it corrects: usage."""
+    """A charge without quantity; a correction of an earlier month has the category of what it corrects, Usage."""
     amount = usd(int(pico))
     values = _common(charge) | {
         name: amount for name in ("BilledCost", "EffectiveCost", "ContractedCost", "ListCost")
@@ -217,7 +217,7 @@ def _adjustment_charge(
 
 
 def _purchase(charge: _Charge, pico: int, source: UUID) -> Record:
-    """What is missing to a committed spend: bought, not used (EffectiveCost 0 as FOCUS demands of a purchase)."""
+    """The shortfall of a committed spend as a Purchase, for which FOCUS requires an EffectiveCost of 0."""
     amount = usd(int(pico))
     values = _common(charge) | {
         name: amount

@@ -1,4 +1,4 @@
-"""The columns of FOCUS 1.2 (focus.finops.org) that Penstock fills, and what they always hold."""
+"""The columns of FOCUS 1.2 (focus.finops.org) that Penstock fills, and their constant values."""
 
 from billing.exports.columns import Column, ColumnKind
 
@@ -64,7 +64,7 @@ CHARGES: tuple[Column, ...] = tuple(
         ("x_Simulated", ColumnKind.BOOLEAN),
     )
 )
-"""What customers are charged."""
+"""Columns of customers' charges."""
 
 _GPU_LEFT_OUT = frozenset(
     {
@@ -89,4 +89,4 @@ GPU: tuple[Column, ...] = (
     *(column for column in CHARGES if column.name not in _GPU_LEFT_OUT),
     Column("x_State"),
 )
-"""What GPUs cost us: nobody publishes unit prices of a share of a host-hour, so there are none."""
+"""Columns of GPU cost, without unit prices: a share of a host-hour has no published price."""

@@ -1,7 +1,7 @@
-"""FOCUS 1.2, our own side: what GPU hosts cost us, by UTC day, organisation and model, idle time as rows of its own.
+"""The platform's GPU cost in FOCUS 1.2, by UTC day, organisation and model, with unused time in separate rows.
 
-The sum of BilledCost is the cost of all host seconds at their dated prices. A share of a host-hour has no published
-unit price, so there are no unit prices. For the platform only.
+The sum of BilledCost is the cost of all host seconds at their dated prices. There are no unit prices, because a share
+of a host-hour has none.
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ _MICRO_PER_HOUR = 3_600_000_000
 
 
 def focus_gpu(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
-    """GPU cost of `query`; its session must see all organisations. Raises InvalidRequest."""
+    """GPU cost of `query`; needs a session that sees all tenants. Raises InvalidRequest for an invalid period."""
     check_period(query.start, query.end)
     return Dataset("focus_gpu", VERSION, GPU, _blocks(connection, query))
 
@@ -51,7 +51,7 @@ async def _blocks(connection: AsyncConnection, query: DatasetQuery) -> AsyncIter
 async def _unused(
     connection: AsyncConnection, start: datetime, end: datetime
 ) -> dict[str, dict[str, GpuUse]]:
-    """Model (empty = none) -> state -> what nobody used."""
+    """Unused GPU time by model (empty = no model) and state."""
     found: dict[str, dict[str, GpuUse]] = defaultdict(lambda: defaultdict(GpuUse))
     for use in (await host_hours(connection, start, end)).values():
         for (model, state), part in use.unused.items():
@@ -60,7 +60,7 @@ async def _unused(
 
 
 def _idle(row: ReportRow, states: dict[str, GpuUse], start: datetime, end: datetime) -> list[Record]:
-    """An idle line by state; what is left of it was ready to serve in an hour without requests."""
+    """The records of a line of unused time by state; the rest was serving time without requests."""
     rest = _gpu_use(row)
     found = []
     for state, part in sorted(states.items()):

@@ -1,4 +1,4 @@
-"""The manifest beside each data file: what it is, how many rows, what its amounts add up to, and its checksum."""
+"""The manifest beside each data file: its origin, columns, row count, sums of amounts and checksum."""
 
 from datetime import datetime
 from uuid import UUID
@@ -12,7 +12,7 @@ FILE_NAME = "manifest.json"
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """One revision of one period. Sums are exact decimal dollars by column."""
+    """The manifest of one revision of one period; sums are exact decimal dollars by column."""
 
     schema: str
     name: str
@@ -31,12 +31,12 @@ class Manifest(msgspec.Struct, frozen=True):
     bytes: int
     columns: list[dict[str, str]]
     snapshot: str
-    """PostgreSQL's snapshot that all of it was read from."""
+    """The PostgreSQL snapshot from which the file was read (pg_current_snapshot)."""
     created_at: datetime
 
 
 def column_types(columns: tuple[Column, ...]) -> list[dict[str, str]]:
-    """Columns as the manifest names them."""
+    """Names and types of columns as the manifest lists them."""
     types = {
         ColumnKind.AMOUNT: "decimal(38,12) USD",
         ColumnKind.DECIMAL: "decimal(38,12)",
@@ -46,10 +46,10 @@ def column_types(columns: tuple[Column, ...]) -> list[dict[str, str]]:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Indented JSON with a newline at its end."""
+    """Indented JSON with a final newline."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def decode(content: bytes) -> Manifest:
-    """Raises msgspec.ValidationError or DecodeError for what is no manifest."""
+    """The manifest of JSON text. Raises msgspec.DecodeError or ValidationError for any other text."""
     return msgspec.json.decode(content, type=Manifest)

@@ -1,9 +1,9 @@
-"""Usage and costs of one organisation in the shapes of OpenAI's organization endpoints (OpenAPI 2.3.0).
+"""Usage and costs of one organisation in the format of OpenAI's organization endpoints (OpenAPI 2.3.0).
 
-Buckets are whole UTC minutes, hours or days; one that `start_time` falls into is told whole. Tokens are the billed
-ones, `num_model_requests` counts all requests. Usage is not recorded by user: `user_id` is null, and a filter by user
-finds nothing. `line_item` is `MODEL, CLASS tokens`; corrections and shortfalls of committed spend are the line item
-`adjustments`, told when no filter asks for a project or key. Amounts are exact JSON numbers.
+Buckets are whole UTC minutes, hours or days, including the whole bucket of `start_time`. Tokens are billed tokens;
+`num_model_requests` counts all requests. Usage is not recorded by user: `user_id` is null, and a filter by user finds
+nothing. `line_item` is `MODEL, CLASS tokens`; adjustments and shortfalls of committed spend are the line item
+`adjustments`, which a filter by project or key omits. Amounts are exact JSON numbers.
 """
 
 import base64
@@ -27,8 +27,9 @@ from core.money import pico_to_usd
 BucketWidth = Literal["1m", "1h", "1d"]
 _WIDTHS = {"1m": timedelta(minutes=1), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
 _LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
-"""Default and most buckets of a page, as OpenAI has them."""
+"""Default and largest number of buckets per page, by width, as OpenAI's."""
 _COST_LIMITS = (7, 180)
+"""Default and largest number of buckets per page of costs, as OpenAI's."""
 MAX_VALUES = 100
 """Values of one filter."""
 _USAGE_GROUPS = {
@@ -58,7 +59,7 @@ _FILTER = """
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """What is asked of either endpoint. Instants are UTC."""
+    """The query of either endpoint, [start, end) in UTC; fields are OpenAI's parameters."""
 
     start: datetime
     end: datetime
@@ -76,7 +77,7 @@ class UsageQuery(msgspec.Struct, frozen=True):
 async def completions_usage(
     connection: AsyncConnection, tenant_id: UUID, query: UsageQuery
 ) -> dict[str, Any]:
-    """A page of `organization.usage.completions.result` buckets. Raises InvalidRequest."""
+    """A page of `organization.usage.completions.result` buckets. Raises InvalidRequest for an invalid query."""
     if query.width not in _WIDTHS:
         raise InvalidRequest(
             f"bucket_width must be 1m, 1h or 1d, not {query.width[:20]!r}", param="bucket_width"
@@ -102,7 +103,7 @@ async def completions_usage(
 
 
 async def costs(connection: AsyncConnection, tenant_id: UUID, query: UsageQuery) -> dict[str, Any]:
-    """A page of `organization.costs.result` buckets by day. Raises InvalidRequest."""
+    """A page of `organization.costs.result` buckets by day. Raises InvalidRequest for an invalid query."""
     if query.width != "1d":
         raise InvalidRequest(f"bucket_width must be 1d, not {query.width[:20]!r}", param="bucket_width")
     _check(query, dict.fromkeys(_COST_GROUPS, ""))
@@ -162,7 +163,7 @@ def _check(query: UsageQuery, groups: dict[str, str]) -> None:
 
 
 def _buckets(query: UsageQuery, default: int, most: int) -> list[datetime]:
-    """The starts of the buckets of this page."""
+    """The starts of the page's buckets; `default` and `most` bound its length."""
     limit = default if query.limit is None else query.limit
     if not 1 <= limit <= most:
         raise InvalidRequest(f"limit must be 1 to {most} for this bucket_width, not {limit}", param="limit")

@@ -1,4 +1,4 @@
-"""The usage report as a data set, one bucket of time after the other, so that memory does not grow with the period."""
+"""The usage report as a data set, read in buckets of its time dimension to bound memory."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ _DECIMALS = ("price_per_mtok_usd", "gpu_seconds", "gpu_cost_per_mtok_usd", "marg
 
 
 def report_dataset(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
-    """The report of `query`. Raises InvalidRequest for a period or grouping that cannot be."""
+    """The report of `query`. Raises InvalidRequest for an invalid period or grouping."""
     asked = ReportQuery(query.start, query.end, query.group_by, query.tenant_id, with_gpu=query.with_gpu)
     check_query(asked)
     columns = report_columns(query.with_gpu)
@@ -27,7 +27,7 @@ def report_dataset(connection: AsyncConnection, query: DatasetQuery) -> Dataset:
 
 
 def report_columns(with_gpu: bool) -> tuple[Column, ...]:
-    """The report's columns with their kinds."""
+    """The report's columns with their kinds; `with_gpu` False omits GPU cost and margin."""
     return tuple(Column(name, _kind(name)) for name in report_names(with_gpu))
 
 
@@ -57,7 +57,7 @@ async def _blocks(
 
 
 def record(row: ReportRow, columns: Sequence[Column]) -> Record:
-    """One line of the report as a record."""
+    """One line of the report as a record of `columns`."""
     return tuple(_value(getattr(row, column.name), column) for column in columns)
 
 

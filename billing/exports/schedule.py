@@ -1,8 +1,8 @@
-"""Scheduled exports: their definitions, and one run: read a period in one snapshot, keep it as a new revision or not.
+"""Runs scheduled exports: reads a period in one snapshot and stores it as a new revision when it has changed.
 
-A run never overwrites. The same content as the last revision is no new revision; changed content of an open period is
-the next one (`rNNNN`). The data file comes first, the manifest last: what has a manifest is whole. Killed in between,
-the next run finds the file, compares it, and goes on.
+A run never overwrites a file. Content equal to the latest revision makes no new revision; changed content becomes the
+next one (`rNNNN`). The data file is stored before its manifest, so a revision with a manifest is complete. After a
+crash between both, the next run finds the data file, compares it and stores the manifest.
 """
 
 import asyncio
@@ -48,15 +48,16 @@ from tenants.scoping import platform_wide
 log = logging.getLogger(__name__)
 
 MAX_REVISIONS = 9999
+"""Revisions of one period."""
 MAX_CONSECUTIVE_FAILURES = 3
-"""Failures in a row that end a definition's turn."""
+"""Consecutive failures after which a run skips the definition's remaining periods."""
 
 
 async def run_due(database: Database, settings: Settings) -> int:
-    """Write every period that is due of every enabled definition; returns how many files are new.
+    """Export every due period of every enabled definition; returns how many files are new.
 
-    What cannot be written stays due, with its error, and does not stop later periods or other definitions; the first
-    error is raised at the end.
+    A failed period stays due with its error and does not stop other periods or definitions; the first error is raised
+    at the end.
     """
     async with database.read() as connection:
         now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
@@ -77,9 +78,9 @@ async def _run_definition(
     now: datetime,
     failures: list[Exception],
 ) -> int:
-    """Write what is due of one definition; returns how many files are new, and adds to `failures`.
+    """Export the due periods of one definition; returns how many files are new, and appends errors to `failures`.
 
-    A few failures in a row end its turn: its store is likely away, and every try may wait long.
+    Stops after MAX_CONSECUTIVE_FAILURES: the store is probably unavailable, and every attempt may wait for a timeout.
     """
     async with database.read() as connection:
         states = await _period_states(connection, definition.id)
@@ -104,9 +105,10 @@ async def _run_definition(
 async def run_period(
     database: Database, settings: Settings, definition: ExportDefinition, start: datetime
 ) -> ExportRun | None:
-    """Export one period now. None when another process is at this definition.
+    """Export the period that begins at `start`. Returns None when another process exports this definition.
 
-    Raises Unavailable when the store does not take the files, InvalidRequest for a destination that leads elsewhere.
+    Raises Unavailable when the store does not accept the files, InvalidRequest for a destination outside of the export
+    folder, Conflict beyond MAX_REVISIONS or for bad data.
     """
     end = bucket_end(start, unit_of(definition.cadence))
     store = await asyncio.to_thread(open_store, definition.destination, settings)
@@ -125,7 +127,7 @@ async def run_period(
 
 
 class _DataFile(msgspec.Struct):
-    """A data file that was written to a temporary place, with what its manifest will say."""
+    """A data file in a temporary place, with the figures of its manifest."""
 
     dataset: Dataset
     tally: WriteTotals
@@ -140,7 +142,7 @@ class _DataFile(msgspec.Struct):
 
 @platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
 async def _claim(connection: AsyncConnection, definition_id: UUID) -> bool:
-    """Whether this transaction may run the definition; another's claim ends with its transaction."""
+    """Claim the definition until the transaction ends; False when another transaction has claimed it."""
     found = await connection.execute(
         select(export_definitions.c.id)
         .where(export_definitions.c.id == definition_id)
@@ -152,7 +154,7 @@ async def _claim(connection: AsyncConnection, definition_id: UUID) -> bool:
 async def _write_file(
     database: Database, definition: ExportDefinition, start: datetime, end: datetime, file: IO[bytes]
 ) -> _DataFile:
-    """Read the period in one snapshot into `file`."""
+    """Write the period, read in one snapshot, to `file`."""
     query = DatasetQuery(
         definition.dataset,  # type: ignore[arg-type]  # checked when it was made
         start,
@@ -182,14 +184,14 @@ def _store_revision(
     file: IO[bytes],
     latest: ExportRun | None,
 ) -> Manifest:
-    """Put the file and its manifest under the next free revision."""
+    """Store the file and its manifest as the next free revision. Blocking."""
     period = label(definition.cadence, data_file.start)
     name = f"{definition.dataset}.{definition.format}"
     for revision in range(1 if latest is None else latest.revision + 1, MAX_REVISIONS + 1):
         folder = f"{definition.name}/{period}/r{revision:04d}"
         path = f"{folder}/{name}"
         if not store.put_new(path, file) and store.digest(path) != data_file.sha256:
-            continue  # left by a run that died, of content that has changed since
+            continue  # left by a crashed run, with content that has changed since
         draft = _manifest(definition, data_file, name, revision)
         manifest_path = f"{folder}/{manifests.FILE_NAME}"
         if not store.put_new(manifest_path, BytesIO(manifests.encode(draft))):

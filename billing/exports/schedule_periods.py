@@ -10,20 +10,20 @@ from core.errors import InvalidRequest
 UNITS: dict[str, str] = {"hourly": "hour", "daily": "day", "monthly": "month"}
 _LABELS = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "monthly": "%Y-%m"}
 RECENT = timedelta(days=3)
-"""Late usage still comes in for 48 h; a period this young is looked at hourly, an older open one daily."""
+"""Age up to which an open period is checked hourly, because late usage arrives for 48 h; an older one daily."""
 MAX_PERIODS = 50
-"""Periods of one definition that one run of the job writes at most."""
+"""Periods of one definition exported in one run at most."""
 
 
 class PeriodState(msgspec.Struct, frozen=True):
-    """What is known of a period that was exported."""
+    """When an exported period was checked last, and whether it is final."""
 
     checked_at: datetime
     final: bool
 
 
 def unit_of(cadence: str) -> str:
-    """hour, day or month. Raises InvalidRequest."""
+    """The unit of a cadence: hour, day or month. Raises InvalidRequest for another cadence."""
     if cadence not in UNITS:
         raise InvalidRequest(
             f"schedule must be one of {', '.join(UNITS)}, not {cadence[:40]!r}", param="schedule"
@@ -37,7 +37,7 @@ def label(cadence: str, start: datetime) -> str:
 
 
 def parse_label(cadence: str, text: str) -> datetime:
-    """The start of the period named `text`. Raises InvalidRequest."""
+    """The start of the period whose `label` is `text`. Raises InvalidRequest."""
     unit_of(cadence)
     try:
         return datetime.strptime(f"{text}+0000", f"{_LABELS[cadence]}%z")
@@ -55,8 +55,11 @@ def due_periods(
     states: dict[datetime, PeriodState],
     failed: dict[datetime, datetime] | None = None,
 ) -> list[datetime]:
-    """The starts of periods to export now, oldest first: those that ended and were never exported, and those that may
-    still change and were not looked at for a while. What `failed` comes last, and not before the instant there."""
+    """The starts of at most MAX_PERIODS periods to export at `now`.
+
+    These are ended periods from `starts_at` on that were never exported, or are not final and due for a check, oldest
+    first; then `failed` ones (start -> instant of the next attempt) whose instant has come.
+    """
     failed = failed or {}
     unit = unit_of(cadence)
     found: list[datetime] = []

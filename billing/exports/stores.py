@@ -1,8 +1,7 @@
-"""Where scheduled exports are kept: a folder below Settings.export_dir, or a bucket of an S3-compatible store.
+"""Stores of scheduled exports: a folder below Settings.export_dir, or a bucket of an S3-compatible store.
 
-Both only ever add: `put_new` never replaces what is there. Destinations are written by platform people, as
-`folder/below` or `s3://bucket/prefix`; the store's address and credentials come from the settings alone, so nobody
-directs us to fetch from or write to another host.
+A store never replaces a file (`put_new`). Operators write destinations as `folder/below` or `s3://bucket/prefix`; the
+S3 endpoint and credentials come from the settings only, so a destination cannot name another host.
 """
 
 import hashlib
@@ -21,7 +20,9 @@ from core.errors import InvalidRequest, Unavailable
 from core.settings import Settings
 
 CHUNK = 1024 * 1024
+"""Bytes copied or hashed at a time."""
 MAX_LENGTH = 500
+"""Characters of a destination."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 _EXISTS_CODES = ("PreconditionFailed", "412", "ConditionalRequestConflict")
@@ -29,23 +30,23 @@ _MISSING_CODES = ("NoSuchKey", "404", "NotFound")
 
 
 class Store(Protocol):
-    """A place for files that never change."""
+    """A store of immutable files. Methods block and raise Unavailable when the store does not answer."""
 
     def put_new(self, path: str, file: IO[bytes]) -> bool:
-        """Keep the whole of `file` at `path`, all of it or nothing; False when something is there already."""
+        """Store the whole of `file` at `path`, atomically; False when a file exists there."""
 
     def read(self, path: str) -> bytes | None:
-        """What is at `path`, or None."""
+        """The content at `path`, or None without a file."""
 
     def digest(self, path: str) -> str | None:
-        """SHA-256 of what is at `path`, or None."""
+        """The SHA-256 (hex) of the content at `path`, or None without a file."""
 
     def location(self, path: str) -> str:
-        """The whole address of `path`, for people."""
+        """The full address of `path` for display."""
 
 
 def path_parts(text: str, what: str = "destination") -> tuple[str, ...]:
-    """The parts of a relative path; refuses whatever could lead elsewhere. Raises InvalidRequest."""
+    """The parts of a relative path. Raises InvalidRequest for other characters or `..`; `what` names the parameter."""
     parts = PurePosixPath(text).parts if text else ()
     if text.startswith("/") or any(_PART.fullmatch(part) is None for part in parts):
         raise InvalidRequest(
@@ -70,7 +71,7 @@ def check_destination(destination: str) -> None:
 
 
 def open_store(destination: str, settings: Settings) -> Store:
-    """The store of a destination. Raises InvalidRequest, Unavailable without credentials."""
+    """The store of a destination. Raises InvalidRequest for an invalid one, Unavailable without S3 credentials."""
     check_destination(destination)
     if destination.startswith("s3://"):
         bucket, _, prefix = destination.removeprefix("s3://").partition("/")
@@ -79,20 +80,20 @@ def open_store(destination: str, settings: Settings) -> Store:
 
 
 def export_dir(settings: Settings) -> Path:
-    """The folder that exports stay below."""
+    """The root folder of exports: Settings.export_dir, or `exports` in the data directory."""
     own = settings.export_dir
     return settings.data_dir / "exports" if own == Path() else own
 
 
 class FolderStore:
-    """Files below a folder; a new one appears whole, by a hard link that fails where something is."""
+    """Files below a folder, created by a hard link, which is atomic and fails when the file exists."""
 
     def __init__(self, root: Path, parts: tuple[str, ...] = ()) -> None:
         self._root = root.absolute()
         self._base = self._root.joinpath(*parts)
 
     def _path(self, path: str) -> Path:
-        """Raises InvalidRequest when a link leads out of the root."""
+        """The file of `path`. Raises InvalidRequest when a symbolic link leads out of the root."""
         found = self._base.joinpath(*path_parts(path, "path"))
         if not found.resolve().is_relative_to(self._root.resolve()):
             raise InvalidRequest(f"{self.location(path)} leads out of the export folder", param="destination")
@@ -138,12 +139,12 @@ class FolderStore:
 
 
 class S3Store:
-    """Objects below a prefix; a conditional put refuses to replace one."""
+    """Objects below a prefix, created by a conditional put, which fails when the object exists."""
 
     def __init__(self, bucket: str, prefix: str, settings: Settings) -> None:
         if (
             not settings.export_s3_key_id.get_secret_value()
-        ):  # else botocore asks the machine's surroundings for one
+        ):  # without a key, botocore would look for credentials in the environment and the instance metadata
             raise Unavailable(
                 "an export to S3 needs PENSTOCK_EXPORT_S3_KEY_ID and PENSTOCK_EXPORT_S3_SECRET",
                 code="export_store_unavailable",
@@ -168,7 +169,7 @@ class S3Store:
         return "/".join(part for part in (self._prefix, *path_parts(path, "path")) if part)
 
     def put_new(self, path: str, file: IO[bytes]) -> bool:
-        """See Store. Raises Unavailable when the store does not take it."""
+        """See Store."""
         file.seek(0)
         try:
             self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=file, IfNoneMatch="*")
@@ -209,7 +210,7 @@ class S3Store:
 
 
 def sha256_of(file: Any) -> str:
-    """SHA-256 of what is left to read of `file`."""
+    """SHA-256 (hex) of the rest of `file`."""
     found = hashlib.sha256()
     while piece := file.read(CHUNK):
         found.update(piece)
@@ -221,6 +222,6 @@ def _code(error: ClientError) -> str:
 
 
 def _unavailable(error: Exception) -> Unavailable:
-    """Says what the store answered; botocore's texts carry no credentials, and only the code is repeated."""
+    """The error for a store's answer; it repeats only the error code."""
     what = _code(error) if isinstance(error, ClientError) else type(error).__name__
     return Unavailable(f"the export store does not take the file: {what}", code="export_store_unavailable")

@@ -36,7 +36,7 @@ export_definitions = Table(
     string("created_by"),
     UniqueConstraint("name"),
 )
-"""What is exported where, and how often. Names no credentials."""
+"""Definitions of scheduled exports; destinations contain no credentials."""
 
 export_runs = Table(
     "export_runs",
@@ -55,7 +55,7 @@ export_runs = Table(
     Column("final", Boolean, nullable=False, server_default=text("false")),
     UniqueConstraint("definition_id", "period_start", "revision"),
 )
-"""Revisions that were written, with what their manifests say."""
+"""Stored revisions, with the figures of their manifests."""
 
 export_failures = Table(
     "export_failures",
@@ -67,7 +67,7 @@ export_failures = Table(
     clock_instant("failed_at"),
     instant("next_at"),
 )
-"""Periods that could not be written, and when they are tried again."""
+"""Periods that could not be written, and the instant of their next attempt."""
 
 Index(
     "ix_ledger_transfers_rare",

@@ -1,6 +1,6 @@
-"""Checks exported files against their manifests: size, checksum, and rows and sums counted again from the file itself.
+"""Verifies exported files against their manifests: size, checksum, and rows and sums computed from the file.
 
-Rows and sums of a workbook are not counted again (its numbers are floats); its checksum is.
+Rows and sums of an XLSX workbook are not computed, because its numbers are floats.
 """
 
 import csv
@@ -22,7 +22,7 @@ BATCH = 8192
 
 
 class VerificationResult(msgspec.Struct, frozen=True):
-    """What was found of one manifest; `problems` empty = all is as it says."""
+    """The result for one manifest; `problems` is empty when the file matches it."""
 
     manifest: str
     dataset: str
@@ -34,7 +34,7 @@ class VerificationResult(msgspec.Struct, frozen=True):
 
 
 def verify_exports(path: Path) -> list[VerificationResult]:
-    """Every manifest at or below `path`, in the order of their names. Raises InvalidRequest when there is none."""
+    """Verify every manifest at or below `path`, in the order of their paths. Raises InvalidRequest without any."""
     found = [path] if path.is_file() else sorted(path.rglob(manifests.FILE_NAME))
     if not found:
         raise InvalidRequest(f"there is no {manifests.FILE_NAME} at or below {path}")

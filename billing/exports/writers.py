@@ -1,9 +1,9 @@
-"""The file formats: each takes records in blocks, keeps at most one block in memory, and writes the same bytes for the
-same records (no clock, no random order).
+"""File formats of exports: written in blocks with bounded memory, and deterministically (the same records give the
+same bytes).
 
-CSV is RFC 4180 in UTF-8 with a header. XLSX holds numbers as 64-bit floats, which keep 15 digits: each decimal column
-is there as a number to add up and again, at the right, as text with every digit (`NAME (exact)`). Parquet holds
-DECIMAL(38,12), exactly.
+CSV is RFC 4180 in UTF-8 with a header. XLSX stores numbers as 64-bit floats with 15 digits, so each decimal column is
+written as a number and, in a column at the right (`NAME (exact)`), as text with all digits. Parquet stores
+DECIMAL(38,12) exactly.
 """
 
 import csv
@@ -34,26 +34,31 @@ MEDIA_TYPES: dict[Format, str] = {
 MAX_SHEET_ROWS = 1_048_575
 """Rows of an Excel sheet below its header."""
 ROW_GROUP = 65_536
+"""Rows of a Parquet row group."""
 SCALE = 12
+"""Decimals of a DECIMAL column in Parquet."""
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
-"""The date that workbooks carry, whenever they were made."""
+"""The creation date of all workbooks, so that their bytes do not depend on the clock."""
 
 
 class Sink(Protocol):
     """A file being written."""
 
     def add(self, records: Sequence[Record]) -> None:
-        """Append records, whose values are in the order of the columns."""
+        """Append records with values in the order of the columns."""
 
     def close(self) -> None:
-        """Finish the file; the handle stays open."""
+        """Finish the file; its handle stays open."""
 
     def abort(self) -> None:
-        """Leave the file as it is, and nothing else behind."""
+        """Release resources without finishing the file."""
 
 
 def open_sink(format: Format, columns: Sequence[Column], file: IO[bytes], title: str = "Export") -> Sink:
-    """A sink of `format` into `file`, opened for writing bytes."""
+    """A sink of `format` into `file`, opened for writing bytes; `title` names an XLSX sheet.
+
+    Raises InvalidRequest for an unknown format.
+    """
     makers: dict[str, Callable[[], Sink]] = {
         "csv": lambda: CsvSink(columns, file),
         "json": lambda: JsonSink(columns, file),
@@ -68,7 +73,7 @@ def open_sink(format: Format, columns: Sequence[Column], file: IO[bytes], title:
 
 
 def json_value(value: Value) -> str | int | bool | dict[str, int] | None:
-    """A value as JSON carries it: decimals and instants as text."""
+    """A value for JSON, with decimals and instants as text."""
     if isinstance(value, Decimal):
         return decimal_text(value)
     if isinstance(value, datetime):
@@ -77,7 +82,7 @@ def json_value(value: Value) -> str | int | bool | dict[str, int] | None:
 
 
 class CsvSink:
-    """Comma-separated values; empty = null."""
+    """CSV; an empty field = null."""
 
     def __init__(self, columns: Sequence[Column], file: IO[bytes]) -> None:
         self._file = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
@@ -109,7 +114,7 @@ class CsvSink:
 
 
 class JsonSink:
-    """A list of objects, one a line; decimals are strings."""
+    """A JSON list of objects, one per line; decimals are strings."""
 
     def __init__(self, columns: Sequence[Column], file: IO[bytes]) -> None:
         self._names = [column.name for column in columns]
@@ -133,7 +138,7 @@ class JsonSink:
 
 
 class XlsxSink:
-    """A workbook with one sheet, rows written out as they come."""
+    """An XLSX workbook with one sheet, written row by row."""
 
     def __init__(self, columns: Sequence[Column], file: IO[bytes], title: str) -> None:
         self._columns = columns
@@ -161,7 +166,7 @@ class XlsxSink:
         self._row = 0
 
     def add(self, records: Sequence[Record]) -> None:
-        """See Sink. Raises InvalidRequest when a sheet cannot hold that many rows."""
+        """See Sink. Raises InvalidRequest beyond MAX_SHEET_ROWS."""
         if self._row + len(records) > MAX_SHEET_ROWS:
             raise InvalidRequest(
                 f"a sheet holds {MAX_SHEET_ROWS:,} rows and this is more; choose csv or parquet, or group by less",
@@ -199,7 +204,7 @@ class XlsxSink:
     def abort(self) -> None:
         """See Sink."""
         self._sheet.row_data_fh.close()
-        self._book.fileclosed = True  # else it would finish itself when it is forgotten
+        self._book.fileclosed = True  # otherwise its destructor would finish the file
         self._spool.cleanup()
 
 
@@ -215,7 +220,7 @@ _ARROW: dict[ColumnKind, Any] = {
 
 
 class ParquetSink:
-    """Parquet with zstd, in row groups of fixed length, however the records come."""
+    """Parquet with zstd, in row groups of ROW_GROUP rows independent of the blocks."""
 
     def __init__(self, columns: Sequence[Column], file: IO[bytes]) -> None:
         self._schema = pa.schema([(column.name, _ARROW[column.kind]) for column in columns])

@@ -1,9 +1,9 @@
-"""Budgets and alerts: who is told when spending reaches 50, 80 or 100 % of a budget, or credit runs low.
+"""Budget and low-balance alerts: notices when spending reaches thresholds of a budget, or credit runs low.
 
-The budget of a whole organisation is `billing_accounts.budget`: holds enforce it (new requests get 402), its alerts
-need no rule. Budgets of projects and keys are rules here; they tell and do not stop. Spending of the organisation is
-the account's own counter, that of projects and keys the exact sum of their usage in the UTC month. Each threshold fires
-once per month and scope; when several are crossed at once, one notice names the highest.
+An organisation's budget is `billing_accounts.budget`. Holds enforce it (new requests get 402), and it alerts at
+THRESHOLDS without a rule. Budgets of projects and keys are rules here, which alert and do not stop requests. An
+organisation's spending is the account's counter; that of a project or key is the exact sum of its usage in the UTC
+month. Each threshold fires once per month and scope; when several are crossed together, one notice names the highest.
 """
 
 from typing import Any, Literal
@@ -24,25 +24,26 @@ from tenants.scoping import platform_wide
 Scope = Literal["tenant", "project", "key"]
 Kind = Literal["budget", "low_balance"]
 THRESHOLDS = (50, 80, 100)
+"""Default thresholds in percent of a budget."""
 MAX_RULES = 1000
-"""Of one organisation."""
+"""Rules of one organisation."""
 
 
 class AlertView(msgspec.Struct, frozen=True):
-    """A budget or low-balance mark with what is spent against it; amounts are exact decimal dollars."""
+    """A budget or low-balance alert with its present state; amounts are exact decimal dollars."""
 
     id: UUID | None
-    """None = the organisation's budget with the usual thresholds: no rule needed."""
+    """None = the organisation's budget with the default thresholds, which has no rule."""
     tenant_id: UUID
     kind: str
     scope: str
     scope_id: UUID
     amount_usd: str | None
-    """The budget, or the balance below which a prepaid organisation is told."""
+    """The budget, or the balance below which a prepaid organisation is alerted."""
     thresholds: list[int]
     """Percent of the budget."""
     current_usd: str
-    """Spent this UTC month, or the balance."""
+    """The spending of this UTC month, or the balance."""
     fired: list[int]
     """Thresholds that fired this month."""
 
@@ -58,9 +59,12 @@ async def set_rule(
     thresholds: list[int] | None,
     created_by: str,
 ) -> None:
-    """Make or replace a rule. Raises InvalidRequest, NotFound, Conflict.
+    """Create or replace a rule.
 
-    The organisation's own budget takes no amount here: it is set where requests are admitted (`set_budget`).
+    `amount_usd` is a decimal above 0; it must be None for the organisation's own budget, which `set_budget` sets.
+    `thresholds` are 1 to 10 percentages of 1 to 1000, None = THRESHOLDS. Raises InvalidRequest for invalid arguments,
+    NotFound for an unknown organisation or scope, Conflict for a low-balance alert of a postpaid organisation or more
+    than MAX_RULES rules.
     """
     amount = _amount(kind, scope, amount_usd)
     checked_thresholds = _thresholds(kind, thresholds)
@@ -89,7 +93,7 @@ async def set_rule(
 
 
 async def remove_rule(connection: AsyncConnection, tenant_id: UUID, kind: Kind, scope_id: UUID) -> None:
-    """Remove a rule. Raises NotFound."""
+    """Remove a rule. Raises NotFound when there is none."""
     removed = await connection.execute(
         text("DELETE FROM alert_rules WHERE tenant_id = :tenant AND kind = :kind AND scope_id = :scope_id"),
         {"tenant": tenant_id, "kind": kind, "scope_id": scope_id},
@@ -130,7 +134,7 @@ def _thresholds(kind: Kind, given: list[int] | None) -> list[int]:
 async def _check_scope(
     connection: AsyncConnection, tenant_id: UUID, kind: Kind, scope: Scope, scope_id: UUID
 ) -> None:
-    """Whether the scope is the organisation's own, and the mark makes sense for its account."""
+    """Raise NotFound, InvalidRequest or Conflict unless the scope and kind are valid for the organisation."""
     mode = text("SELECT mode FROM billing_accounts WHERE tenant_id = :tenant")
     found = await connection.scalar(mode, {"tenant": tenant_id})
     if found is None:
@@ -190,7 +194,7 @@ async def _rule_states(connection: AsyncConnection, tenant_id: UUID | None) -> l
 
 
 async def list_rules(connection: AsyncConnection, tenant_id: UUID | None) -> list[AlertView]:
-    """Budgets and low-balance marks of one organisation, or of all the session may see, with where they stand."""
+    """Alerts of one organisation, or of all that the session may see (None), with their present state."""
     return [
         AlertView(
             id=row.id,
@@ -209,7 +213,7 @@ async def list_rules(connection: AsyncConnection, tenant_id: UUID | None) -> lis
 
 @platform_wide("the job looks at everybody's budgets")
 async def evaluate(database: Database) -> int:
-    """Fire what is due; returns how many notices. Running it twice, at once or again, tells nothing twice."""
+    """Send the notices that are due; returns their number. Repeated and concurrent runs send nothing twice."""
     async with database.system() as connection:
         states = await _rule_states(connection, None)
     sent = 0
@@ -225,7 +229,7 @@ async def evaluate(database: Database) -> int:
 
 
 def _may_fire(state: Row[Any]) -> bool:
-    """Whether a look from close by is worth a transaction."""
+    """Whether an alert seems due and is worth a transaction that decides it."""
     if state.kind == "low_balance":
         return bool((state.current < state.amount) == (state.fired_at is None)) and state.mode == "prepaid"
     return bool(
@@ -234,7 +238,7 @@ def _may_fire(state: Row[Any]) -> bool:
 
 
 def reached_thresholds(spent: int, budget: int, thresholds: list[int]) -> set[int]:
-    """The thresholds (percent) that `spent` has reached; exact."""
+    """The `thresholds` (percent) of `budget` that `spent` has reached; both in picodollars, exact."""
     return {mark for mark in thresholds if spent * 100 >= budget * mark}
 
 
@@ -287,7 +291,7 @@ async def _fire_budget(connection: AsyncConnection, state: Row[Any]) -> int:
 
 
 async def _fire_balance(connection: AsyncConnection, state: Row[Any]) -> int:
-    """Below the mark: tell once; above it again: be ready for the next time."""
+    """Notify once when the balance falls below the amount, and rearm the alert when it is above again."""
     fired_at = await connection.scalar(
         text(
             "UPDATE alert_rules r SET fired_at = CASE WHEN b.balance < r.amount THEN clock_timestamp() END "
@@ -313,7 +317,7 @@ async def _fire_balance(connection: AsyncConnection, state: Row[Any]) -> int:
 
 
 async def _scope_name(connection: AsyncConnection, state: Row[Any]) -> str:
-    """How people call the scope."""
+    """The display name of the scope."""
     query = {
         "tenant": "SELECT name FROM tenants WHERE id = :id",
         "project": "SELECT 'project ' || name FROM projects WHERE id = :id AND tenant_id = :tenant",

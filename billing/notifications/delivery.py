@@ -1,7 +1,8 @@
-"""Sending notices: a delivery per endpoint that wants the kind, tried with growing pauses, at least once.
+"""Sends notices: one delivery per endpoint that accepts the notice's kind, at least once, with exponential backoff.
 
-A delivery is claimed (its next try is moved on) and committed before anything is sent, so that two jobs never send the
-same one at once, and one that dies in the middle lets it be tried again. Receivers tell a repetition by the notice.
+A delivery is claimed in a committed transaction before it is sent: its next attempt is set to a later instant. Two jobs
+therefore do not send it at the same time, and after a crash it is attempted again. Receivers recognise a repetition by
+the notice id.
 """
 
 import asyncio
@@ -21,14 +22,15 @@ from tenants.scoping import platform_wide
 log = logging.getLogger(__name__)
 
 BATCH = 16
-"""Deliveries of one run, all at the same time: a run is over within a timeout."""
+"""Deliveries of one run, sent concurrently."""
 MAX_ATTEMPTS = 8
+"""Attempts after which a delivery has failed."""
 _FIRST_DELAY_S = 30
 _MAX_DELAY_S = 6 * 3600
 
 
 class DeliveryConfig(msgspec.Struct, frozen=True):
-    """What sending needs from the settings."""
+    """The settings that sending needs."""
 
     pepper: bytes
     smtp: mail.SmtpServer | None
@@ -36,7 +38,7 @@ class DeliveryConfig(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "DeliveryConfig":
-        """Raises InvalidRequest for an SMTP address that cannot be understood."""
+        """The configuration by the settings. Raises InvalidRequest for an invalid SMTP URL."""
         return cls(
             pepper=settings.key_pepper.get_secret_value().encode(),
             smtp=mail.parse_smtp(settings.smtp_url.get_secret_value(), settings.smtp_from),
@@ -45,16 +47,16 @@ class DeliveryConfig(msgspec.Struct, frozen=True):
 
 
 def retry_delay_s(attempts: int) -> int:
-    """Seconds until the next try after `attempts` failed ones: 30 s, 2 min, 8 min, ... at most 6 h."""
+    """Seconds until the next attempt after `attempts` failed ones: 30 s, 2 min, 8 min, ... at most 6 h."""
     return min(int(_FIRST_DELAY_S * 4 ** max(attempts - 1, 0)), _MAX_DELAY_S)
 
 
 @platform_wide("the job plans everybody's notices")
 async def plan_deliveries(connection: AsyncConnection) -> int:
-    """Give waiting notices a delivery for each endpoint that wants them; returns how many notices.
+    """Create a delivery for each endpoint of each new notice; returns the number of notices.
 
-    An organisation without a mailbox of its own is told through its owners' addresses, the platform through those of
-    its admins and of finance.
+    Without an e-mail endpoint, the addresses of the organisation's owners are used, or for the platform those of its
+    admins and finance members.
     """
     ids = list(await connection.scalars(_UNPLANNED))
     if ids:
@@ -88,7 +90,7 @@ _TO_MEMBERS = text(
 
 @platform_wide("the job sends everybody's notices")
 async def deliver(database: Database, config: DeliveryConfig) -> int:
-    """Plan what waits and try what is due; returns how many deliveries are done now (the outbox counts)."""
+    """Plan new notices and attempt the due deliveries; returns how many were delivered or kept in the outbox."""
     async with database.system() as connection:
         await plan_deliveries(connection)
     async with database.system() as connection:
@@ -113,7 +115,7 @@ _CLAIM = text(
 
 
 async def _send_safely(config: DeliveryConfig, row: Row[Any]) -> str | None:
-    """`_send`, and an error of one delivery is its own: it must not take the others' results with it."""
+    """`_send` with every error as a text, so that one delivery's error does not lose the results of the others."""
     try:
         return await _send(config, row)
     except Exception as error:
@@ -122,7 +124,7 @@ async def _send_safely(config: DeliveryConfig, row: Row[Any]) -> str | None:
 
 
 async def _send(config: DeliveryConfig, row: Row[Any]) -> str | None:
-    """None = delivered, `outbox` = kept here, else what went wrong."""
+    """Send one delivery: None = delivered, `outbox` = mail kept without an SMTP server, otherwise the error."""
     if row.channel == "email":
         if config.smtp is None:
             return _OUTBOX
@@ -144,7 +146,7 @@ async def _send(config: DeliveryConfig, row: Row[Any]) -> str | None:
 
 
 def webhook_body(row: Any) -> bytes:
-    """What a webhook carries: the notice as JSON."""
+    """The body of a webhook: the notice as JSON."""
     return msgspec.json.encode(
         {
             "id": row.notice_id,
@@ -160,7 +162,7 @@ def webhook_body(row: Any) -> bytes:
 
 @platform_wide("a delivery is named by its id")
 async def _record(connection: AsyncConnection, row: Row[Any], result: str | None) -> None:
-    """Write down how a try ended."""
+    """Store the result of an attempt."""
     final = row.attempts >= MAX_ATTEMPTS or row.removed_at is not None
     state = {None: "delivered", _OUTBOX: "outbox"}.get(result, "failed" if final else "pending")
     await connection.execute(

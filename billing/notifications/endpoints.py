@@ -1,4 +1,4 @@
-"""Where notices go: webhook addresses and mailboxes of an organisation or of the platform, and what was sent there."""
+"""Endpoints of notices (webhooks and mailboxes) of an organisation or the platform, and the list of sent notices."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -16,32 +16,32 @@ from tenants.names import clean_email
 Channel = Literal["webhook", "email"]
 Unsent = Literal["outbox", "undelivered"]
 MAX_ENDPOINTS = 10
-"""Of one organisation, or of the platform."""
+"""Endpoints of one organisation, or of the platform."""
 
 
 class EndpointView(msgspec.Struct, frozen=True):
-    """A webhook address or a mailbox."""
+    """A webhook or a mailbox."""
 
     id: UUID
     tenant_id: UUID | None
-    """None = the platform's."""
+    """None = of the platform."""
     channel: str
     target: str
     kinds: list[str] | None
-    """None = every notice."""
+    """Kinds of notices that are sent there; None = all."""
     created_by: str
     created_at: datetime
 
 
 class EndpointCreated(msgspec.Struct, frozen=True):
-    """A new endpoint, with the signing secret of a webhook; it is shown this once."""
+    """A new endpoint with a webhook's signing secret, which is shown only here."""
 
     endpoint: EndpointView
     secret: str | None
 
 
 class NoticeView(msgspec.Struct, frozen=True):
-    """A notice and how its deliveries stand."""
+    """A notice with the state of its deliveries."""
 
     id: UUID
     tenant_id: UUID | None
@@ -51,7 +51,7 @@ class NoticeView(msgspec.Struct, frozen=True):
     facts: dict[str, Any]
     created_at: datetime
     deliveries: list[dict[str, Any]]
-    """channel, target, state (pending | delivered | outbox | failed), attempts, last_error, done_at of each."""
+    """Fields channel, target, state (pending | delivered | outbox | failed), attempts, last_error, done_at."""
 
 
 _COLUMNS = "id, tenant_id, channel, target, kinds, created_by, created_at"
@@ -68,7 +68,12 @@ async def add_endpoint(
     pepper: bytes,
     allow_hosts: frozenset[str],
 ) -> EndpointCreated:
-    """Add a webhook address or a mailbox. Raises InvalidRequest, Conflict, and Unavailable without a pepper."""
+    """Add a webhook or a mailbox.
+
+    `target` is an https URL or an e-mail address, `kinds` 1 to 50 names (None = all). Signing secrets are derived from
+    `pepper`; `allow_hosts` are hosts exempt from the check of addresses. Raises InvalidRequest for invalid arguments,
+    Conflict for a repeated target or more than MAX_ENDPOINTS, Unavailable for a webhook without a pepper.
+    """
     if channel == "email":
         target = clean_email(target, "target")
     else:
@@ -109,7 +114,7 @@ async def add_endpoint(
 
 
 async def list_endpoints(connection: AsyncConnection, tenant_id: UUID | None) -> list[EndpointView]:
-    """The endpoints of an organisation, or the platform's own (None)."""
+    """The endpoints of an organisation, or of the platform (None)."""
     rows = await connection.execute(
         text(
             f"SELECT {_COLUMNS} FROM notice_endpoints "  # noqa: S608 - the names above
@@ -123,7 +128,7 @@ async def list_endpoints(connection: AsyncConnection, tenant_id: UUID | None) ->
 async def remove_endpoint(
     connection: AsyncConnection, tenant_id: UUID | None, endpoint_id: UUID
 ) -> EndpointView:
-    """Send nothing there any more. Raises NotFound."""
+    """Remove an endpoint; pending deliveries to it fail. Raises NotFound."""
     row = (
         await connection.execute(
             text(
@@ -147,10 +152,10 @@ async def list_notices(
     before: UUID | None,
     unsent: Unsent | None = None,
 ) -> list[NoticeView]:
-    """Notices of an organisation, or the platform's own (None), the newest first.
+    """At most `limit` notices of an organisation, or of the platform (None), newest first; `before` is a notice id.
 
-    `unsent`: of everybody the session may see, those with mail that was kept here for want of an SMTP server
-    (outbox), or that did not arrive at the first attempt (undelivered).
+    `unsent` lists instead, of all that the session may see, notices with mail kept without an SMTP server (`outbox`),
+    or with a delivery whose first attempt failed (`undelivered`).
     """
     rows = await connection.execute(
         text(
@@ -170,7 +175,7 @@ async def list_notices(
 
 
 async def limit_test_rate(connection: AsyncConnection, tenant_id: UUID | None) -> None:
-    """Let tests of one scope be a minute apart: they must not flood anybody's mailbox. Raises Conflict."""
+    """Raise Conflict when the scope's latest test notice is less than a minute old."""
     await connection.execute(
         text("SELECT pg_advisory_xact_lock(hashtext('notice_tests ' || :scope))"), {"scope": str(tenant_id)}
     )

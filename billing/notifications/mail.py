@@ -1,4 +1,4 @@
-"""E-mail through SMTP: the address as a URL, TLS wherever a password travels, one message at a time."""
+"""E-mail by SMTP: a server given as a URL, one message per connection, TLS whenever a password is sent."""
 
 from email.message import EmailMessage
 from urllib.parse import unquote, urlsplit
@@ -10,11 +10,12 @@ import msgspec
 from core.errors import InvalidRequest
 
 TIMEOUT_S = 10.0
+"""Seconds for one message."""
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class SmtpServer(msgspec.Struct, frozen=True):
-    """Where mail is handed in."""
+    """An SMTP server and our sender address."""
 
     host: str
     port: int
@@ -22,13 +23,13 @@ class SmtpServer(msgspec.Struct, frozen=True):
     username: str | None = None
     password: str | None = None
     tls: bool = False
-    """From the first byte (smtps://); else STARTTLS where the server offers it."""
+    """Implicit TLS (smtps://); otherwise STARTTLS when the server offers it."""
 
 
 def parse_smtp(url: str, sender: str) -> SmtpServer | None:
-    """The server of `smtp://user:password@host:587` or `smtps://host:465`; None when `url` is empty.
+    """The server of a URL such as `smtp://user:password@host:587` or `smtps://host:465`; None for an empty one.
 
-    Raises InvalidRequest; never repeats the password.
+    Raises InvalidRequest, without the password in its message, for an invalid URL or `sender`.
     """
     if not url:
         return None
@@ -53,7 +54,7 @@ def parse_smtp(url: str, sender: str) -> SmtpServer | None:
 
 
 def compose(smtp: SmtpServer, to: str, subject: str, body: str, message_id: UUID) -> EmailMessage:
-    """A plain message. Its Message-ID is that of the delivery, so a mailbox can tell a repetition."""
+    """A plain-text message; its Message-ID is derived from `message_id`, so that a mailbox recognises a repetition."""
     message = EmailMessage()
     message["From"] = smtp.sender
     message["To"] = to
@@ -65,9 +66,9 @@ def compose(smtp: SmtpServer, to: str, subject: str, body: str, message_id: UUID
 
 
 async def send(smtp: SmtpServer, message: EmailMessage) -> str | None:
-    """Hand the message in; None = taken, else what went wrong in a few words.
+    """Send a message; returns None when the server accepted it, otherwise the error as a text.
 
-    A password travels through TLS only (this machine's own server excepted): without STARTTLS the mail stays here.
+    With a password, TLS is required, except for a server on this machine.
     """
     has_password = smtp.username is not None and smtp.host not in _LOOPBACK
     try:

@@ -1,8 +1,7 @@
-"""Notices: what an organisation or the platform is told, written in the transaction of what happened.
+"""Notices to organisations or the platform's operators, written in the transaction of their cause.
 
-A notice is a row; `plan` gives it a delivery for each endpoint that wants its kind, and
-billing/notifications/delivery.py sends them by webhook and e-mail. Nothing is sent inside of the transaction that
-caused it.
+billing/notifications/delivery.py plans a delivery per endpoint and sends it by webhook or e-mail, after that
+transaction is committed.
 """
 
 from typing import Any
@@ -15,7 +14,9 @@ from billing.notifications.tables import notices
 from core.ids import uuid7
 
 MAX_SUBJECT = 200
+"""Characters of a subject."""
 MAX_BODY = 20_000
+"""Characters of a body."""
 
 
 async def notify(
@@ -28,10 +29,10 @@ async def notify(
     facts: dict[str, Any],
     key: str | None = None,
 ) -> None:
-    """Tell organisation `tenant_id`, or the platform's own people when None, in the caller's transaction.
+    """Write a notice to organisation `tenant_id`, or to the platform's operators (None), in the caller's transaction.
 
-    `kind` is a stable name such as `budget.threshold` or `invoice.finalized`; `facts` are JSON-safe (amounts as decimal
-    strings). The same `key` again tells nothing more. A longer subject or body is cut.
+    `kind` is a stable name such as `budget.threshold`; `facts` must be JSON values, with amounts as decimal strings. A
+    notice with the `key` of an earlier one is dropped. `subject` and `body` are cut to MAX_SUBJECT and MAX_BODY.
     """
     statement = insert(notices).values(
         id=uuid7(),

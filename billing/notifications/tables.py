@@ -36,7 +36,7 @@ notices = Table(
     Index("ix_notices_tenant_id_created_at", "tenant_id", "created_at"),
     Index("ix_notices_unplanned", "created_at", postgresql_where=text("planned_at IS NULL")),
 )
-"""What an organisation, or the platform (no tenant), is told."""
+"""Notices to an organisation, or to the platform's operators (no tenant)."""
 
 notice_endpoints = Table(
     "notice_endpoints",
@@ -52,7 +52,7 @@ notice_endpoints = Table(
     instant("removed_at", nullable=True),
     Index("ix_notice_endpoints_tenant_id", "tenant_id", postgresql_where=text("removed_at IS NULL")),
 )
-"""Where notices go: webhook addresses and mailboxes."""
+"""Endpoints of notices: webhooks and mailboxes."""
 
 notice_deliveries = Table(
     "notice_deliveries",
@@ -73,7 +73,7 @@ notice_deliveries = Table(
     Index("ix_notice_deliveries_due", "next_try_at", postgresql_where=text("state = 'pending'")),
     Index("ix_notice_deliveries_tenant_id", "tenant_id"),
 )
-"""One notice on its way to one endpoint."""
+"""Deliveries of a notice to an endpoint."""
 
 alert_rules = Table(
     "alert_rules",
@@ -90,7 +90,7 @@ alert_rules = Table(
     clock_instant("created_at"),
     UniqueConstraint("tenant_id", "kind", "scope_id"),
 )
-"""Budgets of projects and keys, thresholds, and the low-balance mark."""
+"""Alert rules: budgets of projects and keys, thresholds of budgets, and low-balance amounts."""
 
 alert_events = Table(
     "alert_events",
@@ -105,4 +105,4 @@ alert_events = Table(
     clock_instant("at"),
     Index("ix_alert_events_tenant_id", "tenant_id"),
 )
-"""Thresholds that were crossed: once per month and scope."""
+"""Crossed thresholds, once per month and scope."""

@@ -1,9 +1,8 @@
-"""Webhooks to addresses that customers name: signed, small, and never into a private network.
+"""Webhooks to addresses that customers set: signed, and protected against SSRF.
 
-Penstock fetches nothing that a request names; notices by webhook are the one thing it sends to an address that a
-customer has set. So: https only, every address that the name resolves to is checked in the moment of the connection
-(a name that changes its mind between check and connection gains nothing), no redirect is followed, no proxy is used,
-nothing of the answer is read but its status. `allow_hosts` is the operator's list of exceptions.
+Webhooks are the only requests that Penstock sends to an address chosen by a customer. Only https is allowed; the
+resolved address is checked when the socket is created (so DNS rebinding has no effect); redirects and proxies are not
+used; only the status of the answer is read. `allow_hosts` is the operator's list of exceptions.
 """
 
 import errno
@@ -20,7 +19,9 @@ import aiohttp
 from core.errors import InvalidRequest
 
 MAX_URL = 500
+"""Characters of a URL."""
 TIMEOUT_S = 5.0
+"""Seconds for one request."""
 _PRIVATE_SUFFIXES = frozenset(
     {"local", "localhost", "localdomain", "internal", "lan", "home", "corp", "arpa"}
 )
@@ -32,7 +33,7 @@ class AddressRefused(OSError):
 
 
 def endpoint_secret(pepper: bytes, endpoint_id: UUID, version: int) -> str:
-    """The signing secret of an endpoint: derived, so that the database holds nothing to steal."""
+    """The signing secret of an endpoint, derived from `pepper`, so that the database stores no secret."""
     text = f"penstock webhook|{endpoint_id}|{version}".encode()
     return "whsec_" + hmac.new(pepper, text, hashlib.sha256).hexdigest()
 
@@ -44,12 +45,13 @@ def signature(secret: str, unix_s: int, body: bytes) -> str:
 
 
 def parse_hosts(text: str) -> frozenset[str]:
-    """The operator's allow-list: host names or addresses with commas between."""
+    """The operator's allow-list from comma-separated host names or addresses."""
     return frozenset(host.strip().lower() for host in text.split(",") if host.strip())
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is of the public internet: no loopback, private, link-local, multicast, or a wrapped one."""
+    """Whether an IP address is public: not loopback, private, link-local, reserved or multicast, also when embedded
+    in IPv6 (mapped, 6to4, Teredo, NAT64)."""
     try:
         found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
     except ValueError:
@@ -65,7 +67,7 @@ def is_public(address: str) -> bool:
 
 
 def check_url(url: str, allow_hosts: frozenset[str]) -> str:
-    """`url`, when notices may be sent there. Raises InvalidRequest; what the name resolves to is checked on sending."""
+    """`url` when it is allowed as a target, else raises InvalidRequest. The resolved address is checked on sending."""
     problem = _url_problem(url, allow_hosts)
     if problem:
         raise InvalidRequest(f"the webhook address {problem}", param="target")
@@ -106,16 +108,16 @@ def _is_literal(host: str) -> bool:
 
 
 def _guarded_socket(info: Any) -> socket.socket:
-    """The socket of a connection, refused in the last moment when its address is not public."""
+    """The socket of a connection. Raises AddressRefused when its address is not public."""
     family, kind, protocol, _, address = info
     if not is_public(str(address[0])):
-        # Without the address: what our resolver says of names inside is nobody's business.
+        # The message omits the address: customers must not learn what our resolver returns for internal names.
         raise AddressRefused(errno.EACCES, "the name does not lead to the public internet")
     return socket.socket(family=family, type=kind, proto=protocol)
 
 
 async def post(url: str, body: bytes, headers: dict[str, str], allow_hosts: frozenset[str]) -> str | None:
-    """Send `body`; None = the other side said 2xx, else what went wrong. Never raises for the network."""
+    """POST `body` to `url`; returns None for an answer of 2xx, otherwise the error as a text. Never raises."""
     problem = _url_problem(url, allow_hosts)
     if problem:
         return f"the address {problem}"

@@ -1,4 +1,4 @@
-"""What happened lately, for the overview: requests, tokens, spend, time to first token, minute by minute."""
+"""Recent activity by minute: requests, tokens, cost, time to first token."""
 
 from datetime import datetime
 from uuid import UUID
@@ -11,7 +11,7 @@ from core.money import pico_to_usd
 
 
 class Minute(msgspec.Struct, frozen=True):
-    """One minute of activity."""
+    """One UTC minute; fields as in Activity."""
 
     at: datetime
     requests: int
@@ -23,7 +23,7 @@ class Minute(msgspec.Struct, frozen=True):
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """Sums since an instant. Tokens of requests that cost nothing by their outcome count too: they were served."""
+    """Sums since an instant, including the tokens of requests that are free by their outcome."""
 
     since: datetime
     requests: int
@@ -34,10 +34,10 @@ class Activity(msgspec.Struct, frozen=True):
     output_tokens: int
     cost_usd: str
     ttft_p50_ms: int | None
-    """Milliseconds to the first content byte; None when there was none."""
+    """Median milliseconds to the first content byte; None without a value."""
     ttft_p95_ms: int | None
     minutes: list[Minute]
-    """Minutes with activity, the oldest first."""
+    """Minutes with requests, oldest first."""
 
 
 _SUMS = """
@@ -56,7 +56,7 @@ _MINUTES = text(f"SELECT date_trunc('minute', ended_at, 'UTC') AS at, {_SUMS} GR
 
 
 async def activity(connection: AsyncConnection, since: datetime, tenant_id: UUID | None = None) -> Activity:
-    """Activity of requests that ended at or after `since`, of one tenant or of all the connection may see."""
+    """Activity of requests that ended at or after `since`, of one tenant or of all that the connection may see."""
     bound = {"since": since, "tenant": tenant_id}
     total = (await connection.execute(_TOTAL, bound)).one()
     minutes = [

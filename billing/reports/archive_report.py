@@ -1,7 +1,7 @@
-"""Sums of whole months over archived Parquet and live rows together: DuckDB reads the files, PostgreSQL the rest.
+"""Usage sums of whole months from archives and live rows: DuckDB reads Parquet files, PostgreSQL the other months.
 
-A month comes from its file when it is archived, else from PostgreSQL (rollups, and rows where they are not whole), so
-no row counts twice. Tokens are the billed ones, as in billing/reports/usage_report.py, and so are the sums.
+An archived month is read from its file only, every other month from PostgreSQL (rollups, and rows of hours that are not
+rolled up), so no row counts twice. Tokens are billed tokens, as in billing/reports/usage_report.py.
 """
 
 import asyncio
@@ -30,9 +30,10 @@ SUMS = (
     "requests", "input_tokens", "cached_input_tokens", "output_tokens", "reasoning_tokens", "cost", "list_cost",
 )  # fmt: skip
 MAX_MONTHS = 120
+"""Months of one report."""
 _TIMES = {"day": "date_trunc('day', {at})", "month": "date_trunc('month', {at})"}
 _MEMORY = "2GB"
-"""DuckDB spills to disk beyond it."""
+"""Memory beyond which DuckDB spills to disk."""
 
 
 class MonthRow(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ class MonthRow(msgspec.Struct, frozen=True):
 
 
 class MonthReport(msgspec.Struct, frozen=True):
-    """Sums and where they came from."""
+    """The sums and their sources."""
 
     archived: list[str]
     """Months read from Parquet."""
@@ -66,10 +67,10 @@ async def month_report(
     group_by: tuple[str, ...],
     tenant_id: UUID | None = None,
 ) -> MonthReport:
-    """Usage of the months `first` to `last`, both included, grouped by `group_by` in its order.
+    """Usage of the months `first` to `last` (first days, both included), grouped by `group_by` in its order.
 
-    `connection` is a platform session. Raises InvalidRequest for a grouping or period that cannot be, Conflict when an
-    archive is missing or has another size than its manifest says.
+    `connection` must see all tenants; `folder` holds the archives. Raises InvalidRequest for an invalid grouping or
+    more than MAX_MONTHS months, Conflict when an archive is missing or does not have its manifest's size.
     """
     months = _months(first, last)
     unknown = [name for name in group_by if name not in DIMENSIONS]
@@ -95,7 +96,7 @@ async def month_report(
 def sum_sources(
     files: list[str], live: pa.Table, group_by: tuple[str, ...], tenant_id: UUID | None = None
 ) -> list[tuple[Any, ...]]:
-    """The groups of `files` and of `live` (columns `group_by` and SUMS) together, sorted; blocks."""
+    """Sorted rows (`group_by`, then SUMS) over the Parquet `files` and `live`, which has the same columns. Blocking."""
     sources = ["SELECT * FROM live"]
     bound: list[object] = []
     if files:
@@ -149,7 +150,7 @@ def _months(first: date, last: date) -> list[date]:
 
 
 def _archive_file(folder: Path, month: date) -> str:
-    """The file of a month, whose size is checked at each use and whose sum by `verify_archive`."""
+    """The file of a month. Raises Conflict unless it has its manifest's size; `verify_archive` checks its content."""
     manifest = read_manifest(folder, month)
     path = parquet_path(folder, month)
     if not path.exists() or path.stat().st_size != manifest.bytes:
@@ -160,7 +161,7 @@ def _archive_file(folder: Path, month: date) -> str:
 async def _live_sums(
     connection: AsyncConnection, months: list[date], group_by: tuple[str, ...], tenant_id: UUID | None
 ) -> pa.Table:
-    """Sums of live months by PostgreSQL, in one statement a month and so each in one snapshot."""
+    """Sums of live months from PostgreSQL, one statement per month."""
     columns = [
         f"to_char({_TIMES[name].format(at='hour')}, 'YYYY-MM-DD')" if name in _TIMES else f"{name}::text"
         for name in group_by

@@ -1,4 +1,4 @@
-"""What the books add to the usage report: what was not collected, adjustments, period states and invoices."""
+"""The ledger's part of the usage report: uncollected amounts, adjustments, closed months and invoices."""
 
 from collections.abc import Iterable
 from datetime import date, datetime
@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.usage.query import TIME_DIMENSIONS, GroupKey, ReportQuery, bucket_start
 from core.money import pico_to_usd
 
-# Rows of archived months may be gone: then only organisation and hour are known.
+# The usage rows of archived months may be dropped: then only organisation and hour are known.
 _UNCOLLECTED = text(
     """
     SELECT date_trunc('hour', t.effective_at, 'UTC') AS hour, t.tenant_id, u.project_id, u.key_id, u.model, u.tier,
@@ -24,7 +24,7 @@ _UNCOLLECTED = text(
     GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
     """
 )
-# Revenue that no request made: corrections and shortfalls of committed spend, what could not be collected included.
+# Revenue without a request: adjustments and shortfalls of committed spend, including their uncollectible part.
 _BOOKED = text(
     """
     SELECT t.tenant_id, date_trunc('hour', t.effective_at, 'UTC') AS hour,
@@ -57,17 +57,18 @@ _INVOICES = text(
 
 
 class LedgerSums(msgspec.Struct, frozen=True):
-    """What the ledger says of a period: exact dollars. `revenue_usd` must equal the report's cost + adjustments."""
+    """The ledger's sums of a period, in exact decimal dollars."""
 
     revenue_usd: str
+    """Must equal the report's cost plus adjustments."""
     collected_usd: str
-    """Usage that was paid from credit or put on account."""
+    """Usage paid from credit or charged to the receivable."""
     from_credit_usd: str
-    """Usage that prepaid credit paid: the report's credits_applied_usd."""
+    """Usage paid from prepaid credit; must equal the report's credits_applied_usd."""
 
 
 class BookedAmount(msgspec.Struct, frozen=True):
-    """Revenue of an hour that belongs to an organisation and to no request."""
+    """An amount of an organisation and UTC hour that belongs to no usage row of the report."""
 
     tenant_id: UUID
     hour: datetime
@@ -76,7 +77,7 @@ class BookedAmount(msgspec.Struct, frozen=True):
 
 
 async def prepaid_tenants(connection: AsyncConnection) -> set[UUID]:
-    """Organisations that pay in advance."""
+    """The prepaid organisations."""
     found = await connection.execute(text("SELECT tenant_id FROM billing_accounts WHERE mode = 'prepaid'"))
     return set(found.scalars())
 
@@ -84,9 +85,9 @@ async def prepaid_tenants(connection: AsyncConnection) -> set[UUID]:
 async def uncollected(
     connection: AsyncConnection, query: ReportQuery
 ) -> list[tuple[GroupKey | None, BookedAmount]]:
-    """What requests of the period cost and nobody could pay, by the report's dimensions.
+    """Uncollectible usage of the period with its key in the report.
 
-    The key is None where the grouping asks for what an archived row said.
+    The key is None when the grouping needs a dimension of a usage row that was dropped after its archive.
     """
     only_owner = all(name == "tenant" or name in TIME_DIMENSIONS for name in query.group_by)
     return [
@@ -105,7 +106,7 @@ async def booked_amounts(connection: AsyncConnection, query: ReportQuery) -> lis
 
 
 async def ledger_sums(connection: AsyncConnection, query: ReportQuery) -> LedgerSums:
-    """The ledger's own sums of the period, read from the transfers."""
+    """The ledger's sums of the period, from its transfers."""
     row = (await connection.execute(_LEDGER, _bound(query))).one()
     return LedgerSums(
         revenue_usd=pico_to_usd(int(row.revenue)),
@@ -115,7 +116,7 @@ async def ledger_sums(connection: AsyncConnection, query: ReportQuery) -> Ledger
 
 
 async def closed_months(connection: AsyncConnection, months: list[date]) -> set[date]:
-    """Which of `months` are closed."""
+    """Those of `months` (first days) that are closed."""
     found = await connection.execute(
         text("SELECT month FROM billing_periods WHERE status = 'closed' AND month = ANY(:months)"),
         {"months": months},
@@ -126,7 +127,7 @@ async def closed_months(connection: AsyncConnection, months: list[date]) -> set[
 async def invoice_names(
     connection: AsyncConnection, months: list[date], tenants: Iterable[UUID] | None = None
 ) -> dict[tuple[UUID, date], str]:
-    """The invoice of an organisation's month: its number, or its id before it has one. `tenants` None = all."""
+    """Invoice numbers (ids before a number exists) by organisation and month; `tenants` None = all."""
     bound = {"months": months, "tenants": None if tenants is None else list(tenants)}
     rows = await connection.execute(_INVOICES, bound)
     return {(row.tenant_id, row.month): row.name for row in rows}

@@ -1,4 +1,4 @@
-"""Two usage reports side by side: for every line and figure both values, the difference and the change in percent."""
+"""Compares two usage reports: for each line and figure both values, the difference and the change in percent."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -49,12 +49,13 @@ FIGURES = (
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One figure in both periods, exact. `percent` has two decimals and is None where there was nothing before."""
+    """One figure in both periods, exact; None = does not apply."""
 
     now: str | int | None
     before: str | int | None
     difference: str | int | None
     percent: str | None
+    """With two decimals; None when `before` is 0."""
 
 
 class ComparedRow(msgspec.Struct, frozen=True):
@@ -63,12 +64,12 @@ class ComparedRow(msgspec.Struct, frozen=True):
     period_start: str
     before_start: str
     names: dict[str, Any]
-    """tenant, project, key, model ... as in the report."""
+    """The dimensions of the line, by the columns of NAMES."""
     figures: dict[str, Change]
 
 
 def previous_period(start: datetime, end: datetime) -> tuple[datetime, datetime]:
-    """The period before [start, end): as many whole months before whole months, else the same length."""
+    """The period before [start, end): as many whole months when it is whole months, else of the same length."""
     months = months_of(start, end)
     if bucket_start(start, "month") == start and bucket_start(end, "month") == end:
         earlier = start
@@ -83,8 +84,10 @@ def previous_period(start: datetime, end: datetime) -> tuple[datetime, datetime]
 async def compare(
     connection: AsyncConnection, query: ReportQuery, before: tuple[datetime, datetime]
 ) -> list[ComparedRow]:
-    """Both reports of `query`, the second for the period `before`; days and hours are matched by their place in the
-    period. Raises InvalidRequest."""
+    """The report of `query` beside that of the period `before` ([start, end)).
+
+    Hours, days and months are matched by their position in the period. Raises InvalidRequest for an invalid query.
+    """
     check_period(*before)
     unit = time_dimension(query.group_by)
     earlier = msgspec.structs.replace(query, start=before[0], end=before[1])
@@ -95,7 +98,10 @@ async def compare(
 
 
 def parse_compare(text: str, start: datetime, end: datetime, parse: Any) -> tuple[datetime, datetime]:
-    """`previous`, or `FROM..TO` with dates or whole hours; `parse(text, name)` reads one. Raises InvalidRequest."""
+    """The period named by `text`: `previous` ([start, end) before), or `FROM..TO`, each read by `parse(text, name)`.
+
+    Raises InvalidRequest for another text.
+    """
     if text == "previous":
         return previous_period(start, end)
     first, dots, last = text.partition("..")
@@ -142,7 +148,7 @@ def _compared(now: ReportRow | None, before: ReportRow | None) -> ComparedRow:
 
 
 def _change(name: str, now: str | int | None, before: str | int | None) -> Change:
-    """A line that is in one report only counts as 0 in the other, for what is a sum."""
+    """The change of one figure; a sum that is missing in one report counts as 0 there."""
     additive = not name.endswith(("_pct", "_per_mtok_usd"))
     if additive:
         zero: str | int = 0 if name.endswith("tokens") or name.startswith("requests") else "0.00"
@@ -161,9 +167,9 @@ def _change(name: str, now: str | int | None, before: str | int | None) -> Chang
 
 
 def flatten(rows: Sequence[ComparedRow], *, with_gpu: bool) -> list[dict[str, Any]]:
-    """The lines as plain objects with `cost_usd`, `cost_usd_before`, `cost_usd_difference`, `cost_usd_percent` ...
+    """The lines as objects with `cost_usd`, `cost_usd_before`, `cost_usd_difference`, `cost_usd_percent` and so on.
 
-    GPU cost and margin are left out for customers.
+    `with_gpu` False omits GPU cost and margin, which customers must not see.
     """
     shown = [name for name in FIGURES if with_gpu or name not in GPU_COLUMNS]
     nothing = Change(None, None, None, None)

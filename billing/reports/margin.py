@@ -1,10 +1,10 @@
-"""Cost and margin by organisation, model and hour; idle, loading and asleep as lines of their own (DESIGN §5).
+"""Cost and margin by organisation, model and time; idle, loading and asleep as separate lines (DESIGN §5).
 
-What a model's replicas cost while they served goes to the hour's usage of that model by estimated GPU time, and on to
-input and output the same way (gpu_shares.py). What nobody used is a line without an organisation, by state;
-`fully_loaded` spreads it over organisations and models by their direct cost of the period (a model's own over that
-model's, what belongs to no model or to one that nobody used over all), then over their days, then over their hours.
-Every split keeps its sum, so each grouping tells the same and the lines always add up to what the hosts cost.
+The cost of serving replicas is shared over the hour's usage of their model by estimated GPU time, and over input and
+output the same way (gpu_shares.py). Unused cost is a line without an organisation, by state. `fully_loaded` allocates
+it as overhead by direct cost: a model's unused cost to the organisations that used the model, all other unused cost to
+all, then over their days, then over their hours. Every split keeps its sum, so the lines add up to the hosts' cost in
+every grouping.
 """
 
 from collections import defaultdict
@@ -30,11 +30,11 @@ from core.money import pico_to_usd, ratio_per_mtok
 K = TypeVar("K", str, tuple[str, str], tuple[str, str, str, datetime])
 DIMENSIONS = ("tenant", "model", "hour", "day")
 DIRECT, SERVING = "direct", "serving"
-"""Lines of usage; and of serving hosts whose hour has no usage (an answer that ended in the next one)."""
+"""Lines of usage, and of serving time in an hour in which no request of the model ended."""
 
 
 class LineSums(msgspec.Struct):
-    """Sums of one line while it is added up; all integers, money in picodollars."""
+    """The sums of one line: tokens, picoseconds (`_ps`), microseconds (`_us`) and picodollars."""
 
     requests: int = 0
     uncached: int = 0
@@ -55,7 +55,7 @@ class LineSums(msgspec.Struct):
 
     @property
     def cost(self) -> int:
-        """Direct cost and overhead."""
+        """Direct cost and overhead in picodollars."""
         return self.input_cost + self.output_cost + self.overhead
 
 
@@ -63,7 +63,7 @@ class EconomicsRow(msgspec.Struct):
     """One line of the report. Amounts are exact decimal dollars; None = does not apply."""
 
     line: str
-    """direct, or what nobody used: warm_idle, loading, asleep, serving."""
+    """direct (usage) | warm_idle | loading | asleep | serving (without usage)"""
     tenant_id: str | None = None
     tenant: str | None = None
     model: str | None = None
@@ -76,11 +76,11 @@ class EconomicsRow(msgspec.Struct):
     unbilled_tokens: int = 0
     gpu_seconds_estimated: str = "0.000000"
     gpu_seconds: str = "0.000000"
-    """GPU time that existed for it; hosts without GPUs count as one."""
+    """GPU time of hosts; a host without GPUs counts as one GPU."""
     revenue_usd: str = "0.00"
     gpu_cost_usd: str = "0.00"
     overhead_usd: str = "0.00"
-    """Its part of what nobody used; only when fully loaded."""
+    """Unused cost: allocated to the line when fully loaded, else the line's own."""
     gpu_cost_per_mtok_usd: str | None = None
     gpu_cost_per_mtok_input_usd: str | None = None
     gpu_cost_per_mtok_output_usd: str | None = None
@@ -90,7 +90,7 @@ class EconomicsRow(msgspec.Struct):
 
 
 LineKey = tuple[str, str, str, datetime]
-"""Line, organisation, model; the hour, the day, or the start of the period."""
+"""(line, tenant id, model, start of the hour, day or period)."""
 
 
 async def economics_report(
@@ -101,7 +101,10 @@ async def economics_report(
     *,
     fully_loaded: bool = False,
 ) -> list[EconomicsRow]:
-    """Cost and margin of [start, end) by any of DIMENSIONS. Raises InvalidRequest."""
+    """Cost and margin of [start, end), whole UTC hours, by any of DIMENSIONS; needs a session that sees all tenants.
+
+    Raises InvalidRequest for an invalid grouping or period.
+    """
     if not by or len(set(by)) != len(by) or not set(by) <= set(DIMENSIONS):
         raise InvalidRequest(
             f"group by any of {', '.join(DIMENSIONS)}, each once, not {','.join(by)[:80]!r}", param="by"
@@ -121,7 +124,7 @@ async def economics_report(
 def attribute(
     segments: Iterable[SegmentUsage], costs: HostCosts, start: datetime, unit: str | None
 ) -> dict[LineKey, LineSums]:
-    """Direct lines of all cells, and the lines of what nobody used, by `unit` (None = the period from `start`)."""
+    """Direct lines of all segments and lines of unused cost, by `unit` (hour, day; None = the period from `start`)."""
     lines: dict[LineKey, LineSums] = {}
     rest: dict[LineKey, GpuUse] = defaultdict(GpuUse)
     for hour, hour_use in costs.hours.items():
@@ -153,7 +156,7 @@ def attribute(
 
 
 def allocate_overhead(lines: dict[LineKey, LineSums]) -> dict[LineKey, LineSums]:
-    """Spread what nobody used over the direct lines by their direct cost; without any, it stays as it is."""
+    """Allocate unused cost to the direct lines by their direct cost; without direct cost, returns `lines`."""
     direct = {key: msgspec.structs.replace(line) for key, line in lines.items() if key[0] == DIRECT}
     overheads: dict[str, int] = defaultdict(int)
     for key, line in lines.items():
@@ -184,7 +187,7 @@ def allocate_overhead(lines: dict[LineKey, LineSums]) -> dict[LineKey, LineSums]
 
 
 def _allocate(amount: int, weights: Mapping[K, int], into: dict[K, int]) -> None:
-    """Add shares of `amount` by weight, in the order of the keys; nothing is spread over no weight."""
+    """Add the shares of `amount` by weight to `into`, in the order of the keys; no weight receives nothing."""
     keys = sorted(weights)
     for key, part in zip(keys, split(amount, [weights[key] for key in keys]), strict=True):
         into[key] += part
@@ -228,7 +231,7 @@ def _row(line: str, values: dict[str, Any], sums: LineSums) -> EconomicsRow:
 
 
 async def _add_names(connection: AsyncConnection, rows: list[EconomicsRow]) -> None:
-    """Names of organisations, by their tenant_id."""
+    """Set the organisations' names."""
     ids = {row.tenant_id for row in rows if row.tenant_id}
     found = await connection.execute(
         text("SELECT id AS tenant_id, name FROM tenants WHERE id = ANY (CAST(:ids AS uuid[]))"),

@@ -1,18 +1,18 @@
-"""The margin bridge: why the margin of one period differs from that of another. Pure.
+"""The margin bridge (price-volume-mix analysis): the effects that make up the difference of two periods' margins. Pure.
 
-Margin = revenue - GPU cost. The second period's facts are put into the first one's place one after the other, in this
+Margin = revenue - GPU cost. The figures of the first period are replaced by those of the second step by step, in this
 order; an effect is the margin after its step less the margin before it:
 
 1. volume       all tokens scaled to the second period's total; shares, prices and cost per estimated GPU time stay
-2. mix          the shares of tenants and models, and of input and output within them
+2. mix          the shares of segments (tenant and model), and of input and output within them
 3. cache        the cached share of input within them
 4. price        the average price of each kind of token within them
-5. utilisation  GPU time that existed per GPU time that the tokens should have taken: idle, loading, asleep, slower
+5. utilisation  GPU time of the hosts per estimated GPU time of the tokens: idle, loading, asleep, slower engines
 6. gpu_price    the average price of GPU time
 
-Every intermediate margin is exact and then rounded half up to a picodollar, so the effects always add up to the
-difference. Another order would move amounts between effects (two things that both grew multiply), never the sum. What a
-period does not tell (the price of a model nobody used) is taken from the other one.
+Intermediate margins are exact and rounded half up to a picodollar, so the effects always add up to the difference.
+Another order would move amounts between effects, because effects multiply; it would not change their sum. A figure that
+a period lacks (the price of a model without usage) is taken from the other period.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ EFFECTS = ("volume", "mix", "cache", "price", "utilisation", "gpu_price")
 
 
 class Quantities(msgspec.Struct, frozen=True):
-    """Tokens, whole or in parts."""
+    """A figure per kind of token: tokens, picodollars, or picodollars per token."""
 
     uncached: int | Fraction = 0
     cached: int | Fraction = 0
@@ -36,38 +36,38 @@ class Quantities(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int | Fraction:
-        """All of them."""
+        """The sum of all kinds."""
         return self.uncached + self.cached + self.output
 
     def scaled(self, factor: Fraction) -> "Quantities":
-        """Scaled."""
+        """All kinds times `factor`."""
         return Quantities(self.uncached * factor, self.cached * factor, self.output * factor)
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """What one tenant used of one model, and what it paid for each kind of token, in picodollars."""
+    """Tokens of one tenant and model, and their revenue in picodollars, by kind of token."""
 
     tokens: Quantities = Quantities()
     revenue: Quantities = Quantities()
 
 
 class Period(msgspec.Struct, Generic[K], frozen=True):
-    """A period's facts."""
+    """The figures of a period."""
 
     segments: dict[K, Segment]
     gpu_cost: int
-    """Picodollars of all hosts, idle included."""
+    """Picodollars of all hosts, including unused time."""
     machine_us: int
-    """Microseconds of GPUs (of hosts without any: of hosts) behind that cost."""
+    """GPU-microseconds of that cost; a host without GPUs counts as one GPU."""
 
     @property
     def revenue(self) -> int:
-        """Picodollars."""
-        return int(sum(cell.revenue.total for cell in self.segments.values()))
+        """Picodollars of all segments."""
+        return int(sum(segment.revenue.total for segment in self.segments.values()))
 
 
 class Bridge(msgspec.Struct, frozen=True):
-    """The effects in their order; they add up to `after - before` exactly."""
+    """Margins of both periods and the effects by EFFECTS, in picodollars; the effects add up to `after - before`."""
 
     before: int
     after: int
@@ -75,7 +75,7 @@ class Bridge(msgspec.Struct, frozen=True):
 
 
 def bridge(before: Period[K], after: Period[K], weights: Mapping[K, Coefficients]) -> Bridge:
-    """The bridge from one period to another; `weights` has the coefficients of every cell's model."""
+    """The bridge from one period to another; `weights` has the coefficients of every segment's model."""
     keys = [*before.segments, *(key for key in after.segments if key not in before.segments)]
     old = {key: before.segments.get(key, Segment()) for key in keys}
     new = {key: after.segments.get(key, Segment()) for key in keys}
@@ -87,7 +87,7 @@ def bridge(before: Period[K], after: Period[K], weights: Mapping[K, Coefficients
     old_estimate = _estimate({key: old[key].tokens for key in keys}, weights)
 
     def cost(tokens: Mapping[K, Quantities]) -> Fraction:
-        """GPU cost at the first period's cost per estimated GPU time; all of it when nothing was estimated."""
+        """GPU cost at the first period's cost per estimated GPU time; its whole cost when it had no tokens."""
         return (
             before.gpu_cost * _estimate(tokens, weights) / old_estimate
             if old_estimate
@@ -112,16 +112,16 @@ def bridge(before: Period[K], after: Period[K], weights: Mapping[K, Coefficients
 
 
 def _scaled(old: Mapping[K, Segment], new: Mapping[K, Segment]) -> dict[K, Quantities]:
-    """The first period's tokens at the second one's total; from nothing, the second's themselves."""
-    total = sum(cell.tokens.total for cell in old.values())
-    wanted = sum(cell.tokens.total for cell in new.values())
+    """The first period's tokens scaled to the second's total; the second's tokens when the first has none."""
+    total = sum(segment.tokens.total for segment in old.values())
+    wanted = sum(segment.tokens.total for segment in new.values())
     if not total:
-        return {key: cell.tokens for key, cell in new.items()}
-    return {key: cell.tokens.scaled(Fraction(wanted) / total) for key, cell in old.items()}
+        return {key: segment.tokens for key, segment in new.items()}
+    return {key: segment.tokens.scaled(Fraction(wanted) / total) for key, segment in old.items()}
 
 
 def _with_cached_share(tokens: Quantities, shares: Quantities) -> Quantities:
-    """`tokens` with the cached share of input of `shares`, where that has any input."""
+    """`tokens` with the cached share of input of `shares`; unchanged when `shares` has no input."""
     known = shares.uncached + shares.cached
     if not known:
         return tokens
@@ -130,12 +130,12 @@ def _with_cached_share(tokens: Quantities, shares: Quantities) -> Quantities:
     return Quantities(prompt - cached, cached, tokens.output)
 
 
-def _prices(cell: Segment, other: Segment) -> Quantities:
-    """Average picodollars a token of each kind; of `other` where `cell` has none of it."""
+def _prices(segment: Segment, other: Segment) -> Quantities:
+    """Average picodollars per token of each kind; from `other` for kinds of which `segment` has no tokens."""
 
     def price(kind: str) -> Fraction:
         elsewhere = _ratio(getattr(other.revenue, kind), getattr(other.tokens, kind), Fraction(0))
-        return _ratio(getattr(cell.revenue, kind), getattr(cell.tokens, kind), elsewhere)
+        return _ratio(getattr(segment.revenue, kind), getattr(segment.tokens, kind), elsewhere)
 
     return Quantities(price("uncached"), price("cached"), price("output"))
 
@@ -155,7 +155,7 @@ def _revenue(tokens: Mapping[K, Quantities], prices: Mapping[K, Quantities]) -> 
 
 
 def _estimate(tokens: Mapping[K, Quantities], weights: Mapping[K, Coefficients]) -> Fraction:
-    """GPU-picoseconds that the tokens should take."""
+    """Estimated GPU-picoseconds of the tokens."""
     return sum(
         (
             Fraction(
@@ -174,5 +174,5 @@ def _ratio(numerator: int | Fraction, denominator: int | Fraction, otherwise: Fr
 
 
 def _round(value: Fraction) -> int:
-    """Half up."""
+    """Round half up."""
     return (2 * value.numerator + value.denominator) // (2 * value.denominator)

@@ -1,4 +1,4 @@
-"""The margin bridge of two periods, from the books: cells by organisation and model, and what the hosts cost."""
+"""The margin bridge of two periods from stored usage and host costs."""
 
 from datetime import datetime
 
@@ -15,11 +15,11 @@ from billing.usage.query import check_period
 from core.money import pico_to_usd
 
 SegmentKey = tuple[str, str]
-"""Organisation and model."""
+"""(tenant id, model)."""
 
 
 class PeriodView(msgspec.Struct, frozen=True):
-    """A period's totals."""
+    """A period's totals; amounts are exact decimal dollars."""
 
     start: datetime
     end: datetime
@@ -31,7 +31,7 @@ class PeriodView(msgspec.Struct, frozen=True):
 
 
 class BridgeView(msgspec.Struct, frozen=True):
-    """Both periods and the effects between them, in their order, in exact decimal dollars."""
+    """Both periods and the effects in the order of EFFECTS, in exact decimal dollars."""
 
     before: PeriodView
     after: PeriodView
@@ -42,7 +42,10 @@ class BridgeView(msgspec.Struct, frozen=True):
 async def margin_bridge(
     connection: AsyncConnection, before: tuple[datetime, datetime], after: tuple[datetime, datetime]
 ) -> BridgeView:
-    """Why the margin of `after` differs from that of `before`. Raises InvalidRequest."""
+    """The bridge from the period `before` to `after`, each [start, end) of whole UTC hours.
+
+    Raises InvalidRequest for an invalid period.
+    """
     old, new = await _period(connection, *before), await _period(connection, *after)
     weights = catalog_weights()
     made = bridge(old, new, {key: weights.of(key[1]) for key in [*old.segments, *new.segments]})
@@ -58,11 +61,11 @@ async def _period(connection: AsyncConnection, start: datetime, end: datetime) -
     check_period(start, end)
     costs = await host_costs(connection, start, end)
     segments = {
-        (cell.tenant_id, cell.model): Segment(
-            Quantities(cell.uncached, cell.cached, cell.output),
-            Quantities(cell.revenue_uncached, cell.revenue_cached, cell.revenue_output),
+        (segment.tenant_id, segment.model): Segment(
+            Quantities(segment.uncached, segment.cached, segment.output),
+            Quantities(segment.revenue_uncached, segment.revenue_cached, segment.revenue_output),
         )
-        for cell in await segment_usage(connection, costs, start, end)
+        for segment in await segment_usage(connection, costs, start, end)
     }
     total = GpuUse()
     for use in costs.hours.values():
@@ -76,7 +79,7 @@ def _view(span: tuple[datetime, datetime], period: Period[SegmentKey]) -> Period
     return PeriodView(
         start=span[0],
         end=span[1],
-        tokens=int(sum(cell.tokens.total for cell in period.segments.values())),
+        tokens=int(sum(segment.tokens.total for segment in period.segments.values())),
         revenue_usd=pico_to_usd(period.revenue),
         gpu_cost_usd=pico_to_usd(period.gpu_cost),
         margin_usd=pico_to_usd(margin),

@@ -1,4 +1,4 @@
-"""Usage by organisation, model and time with the revenue of each kind of token and its part of what the hosts cost."""
+"""Usage by segment (organisation and model) and time, with its revenue by kind of token and its share of host cost."""
 
 from datetime import datetime
 
@@ -30,10 +30,10 @@ _SEGMENTS = f"""
 
 
 class SegmentUsage(msgspec.Struct):
-    """What one organisation used of one model. Money in picodollars; revenue is before credits and adjustments."""
+    """Usage of one organisation and model. Money in picodollars; revenue is before credits and adjustments."""
 
     at: datetime
-    """The hour, the day, or the start of the period."""
+    """The start of the hour, day or period."""
     tenant_id: str
     model: str
     requests: int
@@ -43,12 +43,12 @@ class SegmentUsage(msgspec.Struct):
     """Billed tokens."""
     unbilled_input: int
     unbilled_output: int
-    """Tokens of failures, empty answers and failed attempts: nobody pays, the GPU worked all the same."""
+    """Tokens of failed or empty answers and of failed attempts, which used the GPU and are not billed."""
     revenue_uncached: int
     revenue_cached: int
     revenue_output: int
     input_cost: int
-    """Its part of what the hosts cost (gpu_shares.py), of input and of output."""
+    """Its share of the hosts' cost for input (gpu_shares.py)."""
     output_cost: int
     machine_us: int
 
@@ -58,7 +58,7 @@ class SegmentUsage(msgspec.Struct):
         return self.revenue_uncached + self.revenue_cached + self.revenue_output
 
     def work(self, weights: GpuWeights) -> int:
-        """Estimated GPU-picoseconds."""
+        """Estimated GPU-picoseconds of all tokens, unbilled ones included."""
         return weights.picoseconds(
             self.model, self.uncached + self.unbilled_input, self.cached, self.output + self.unbilled_output
         )
@@ -68,7 +68,7 @@ class SegmentUsage(msgspec.Struct):
 async def segment_usage(
     connection: AsyncConnection, costs: HostCosts, start: datetime, end: datetime, unit: str | None = None
 ) -> list[SegmentUsage]:
-    """Cells of [start, end) by hour or day (None = neither), model and organisation; `costs`: the period's."""
+    """Segments of [start, end) by `unit` (hour, day; None = the period), with their shares of the period's `costs`."""
     bound = costs.parameters(start, end, by_hour=unit == "hour")
     found = await connection.execute(text(_SEGMENTS.format(at=UNITS[unit])), bound)
     return [

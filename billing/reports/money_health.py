@@ -1,4 +1,4 @@
-"""What is wrong with money right now, in a few numbers that can be asked every minute: nothing of it is normal."""
+"""Open problems of billing as counts, cheap enough to read every minute; each should be 0."""
 
 from datetime import datetime, timedelta
 
@@ -10,25 +10,27 @@ from core.money import pico_to_usd
 from tenants.scoping import platform_wide
 
 DRIFT_WINDOW = timedelta(hours=1)
+"""Time over which usage rows and ledger are compared."""
 NOTICE_WINDOW = timedelta(days=7)
+"""Age of the deliveries that are counted."""
 FAILED_ATTEMPTS = 3
-"""Deliveries that failed as often and are tried further count as undelivered."""
+"""Attempts from which a pending delivery counts as undelivered."""
 
 
 class MoneyHealth(msgspec.Struct, frozen=True):
-    """Counts of what a person has to look at; all 0 when money is in order."""
+    """Counts of problems that a person must resolve; all 0 when there are none."""
 
     unexplained_tokens: int
-    """Counted by engines, explained by nothing, accepted by nobody."""
+    """Unexplained tokens of engines' counters that are not accepted."""
     unexplained_engines: int
     blocked_pushes: int
     """Invoices and credit notes that Stripe refused."""
     stripe_differences: int
-    """Found by the newest comparison of each open month."""
+    """Differences in the newest comparison of each open month with Stripe."""
     undelivered_notices: int
-    """Deliveries of the last seven days that were given up, or fail again and again."""
+    """Deliveries of NOTICE_WINDOW that have failed, or are pending after FAILED_ATTEMPTS attempts."""
     drift_usd: str
-    """Usage rows less the ledger over the last hour; "0.00" when every request was booked."""
+    """Cost of usage rows less the ledger over DRIFT_WINDOW; "0.00" when every request was booked."""
 
 
 _HEALTH = text(
@@ -56,7 +58,7 @@ _HEALTH = text(
 
 @platform_wide("incidents of the platform, over all organisations")
 async def money_health(connection: AsyncConnection) -> MoneyHealth:
-    """Ask everything in one statement, and so in one snapshot."""
+    """All counts, read in one statement and therefore one snapshot."""
     now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     row = (
         await connection.execute(

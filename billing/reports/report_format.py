@@ -1,4 +1,4 @@
-"""The usage report's columns and objects, and the comparison of two periods as CSV that opens in a spreadsheet."""
+"""The usage report's columns and objects, and the comparison of two periods as CSV."""
 
 import csv
 import io
@@ -9,26 +9,26 @@ from billing.usage.query import ReportRow
 from core.spreadsheets import escape_formula
 
 GPU_COLUMNS = ("gpu_seconds", "gpu_cost_usd", "gpu_cost_per_mtok_usd", "margin_usd", "margin_pct")
-"""Columns that customers never see."""
+"""Columns that customers must not see."""
 COLUMNS = tuple(ReportRow.__struct_fields__)
 
 
 def columns(with_gpu: bool) -> tuple[str, ...]:
-    """The report's columns in their order."""
+    """The report's columns in order; `with_gpu` False omits GPU_COLUMNS."""
     return tuple(name for name in COLUMNS if with_gpu or name not in GPU_COLUMNS)
 
 
 def to_objects(rows: Sequence[ReportRow], *, with_gpu: bool = True) -> list[dict[str, Any]]:
-    """The lines as plain objects."""
+    """The lines as objects with `columns(with_gpu)`."""
     names = columns(with_gpu)
     return [{name: getattr(row, name) for name in names} for row in rows]
 
 
 def compared_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Compared lines (billing/reports/compare.py `flat`) as CSV: RFC 4180 with a header, amounts as plain decimals.
+    """Compared lines (billing/reports/compare.py `flatten`) as CSV: RFC 4180 with a header, amounts as decimals.
 
-    A name that a spreadsheet would take for a formula gets a leading apostrophe. Begins with a byte order mark when
-    there is anything beyond ASCII in it: without one Excel guesses another encoding.
+    Names are escaped with `escape_formula`. Content beyond ASCII begins with a byte order mark, without which Excel
+    assumes another encoding.
     """
     output = io.StringIO()
     writer = csv.writer(output)
@@ -49,5 +49,5 @@ def _cell(value: Any) -> str:
 
 
 def _is_figure(name: str) -> bool:
-    """Whether a column of a comparison holds numbers, which may begin with a minus sign."""
+    """Whether a column of a comparison holds numbers, which are not escaped."""
     return name.endswith(("_usd", "_before", "_difference", "_percent", "_pct", "_seconds"))

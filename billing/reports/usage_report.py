@@ -1,11 +1,11 @@
-"""The usage report: what was used, what it costs the customer and what it cost us, grouped at will.
+"""The usage report: usage, its cost to the customer and its GPU cost, grouped by any dimensions.
 
-Hours come from the rollups where they are whole and from the usage rows elsewhere (billing/usage/sums.py), so the
-report always equals the rows; its totals equal the ledger (`totals`, billing/reports/books.py). Tokens are the billed
-ones (what an engine failure or an empty answer used is in the rows), so tokens times price is the cost. Cached is part
-of input, reasoning part of output. `tier`, `region`, `price_version` and `simulated` are empty where a row mixes
-several. `credits_applied_usd` is what prepaid credit paid; `adjustment_usd` what corrections and shortfalls of
-committed spend added (+) or gave back (-), on a line of its own where the grouping asks for what they do not have.
+Sums come from rollups, and from usage rows for hours that are not rolled up (billing/usage/sums.py), so the report
+always equals the rows; its totals equal the ledger (`totals`, billing/reports/books.py). Tokens are billed tokens, so
+tokens times price is the cost. Cached tokens are part of input, reasoning tokens part of output. `tier`, `region`,
+`price_version` and `simulated` are None on a line that mixes several. `credits_applied_usd` is the part paid from
+prepaid credit. `adjustment_usd` is the sum of adjustments and shortfalls of committed spend, positive for a charge; it
+is on a separate line when the grouping has a dimension that adjustments lack.
 """
 
 from collections import defaultdict
@@ -51,16 +51,16 @@ _ADDED_USD = (
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The sum of a report's lines beside the ledger's own sums of the same period."""
+    """The sums of a report's lines and the ledger's sums of the same period."""
 
     totals: ReportRow
     ledger: books.LedgerSums
     equal: bool
-    """Cost plus adjustments is the ledger's revenue, and credit applied is what left the credit accounts."""
+    """Cost plus adjustments equals the ledger's revenue, and applied credit equals its debits of credit."""
 
 
 class _LineSums:
-    """What is known of one line while it is added up; all integers."""
+    """The sums of one line while it is added up; integers, money in picodollars."""
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys(SUMS, 0)
@@ -82,9 +82,9 @@ class _LineSums:
 
 
 async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[ReportRow]:
-    """The lines of `query`, in the order of its dimensions; idle GPU cost as lines without a tenant at the end.
+    """The lines of `query` in the order of its dimensions, then lines of unused GPU cost without a tenant.
 
-    With a tenant filter there are no idle lines. Raises InvalidRequest for a period or dimension that cannot be.
+    A tenant filter omits the lines of unused cost. Raises InvalidRequest for an invalid period or grouping.
     """
     check_query(query)
     groups: dict[GroupKey, _LineSums] = {}
@@ -115,7 +115,10 @@ async def usage_report(connection: AsyncConnection, query: ReportQuery) -> list[
 
 
 async def totals(connection: AsyncConnection, query: ReportQuery, rows: Sequence[ReportRow]) -> Totals:
-    """The sum of `rows`, the report of `query`, and the ledger's sums of its period, in the caller's snapshot."""
+    """The sums of `rows`, the report of `query`, and the ledger's sums of its period.
+
+    Both must be read in one snapshot, or `equal` may be False while usage arrives.
+    """
     total = ReportRow(iso(query.start), iso(query.end))
     for name in (*_ADDED, *_ADDED_MORE):
         setattr(total, name, sum(getattr(row, name) for row in rows))
@@ -139,7 +142,7 @@ async def totals(connection: AsyncConnection, query: ReportQuery, rows: Sequence
 
 
 def _served_key(query: ReportQuery, row: Row[Any]) -> GroupKey:
-    """Of which model's serving time in which of the report's periods a row has its part."""
+    """(start of the time dimension, model): the serving time of which the row has a share."""
     unit = time_dimension(query.group_by)
     return (getattr(row, f"by_{unit}") if unit else None, row.model)
 
@@ -150,7 +153,7 @@ def _add_idle(
     shared: dict[GroupKey, GpuUse],
     groups: dict[GroupKey, _LineSums],
 ) -> None:
-    """Host time that no request used, and serving time that was not shared: lines without tenant, project and key."""
+    """Add lines without tenant, project and key for unused host time and for serving time that was not shared."""
     unit = time_dimension(query.group_by)
     idle: dict[GroupKey, GpuUse] = defaultdict(GpuUse)
     for hour, use in hours.items():
@@ -170,7 +173,7 @@ def _add_idle(
 async def _add_books(
     connection: AsyncConnection, query: ReportQuery, groups: dict[GroupKey, _LineSums]
 ) -> None:
-    """What was not collected lessens what credit paid; adjustments go to their organisation and hour."""
+    """Subtract uncollected amounts from applied credit, and add adjustments to their organisation and time."""
     separate = any(name != "tenant" and name != time_dimension(query.group_by) for name in query.group_by)
 
     def own(one: books.BookedAmount) -> _LineSums:
@@ -185,7 +188,7 @@ async def _add_books(
 
 
 def _values(query: ReportQuery, hour: datetime, known: dict[str, object]) -> GroupKey:
-    """A key of what is known of something that is no usage: the rest is empty."""
+    """The key of something without a usage row; dimensions that are not `known` are None."""
     unit = time_dimension(query.group_by)
     return tuple(bucket_start(hour, name) if name == unit else known.get(name) for name in query.group_by)
 
@@ -242,7 +245,7 @@ def _microseconds(seconds: str | None) -> int:
 
 
 async def _add_names(connection: AsyncConnection, rows: list[ReportRow]) -> None:
-    """Names of tenants and projects and the last four characters of keys."""
+    """Set the names of tenants and projects, and the last four characters of keys."""
     for kind, column, source in (
         ("tenant", "name", "tenants"),
         ("project", "name", "projects"),
@@ -262,7 +265,7 @@ async def _add_names(connection: AsyncConnection, rows: list[ReportRow]) -> None
 
 
 async def _add_periods(connection: AsyncConnection, query: ReportQuery, rows: list[ReportRow]) -> None:
-    """Whether each line's months are closed, and the invoice of a line of one organisation and one month."""
+    """Set each line's period status, and the invoice of a line of one organisation and one month."""
     months = months_of(query.start, query.end)
     closed = await books.closed_months(connection, months)
     owners = {UUID(row.tenant_id) for row in rows if row.tenant_id is not None}

@@ -1,7 +1,7 @@
-"""What a monthly statement says, from the rows and the ledger; every total is checked before it is signed.
+"""The body of a monthly statement, from usage rows and ledger; its totals are checked before it is signed.
 
-Usage comes from the usage rows (through whole rollups), the movements of the accounts from the ledger. A statement
-whose usage differs from what the ledger booked is refused.
+Usage comes from the usage rows (by their rollups), account movements from the ledger. When both differ, no statement is
+made.
 """
 
 import json
@@ -21,16 +21,17 @@ from core.money import PICO_PER_CENT, pico_per_token_to_per_mtok, pico_to_usd, u
 TYPE = "penstock.statement"
 CLASSES = ("input", "cached_input", "output", "reasoning")
 ACCOUNTS = {"credit": -1, "receivable": 1, "invoiced": 1, "disputed": 1}
-"""Accounts that a customer sees; 1 = a debit raises it. credit: prepaid credit, receivable: used and not invoiced,
-invoiced: on invoices and not paid, disputed: payments under dispute."""
+"""Accounts that a statement shows, with the sign of a debit: prepaid credit, usage not invoiced yet, invoices not paid
+yet, payments under dispute."""
 
 
 async def statement_body(
     connection: AsyncConnection, tenant_id: UUID, month: date, *, revision: int = 1
 ) -> dict[str, Any]:
-    """The statement of a month; one that is not closed gives a draft (`final` false).
+    """The statement of `month` (its first day); a draft (`final` false) while the month is not closed.
 
-    The transaction should be REPEATABLE READ. Raises NotFound, and Conflict when usage and ledger differ.
+    The transaction should be REPEATABLE READ. Raises NotFound for an unknown organisation or a future month, Conflict
+    when usage and ledger differ.
     """
     start, end = bounds(month)
     head = await _head(connection, tenant_id, month)
@@ -102,7 +103,10 @@ _USAGE = f"""
 async def _usage(
     connection: AsyncConnection, tenant_id: UUID, start: datetime, end: datetime
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Lines by project, model, tier and price with their classes, and the totals; tokens times price is the cost."""
+    """Lines by project, model, tier and price with their token classes, and the totals.
+
+    Raises Conflict when tokens times price is not the cost of the rows.
+    """
     lines: list[dict[str, Any]] = []
     sums = dict.fromkeys(("requests", *CLASSES, "cost", "list_cost"), 0)
     for row in await connection.execute(text(_USAGE), {"tenant": tenant_id, "start": start, "end": end}):
@@ -157,7 +161,7 @@ async def _usage(
 async def _booked(
     connection: AsyncConnection, tenant_id: UUID, start: datetime, end: datetime
 ) -> dict[str, int]:
-    """What the ledger booked for the month's requests, and the part of it that no money was there for."""
+    """Picodollars that the ledger booked for the month's requests, and their uncollectible part."""
     row = (
         await connection.execute(
             text(
@@ -190,7 +194,7 @@ _OPENING = text(
 async def _accounts(
     connection: AsyncConnection, tenant_id: UUID, month: date, start: datetime, end: datetime
 ) -> dict[str, Any]:
-    """Opening balance, movements by kind and closing balance of each account the customer sees, from the ledger."""
+    """Opening balance, movements by kind and closing balance of each of ACCOUNTS, from the ledger."""
     bound = {"tenant": tenant_id, "start": start, "end": end, "codes": list(ACCOUNTS)}
     movements: dict[str, list[tuple[str, int, int]]] = {code: [] for code in ACCOUNTS}
     for row in await connection.execute(_MOVEMENTS, bound):
@@ -213,7 +217,7 @@ async def _accounts(
 async def _opening(
     connection: AsyncConnection, tenant_id: UUID, month: date, start: datetime
 ) -> dict[str, int]:
-    """Balances at the start: what the last final statement closed with, so that years of bookings need no reading."""
+    """Balances at the start: from the previous final statement if there is one, so that old transfers are not read."""
     previous = await connection.scalar(
         text(
             "SELECT document FROM statements WHERE tenant_id = :tenant "
@@ -229,9 +233,9 @@ async def _opening(
 
 
 async def _lots(connection: AsyncConnection, tenant_id: UUID, now: datetime) -> dict[str, Any]:
-    """Credit lots that are not used up when the statement is issued; they add up to the balance of that moment.
+    """Credit lots with credit left at `now`; they add up to the balance.
 
-    Use is allocated to lots now and then (billing/ledger/credits.py); the rest is allocated here in the same order.
+    Use that is not allocated to lots yet (billing/ledger/credits.py) is allocated here in the same order.
     """
     rows = list(
         await connection.execute(
@@ -287,7 +291,7 @@ async def _adjustments(
 
 
 async def _invoice(connection: AsyncConnection, tenant_id: UUID, month: date) -> dict[str, Any] | None:
-    """The month's invoice with the lines that were rounded to cents; None when there is none (yet)."""
+    """The month's invoice with its lines; None without one."""
     head = (
         await connection.execute(
             text(
@@ -330,7 +334,7 @@ def _cents(cents: int) -> str:
 async def _payments(
     connection: AsyncConnection, tenant_id: UUID, start: datetime, end: datetime
 ) -> list[dict[str, Any]]:
-    """Money that came or went: top-ups, paid invoices, refunds, disputes."""
+    """Payments in (positive) and out (negative): top-ups, paid invoices, refunds, disputes."""
     rows = await connection.execute(
         text(
             "SELECT kind, effective_at, amount, source_id FROM ledger_transfers WHERE tenant_id = :tenant "
@@ -353,7 +357,7 @@ async def _payments(
 
 
 async def _sla(connection: AsyncConnection, tenant_id: UUID, month: date) -> list[dict[str, Any]]:
-    """Credits for a missed service level that concern the month, with what was measured."""
+    """Service-level credits of the month with their evidence."""
     rows = await connection.execute(
         text(
             "SELECT contract_id, amount, evidence FROM sla_credits WHERE tenant_id = :tenant AND month = :month "

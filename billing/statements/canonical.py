@@ -1,6 +1,6 @@
-"""Canonical JSON (RFC 8785): one sequence of bytes for one value, so that what is signed can be checked anywhere.
+"""Canonical JSON (RFC 8785): one byte sequence per value, so that a signature can be verified from the value.
 
-Numbers are integers within +-(2^53 - 1) only: amounts are decimal strings, so the RFC's rules for floats never apply.
+Numbers are integers within +-(2^53 - 1); amounts are decimal strings, so the RFC's rules for floats do not apply.
 """
 
 import json
@@ -11,9 +11,10 @@ MAX_DEPTH = 32
 
 
 def canonical(value: Any) -> bytes:
-    """UTF-8 of `value` with keys in the order of their UTF-16 code units, no blanks, no float.
+    """`value` as canonical UTF-8: keys ordered by UTF-16 code units, no whitespace.
 
-    Raises ValueError for a float, an integer too large, a lone surrogate, a key that is no text, or too deep a value.
+    Raises ValueError for a float, an integer beyond MAX_INTEGER, a lone surrogate, a key that is not text, or more than
+    MAX_DEPTH levels.
     """
     ordered = _ordered(value, 0)
     return json.dumps(ordered, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8")
@@ -39,7 +40,7 @@ def _ordered(value: Any, depth: int) -> Any:
 
 
 def parse(text: bytes) -> Any:
-    """The value of JSON text that is exactly canonical. Raises ValueError for anything else."""
+    """The value of canonical JSON text. Raises ValueError for any other text."""
     try:
         value = json.loads(text.decode("utf-8"), parse_float=_no_float, parse_constant=_no_float)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Issuing statements: drafts when asked for, final ones once a month is closed, kept as they were signed."""
+"""Issues statements: drafts on request, final ones once a month is closed. Final statements are stored as signed."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """A signed statement as files."""
+    """A signed statement as JSON and PDF files."""
 
     month: str
     final: bool
@@ -52,7 +52,7 @@ class StatementView(msgspec.Struct, frozen=True):
 
 
 async def list_statements(connection: AsyncConnection, tenant_id: UUID) -> list[StatementView]:
-    """The final statements of an organisation, the newest month first."""
+    """The final statements of an organisation, newest month and revision first."""
     rows = await connection.execute(
         text(
             "SELECT id, tenant_id, month, revision, body_sha256, key_id, created_by, created_at FROM statements "
@@ -78,9 +78,10 @@ async def list_statements(connection: AsyncConnection, tenant_id: UUID) -> list[
 async def get_statement(
     database: Database, signer: Signer, tenant_id: UUID, month: date, *, by: str, new_revision: bool = False
 ) -> Statement:
-    """The statement of a month: the kept one when there is one, a draft while the month is open.
+    """The stored statement of `month` (its first day), else a new one: final when the month is closed, else a draft.
 
-    `again` issues a new revision of a closed month when what it says has changed. Raises NotFound, Conflict.
+    `new_revision` issues another revision when the content of a stored one has changed. `by` names the person or job.
+    Raises NotFound and Conflict as `statement_body`, Conflict when another process issues it or the key is retired.
     """
     stored = await _latest(database, tenant_id, month)
     if stored is not None and not new_revision:
@@ -88,7 +89,7 @@ async def get_statement(
     body = await _body(database, tenant_id, month, 1 if stored is None else stored.revision + 1)
     if stored is not None and _is_unchanged(body, stored):
         return _statement(stored)
-    pdf_file = await asyncio.to_thread(pdf.render, body)  # pages of rows: others' streams share this loop
+    pdf_file = await asyncio.to_thread(pdf.render, body)  # in a thread: many pages would block the event loop
     async with database.system() as connection:
         await signing.register_key(connection, signer)
         signature = signer.sign(TYPE, body, pdf_file)
@@ -105,7 +106,7 @@ async def get_statement(
 
 
 async def _body(database: Database, tenant_id: UUID, month: date, revision: int) -> dict[str, Any]:
-    """Read in one snapshot."""
+    """The statement's body, read in one snapshot."""
     async with database.read() as connection:
         await connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
         return await statement_body(connection, tenant_id, month, revision=revision)
@@ -134,7 +135,7 @@ def _statement(row: Row[Any]) -> Statement:
 
 
 def _is_unchanged(body: dict[str, Any], stored: Row[Any]) -> bool:
-    """Whether a new revision would say what the kept one says."""
+    """Whether a new revision would have the content of the stored one."""
     before = msgspec.json.decode(stored.document)["body"]
     volatile = ("issued_at", "revision", "lots")
     return canonical({k: v for k, v in body.items() if k not in volatile}) == canonical(
@@ -150,7 +151,7 @@ async def _store(
     signature: dict[str, str],
     by: str,
 ) -> bool:
-    """Store a final statement and tell the customer; False when another process was first."""
+    """Store a final statement and notify the customer; False when another process stored it first."""
     inserted = await connection.execute(
         text(
             "INSERT INTO statements (id, tenant_id, month, revision, body_sha256, document, pdf, key_id, created_by) "
@@ -184,10 +185,10 @@ async def _store(
 
 
 async def issue_closed(database: Database, load: Callable[[], Signer], *, batch: int = 50) -> int:
-    """Issue every final statement that closed months still lack, `batch` at a time; returns how many.
+    """Issue every missing final statement of closed months, `batch` at a time; returns how many.
 
-    One that cannot be issued is logged, and stops none behind it; an error that is no Conflict is raised at the end.
-    `load` gives the key; it is asked only when there is something to sign.
+    `load` loads the key and is called only when a statement is missing. A statement that cannot be issued is logged and
+    does not stop the others; the first error other than Conflict is raised at the end.
     """
     signer: Signer | None = None
     issued = 0
@@ -214,7 +215,7 @@ async def issue_closed(database: Database, load: Callable[[], Signer], *, batch:
 
 @platform_wide("the job issues everybody's statements")
 async def _missing(database: Database, after: Row[Any] | None, limit: int) -> list[Row[Any]]:
-    """Months and organisations without their final statement, in order, behind `after`."""
+    """At most `limit` months and organisations without a final statement, in order, after the row `after`."""
     async with database.read() as connection:
         found = await connection.execute(
             text(

@@ -1,6 +1,6 @@
-"""The statement as a PDF for people: the numbers of the JSON, and the same bytes for the same body.
+"""Renders a statement's body as a PDF, deterministically: the same body gives the same bytes.
 
-Set in Helvetica, which every reader has; in DejaVu Sans when a name or reason has letters that it lacks.
+The font is Helvetica, or DejaVu Sans when the body has characters beyond Latin-1.
 """
 
 import json
@@ -55,7 +55,7 @@ _CLASSES = {"input": "input", "cached_input": "cached input", "output": "output"
 
 
 class _StatementPdf(FPDF):
-    """An A4 page with our footer."""
+    """A document of A4 pages with our footer."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         super().__init__(format="A4")
@@ -64,7 +64,7 @@ class _StatementPdf(FPDF):
         self.family = "helvetica"
         try:
             text.decode("utf-8").encode("latin-1")
-        except UnicodeEncodeError:  # a name or reason in another script: the whole document in one font
+        except UnicodeEncodeError:  # one font for the whole document
             self.family = "dejavu"
             for style in ("", "B"):
                 self.add_font(self.family, style, _FONT)
@@ -76,7 +76,7 @@ class _StatementPdf(FPDF):
         self.set_lang("en")
 
     def footer(self) -> None:
-        """What the page belongs to, and its number."""
+        """Write the statement's identification and the page number."""
         self.set_y(-14)
         self.write_line(self.footer_text, 6 if self.family == "helvetica" else 5, _SOFT, width=150)
         self.set_xy(-48, -14)
@@ -93,7 +93,7 @@ class _StatementPdf(FPDF):
         align: str = "L",
         height: int = 5,
     ) -> None:
-        """One line of text, then the beginning of the next."""
+        """Write one line of text and move to the next."""
         self.set_font(self.family, "B" if bold else "", size)
         self.set_text_color(*color)
         self.cell(width, height, content, align=align, new_x=XPos.LMARGIN, new_y=YPos.NEXT)
@@ -101,7 +101,7 @@ class _StatementPdf(FPDF):
     def titled_table(
         self, title: str, heading: list[str], rows: list[list[str]], widths: list[int], *, total: bool = False
     ) -> None:
-        """A titled table: the first column of words, amounts to the right; `total` sets the last row in bold."""
+        """Write a table below a title; columns of text are left-aligned; `total` sets the last row in bold."""
         if self.will_page_break(32):
             self.add_page()
         self.ln(5)
@@ -125,7 +125,7 @@ class _StatementPdf(FPDF):
 
 
 def render(body: dict[str, Any]) -> bytes:
-    """The PDF of a statement's body; the same bytes for the same body."""
+    """The PDF of a statement's body (billing/statements/body.py)."""
     page = _StatementPdf(body)
     page.add_page()
     _head(page, body)
@@ -241,7 +241,7 @@ def _invoice(page: _StatementPdf, invoice: dict[str, Any] | None) -> None:
 
 
 def _lists(page: _StatementPdf, body: dict[str, Any]) -> None:
-    """What belongs to single days: payments, adjustments, credits that are left, missed service levels."""
+    """Tables of payments, adjustments, missed service levels and remaining credit lots."""
     payments = [
         [one["at"][:16] + "Z", _LABELS.get(one["kind"], one["kind"]), one["amount_usd"]]
         for one in body["payments"]

@@ -1,4 +1,4 @@
-"""A receipt of one request: what was used, at which prices, what it cost and why, and where the ledger has it."""
+"""The receipt of one request: tokens, prices, cost, an explanation of the cost, and its ledger transfers."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -41,9 +41,9 @@ _BOOKED = text(
 
 
 async def receipt_body(connection: AsyncConnection, tenant_id: UUID, request_id: UUID) -> dict[str, Any]:
-    """The receipt of an organisation's request. Raises NotFound: no such request of this organisation, or not settled.
+    """The receipt of an organisation's request. Raises NotFound when it has no settled request of this id.
 
-    A request that ended a moment ago may not be settled yet; its id tells when it began.
+    For an id that is only minutes old, the message says that the request may not be settled yet.
     """
     bound = {"request": request_id, "tenant": tenant_id}
     row = (await connection.execute(_USAGE, bound)).one_or_none()
@@ -83,7 +83,7 @@ async def receipt_body(connection: AsyncConnection, tenant_id: UUID, request_id:
 
 
 def _is_recent(request_id: UUID) -> bool:
-    """Whether the id is one of ours from the last ten minutes."""
+    """Whether the id is a UUIDv7 of the last ten minutes."""
     if request_id.version != 7:
         return False
     age = datetime.now(UTC).timestamp() * 1000 - uuid7_unix_ms(request_id)
@@ -91,7 +91,7 @@ def _is_recent(request_id: UUID) -> bool:
 
 
 def _tokens(row: Row[Any]) -> dict[str, int]:
-    """Tokens by class: cached is a part of input and reasoning of output, each counted once."""
+    """Tokens by disjoint class: input without cached input, output without reasoning."""
     return {
         "input": row.input_tokens - row.cached_input_tokens,
         "cached_input": row.cached_input_tokens,
@@ -111,7 +111,7 @@ def _line(row: Row[Any], name: str, tokens: int, free: bool) -> dict[str, str]:
 
 
 def _booking(row: Row[Any]) -> dict[str, Any]:
-    """A transfer of the ledger, with the link of the hash chain that covers it (null = not sealed yet)."""
+    """A ledger transfer with the sequence number of its seal (null = not sealed yet)."""
     return {
         "transfer": str(row.id),
         "kind": row.kind,
@@ -124,7 +124,7 @@ def _booking(row: Row[Any]) -> dict[str, Any]:
 
 
 def _explanation(row: Row[Any]) -> str:
-    """One sentence on the cost, and one on what moved it."""
+    """A sentence on the cost by outcome, and one for each discount that applied."""
     words = [_REASONS[row.ended_as]]
     saved = int(row.list_cost) - int(row.cost)
     if saved > 0:

@@ -1,8 +1,8 @@
-"""Ed25519 signatures of statements and receipts: the keys, what is signed, and the form of a signed document.
+"""Ed25519 signatures of statements and receipts: keys, signed claims and signed documents.
 
-Signed is the canonical JSON of {type, key_id, body_sha256, pdf_sha256}; the document carries the body and that. The
-private key comes from PENSTOCK_SIGNING_KEY, else from a file in the data directory that is made at the first use.
-Public keys are rows that are never removed: a retired key signs nothing more, what it has signed still verifies.
+The signature covers the canonical JSON of {alg, type, key_id, body_sha256, pdf_sha256}; a document carries the body and
+the signature. The private key is PENSTOCK_SIGNING_KEY, or a file in the data directory that is created at first use.
+Public keys are stored and never deleted: a retired key signs no more, and its signatures stay valid.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class Signer:
-    """A private key that signs."""
+    """Signs with a private key; `seed` are its 32 bytes."""
 
     def __init__(self, seed: bytes) -> None:
         self._private = Ed25519PrivateKey.from_private_bytes(seed)
@@ -37,7 +37,7 @@ class Signer:
         self.key_id = key_id_of(self.public_key)
 
     def sign(self, kind: str, body: dict[str, Any], pdf: bytes | None = None) -> dict[str, str]:
-        """The signature of a document of type `kind`, and of the PDF that shows it."""
+        """The claims and signature of a document of type `kind` with `body`, and of its `pdf` if any."""
         claims = {
             "alg": ALGORITHM,
             "body_sha256": sha256(canonical(body)),
@@ -49,7 +49,7 @@ class Signer:
 
 
 def key_id_of(public_key: bytes) -> str:
-    """How a key is called: the beginning of its SHA-256."""
+    """The id of a public key: the first 16 hex digits of its SHA-256."""
     return hashlib.sha256(public_key).hexdigest()[:16]
 
 
@@ -59,12 +59,12 @@ def sha256(data: bytes) -> str:
 
 
 def document(body: dict[str, Any], signature: dict[str, str]) -> bytes:
-    """The file that a customer gets: canonical JSON of body and signature, and a line end."""
+    """The signed file: canonical JSON of body and signature, and a newline."""
     return canonical({"body": body, "signature": signature}) + b"\n"
 
 
 def check_signature(signature: dict[str, str], public_key: bytes) -> bool:
-    """Whether `signature` was made by the private half of `public_key`."""
+    """Whether `signature` (claims and `value`) is valid under `public_key` (32 bytes)."""
     claims = {name: value for name, value in signature.items() if name != "value"}
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(
@@ -76,9 +76,9 @@ def check_signature(signature: dict[str, str], public_key: bytes) -> bool:
 
 
 def load_signer(settings: Settings) -> Signer:
-    """The key of the settings, else of the data directory (made there with mode 0600 when there is none).
+    """The key of the settings, or of the data directory, where it is created with mode 0600 when it is missing.
 
-    Raises InvalidRequest for a key that is none, Unavailable when the file cannot be read or written.
+    Raises InvalidRequest for an invalid key, Unavailable when the file cannot be read or written.
     """
     given = settings.signing_key.get_secret_value().strip()
     if given:
@@ -101,7 +101,7 @@ def _seed(hex_digits: str, source: str) -> bytes:
 
 
 def write_key(path: Path, seed: bytes, *, replace: bool) -> None:
-    """Put a private key into `path`, whole or not at all; without `replace` the first of several writers wins."""
+    """Write a private key to `path` atomically; without `replace`, an existing file stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -122,7 +122,7 @@ def write_key(path: Path, seed: bytes, *, replace: bool) -> None:
 
 
 class PublicKey(msgspec.Struct, frozen=True):
-    """A key that documents verify with."""
+    """A published key to verify documents with."""
 
     key_id: str
     alg: str
@@ -133,7 +133,7 @@ class PublicKey(msgspec.Struct, frozen=True):
 
 
 async def register_key(connection: AsyncConnection, signer: Signer) -> None:
-    """Publish the public half before anything is signed with it. Raises Conflict when the key is retired."""
+    """Store the public key before it is used. Raises Conflict when the key is retired."""
     await connection.execute(
         text("INSERT INTO signing_keys (id, public_key) VALUES (:id, :key) ON CONFLICT DO NOTHING"),
         {"id": signer.key_id, "key": signer.public_key},
@@ -144,7 +144,7 @@ async def register_key(connection: AsyncConnection, signer: Signer) -> None:
 
 
 async def retire_key(connection: AsyncConnection, key_id: str) -> None:
-    """Let a key sign nothing more; what it has signed still verifies."""
+    """Retire a key: it signs no more, and its signatures stay valid."""
     await connection.execute(
         text("UPDATE signing_keys SET retired_at = clock_timestamp() WHERE id = :id AND retired_at IS NULL"),
         {"id": key_id},
@@ -152,7 +152,7 @@ async def retire_key(connection: AsyncConnection, key_id: str) -> None:
 
 
 async def list_keys(connection: AsyncConnection) -> list[PublicKey]:
-    """Every key that ever signed, the oldest first."""
+    """All keys, retired ones included, oldest first."""
     rows = await connection.execute(text("SELECT * FROM signing_keys ORDER BY created_at, id"))
     return [
         PublicKey(
@@ -167,5 +167,5 @@ async def list_keys(connection: AsyncConnection) -> list[PublicKey]:
 
 
 def format_instant(at: datetime) -> str:
-    """An instant in UTC with microseconds, as our documents write it."""
+    """An instant in UTC with microseconds, such as 2026-11-01T00:00:00.000000Z."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

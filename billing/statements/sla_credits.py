@@ -1,8 +1,8 @@
-"""Credits for a missed service level: a month is measured against the contract's rule, once, and the evidence is kept.
+"""Service-level credits: each contract's month is measured once against its rule, and the evidence is stored.
 
-The percentile is the nearest rank over the exact values (no interpolation, no float). Time to first token counts
-requests that were answered; availability is the share of answered ones among those that reached an engine and that the
-customer did not cancel. The credit is a share of what the customer was charged in that time, rounded up.
+Time to first token is the nearest-rank percentile of answered requests, without interpolation. Availability is the
+share of answered requests among those that reached an engine and were not cancelled by the client. The credit is a
+percentage of what the customer was charged in that time, rounded up to the picodollar.
 """
 
 from datetime import date, datetime, timedelta
@@ -27,12 +27,12 @@ from core.money import pico_to_usd, usd_to_pico
 from tenants.scoping import platform_wide
 
 SAMPLE_SIZE = 10
-"""Request ids that the evidence names: the worst ones."""
+"""Request ids in the evidence, the worst first."""
 _ANSWERED = "('completed', 'length', 'budget_stopped')"
 
 
 class SlaResult(msgspec.Struct, frozen=True):
-    """One contract's month: what was promised, what was measured, what a miss gives back."""
+    """The measurement of one contract's month, and its credit."""
 
     id: UUID
     tenant_id: UUID
@@ -41,23 +41,23 @@ class SlaResult(msgspec.Struct, frozen=True):
     missed: bool
     amount_usd: str
     booked: bool
-    """Whether this run has credited it."""
+    """Whether this run booked the credit."""
     evidence: dict[str, Any]
-    """rule, period, requests, measured, threshold, charges and the ids of the worst requests; JSON-safe."""
+    """JSON values: rule, period, charge, number of requests, measured value and the worst requests' ids."""
 
 
 def nearest_rank(percentile: int, count: int) -> int:
-    """The nearest rank (1 to count) of a whole percentile: the smallest with at least that share at or below it."""
+    """The nearest rank (1 to `count`) of a percentile (1 to 100): ceil(percentile / 100 * count)."""
     return max(1, -(-percentile * count // 100))
 
 
 def misses_availability(answered: int, counted: int, percent: str) -> bool:
-    """Whether `answered` of `counted` requests are fewer than `percent`; exact."""
+    """Whether `answered` of `counted` requests are less than `percent` (a decimal string), exactly."""
     return Decimal(answered) * 100 < Decimal(percent) * counted
 
 
 def credit_amount(charged: int, percent: int) -> int:
-    """The credit in picodollars, rounded up."""
+    """`percent` of `charged` picodollars, rounded up."""
     return -(-charged * percent // 100)
 
 
@@ -65,9 +65,9 @@ def credit_amount(charged: int, percent: int) -> int:
 async def measure_month(
     connection: AsyncConnection, month: date, *, open_only: bool = False
 ) -> list[SlaResult]:
-    """Measure every contract with a service level in `month`, without crediting anything.
+    """Measure every contract with a service level in `month` (its first day), without booking credits.
 
-    `open_only` leaves out those that were measured for good already.
+    `open_only` omits contracts whose measurement is stored already.
     """
     start, end = bounds(month)
     rows = await connection.execute(
@@ -153,7 +153,7 @@ async def _availability(
 
 
 async def _charged(connection: AsyncConnection, bound: dict[str, Any]) -> int:
-    """What the customer was charged for usage in the time: its cost less what no money was there for."""
+    """Picodollars charged for usage in the period: its cost less the uncollectible part."""
     cost = await connection.scalar(text(f"SELECT coalesce(sum(cost), 0) {_FROM}"), bound)
     lost = await connection.scalar(
         text(
@@ -168,9 +168,9 @@ async def _charged(connection: AsyncConnection, bound: dict[str, Any]) -> int:
 
 @platform_wide("every contract's service level is credited")
 async def credit_month(database: Database, month: date) -> list[SlaResult]:
-    """Measure what was not measured yet and credit what was missed, each contract in a transaction of its own.
+    """Measure the contracts that are not measured yet and book the credits, each contract in its own transaction.
 
-    Raises Conflict while usage can still reach the month.
+    Raises Conflict until the month's late window is over.
     """
     async with database.read() as connection:
         now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
@@ -190,7 +190,7 @@ async def credit_month(database: Database, month: date) -> list[SlaResult]:
 
 @platform_wide("every contract's service level is credited")
 async def credit_last_month(database: Database) -> int:
-    """`run_month` for the newest month that no usage can reach any more; returns how many credits were booked."""
+    """`credit_month` for the newest month whose late window is over; returns how many credits were booked."""
     async with database.read() as connection:
         now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
     month = month_of(now)
@@ -200,7 +200,7 @@ async def credit_last_month(database: Database) -> int:
 
 
 async def _book_credit(connection: AsyncConnection, month: date, result: SlaResult) -> bool:
-    """Keep the measurement and book its credit; False when it was done before or there is nothing to give."""
+    """Store the measurement and book its credit; False when it was stored before or the credit is 0."""
     lock = text("SELECT FROM billing_accounts WHERE tenant_id = :tenant FOR UPDATE")
     await connection.execute(lock, {"tenant": result.tenant_id})
     amount = usd_to_pico(result.amount_usd)
@@ -247,7 +247,7 @@ async def _book_credit(connection: AsyncConnection, month: date, result: SlaResu
 
 
 async def _booking_instant(connection: AsyncConnection, tenant_id: UUID, month: date) -> datetime | None:
-    """The month's last instant while its invoice can still take the credit, else now (None): the next invoice does."""
+    """The month's last instant while its invoice is not made and the month is open, else None (= now)."""
     end = bounds(month)[1]
     taken = await connection.scalar(
         text(
@@ -261,7 +261,7 @@ async def _booking_instant(connection: AsyncConnection, tenant_id: UUID, month: 
 
 @platform_wide("a month is closed when every contract's service level is measured")
 async def service_levels(connection: AsyncConnection, month: date) -> CheckResult:
-    """Check of the close: every contract with a service level has been measured, and its credit is booked."""
+    """A check of the close: every contract with a service level is measured, and its credit is booked."""
     start, end = bounds(month)
     waiting = await connection.scalar(
         text(

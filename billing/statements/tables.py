@@ -25,7 +25,7 @@ signing_keys = Table(
     clock_instant("created_at"),
     instant("retired_at", nullable=True),
 )
-"""Public keys that statements and receipts verify with."""
+"""Public keys to verify statements and receipts with."""
 
 statements = Table(
     "statements",
@@ -42,7 +42,7 @@ statements = Table(
     clock_instant("created_at"),
     UniqueConstraint("tenant_id", "month", "revision"),
 )
-"""Signed statements, one revision a row."""
+"""Signed final statements, one row per revision."""
 
 sla_credits = Table(
     "sla_credits",
@@ -57,4 +57,4 @@ sla_credits = Table(
     UniqueConstraint("contract_id", "month"),
     Index("ix_sla_credits_tenant_id_month", "tenant_id", "month"),
 )
-"""Credits for missed service levels, once per contract and month."""
+"""Measurements of service levels and their credits, one row per contract and month."""

@@ -1,7 +1,7 @@
-"""Checking a statement or receipt offline: nothing is trusted but the list of public keys.
+"""Verifies a statement or receipt offline, with the list of public keys as the only trusted input.
 
-A JSON file is the exact canonical bytes of {body, signature} and a line end. A PDF carries the same signature in a
-comment after its end; the signature covers every byte before that comment. One byte changed anywhere is found.
+A JSON file is the canonical JSON of {body, signature} and a newline. A PDF carries the same signature in a comment
+after its end, which covers every byte before that comment. A change of any byte is detected.
 """
 
 import json
@@ -16,12 +16,13 @@ from core.errors import InvalidRequest
 
 SIGNATURE_MARK = b"\n%penstock-signature "
 MAX_FILE = 64 * 1024 * 1024
+"""Bytes of a file that is verified."""
 _FIELDS = {"alg", "body_sha256", "key_id", "pdf_sha256", "type", "value"}
 _HEX = re.compile(r"[0-9a-f]+")
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """A file whose signature holds."""
+    """A file with a valid signature."""
 
     file: str
     """json | pdf"""
@@ -30,11 +31,11 @@ class Verified(msgspec.Struct, frozen=True):
     body_sha256: str
     pdf_sha256: str
     body: dict[str, Any] | None
-    """What was signed; None for a PDF, which shows it."""
+    """The signed body of a JSON file; None for a PDF."""
 
 
 def read_keys(data: bytes) -> dict[str, bytes]:
-    """Public keys by id, of the published file. Raises InvalidRequest."""
+    """Public keys by id, from the published file of keys. Raises InvalidRequest for an invalid file."""
     try:
         keys = {str(key["key_id"]): bytes.fromhex(key["public_key"]) for key in json.loads(data)["keys"]}
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -47,12 +48,12 @@ def read_keys(data: bytes) -> dict[str, bytes]:
 
 
 def append_signature(pdf: bytes, signature: dict[str, str]) -> bytes:
-    """The PDF with its signature after the end, where readers ignore it."""
+    """The PDF with its signature in a comment after its end, which readers ignore."""
     return pdf + SIGNATURE_MARK + canonical.canonical(signature) + b"\n"
 
 
 def verify(data: bytes, keys: dict[str, bytes]) -> Verified:
-    """Check a JSON document or a PDF. Raises InvalidRequest that says what does not hold."""
+    """Verify a JSON document or a PDF. Raises InvalidRequest that states the first failed check."""
     if len(data) > MAX_FILE:
         raise InvalidRequest(f"the file is larger than {MAX_FILE:,} bytes; it is none of ours")
     if data.startswith(b"%PDF"):
@@ -61,7 +62,8 @@ def verify(data: bytes, keys: dict[str, bytes]) -> Verified:
 
 
 def verify_pair(one: bytes, other: bytes, keys: dict[str, bytes]) -> Verified:
-    """Check a JSON statement and the PDF that belongs to it; returns what the JSON says. Raises InvalidRequest."""
+    """Verify a JSON statement and its PDF, in any order; returns the JSON's result. Raises InvalidRequest as `verify`,
+    and when both do not belong together."""
     first, second = verify(one, keys), verify(other, keys)
     if {first.file, second.file} != {"json", "pdf"}:
         raise InvalidRequest("give one JSON file and one PDF")
