@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 from sim.stripe import charges, checkout, disputes, faults, forms, refunds, webhooks
 from sim.stripe.errors import Obj, StripeError, invalid
 from sim.stripe.sim import Sim
-from sim.stripe.webhooks import Courier
+from sim.stripe.webhooks import WebhookSender
 
 _MAX_ADVANCE = 400 * 86_400
 
@@ -17,9 +17,9 @@ _MAX_ADVANCE = 400 * 86_400
 class Control:
     """Answers to /_sim/...: JSON in, JSON out."""
 
-    def __init__(self, sim: Sim, courier: Courier, released: asyncio.Event) -> None:
+    def __init__(self, sim: Sim, sender: WebhookSender, released: asyncio.Event) -> None:
         self._sim = sim
-        self._courier = courier
+        self._courier = sender
         self._released = released
         self._acts: list[tuple[str, str, Callable[..., Any]]] = [
             ("GET", "/_sim/time", self._time),
@@ -70,7 +70,7 @@ class Control:
         if not 0 <= seconds <= _MAX_ADVANCE:
             raise invalid(f"seconds is 0 to {_MAX_ADVANCE}: virtual time does not go back", param="seconds")
         self._sim.advance(seconds)
-        return self._time({}) | {"deliveries": await self._courier.pump()}
+        return self._time({}) | {"deliveries": await self._courier.deliver_due()}
 
     def _fault(self, given: Obj) -> Obj:
         return faults.add(self._sim.store, given)
@@ -98,7 +98,7 @@ class Control:
     async def _flush(self, given: Obj) -> Obj:
         del given
         released = self._courier.release()
-        return {"released": released, "deliveries": await self._courier.pump()}
+        return {"released": released, "deliveries": await self._courier.deliver_due()}
 
     def _resend(self, given: Obj, id: str) -> Obj:
         del given

@@ -15,7 +15,7 @@ from sim.stripe import events
 from sim.stripe.account import open_account
 from sim.stripe.server import StripeSim
 from sim.stripe.sim import Options
-from sim.stripe.webhooks import Courier
+from sim.stripe.webhooks import WebhookSender
 
 if TYPE_CHECKING:
     import aiohttp
@@ -32,7 +32,7 @@ class Protocol(HttpToolsProtocol):
         self.scope["penstock.transport"] = self.transport  # type: ignore[typeddict-unknown-key]  # an extension
 
 
-class Poster:
+class WebhookClient:
     """Sends webhooks. The HTTP client is loaded with the first one: most of the time there is none."""
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class Poster:
             self._session = None
 
 
-def build(clock: Clock, options: Options, path: Path | None, poster: Poster) -> StripeSim:
+def build(clock: Clock, options: Options, path: Path | None, client: WebhookClient) -> StripeSim:
     """The application on its state."""
     sim = open_account(clock, options, path)
-    return StripeSim(sim, Courier(sim, poster))
+    return StripeSim(sim, WebhookSender(sim, client))
 
 
 def ensure_endpoint(app: StripeSim, url: str, secret: str) -> None:
@@ -99,13 +99,13 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def run(app: StripeSim, poster: Poster, host: str, port: int) -> None:
+def run(app: StripeSim, client: WebhookClient, host: str, port: int) -> None:
     """Serve until SIGTERM or SIGINT."""
 
     async def serve() -> None:
         try:
             await Server(config(app, host, port)).serve()
         finally:
-            await poster.close()
+            await client.close()
 
     asyncio.run(serve())

@@ -19,7 +19,7 @@ from sim.stripe.params import check
 from sim.stripe.routes import Route
 from sim.stripe.sim import API_VERSION, Request, Sim
 from sim.stripe.views import show
-from sim.stripe.webhooks import Courier
+from sim.stripe.webhooks import WebhookSender
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _HTML = b"text/html; charset=utf-8"
 _JSON = b"application/json"
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client closed its connection."""
 
 
@@ -54,12 +54,12 @@ class Call:
 class StripeSim:
     """The ASGI application."""
 
-    def __init__(self, sim: Sim, courier: Courier) -> None:
+    def __init__(self, sim: Sim, sender: WebhookSender) -> None:
         self.sim = sim
-        self.courier = courier
+        self.sender = sender
         self.keys = Keys(sim.store)
         self.released = asyncio.Event()
-        self._control = Control(sim, courier, self.released)
+        self._control = Control(sim, sender, self.released)
         self._delivering: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,14 +67,14 @@ class StripeSim:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            with suppress(Gone):
+            with suppress(ClientDisconnected):
                 await self._http(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
-                self._delivering = asyncio.create_task(self.courier.run())
+                self._delivering = asyncio.create_task(self.sender.run())
             elif self._delivering is not None:
                 self._delivering.cancel()
                 await asyncio.gather(self._delivering, return_exceptions=True)
@@ -117,10 +117,10 @@ class StripeSim:
             self.sim.request = Request()
             status, shown, target = pages.act(self.sim, id, body)
             headers |= {"Location": target} if target else {}
-            self._settle()
+            self._after_request()
         await _reply(send, status, shown, headers, _HTML)
 
-    def _settle(self) -> None:
+    def _after_request(self) -> None:
         """What an act has made due, and what it has changed on file."""
         self.sim.run_due()
         self.sim.store.flush()
@@ -134,20 +134,20 @@ class StripeSim:
         transport = scope.get("penstock.transport")
         if kind == "reset" and transport is not None:
             transport.abort()
-            raise Gone
+            raise ClientDisconnected
         try:
             if rule and kind == "429":
                 raise faults.rate_limited(rule["retry_after"])
             await self._answer(call, kind)
         except StripeError as error:
             _refuse(call, error)
-        self._settle()
+        self._after_request()
         if kind == "reset_after" and transport is not None:
             transport.abort()
-            raise Gone
+            raise ClientDisconnected
         if kind == "timeout":
-            await _until_gone(receive)
-            raise Gone
+            await _until_disconnected(receive)
+            raise ClientDisconnected
         call.extra |= {
             "Request-Id": call.id,
             "Stripe-Version": call.headers.get("stripe-version", API_VERSION),
@@ -257,7 +257,7 @@ async def _read(receive: Receive) -> bytes | None:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > forms.MAX_BODY:
@@ -266,7 +266,7 @@ async def _read(receive: Receive) -> bytes | None:
             return b"".join(parts)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

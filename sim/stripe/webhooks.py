@@ -40,7 +40,7 @@ def set_mode(sim: Sim, mode: str, *, types: list[str], window: int, copies: int,
     return sim.store.put("control", "webhooks", row)
 
 
-class Courier:
+class WebhookSender:
     """Delivers what is queued. One endpoint's deliveries go one after another, endpoints side by side."""
 
     def __init__(self, sim: Sim, post: Post) -> None:
@@ -114,13 +114,13 @@ class Courier:
         while True:
             self._wake.clear()
             self._sim.run_due()
-            await self.pump()
+            await self.deliver_due()
             self._sim.store.flush()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
                     await self._wake.wait()
 
-    async def pump(self) -> int:
+    async def deliver_due(self) -> int:
         """Deliver what is due, and what falls due by that. Returns how many attempts were made."""
         attempts = 0
         async with self._pumping:

@@ -26,7 +26,7 @@ import uvicorn
 
 from billing.payments.stripe_gateway import StripeGateway
 from core.clock import Clock, SystemClock
-from sim.stripe.serve import Poster, build, config, ensure_endpoint
+from sim.stripe.serve import WebhookClient, build, config, ensure_endpoint
 from sim.stripe.sim import Options
 from tests.support.ports import listening
 
@@ -42,9 +42,9 @@ class FakeStripe:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.api_key = API_KEY
         self.webhook_secret = SECRET
-        self._poster = Poster()
+        self._webhook_client = WebhookClient()
         chosen = Options(**({"base_url": self.url, "api_key": API_KEY} | options))
-        self._app = build(clock, chosen, path, self._poster)
+        self._app = build(clock, chosen, path, self._webhook_client)
         self.sim = self._app.sim
         self._server = uvicorn.Server(config(self._app, "127.0.0.1", 0))
         self._started = threading.Event()
@@ -64,7 +64,7 @@ class FakeStripe:
             self._started.set()
             await serving
         finally:
-            await self._poster.close()
+            await self._webhook_client.close()
 
     def stop(self) -> None:
         """Stop serving; the state file, if any, is complete afterwards."""

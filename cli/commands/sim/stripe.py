@@ -54,7 +54,7 @@ def stripe_sim(
     --webhook-secret whsec_local --state .penstock/stripe.jsonl
     """
     from core.clock import SystemClock
-    from sim.stripe.serve import Poster, build, ensure_endpoint, run
+    from sim.stripe.serve import WebhookClient, build, ensure_endpoint, run
     from sim.stripe.sim import Options
 
     if after_dunning not in ("uncollectible", "past_due"):
@@ -68,12 +68,12 @@ def stripe_sim(
         base_url=public_url.rstrip("/") or f"http://{host}:{port}", api_key=api_key, after_dunning=after_dunning,
         seed=seed,
     )  # fmt: skip
-    poster = Poster()
+    client = WebhookClient()
     try:
-        served = build(SystemClock(), options, state, poster)
+        served = build(SystemClock(), options, state, client)
     except OSError as error:
         raise InvalidRequest(f"--state {state} cannot be used: {error.strerror}") from None
     if webhook_url:
         ensure_endpoint(served, webhook_url, webhook_secret)
     typer.echo(f"Stripe, SIMULATED, at http://{host}:{port} (no money moves). Ctrl-C stops it.")
-    run(served, poster, host, port)
+    run(served, client, host, port)

@@ -312,12 +312,12 @@ def test_the_signature_is_stripes() -> None:
 async def test_delivery_is_tried_again_later(failure: int) -> None:
     sim, _ = account()
     endpoint = Endpoint(failure, failure)
-    courier = webhooks.Courier(sim, endpoint)
+    sender = webhooks.WebhookSender(sim, endpoint)
     add_endpoint(sim, "http://x.test", ["*"], "whsec_a")
     create(sim, {"name": "a"})
     waits = []
     while sim.store.all("delivery"):
-        await courier.pump()
+        await sender.deliver_due()
         for row in sim.store.all("delivery"):
             waits.append(row["due"] - sim.now())
             sim.advance(row["due"] - sim.now())
@@ -328,11 +328,11 @@ async def test_delivery_is_tried_again_later(failure: int) -> None:
 async def test_an_endpoint_that_is_taken_away_gets_nothing_more() -> None:
     sim, _ = account()
     endpoint = Endpoint()
-    courier = webhooks.Courier(sim, endpoint)
+    sender = webhooks.WebhookSender(sim, endpoint)
     made = add_endpoint(sim, "http://x.test", ["customer.*"], "whsec_a")
     create(sim, {"name": "a"})
     sim.store.drop("webhook_endpoint", made["id"])
-    await courier.pump()
+    await sender.deliver_due()
     assert endpoint.seen == []
     assert sim.store.all("delivery") == []
     for bad in ({"mode": "drunk"}, {"mode": "reordered", "window": 1}, {"mode": "duplicated", "copies": 1}):
