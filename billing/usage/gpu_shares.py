@@ -166,7 +166,7 @@ class HostCosts(msgspec.Struct, frozen=True):
         return digest.digest()
 
 
-@platform_wide("what hosts cost is shared over everybody's use")
+@platform_wide("host costs are shared over the usage of all organisations")
 async def host_costs(connection: AsyncConnection, start: datetime, end: datetime) -> HostCosts:
     """The host costs of [start, end), and the catalog's weights."""
     return HostCosts(await host_hours(connection, start, end), catalog_weights())
@@ -198,7 +198,7 @@ async def reshare_changed_days(database: Database, now: datetime, days_back: int
     return changed
 
 
-@platform_wide("what hosts cost is shared over everybody's use")
+@platform_wide("host costs are shared over the usage of all organisations")
 async def share_day(database: Database, day: datetime) -> None:
     """Store the day's shares in its sums, in one transaction; a day whose sums are stale keeps its state."""
     end = day + timedelta(days=1)

@@ -2,7 +2,7 @@
 --   verdict       granted, unpriced, no_account, duplicate, insufficient_credit or budget_exceeded
 --   can_wait      the refusal is caused by open holds only
 --   price_*       the pinned version and its rates (picodollars a token); list_*: the list version beside it
---   amount        the hold, null when refused; needed: what was asked for (picodollars)
+--   amount        the hold, null when refused; needed: the amount requested (picodollars)
 --   funds         the account's funds, or the rest of its budget for budget_exceeded; null without a limit
 --   held          open holds of the account before this one; open_holds: how many
 -- p_inputs and p_outputs are upper bounds in tokens. A request without a bound (p_outputs[i] <= 0) may use the rest
