@@ -107,8 +107,12 @@ async def test_models_without_postgresql(
 async def test_health(api: Api) -> None:
     async with api.session.get(f"{api.url}/healthz") as answer:
         assert answer.status == 200
-    async with api.session.get(f"{api.url}/readyz") as answer:
-        assert (answer.status, await answer.json())[0] == 200
+
+    async def ready() -> bool:
+        async with api.session.get(f"{api.url}/readyz") as answer:
+            return answer.status == 200
+
+    await until(ready)
 
 
 async def test_unknown_model_is_told_where_to_look(api: Api) -> None:
