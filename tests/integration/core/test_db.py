@@ -1,4 +1,4 @@
-"""Sessions say what they may see: read is read-only, a tenant's session sees its own rows."""
+"""Sessions: `read` is read-only, and a tenant's session sees only its own rows."""
 
 import asyncpg
 import pytest
@@ -10,7 +10,7 @@ from core.ids import uuid7
 from core.outbox import enqueue
 
 
-async def test_sessions_run_as_our_roles(database: Database) -> None:
+async def test_sessions_run_as_their_roles(database: Database) -> None:
     async with database.system() as connection:
         assert await connection.scalar(text("SELECT current_user")) == "penstock_system"
     tenant_id = uuid7()
@@ -18,7 +18,7 @@ async def test_sessions_run_as_our_roles(database: Database) -> None:
         assert await connection.scalar(text("SELECT current_user")) == "penstock_app"
         assert await connection.scalar(text("SELECT current_setting('penstock.tenant_id')")) == str(tenant_id)
     async with database.engine.connect() as connection:
-        # The pool gives the same connection again: neither role nor tenant outlives the transaction.
+        # The pool returns the same connection: neither role nor tenant survives the transaction.
         assert await connection.scalar(text("SELECT current_user")) == "penstock"
         assert await connection.scalar(text("SELECT current_setting('penstock.tenant_id', true)")) in (
             "",
@@ -44,7 +44,7 @@ async def test_an_error_rolls_back(database: Database) -> None:
         assert await connection.scalar(text("SELECT count(*) FROM outbox")) == 0
 
 
-async def test_a_tenant_may_ask_for_jobs_but_not_look_at_them(database: Database) -> None:
+async def test_a_tenant_session_may_add_jobs_but_not_read_them(database: Database) -> None:
     async with database.tenant(uuid7()) as connection:
         await connection.execute(text("INSERT INTO outbox (topic, payload) VALUES ('test', '{}')"))
     with pytest.raises(DBAPIError, match="permission denied"):

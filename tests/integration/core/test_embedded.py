@@ -1,4 +1,4 @@
-"""The embedded servers: they keep data over a kill, stand side by side, and never touch what is not theirs."""
+"""The embedded servers: they keep data across a kill, run side by side, and change no other files or processes."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from tests.support.waiting import until, until_sync
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# A process that starts both servers, says so, and waits to be killed.
+# A process that starts both servers, prints their URLs and pids, and waits to be killed.
 _HOLDER = """
 import asyncio, sys
 from pathlib import Path
@@ -40,7 +40,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """pytest's own directories are closed to other accounts; the way to this one is open."""
+    """A directory that other accounts may traverse, unlike those of pytest."""
     root = Path(tempfile.mkdtemp(prefix="penstock-embedded-"))
     root.chmod(0o755)
     yield root / "data"
@@ -113,7 +113,7 @@ async def test_a_killed_server_leaves_a_stale_pid_file_and_starts_again_on_its_p
 
 
 async def test_an_orphan_still_running_is_stopped_first(data_dir: Path) -> None:
-    """As after a crash on a system where nothing ended the children."""
+    """An orphan as after a crash on a system without PR_SET_PDEATHSIG."""
     first = EmbeddedPostgres(data_dir)
     await first.start()
     orphan = first.pid
@@ -127,7 +127,7 @@ async def test_an_orphan_still_running_is_stopped_first(data_dir: Path) -> None:
         await first.stop()
 
 
-async def test_a_pid_file_that_names_a_stranger_harms_nobody(data_dir: Path) -> None:
+async def test_a_pid_file_of_another_process_stops_nothing(data_dir: Path) -> None:
     postgres = EmbeddedPostgres(data_dir)
     await postgres.start()
     await postgres.stop()
@@ -143,7 +143,7 @@ async def test_a_pid_file_that_names_a_stranger_harms_nobody(data_dir: Path) -> 
         await postgres.stop()
 
 
-async def test_two_data_directories_side_by_side(data_dir: Path) -> None:
+async def test_two_data_directories_can_be_used_at_once(data_dir: Path) -> None:
     servers = [EmbeddedPostgres(data_dir / "a"), EmbeddedPostgres(data_dir / "b")]
     try:
         urls = [await server.start() for server in servers]
@@ -199,7 +199,7 @@ async def test_a_fixed_port_that_is_taken_is_named(data_dir: Path, redis_url: st
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another account")
 async def test_as_root_below_a_closed_directory(tmp_path: Path) -> None:
-    """The data lies elsewhere then, is found again, and no mode above changes."""
+    """The data is then stored elsewhere and found again, and no mode of a parent changes."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     data_dir = closed / "data"
@@ -227,7 +227,7 @@ async def test_as_root_below_a_closed_directory(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another account")
 def test_binaries_in_a_closed_directory_are_copied_once(tmp_path: Path) -> None:
-    """A checkout below /root: the service account cannot even run the server from there."""
+    """In a checkout below /root the service account cannot execute the server's binary."""
     account = child.service_account()
     assert account is not None
     closed = tmp_path / "closed"

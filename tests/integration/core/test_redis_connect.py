@@ -1,4 +1,4 @@
-"""The one way to Redis: bounded when it is away, patient when it only has nothing to say."""
+"""Connections to Redis: fast errors when it is unavailable, no error on a quiet subscription."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from core import redis as core_redis
 from core.child import free_port
 
 
-async def test_it_speaks_bytes_and_survives_a_dropped_connection(redis_url: str) -> None:
+async def test_it_returns_bytes_and_survives_a_dropped_connection(redis_url: str) -> None:
     client = core_redis.connect(redis_url)
     try:
         await client.set("answer", 42)
@@ -19,7 +19,7 @@ async def test_it_speaks_bytes_and_survives_a_dropped_connection(redis_url: str)
         await client.aclose()
 
 
-async def test_a_server_that_is_away_is_an_error_at_once() -> None:
+async def test_an_unavailable_server_is_an_error_at_once() -> None:
     client = core_redis.connect(f"redis://127.0.0.1:{free_port()}/0")
     try:
         async with asyncio.timeout(10):
@@ -34,9 +34,7 @@ async def test_a_quiet_subscription_is_no_error(redis_url: str, monkeypatch: pyt
     client, other = core_redis.connect(redis_url), core_redis.connect(redis_url)
 
     async def speak_later() -> None:
-        await asyncio.sleep(
-            0.5
-        )  # several timeouts of silence: the thing under test, not a wait for something
+        await asyncio.sleep(0.5)  # a silence of several timeouts is what this tests
         await other.publish("channel", "hello")
 
     try:

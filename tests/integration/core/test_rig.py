@@ -1,4 +1,4 @@
-"""The test rig itself: every test gets an empty, migrated database and an empty Redis."""
+"""The test fixtures: every test gets an empty, migrated database and an empty Redis."""
 
 import pytest
 from redis.asyncio import Redis

@@ -1,4 +1,4 @@
-"""Traces over OTLP/HTTP to a collector of the test, from a process of its own (the provider is set once a process)."""
+"""Traces over OTLP/HTTP to a collector of the test, from its own process (a process sets its provider once)."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The jobs role as a real process, and its jobs run twice."""
+"""The jobs role as a real process, and jobs that run twice."""
 
 import asyncio
 import signal
@@ -32,9 +32,9 @@ async def test_every_job_may_run_twice_and_at_once(database: Database, pg_url: s
         assert (await connection.execute(text("SELECT count(*) FROM ledger_unsealed"))).scalar_one() == 0
 
 
-async def test_old_changes_and_sign_in_failures_are_forgotten(database: Database, pg_url: str) -> None:
+async def test_old_changes_and_sign_in_failures_are_deleted(database: Database, pg_url: str) -> None:
     settings = Settings(database_url=pg_url)
-    await make_customer(database, "1")  # writes to the feed of changes
+    await make_customer(database, "1")  # writes to the change feed
     async with database.system() as connection:
         assert await count_attempt(connection, "a@example.com", "10.0.0.1") is None
         assert await count_attempt(connection, "b@example.com", "") is None
@@ -58,7 +58,7 @@ async def test_old_changes_and_sign_in_failures_are_forgotten(database: Database
         await owner.close()
 
 
-async def test_done_work_is_forgotten_and_nothing_else(database: Database, pg_url: str) -> None:
+async def test_only_completed_work_is_deleted(database: Database, pg_url: str) -> None:
     [prune] = [job for job in schedule(Settings(database_url=pg_url)) if job.name == "penstock.prune"]
     async with database.system() as connection:
         for done, n in (("now() - interval '31 days'", 1), ("now()", 2), ("NULL", 3)):
@@ -120,7 +120,7 @@ async def test_the_outbox_runs_each_row_and_keeps_what_fails(database: Database)
         assert rows.scalars().all() == ["bad", "unheard-of"]
 
 
-async def test_rows_that_nobody_can_do_keep_no_other_from_its_turn(database: Database) -> None:
+async def test_failing_rows_do_not_block_others(database: Database) -> None:
     async with database.system() as connection:
         for _ in range(4):
             await enqueue(connection, "bad", {})
@@ -142,7 +142,7 @@ async def test_rows_that_nobody_can_do_keep_no_other_from_its_turn(database: Dat
     assert seen.count("bad") == 4 * (IMMEDIATE_RETRIES + 1)
 
 
-async def test_a_row_of_one_that_was_killed_is_taken_again(database: Database) -> None:
+async def test_the_row_of_a_killed_dispatcher_is_claimed_again(database: Database) -> None:
     async with database.system() as connection:
         await enqueue(connection, "work", {})
     calls = 0

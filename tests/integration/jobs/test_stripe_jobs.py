@@ -1,4 +1,4 @@
-"""The jobs on Stripe as the jobs role runs them, and who may start what through admin/."""
+"""The jobs on Stripe as the jobs role runs them, and the roles that may start them through admin/."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -32,7 +32,7 @@ JOBS = (
 
 @pytest.fixture
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
-    """Settings that point at the local Stripe."""
+    """Settings for the Stripe simulator."""
     fake: FakeStripe = request.getfixturevalue("fake_stripe")
     return Settings.model_construct(
         stripe_api_key=SecretStr(fake.api_key), stripe_base_url=fake.url, data_dir=tmp_path

@@ -1,4 +1,4 @@
-"""The limiter against the real Redis: exactness across processes, refunds, epochs, and life without Redis."""
+"""The rate limiter with a real Redis: exactness across processes, refunds, epochs, and operation without Redis."""
 
 import asyncio
 from collections import Counter
@@ -38,7 +38,7 @@ def principal(key: Limits = NO_LIMITS, project: Limits = NO_LIMITS, tenant: Limi
 
 
 class Usage:
-    """What PostgreSQL would say was used today."""
+    """Stands for PostgreSQL's tokens of today."""
 
     def __init__(self) -> None:
         self.tokens: dict[UUID, int] = {}
@@ -83,9 +83,7 @@ async def test_two_limiters_grant_exactly_the_limit(redis_url: str) -> None:
         calls = [outcome((one, two)[n % 2], who) for n in range(200)]
         began = monotonic()
         counts = Counter(await asyncio.gather(*calls))
-        drained = int(
-            (monotonic() - began) / 6
-        )  # one more each six seconds; none on any machine that is awake
+        drained = int((monotonic() - began) / 6)  # one more each six seconds, so usually none
     assert 10 <= counts["granted"] <= 10 + drained
     assert counts["granted"] + counts["key:requests_per_min"] == 200
 
@@ -108,7 +106,7 @@ async def _granted(rates: RateLimiter, who: Principal) -> bool:
     return await outcome(rates, who) == "granted"
 
 
-async def test_a_refused_request_burns_nothing(redis_url: str) -> None:
+async def test_a_refused_request_counts_nothing(redis_url: str) -> None:
     who = principal(key=Limits(requests_per_min=5), tenant=Limits(concurrency=1))
     async with limiter(redis_url) as rates:
         grant = await rates.acquire(rid(), who, 10, 10)
@@ -180,7 +178,7 @@ async def test_tokens_per_day_start_from_postgresql(redis_url: str, redis_client
 
 
 @pytest.mark.promise(9)
-async def test_an_emptied_redis_is_seeded_again_and_old_grants_release_as_no_ops(
+async def test_a_flushed_redis_is_seeded_again_and_old_grants_are_no_ops(
     redis_url: str, redis_client: Redis
 ) -> None:
     who = principal(tenant=Limits(tokens_per_day=1000, requests_per_min=100))
@@ -231,8 +229,8 @@ async def test_a_refused_key_is_refused_locally_until_its_limits_change(
         assert await outcome(rates, raised) == "granted"
 
 
-async def test_reservations_that_fill_a_day_lock_nobody_out_until_midnight(redis_url: str) -> None:
-    """A day filled by estimates of what still runs has room again once less was used; no refusal may outlive that."""
+async def test_reservations_that_fill_a_day_block_only_until_they_settle(redis_url: str) -> None:
+    """A day filled by estimates of running requests has room once they settle lower; cached refusals must not last."""
     who = principal(key=Limits(tokens_per_day=1000))
     async with limiter(redis_url) as rates:
         running = await rates.acquire(rid(), who, 600, 600)
@@ -246,7 +244,7 @@ async def test_reservations_that_fill_a_day_lock_nobody_out_until_midnight(redis
 
 
 @pytest.mark.promise(24)
-async def test_a_cancelled_caller_gives_back_what_it_was_granted(redis_url: str) -> None:
+async def test_a_cancelled_caller_returns_its_grant(redis_url: str) -> None:
     who = principal(key=Limits(concurrency=3, requests_per_min=1000))
     async with limiter(redis_url) as rates:
         for _ in range(20):
@@ -268,7 +266,7 @@ async def _three_fit(rates: RateLimiter, who: Principal) -> bool:
 
 
 @pytest.mark.promise(9)
-async def test_without_redis_a_small_local_cap_holds() -> None:
+async def test_without_redis_the_local_limit_applies() -> None:
     who = principal(tenant=Limits(requests_per_min=100_000))
     async with limiter("redis://127.0.0.1:1/0", cap=5) as rates:
         answers = Counter([await outcome(rates, who) for _ in range(50)])
@@ -277,7 +275,7 @@ async def test_without_redis_a_small_local_cap_holds() -> None:
         assert await outcome(rates, principal()) == "granted"
 
 
-async def test_no_limits_ask_nothing(redis_url: str, redis_client: Redis) -> None:
+async def test_without_limits_redis_is_not_called(redis_url: str, redis_client: Redis) -> None:
     async with limiter(redis_url) as rates:
         grant = await rates.acquire(rid(), principal(), 10**9, 10**9)
         rates.settle(grant, 1, 1)
@@ -296,10 +294,10 @@ async def test_every_key_of_a_tenant_shares_its_hash_tag(redis_url: str, redis_c
     assert all([await redis_client.ttl(name) > 0 for name in names])
 
 
-async def test_a_frozen_redis_holds_nobody_up_and_late_grants_are_given_back(
+async def test_a_frozen_redis_blocks_no_request_and_late_grants_are_returned(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy that stops passing answers on, then passes them all."""
+    """A proxy that holds replies back and then passes all of them on."""
     monkeypatch.setattr("tenants.rate_pipeline.REPLY_TIMEOUT_S", 0.2)
     monkeypatch.setattr("tenants.rate_pipeline.RETRY_INTERVAL_S", 0.1)
     flowing = asyncio.Event()
@@ -340,7 +338,7 @@ async def test_a_frozen_redis_holds_nobody_up_and_late_grants_are_given_back(
 
 
 async def _really_granted(rates: RateLimiter, who: Principal) -> bool:
-    """A grant of Redis's, not a local one; a local one is given back."""
+    """Whether Redis grants a request; a grant of the local limiter does not count."""
     try:
         grant = await rates.acquire(rid(), who, 1, 1)
     except RateLimited:

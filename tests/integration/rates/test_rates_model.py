@@ -1,4 +1,4 @@
-"""rates.lua against a plain model of the same rules, on a clock that the test moves."""
+"""rates.lua compared with a model of its rules, on a manual clock."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,7 +27,7 @@ class Scope:
 
 
 class Model:
-    """The rules, exactly: all scopes conform or nothing is taken."""
+    """The rules: reserve in all scopes when all conform, or in none."""
 
     def __init__(self, limits: tuple[Limits, ...]) -> None:
         self.scopes = [Scope(each) for each in limits]
@@ -188,7 +188,7 @@ def _acquire(real: Real, model: Model, held: list, number: int, value: tuple[int
 
 
 def _conforms_after(model: Model, scope: int, kind: int, value: tuple[int, int], wait_s: Fraction) -> None:
-    """The wait that was named is enough for the limit that was named, and hardly more than enough."""
+    """The wait that a refusal names is sufficient for its limit, and hardly longer than needed."""
     limit = getattr(model.scopes[scope].limits, KINDS[kind])
     level, cost = model.scopes[scope].levels[kind], min((1, *value)[kind], limit)
     assert level - wait_s * limit / 60 + cost <= limit + Fraction(1, 1000)

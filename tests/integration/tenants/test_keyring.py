@@ -1,4 +1,4 @@
-"""The key ring against a real PostgreSQL and Redis: what it knows, how soon it learns, what it keeps."""
+"""KeyRing with a real PostgreSQL and Redis: look-ups, cache, invalidation and outages."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ async def ring(
 
 
 class Queries:
-    """Counts the statements that a database runs."""
+    """Counts the statements that a database executes."""
 
     def __init__(self, database: Database) -> None:
         self.statements: list[str] = []
@@ -59,7 +59,7 @@ class Queries:
         return sum("api_keys" in statement for statement in self.statements)
 
 
-async def test_a_key_becomes_a_principal_and_is_then_known_without_a_query(database: Database) -> None:
+async def test_a_key_is_looked_up_once_and_then_cached(database: Database) -> None:
     acme = await make_organisation(database)
     await admin_limits.set_limits(
         database,
@@ -97,7 +97,7 @@ async def test_malformed_keys_are_refused_without_a_query(database: Database, ra
         assert queries.on_keys() == 0
 
 
-async def test_an_unknown_key_is_asked_for_once(database: Database) -> None:
+async def test_an_unknown_key_is_looked_up_once(database: Database) -> None:
     raw = new_key("live")
     async with ring(database) as keys:
         queries = Queries(database)
@@ -132,7 +132,7 @@ async def archive(database: Database, acme: Organisation) -> None:
 
 
 async def delete_behind_our_back(database: Database, acme: Organisation) -> None:
-    """No function of ours does this: the trigger sees it all the same."""
+    """No function of Penstock does this, but the trigger records it."""
     async with database.engine.begin() as connection:
         await connection.execute(text("DELETE FROM api_keys WHERE id = :id"), {"id": acme.key_id})
 
@@ -148,7 +148,7 @@ async def delete_behind_our_back(database: Database, acme: Organisation) -> None
         (delete_behind_our_back, AuthenticationFailed),
     ],
 )
-async def test_a_dead_key_is_refused_and_reported(
+async def test_an_inactive_key_is_refused_and_reported(
     database: Database,
     redis_client: Redis,
     way: str,
@@ -224,7 +224,7 @@ async def test_a_resumed_organisation_and_new_limits_arrive(database: Database) 
 
 @pytest.mark.promise(26)
 async def test_a_late_commit_of_an_early_change_is_not_skipped(database: Database) -> None:
-    """Change ids are given out before commits: a reader that goes by the highest id seen would miss the first."""
+    """Ids are assigned before commits: a reader that continues from the highest id would miss the first change."""
     first, second = await make_organisation(database), await make_organisation(database, "Second")
     async with ring(database, poll_s=0.05) as keys:
         reported: set[UUID] = set()
@@ -283,7 +283,7 @@ async def test_a_throttle_caps_the_tenant_until_it_ends(database: Database) -> N
         assert (await keys.authenticate(acme.key)).tenant_limits == Limits()
 
 
-async def test_another_share_reaches_the_keys_that_are_known(database: Database) -> None:
+async def test_a_changed_share_reaches_cached_keys(database: Database) -> None:
     acme = await make_organisation(database)
     async with ring(database, poll_s=0.05) as keys:
         assert (await keys.authenticate(acme.key)).share_percent == 100
@@ -299,15 +299,15 @@ async def test_another_share_reaches_the_keys_that_are_known(database: Database)
                 )
 
 
-async def test_postgresql_away_keeps_known_keys_and_refuses_no_unknown_one(
+async def test_without_postgresql_cached_keys_work_and_others_are_not_refused(
     database: Database, pg_url: str
 ) -> None:
     acme, other = await make_organisation(database), await make_organisation(database, "Other")
     cut = Database(pg_url)
     async with ring(cut, poll_s=0.05) as keys:
         principal = await keys.authenticate(acme.key)
-        gone = Database(f"postgresql://nobody:x@127.0.0.1:{free_port()}/nothing")
-        keys._database, real = gone, keys._database  # the server goes away
+        unavailable = Database(f"postgresql://nobody:x@127.0.0.1:{free_port()}/nothing")
+        keys._database, real = unavailable, keys._database  # the server goes away
         try:
             with pytest.raises(Unavailable) as caught:
                 await keys.authenticate(other.key)
@@ -317,7 +317,7 @@ async def test_postgresql_away_keeps_known_keys_and_refuses_no_unknown_one(
             assert await keys.authenticate(acme.key) == principal
         finally:
             keys._database = real
-            await gone.close()
+            await unavailable.close()
         assert (await keys.authenticate(other.key)).tenant == "Other"
     await cut.close()
 
@@ -362,7 +362,7 @@ async def test_the_caches_are_bounded(database: Database) -> None:
         assert len(keys._cache) == 5
 
 
-async def test_last_use_is_written_in_batches_and_wakes_nobody(database: Database) -> None:
+async def test_last_use_is_written_in_batches_and_makes_no_change(database: Database) -> None:
     acme = await make_organisation(database)
     async with database.read() as connection:
         changes = await connection.scalar(text("SELECT count(*) FROM tenancy_changes"))
@@ -381,22 +381,22 @@ async def test_last_use_is_written_in_batches_and_wakes_nobody(database: Databas
         assert await connection.scalar(text("SELECT count(*) FROM tenancy_changes")) == changes
 
 
-async def test_redis_away_leaves_the_poll(database: Database) -> None:
+async def test_without_redis_the_poll_finds_changes(database: Database) -> None:
     acme = await make_organisation(database)
-    away = Redis.from_url(f"redis://127.0.0.1:{free_port()}/0")
-    database.after_change = partial(announce, away)
-    async with ring(database, away, poll_s=0.05) as keys:
+    unavailable = Redis.from_url(f"redis://127.0.0.1:{free_port()}/0")
+    database.after_change = partial(announce, unavailable)
+    async with ring(database, unavailable, poll_s=0.05) as keys:
         await keys.authenticate(acme.key)
         await revoke(database, acme)
         await until(lambda: keys.authenticate_cached(acme.key) is None)
-    await away.aclose()
+    await unavailable.aclose()
 
 
 @pytest.mark.parametrize("trouble", [RuntimeError("the handler is closed"), KeyError("a bug")])
 async def test_no_error_ends_the_poll(
     database: Database, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
-    """A process that stopped following would honour revoked keys for ever."""
+    """A process that stopped following would accept revoked keys for ever."""
     acme = await make_organisation(database)
     async with ring(database, poll_s=0.05) as keys:
         await keys.authenticate(acme.key)

@@ -1,4 +1,4 @@
-"""The second wall: what a tenant's own session can see and do, whatever SQL it runs."""
+"""Row-level security: what a tenant's own session can read and write with any SQL."""
 
 from uuid import uuid4
 
@@ -77,7 +77,7 @@ async def test_a_tenant_session_cannot_write_rows_of_another(
             " VALUES (:id, 'user', 'x', 'x', 'x', :other, 'x', 'x')",
             "row-level security",
         ),
-        # A key of mine in the other's project: the composite foreign key refuses.
+        # The composite foreign key refuses a key of one tenant in the project of another.
         (
             "INSERT INTO api_keys (id, tenant_id, project_id, name, kind, hash, last4)"
             " VALUES (:id, :mine, :other_project, 'x', 'live', sha256('x'), 'abcd')",
@@ -129,7 +129,7 @@ async def test_updates_of_a_tenant_session_do_not_reach_another(
 
 @pytest.mark.parametrize("session", ["tenant", "system", "owner"])
 @pytest.mark.parametrize("statement", ["UPDATE audit_log SET action = 'x'", "DELETE FROM audit_log"])
-async def test_nobody_changes_the_audit_log(
+async def test_the_audit_log_cannot_be_changed(
     database: Database, two: tuple[Organisation, Organisation], session: str, statement: str
 ) -> None:
     mine, _ = two

@@ -1,4 +1,4 @@
-"""The agent with simulated engines: start, death and restart, commands, drain, adoption, heartbeats."""
+"""The agent with simulated engines: start, crash and restart, commands, drain, adoption, heartbeats."""
 
 import asyncio
 import os
@@ -117,7 +117,7 @@ class Host:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended; nobody may have reaped it yet."""
+    """Whether a process has ended; it may be a zombie."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -197,7 +197,7 @@ async def test_every_engine_demands_the_key_and_listens_on_loopback(begin: Begin
     assert "engine-key" not in " ".join(psutil.Process(replica.pid).cmdline())
 
 
-async def test_a_killed_engine_comes_back_as_a_new_incarnation(begin: Begin) -> None:
+async def test_a_killed_engine_restarts_as_a_new_incarnation(begin: Begin) -> None:
     _, scheduler = await begin(PENSTOCK_REPLICAS="2")
     first, other = await scheduler.ready(2)
     os.kill(first.pid, signal.SIGKILL)
@@ -210,7 +210,7 @@ async def test_a_killed_engine_comes_back_as_a_new_incarnation(begin: Begin) -> 
     assert scheduler.replicas[1].boot_id == other.boot_id
 
 
-async def test_drain_waits_for_what_runs_and_resume_opens_again(begin: Begin) -> None:
+async def test_drain_waits_for_running_requests_and_resume_reopens(begin: Begin) -> None:
     _, scheduler = await begin(PENSTOCK_SIM_SPEEDUP="1")
     replica = (await scheduler.ready())[0]
     request = asyncio.create_task(call(replica, prompt="x", max_tokens=400))
@@ -335,7 +335,7 @@ async def test_external_engine_is_only_probed(begin: Begin, tmp_path: Path) -> N
         await engine.wait()
 
 
-async def test_settings_that_make_no_sense_are_one_line(tmp_path: Path) -> None:
+async def test_invalid_settings_are_one_line(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cli.main", "agent", "--engine", "sim", "--model", "nope",
         cwd=CHECKOUT, stderr=asyncio.subprocess.PIPE,

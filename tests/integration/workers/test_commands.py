@@ -38,8 +38,8 @@ def test_engine_status_of_nothing(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["state"] == "absent"
 
 
-def test_engine_install_says_in_one_sentence_what_cannot_be_had(tmp_path: Path) -> None:
-    """With no place to take packages from, the step that fails is named, and what else one can do."""
+def test_engine_install_reports_a_missing_package_in_one_sentence(tmp_path: Path) -> None:
+    """Without a package index, the error names the failed step and the alternative."""
     nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     env = tmp_path / "engine"
     result = penstock("engine", "install", "--kind", "cpu", "--engine-env", str(env), **nowhere)

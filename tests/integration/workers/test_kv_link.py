@@ -1,4 +1,4 @@
-"""What a scheduler hears of prefix caches on a connection: after the heartbeat that names the boot, all of it."""
+"""KV deltas on a connection: the whole content of a cache follows the heartbeat that announces the boot."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,25 +39,25 @@ class Scheduler:
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.StreamReader | None = None
         self.boots: set[str] = set()
-        """Boots that heartbeats of this connection have named."""
+        """Boots that heartbeats of this connection have announced."""
 
-    async def joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._connections.put((reader, writer))
 
     async def next_connection(self) -> None:
-        """Hang up and wait for the agent to come again."""
+        """Close the connection and wait until the agent reconnects."""
         await self.close()
         self.boots = set()
         self._reader, self._writer = await self._connections.get()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._writer is not None:
             self._writer.close()
             await self._writer.wait_closed()
 
-    def ask(self, message: msgspec.Struct) -> None:
-        """Send the agent something."""
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message to the agent."""
         assert self._writer is not None
         self._writer.write(pack(msgspec.msgpack.encode(message)))
 
@@ -67,7 +67,7 @@ class Scheduler:
         return _decode(await read_frame(self._reader))
 
     async def delta(self) -> KvDelta:
-        """The next delta, and that the boot was named before it."""
+        """The next delta, after a check that its boot was announced before it."""
         while True:
             frame = await self.frame()
             if isinstance(frame, Heartbeat):
@@ -80,21 +80,23 @@ class Scheduler:
 @pytest.fixture
 async def agent() -> AsyncIterator[tuple[Scheduler, KvOutbox]]:
     scheduler, outbox = Scheduler(), KvOutbox()
-    server = await asyncio.start_server(scheduler.joined, "127.0.0.1", 0)
+    server = await asyncio.start_server(scheduler.on_connection, "127.0.0.1", 0)
     feed = outbox.feed("h/m-0")
 
-    def beat() -> Heartbeat:
+    def heartbeat() -> Heartbeat:
         status = ReplicaStatus(
             "h/m-0", "m", "http://h", "vllm", feed.boot_id, ReplicaState.READY, Capacity(1, 1, 1)
         )
         status.prefix_kind = "tokens"
         return Heartbeat("a", "h", "b", 1, "here", "local-cpu", 0, [status], {})
 
-    async def obey(command: ReplicaCommand) -> CommandResult:
+    async def execute(command: ReplicaCommand) -> CommandResult:
         return CommandResult(command.command_id, False)
 
     port = server.sockets[0].getsockname()[1]
-    link = SchedulerLink("127.0.0.1", port, AgentHello("t", "a"), heartbeat=beat, execute=obey, outbox=outbox)
+    link = SchedulerLink(
+        "127.0.0.1", port, AgentHello("t", "a"), heartbeat=heartbeat, execute=execute, outbox=outbox
+    )
     task = asyncio.create_task(link.run())
     yield scheduler, outbox
     task.cancel()
@@ -103,7 +105,7 @@ async def agent() -> AsyncIterator[tuple[Scheduler, KvOutbox]]:
     server.close()
 
 
-async def test_everything_again_after_a_reconnection(agent: tuple[Scheduler, KvOutbox]) -> None:
+async def test_a_reconnection_sends_the_whole_content(agent: tuple[Scheduler, KvOutbox]) -> None:
     scheduler, outbox = agent
     feed = outbox.feed("h/m-0")
     feed.begin("boot-1")
@@ -128,7 +130,7 @@ async def test_everything_again_after_a_reconnection(agent: tuple[Scheduler, KvO
     assert set(delta.stored) == own(ONE)
 
 
-async def test_everything_again_when_the_scheduler_asks(agent: tuple[Scheduler, KvOutbox]) -> None:
+async def test_a_resync_request_sends_the_whole_content(agent: tuple[Scheduler, KvOutbox]) -> None:
     scheduler, outbox = agent
     feed = outbox.feed("h/m-0")
     feed.begin("boot-1")
@@ -138,6 +140,6 @@ async def test_everything_again_when_the_scheduler_asks(agent: tuple[Scheduler, 
     await scheduler.delta()
     feed.apply([stored(TWO)])
     assert (await scheduler.delta()).cleared is False
-    scheduler.ask(KvResync("h/m-0"))
+    scheduler.send(KvResync("h/m-0"))
     delta = await scheduler.delta()
     assert (delta.cleared, delta.seq, set(delta.stored)) == (True, 3, own(ONE) | own(TWO))

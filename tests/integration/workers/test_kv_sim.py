@@ -1,4 +1,4 @@
-"""The simulated engine's own events, followed and translated: the hashes that the gateway computes of the prompt."""
+"""Events of the simulated engine, received and translated: the same hashes as the gateway computes of the prompt."""
 
 import asyncio
 import os

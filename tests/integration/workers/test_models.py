@@ -1,4 +1,4 @@
-"""Models: administrative acts, the directory that API processes keep, host-hours."""
+"""Models: administrative acts, ModelDirectory, and host-hours."""
 
 from datetime import datetime
 
@@ -63,7 +63,7 @@ async def test_life_of_a_model(database: Database) -> None:
     ]
 
 
-async def test_a_retired_name_may_stand_for_its_successor(database: Database) -> None:
+async def test_a_retired_name_may_be_an_alias_of_its_successor(database: Database) -> None:
     await models.add_model(database, ADMIN, name="minimax-m2.5")
     await models.add_model(database, ADMIN, name="qwen3.5-397b")
     with pytest.raises(Conflict, match="is a live model"):
@@ -82,7 +82,7 @@ async def test_only_platform_admins_change_models(database: Database) -> None:
     assert await models.list_models(database, finance) == []
 
 
-def beat(seq: int, state_seconds: dict[str, int], model_seconds: dict[str, dict[str, int]]) -> Heartbeat:
+def heartbeat(seq: int, state_seconds: dict[str, int], model_seconds: dict[str, dict[str, int]]) -> Heartbeat:
     return Heartbeat(
         agent_id="a", host_id="h", boot_id="b", seq=seq, region="local", host_kind="local-cpu", gpus=0,
         replicas=[], state_seconds=state_seconds, model_seconds=model_seconds,
@@ -91,11 +91,11 @@ def beat(seq: int, state_seconds: dict[str, int], model_seconds: dict[str, dict[
 
 async def test_host_seconds_are_booked_once(database: Database) -> None:
     beats = [
-        beat(1, {"loading": 5}, {"m": {"loading": 5}}),
-        beat(2, {"loading": 5, "serving": 3}, {"m": {"loading": 5, "serving": 3}}),
-        beat(2, {"loading": 5, "serving": 3}, {"m": {"loading": 5, "serving": 3}}),
-        beat(1, {"loading": 5}, {"m": {"loading": 5}}),
-        beat(
+        heartbeat(1, {"loading": 5}, {"m": {"loading": 5}}),
+        heartbeat(2, {"loading": 5, "serving": 3}, {"m": {"loading": 5, "serving": 3}}),
+        heartbeat(2, {"loading": 5, "serving": 3}, {"m": {"loading": 5, "serving": 3}}),
+        heartbeat(1, {"loading": 5}, {"m": {"loading": 5}}),
+        heartbeat(
             3,
             {"loading": 5, "serving": 9, "warm_idle": 2},
             {"m": {"loading": 5, "serving": 9, "warm_idle": 2}},
@@ -128,9 +128,9 @@ async def test_host_seconds_are_booked_once(database: Database) -> None:
 
 async def test_seconds_of_two_hours_add_up(database: Database) -> None:
     async with database.system() as connection:
-        await record_heartbeat(connection, beat(1, {"serving": 10}, {}))
+        await record_heartbeat(connection, heartbeat(1, {"serving": 10}, {}))
         await connection.execute(text("UPDATE host_seconds SET hour = hour - interval '1 hour'"))
-        await record_heartbeat(connection, beat(2, {"serving": 25}, {}))
+        await record_heartbeat(connection, heartbeat(2, {"serving": 25}, {}))
     async with database.read() as connection:
         rows = (
             (await connection.execute(text("SELECT seconds FROM host_seconds ORDER BY hour"))).scalars().all()

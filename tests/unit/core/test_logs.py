@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line, secrets masked, sizes bounded."""
+"""Logs: one JSON object per line, secrets masked, sizes bounded."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Exact money: integers in, integers out, one rounding."""
+"""Exact money: integers, rounded only to cents."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -33,7 +33,7 @@ def test_known_amounts(text: str, pico: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ten", "nan", "inf", "0.0000000000001", "1e30", "1_0x", "--1"])
-def test_what_is_no_amount_is_refused(text: str) -> None:
+def test_invalid_amounts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"dollar|amount|decimals"):
         money.usd_to_pico(text)
 

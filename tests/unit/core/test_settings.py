@@ -1,4 +1,4 @@
-"""Settings come from the environment and never show their secrets."""
+"""Settings are read from the environment, and their secrets are not printed."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from core.settings import Settings
 
 
-def test_customary_and_prefixed_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_established_and_prefixed_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgresql://u:p@h/d")
     monkeypatch.setenv("PENSTOCK_DATA_DIR", "/data")
     monkeypatch.setenv("PENSTOCK_KEY_PEPPER", "salt-and-pepper")

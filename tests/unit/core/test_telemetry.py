@@ -1,4 +1,4 @@
-"""Which traces leave: the sampled share, and every one with an error in it."""
+"""Exported traces: the sampled share, and every trace with an error."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def run_request(source: TracerProvider, fail: bool) -> None:
                 span.set_status(StatusCode.ERROR)
 
 
-def test_nothing_leaves_at_a_share_of_zero_unless_it_failed() -> None:
+def test_a_share_of_zero_exports_only_errors() -> None:
     source, exporter = provider(0.0)
     run_request(source, fail=False)
     assert exporter.get_finished_spans() == ()
@@ -44,7 +44,7 @@ def test_nothing_leaves_at_a_share_of_zero_unless_it_failed() -> None:
     assert exporter.get_finished_spans()[0].resource.attributes["service.name"] == "penstock-api"
 
 
-def test_everything_leaves_at_a_share_of_one() -> None:
+def test_a_share_of_one_exports_everything() -> None:
     source, exporter = provider(1.0)
     run_request(source, fail=False)
     assert names(exporter.get_finished_spans()) == ["admit", "relay", "request"]

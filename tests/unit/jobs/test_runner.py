@@ -1,4 +1,4 @@
-"""Jobs side by side: a long one holds up no other, and none runs twice at once in one process."""
+"""Concurrent jobs: a long one does not delay others, and none runs twice at once in one process."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ def runner() -> Runner:
     return Runner(Settings(database_url="postgresql://nobody@127.0.0.1:1/none"))
 
 
-def test_a_long_job_holds_up_no_other_and_runs_once(runner: Runner) -> None:
+def test_a_long_job_does_not_delay_others_and_runs_once(runner: Runner) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     async def long(database: Database, settings: Settings) -> int:

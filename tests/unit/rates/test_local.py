@@ -1,4 +1,4 @@
-"""What the limiter decides without Redis: headers, remembered refusals, the local cap."""
+"""The rate limiter without Redis: headers, cached refusals, the local limiter."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_no_limit_needs_no_scopes() -> None:
     assert scopes() is None
 
 
-def test_a_command_is_what_redis_reads() -> None:
+def test_a_command_is_valid_resp() -> None:
     made = scopes(key=Limits(requests_per_min=7))
     packed = command(made.encoded, "settle", "größe", 12)
     head, rest = packed.split(b"\r\n", 1)
@@ -51,7 +51,7 @@ def test_headers_name_the_tightest_limit_of_each_kind() -> None:
     assert (b"x-ratelimit-remaining-tokens", b"0") in rate_headers((Limits(None, 10),), [0, 99, 0])
 
 
-def test_a_refusal_is_remembered_for_a_moment_or_until_the_limits_change() -> None:
+def test_a_refusal_is_cached_until_it_expires_or_the_limits_change() -> None:
     clock, ids = ManualClock(), (uuid7(), uuid7(), uuid7())
     cache = RefusalCache(clock)
     tenant = Limits(requests_per_min=1)
@@ -68,7 +68,7 @@ def test_a_refusal_is_remembered_for_a_moment_or_until_the_limits_change() -> No
         assert cache.get(made) is None
 
 
-def test_the_local_cap_is_per_tenant_and_never_above_a_scopes_own_limit() -> None:
+def test_the_local_limit_is_per_tenant_and_never_above_a_scopes_own_limit() -> None:
     clock, ids = ManualClock(), (uuid7(), uuid7(), uuid7())
     cap = LocalLimiter(clock, 5)
     wide = scopes(tenant=Limits(requests_per_min=100_000), ids=ids)

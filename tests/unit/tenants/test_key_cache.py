@@ -74,7 +74,7 @@ def test_an_expired_key_turns_into_a_refusal() -> None:
     assert cache.refused(b"k") == Refusal("expired", who.key_id)
 
 
-def test_a_refusal_is_forgotten_after_its_time_and_after_a_change() -> None:
+def test_a_refusal_expires_and_is_invalidated_by_a_change() -> None:
     clock = ManualClock()
     cache = KeyCache(clock, 10, 10)
     cache.put(b"a", Refusal("unknown"))

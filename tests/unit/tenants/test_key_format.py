@@ -52,7 +52,7 @@ def test_one_changed_character_is_noticed(kind: str, body: str, place: int, char
     key = f"pen_{kind}_{body}" + checksum(f"pen_{kind}_{body}")
     changed = key[:place] + character + key[place + 1 :]
     assume(changed != key)
-    # CRC-32 finds every burst of up to 32 bits, so every single character.
+    # CRC-32 detects every burst of up to 32 bits, so every changed character.
     assert not parse_key(changed)
 
 
@@ -71,7 +71,7 @@ def test_a_truncated_key_is_noticed(kind: str, body: str, length: int) -> None:
 @example("pen_live_" + "\ud800" * 38)
 @example("pen_live_" + "٣" * 38)
 @example("pen_root_" + "0" * 38)
-def test_any_text_is_judged_and_hashed_without_an_error(text: str) -> None:
+def test_any_text_is_parsed_and_hashed_without_an_error(text: str) -> None:
     assert secret_kind(text) is None
     assert len(hash_key(text, PEPPER)) == 32
 
@@ -84,8 +84,8 @@ def test_hashes_differ_by_key_and_by_pepper(one: str, other: str) -> None:
     assert hash_key(one, PEPPER) == hash_key(one, PEPPER)
 
 
-def test_a_known_hash_stays_what_it_is() -> None:
-    # Stored hashes must outlive every change of the code.
+def test_the_hash_of_a_key_is_stable() -> None:
+    # A changed hash would invalidate all stored keys.
     key = "pen_live_0123456789ABCDEFGHIJKLMNOPQRSTUV"
     assert checksum(key) == "2yNa03"
     assert hash_key(key + checksum(key), b"pepper").hex() == (

@@ -1,4 +1,4 @@
-"""The agent's pure parts: accounting, backoff, metrics, what it remembers, the installer's judgement."""
+"""The agent's pure parts: accounting, backoff, metrics, the state file, the installer's checks."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_seconds_always_add_up_to_the_hosts_life(
     assert sum(account.model_seconds.get("m", {}).values()) <= int(now - 5.0)
 
 
-def test_backoff_doubles_and_forgives() -> None:
+def test_backoff_doubles_and_resets() -> None:
     clock = ManualClock()
     backoff = Backoff(clock)
     assert [backoff.next_delay() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
@@ -138,7 +138,7 @@ def test_failpoints_of_a_text() -> None:
             parse_failpoints(wrong)
 
 
-def test_processors_without_an_engine_package_are_told() -> None:
+def test_processors_without_an_engine_package_are_refused() -> None:
     engine_install.check_processor("x86_64", "Linux", "flags : sse avx avx2")
     with pytest.raises(
         Unavailable, match="no engine package for Linux on riscv64; `penstock up --engine sim`"
@@ -150,7 +150,7 @@ def test_processors_without_an_engine_package_are_told() -> None:
         engine_install.check_processor("x86_64", "Linux", "flags : sse avx avx2x")
 
 
-def test_installation_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_resumes_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = tmp_path / "engine"
     ran: list[str] = []
     broken = {"packages"}

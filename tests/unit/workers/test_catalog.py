@@ -1,4 +1,4 @@
-"""The catalog: complete, sourced, and saying the command lines that run in production."""
+"""The catalog: complete, with sources, and with the command lines of production."""
 
 import shlex
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_llama_has_a_speculative_draft_and_several_instances() -> None:
     assert model.profile("tp2").instances == 4
 
 
-def test_weights_in_a_directory_take_the_hubs_place() -> None:
+def test_weights_in_a_directory_replace_the_hubs_name() -> None:
     model = load_catalog().model("penstock/tiny")
     line = model.profile().command_line(model, 9000, host="10.0.0.5", weights="/models/tiny")
     assert line[:5] == ["vllm", "serve", "/models/tiny", "--served-model-name", "penstock/tiny"]

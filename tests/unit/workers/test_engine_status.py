@@ -1,11 +1,11 @@
-"""What the engine's environment is said to hold."""
+"""The reported state of the engine's environment."""
 
 from pathlib import Path
 
 from workers.engine_install import status
 
 
-def test_an_engine_that_an_image_brings_along_counts_as_installed(tmp_path: Path) -> None:
+def test_an_engine_that_an_image_provides_counts_as_installed(tmp_path: Path) -> None:
     assert status(tmp_path).state == "absent"
     (tmp_path / "penstock-steps.json").write_text(
         '{"kind":"gpu","version":"1.2","done":{"provided":"image"}}'

@@ -1,4 +1,4 @@
-"""Translating an engine's events: the same hashes as from the tokens directly, and bounded whatever comes."""
+"""Translation of an engine's events: the same hashes as from the tokens directly, in bounded memory."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ def direct(tokens: list[int], salt: str) -> list[int]:
     return token_block_hashes(packed(tokens), BLOCK, salt)
 
 
-def beat(feed: KvFeed, kind: str = "tokens") -> Heartbeat:
+def heartbeat(feed: KvFeed, kind: str = "tokens") -> Heartbeat:
     status = ReplicaStatus(
         feed.replica_id, "m", "http://h", "vllm", feed.boot_id, ReplicaState.READY, Capacity(1, 1, 1)
     )
@@ -37,12 +37,12 @@ def live_feed(replica_id: str = "h/m-0") -> tuple[KvOutbox, KvFeed]:
     feed = outbox.feed(replica_id)
     feed.begin("boot-1")
     feed.live = True
-    outbox.on_heartbeat(beat(feed))
+    outbox.on_heartbeat(heartbeat(feed))
     return outbox, feed
 
 
 def known(deltas: list[KvDelta], before: set[int] | None = None) -> set[int]:
-    """What a scheduler believes after the deltas."""
+    """The blocks that a scheduler knows after the deltas."""
     belief = set(before or ())
     for delta in deltas:
         if delta.cleared:
@@ -68,7 +68,7 @@ def test_translation_equals_direct_hashing(prompts: list[tuple[list[int], str, i
 
 
 @given(TOKENS, SALTS, st.integers(1, 5))
-def test_a_prompt_that_goes_on_from_a_known_block(tokens: list[int], salt: str, start: int) -> None:
+def test_a_prompt_that_continues_a_known_block(tokens: list[int], salt: str, start: int) -> None:
     blocks = BlockMap()
     head = tokens[: start * BLOCK]
     blocks.store(stored(head, salt))
@@ -84,7 +84,7 @@ def test_tenants_share_no_hash() -> None:
     assert direct(tokens, "a")[:2] == direct([*tokens[: 2 * BLOCK], 7, 7, 7, 7], "a")[:2]
 
 
-def test_content_stored_twice_is_gone_when_both_copies_are() -> None:
+def test_content_stored_twice_is_removed_with_its_last_copy() -> None:
     blocks, tokens = BlockMap(), list(range(BLOCK))
     blocks.store(stored(tokens))
     blocks.store(stored(tokens))
@@ -107,7 +107,7 @@ def test_content_stored_twice_is_gone_when_both_copies_are() -> None:
         {"block_size": BLOCK * 2},
     ],
 )
-def test_what_cannot_be_matched_is_passed_over(changes: dict[str, object]) -> None:
+def test_blocks_that_cannot_be_matched_are_skipped(changes: dict[str, object]) -> None:
     blocks = BlockMap()
     event = stored(list(range(2 * BLOCK)))
     for name, value in changes.items():
@@ -134,7 +134,7 @@ def test_memory_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("heard_before", [True, False])
-def test_memory_is_bounded_while_the_scheduler_is_away(heard_before: bool) -> None:
+def test_memory_is_bounded_without_a_scheduler(heard_before: bool) -> None:
     outbox, feed = live_feed()
     feed.blocks.max_blocks = 8
     if heard_before:
@@ -148,7 +148,7 @@ def test_memory_is_bounded_while_the_scheduler_is_away(heard_before: bool) -> No
     assert known(outbox.take(), belief) == set(feed.blocks.block_hashes()) == set(direct([7] * BLOCK, ""))
 
 
-def test_changes_are_coalesced_and_the_later_word_counts() -> None:
+def test_changes_are_merged_and_the_last_one_counts() -> None:
     outbox, feed = live_feed()
     first, second = list(range(BLOCK)), list(range(BLOCK, 2 * BLOCK))
     feed.apply([stored(first)])
@@ -161,7 +161,7 @@ def test_changes_are_coalesced_and_the_later_word_counts() -> None:
     assert (delta.stored, delta.removed, delta.cleared, delta.seq) == ([], direct(second, ""), False, 2)
 
 
-def test_a_cleared_cache_says_so_before_anything_else() -> None:
+def test_the_first_delta_after_a_clear_is_marked_cleared() -> None:
     outbox, feed = live_feed()
     feed.apply([stored(list(range(3 * BLOCK)))])
     belief = known(outbox.take())
@@ -169,7 +169,7 @@ def test_a_cleared_cache_says_so_before_anything_else() -> None:
     assert known(outbox.take(), belief) == set(direct([9] * BLOCK, ""))
 
 
-def test_nothing_is_said_before_the_scheduler_knows_the_boot() -> None:
+def test_no_delta_is_sent_before_the_boot_is_announced() -> None:
     outbox = KvOutbox()
     feed = outbox.feed("h/m-0")
     feed.begin("boot-1")
@@ -177,23 +177,23 @@ def test_nothing_is_said_before_the_scheduler_knows_the_boot() -> None:
     assert outbox.take() == []
     feed.live = True
     assert outbox.take() == []
-    outbox.on_heartbeat(beat(feed))
+    outbox.on_heartbeat(heartbeat(feed))
     belief = known(outbox.take())
     assert belief == set(direct(list(range(BLOCK)), ""))
     outbox.on_connected()
     assert outbox.take() == []
-    outbox.on_heartbeat(beat(feed))
+    outbox.on_heartbeat(heartbeat(feed))
     [delta] = outbox.take()
     assert delta.cleared
     assert set(delta.stored) == belief
-    heard = beat(feed)
+    reported = heartbeat(feed)
     feed.begin("boot-2")
     feed.live = True
-    outbox.on_heartbeat(heard)
+    outbox.on_heartbeat(reported)
     assert outbox.take() == []
 
 
-def test_everything_is_said_when_it_is_asked_for() -> None:
+def test_a_resync_sends_the_whole_content() -> None:
     outbox, feed = live_feed()
     feed.apply([stored(list(range(2 * BLOCK)))])
     belief = known(outbox.take())
@@ -209,18 +209,18 @@ def test_everything_is_said_when_it_is_asked_for() -> None:
     assert known([delta], belief) == set(feed.blocks.block_hashes())
 
 
-def test_a_replica_that_comes_to_be_matched_by_tokens_says_everything() -> None:
-    """The scheduler takes no token blocks before, and begins with nothing when a heartbeat says so."""
+def test_a_replica_that_becomes_matched_by_tokens_sends_its_whole_content() -> None:
+    """The scheduler accepts no token blocks before that, and then starts with an empty cache."""
     outbox, feed = live_feed()
     outbox.take()
-    outbox.on_heartbeat(beat(feed, "text"))
+    outbox.on_heartbeat(heartbeat(feed, "text"))
     feed.apply([stored(list(range(BLOCK)))])
     assert outbox.take() == []
     for _ in range(2):
-        outbox.on_heartbeat(beat(feed))
+        outbox.on_heartbeat(heartbeat(feed))
     [delta] = outbox.take()
     assert (delta.cleared, delta.stored) == (True, direct(list(range(BLOCK)), ""))
-    outbox.on_heartbeat(beat(feed))
+    outbox.on_heartbeat(heartbeat(feed))
     assert outbox.take() == []
 
 
@@ -246,7 +246,7 @@ def test_garbage_is_an_error_or_nothing(payload: bytes) -> None:
     assert len(events) + unread >= 0
 
 
-def test_unknown_events_are_passed_over() -> None:
+def test_unknown_events_are_skipped() -> None:
     good = stored(list(range(BLOCK)))
     payload = msgspec.msgpack.encode([1.0, [{"type": "BlockMoved"}, good, 7], 0])
     events, unread = decode_batch(payload)

@@ -1,4 +1,4 @@
-"""What runs on which machine, and what its engine is told."""
+"""Which replicas run on which machine, and the command lines of their engines."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_without_a_gpu_a_large_model_is_refused() -> None:
         plan_vllm(CATALOG, "h", "deepseek-v3.2", 1, Gpus(), hub_answers=True)
 
 
-def test_gpus_are_dealt_out() -> None:
+def test_each_replica_gets_its_own_gpus() -> None:
     plan = plan_vllm(CATALOG, "h", "llama-3.3-70b", 3, H100S, hub_answers=True)
     assert [replica.gpu_ids for replica in plan.replicas] == [("0", "1"), ("2", "3"), ("4", "5")]
     assert [replica.replica_id for replica in plan.replicas] == [f"h/llama-3.3-70b-{n}" for n in range(3)]
@@ -37,7 +37,7 @@ def test_gpus_are_dealt_out() -> None:
         plan_vllm(CATALOG, "h", "llama-3.3-70b", 5, H100S, hub_answers=True)
 
 
-def test_the_profile_made_for_these_gpus_is_taken() -> None:
+def test_the_profile_for_these_gpus_is_preferred() -> None:
     h200 = Gpus(tuple("01234567"), "H200")
     assert (
         plan_vllm(CATALOG, "h", "deepseek-v3.2", 1, h200, hub_answers=True).replicas[0].profile.name
@@ -58,7 +58,7 @@ def test_one_small_gpu_gets_the_small_model() -> None:
     assert plan.host_kind == "gpu-h200x1-141gb"
 
 
-def test_external_has_no_gpus_of_ours() -> None:
+def test_external_uses_no_gpus() -> None:
     plan = plan_external(CATALOG, "h", "", "http://10.0.0.9:8000/")
     assert (plan.host_kind, plan.replicas[0].url) == ("external", "http://10.0.0.9:8000")
     assert plan.replicas[0].capacity.gpus == 0
