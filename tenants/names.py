@@ -25,7 +25,7 @@ def clean_name(value: str, param: str = "name") -> str:
 
 
 def clean_reason(value: str, param: str = "reason") -> str:
-    """The same for the reason of an act: 1 to 500 printable characters. Raises InvalidRequest."""
+    """The reason of an act, cleaned like a name: 1 to 500 printable characters. Raises InvalidRequest."""
     return _clean(value, param, REASON_LENGTH)
 
 
