@@ -89,11 +89,11 @@ def seconds(value: float | None) -> Formatted:
     return Formatted(" ".join(parts[:2]) or "0 s", f"{value:.1f} s", value)
 
 
-def moment(at: datetime | None, now: datetime) -> Formatted:
-    """An instant relative to `now` when near, else its date; the tooltip is the exact UTC time."""
+def moment(at: datetime | str | None, now: datetime) -> Formatted:
+    """An instant (datetime or ISO 8601 text) relative to `now` when near, else its date; the tooltip is exact UTC."""
     if at is None:
         return Formatted(DASH, "", float("-inf"))
-    at = at.astimezone(UTC)
+    at = (datetime.fromisoformat(at) if isinstance(at, str) else at).astimezone(UTC)
     exact = at.strftime("%Y-%m-%d %H:%M:%S UTC")
     gap = now - at
     ahead = gap < timedelta(0)

@@ -92,21 +92,17 @@ def _acts(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
     secondary("Write off", viewer.act(write_off), icon="money_off")
 
 
-def _when(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
-
-
 def _numbers(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
     now = console.clock.now()
     with box("div", "grid stats"):
         Stat("Total", money(invoice.total_usd), "whole cents")
         Stat("Exact sum", money(invoice.exact_usd), "of the lines")
         Stat("Credited", money(invoice.credited_usd), "by credit notes")
-        Stat("Due", moment(_when(invoice.due_at), now))
+        Stat("Due", moment(invoice.due_at, now))
     items: list[tuple[str, Formatted | str]] = [
         ("Organisation", invoice.tenant),
-        ("Finalised", moment(_when(invoice.finalized_at), now)),
-        ("Paid", moment(_when(invoice.paid_at), now)),
+        ("Finalised", moment(invoice.finalized_at, now)),
+        ("Paid", moment(invoice.paid_at, now)),
         ("Carried to the next", money(invoice.carried_usd)),
     ]
     if viewer.is_platform:
@@ -189,7 +185,7 @@ def trace_rows(page: TracePage, now: datetime) -> list[Row]:
             "id": str(one.request_id),
             "request": cell(str(one.request_id), mono=True, href=f"/requests/{one.request_id}"),
             "ended": cell(
-                moment(_when(one.ended_at), now),
+                moment(one.ended_at, now),
                 sub="" if one.used_at == one.ended_at else f"used {one.used_at[:10]}",
             ),
             "tokens": cell(count(one.tokens)),
@@ -210,7 +206,7 @@ def _credit_notes(console: Console, detail: InvoiceDetail) -> None:
             "amount": cell(money(note.amount_usd), sub=f"{note.exact_usd} exact"),
             "pays": cell(_PAYS.get(note.pays, note.pays)),
             "status": cell(note.status.capitalize(), tone="idle" if note.status == "void" else "ok"),
-            "at": cell(moment(_when(note.created_at), now)),
+            "at": cell(moment(note.created_at, now)),
         }
         for note in detail.credit_notes
     ]

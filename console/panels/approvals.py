@@ -91,7 +91,7 @@ def _row(one: Approval, viewer: Viewer, tenants: dict[UUID, str], now: datetime)
     amount = one.facts.get("amount_usd") or one.facts.get("delta_usd")
     tenant = tenants.get(one.tenant_id, "–") if one.tenant_id else "several"
     month = one.facts.get("corrects") or one.facts.get("month")
-    asked = moment(datetime.fromisoformat(one.requested_at), now)
+    asked = moment(one.requested_at, now)
     return {
         "id": str(one.id),
         "what": cell(words(one.kind).capitalize(), sub=f"corrects {month}" if month else ""),

@@ -101,10 +101,6 @@ def trial_rows(balance: TrialBalance) -> list[Row]:
     ]
 
 
-def _instant(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
-
-
 def _deferred(console: Console, lots: Sequence[DeferredLine]) -> None:
     now = console.clock.now()
     total = money(pico_to_usd(sum(usd_to_pico(lot.unused_usd) for lot in lots)))
@@ -128,10 +124,8 @@ def deferred_rows(lots: Sequence[DeferredLine], now: datetime) -> list[Row]:
             "id": f"{lot.tenant_id} {lot.lot_id}",
             "tenant": cell(lot.tenant, href=f"/tenants/{lot.tenant_id}", text=True),
             "lot": cell(words(lot.kind).capitalize(), sub=short_id(lot.lot_id).text if lot.lot_id else ""),
-            "bought": cell(moment(_instant(lot.purchased_at), now)),
-            "expires": cell(
-                moment(_instant(lot.expires_at), now) if lot.expires_at else Formatted(DASH, "never")
-            ),
+            "bought": cell(moment(lot.purchased_at, now)),
+            "expires": cell(moment(lot.expires_at, now) if lot.expires_at else Formatted(DASH, "never")),
             "unused": cell(money(lot.unused_usd)),
         }
         for lot in lots

@@ -83,7 +83,7 @@ def correction_rows(found: Sequence[Correction], now: datetime) -> list[Row]:
             "delta": cell(money(one.delta_usd)),
             "tenants": cell(str(len(one.tenants))),
             "by": cell(one.requested_by, sub=f"decided by {one.decided_by}" if one.decided_by else ""),
-            "at": cell(moment(datetime.fromisoformat(one.requested_at), now)),
+            "at": cell(moment(one.requested_at, now)),
             "acts": actions_cell([("show", "Open", "")], f"correction {one.reason}"),
         }
         for one in found
@@ -172,7 +172,7 @@ def _booked(console: Console, month: date, booked: Sequence[Adjustment], tenants
             "amount": cell(money(one.amount_usd), sub=favour(one.amount_usd)),
             "reason": cell(one.reason, sub=f"corrects {one.corrects}" if one.corrects else "", wrap=True),
             "by": cell(one.created_by, sub=f"approved by {one.approved_by}" if one.approved_by else ""),
-            "at": cell(moment(datetime.fromisoformat(one.created_at), now)),
+            "at": cell(moment(one.created_at, now)),
         }
         for one in booked
     ]

@@ -62,15 +62,11 @@ def month_rows(periods: list[Period], now: datetime) -> list[Row]:
             "id": period.month,
             "month": cell(period.month, href=f"/periods?month={period.month}"),
             "status": cell(period.status.capitalize(), tone="ok" if period.status == "closed" else "info"),
-            "invoiced": cell(moment(_instant(period.invoiced_at), now)),
-            "closed": cell(moment(_instant(period.closed_at), now), sub=period.closed_by or ""),
+            "invoiced": cell(moment(period.invoiced_at, now)),
+            "closed": cell(moment(period.closed_at, now), sub=period.closed_by or ""),
         }
         for period in periods
     ]
-
-
-def _instant(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 def months_panel(console: Console, periods: list[Period]) -> None:
@@ -137,7 +133,7 @@ class _Close:
         red = sum(not one.ok for one in found.checks)
         if self.period.status == "closed":
             by = f"by {self.period.closed_by}" if self.period.closed_by else ""
-            at = moment(_instant(self.period.closed_at), self.console.clock.now())
+            at = moment(self.period.closed_at, self.console.clock.now())
             notice("ok", f"{self.name} is closed", f"{by} {at.exact}".strip())
         elif red:
             verb = "check stands" if red == 1 else "checks stand"

@@ -36,10 +36,6 @@ async def collection_panel(console: Console, viewer: Viewer, month: date, tenant
     await _events(console, viewer)
 
 
-def _at(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
-
-
 async def _comparison(console: Console, viewer: Viewer, month: date) -> None:
     """Draw the month's newest comparison, with a button that runs another."""
     name = month_name(month)
@@ -142,7 +138,7 @@ def blocked_rows(found: Sequence[BlockedView], tenants: dict[UUID, str], now: da
             ),
             "tenant": cell(tenants.get(one.tenant_id, "–"), text=True),
             "error": cell(one.error or "–", wrap=True),
-            "at": cell(moment(_at(one.updated_at), now)),
+            "at": cell(moment(one.updated_at, now)),
             "acts": actions_cell([("again", "Send again", "")], f"{one.kind} {one.object_id}"),
         }
         for one in found
@@ -159,7 +155,7 @@ async def _dunning(console: Console, viewer: Viewer) -> None:
             "id": str(one.tenant_id),
             "tenant": cell(one.name, href=f"/tenants/{one.tenant_id}", text=True),
             "state": cell(words(one.dunning).capitalize(), tone=DUNNING_TONES.get(one.dunning, "idle")),
-            "since": cell(moment(_at(one.dunning_since), now)),
+            "since": cell(moment(one.dunning_since, now)),
             "card": cell(one.card or "no card saved"),
         }
         for one in late
@@ -211,8 +207,8 @@ def dispute_rows(found: Sequence[DisputeView], tenants: dict[UUID, str], now: da
             "clawed": cell(money(one.clawed_back_usd)),
             "reason": cell(words(one.reason), wrap=True),
             "status": cell(words(one.status).capitalize(), tone=_DISPUTE_TONES.get(one.status, "warn")),
-            "due": cell(moment(_at(one.evidence_due_at), now)),
-            "opened": cell(moment(_at(one.opened_at), now)),
+            "due": cell(moment(one.evidence_due_at, now)),
+            "opened": cell(moment(one.opened_at, now)),
         }
         for one in found
     ]
@@ -248,7 +244,7 @@ def refund_rows(found: Sequence[RefundView], tenants: dict[UUID, str], now: date
             "reason": cell(one.reason, sub=one.error or "", wrap=True),
             "status": cell(words(one.status).capitalize(), tone=_REFUND_TONES.get(one.status, "info")),
             "by": cell(one.created_by),
-            "at": cell(moment(_at(one.created_at), now)),
+            "at": cell(moment(one.created_at, now)),
         }
         for one in found
     ]
@@ -266,7 +262,7 @@ async def _events(console: Console, viewer: Viewer) -> None:
             "type": cell(one.type, sub=one.object_id, text=True),
             "attempts": cell(count(one.attempts)),
             "error": cell(one.error or "–", wrap=True),
-            "at": cell(moment(_at(one.created_at), now)),
+            "at": cell(moment(one.created_at, now)),
         }
         for one in found
     ]

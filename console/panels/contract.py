@@ -143,7 +143,7 @@ class _ContractPanel:
         ends = datetime.fromisoformat(one.effective_to) if one.effective_to else None
         return {
             "id": str(one.id),
-            "from": cell(moment(datetime.fromisoformat(one.effective_from), now), sub=word),
+            "from": cell(moment(one.effective_from, now), sub=word),
             "to": cell("No end") if ends is None else cell(moment(ends, now)),
             "discount": cell(discount_text(one.discount_bps)),
             "commit": cell(money(one.commit_monthly_usd)),

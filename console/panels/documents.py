@@ -96,7 +96,7 @@ async def documents_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> 
 
 def _invoice_row(one: InvoiceView, now: datetime) -> Row:
     name = one.number or short_id(one.id).text
-    due = moment(datetime.fromisoformat(one.due_at), now) if one.due_at else None
+    due = moment(one.due_at, now) if one.due_at else None
     paid = f"paid {one.paid_at[:10]}" if one.paid_at else ""
     return {
         "id": str(one.id),
@@ -135,7 +135,7 @@ def _statement_row(base: str, one: StatementView, now: datetime) -> Row:
         "state": cell("Final", tone="ok"),
         **_files(base, one.month),
         "sum": cell(f"{one.body_sha256[:12]}…", mono=True),
-        "at": cell(moment(datetime.fromisoformat(one.created_at), now)),
+        "at": cell(moment(one.created_at, now)),
     }
 
 
@@ -186,7 +186,7 @@ def adjustments_table(rows: Sequence[Adjustment], now: datetime, *, is_platform:
 def _purchase_row(one: TopupView, now: datetime) -> Row:
     return {
         "id": str(one.id),
-        "at": cell(moment(datetime.fromisoformat(one.created_at), now)),
+        "at": cell(moment(one.created_at, now)),
         "amount": cell(money(one.amount_usd)),
         "status": cell(one.status.capitalize(), tone=PAID_TONES.get(one.status, "idle")),
         "kind": cell(_HOW.get(one.kind, one.kind), sub=one.created_by),
@@ -197,7 +197,7 @@ def _purchase_row(one: TopupView, now: datetime) -> Row:
 def _refund_row(one: RefundView, now: datetime) -> Row:
     return {
         "id": str(one.id),
-        "at": cell(moment(datetime.fromisoformat(one.created_at), now)),
+        "at": cell(moment(one.created_at, now)),
         "amount": cell(money(one.amount_usd)),
         "status": cell(one.status.capitalize(), tone=PAID_TONES.get(one.status, "idle")),
         "reason": cell(one.reason, wrap=True, sub=one.error or ""),
@@ -208,7 +208,7 @@ def _adjustment_row(one: Adjustment, now: datetime, *, is_platform: bool) -> Row
     people = f"{one.created_by}, agreed by {one.approved_by}" if one.approved_by else one.created_by
     return {
         "id": str(one.id),
-        "at": cell(moment(datetime.fromisoformat(one.created_at), now)),
+        "at": cell(moment(one.created_at, now)),
         "amount": cell(money(one.amount_usd)),
         "corrects": cell(one.corrects or "–"),
         "reason": cell(one.reason, wrap=True, sub=people if is_platform else ""),

@@ -125,7 +125,7 @@ def invoice_rows(invoices: Sequence[InvoiceView], now: datetime) -> list[Row]:
             "status": cell(invoice.status.capitalize(), tone=TONES.get(invoice.status, "idle")),
             "total": cell(money(invoice.total_usd)),
             "credited": cell(money(invoice.credited_usd if invoice.credited_usd != "0.00" else None)),
-            "due": cell(moment(datetime.fromisoformat(invoice.due_at) if invoice.due_at else None, now)),
+            "due": cell(moment(invoice.due_at, now)),
         }
         for invoice in invoices
     ]

@@ -75,11 +75,9 @@ class LotsPanel:
             "kind": cell(KINDS.get(lot.kind, lot.kind), sub=f"priority {lot.priority}"),
             "remaining": cell(money(lot.remaining_usd), sub=_losses(lot)),
             "amount": cell(money(lot.amount_usd)),
-            "expires": cell(
-                never if lot.expires_at is None else moment(datetime.fromisoformat(lot.expires_at), now)
-            ),
+            "expires": cell(never if lot.expires_at is None else moment(lot.expires_at, now)),
             "reason": cell(lot.reason, wrap=True, sub=who),
-            "at": cell(moment(datetime.fromisoformat(lot.created_at), now)),
+            "at": cell(moment(lot.created_at, now)),
         }
 
 

@@ -127,10 +127,10 @@ async def end_or_withdraw(console: Console, viewer: Viewer, price: PriceView, ac
 
 
 def _validity(price: PriceView, now: datetime) -> Cell:
-    begins = moment(datetime.fromisoformat(price.effective_from), now)
+    begins = moment(price.effective_from, now)
     if price.effective_to is None:
         return cell(begins, sub="until replaced")
-    ends = moment(datetime.fromisoformat(price.effective_to), now)
+    ends = moment(price.effective_to, now)
     return cell(begins, sub=f"until {ends.exact.removesuffix(':00 UTC')}")
 
 

@@ -1,7 +1,6 @@
 """Buying credit: Stripe's payment page, the saved card, automatic top-up, and the tax id on invoices."""
 
 import asyncio
-from datetime import datetime
 from uuid import UUID
 
 from nicegui import ui
@@ -289,7 +288,7 @@ class TopupResult:
     def _say(self, topup: TopupView) -> None:
         amount = money(topup.amount_usd).text
         if topup.status == "pending":
-            begun = moment(datetime.fromisoformat(topup.created_at), self.console.clock.now())
+            begun = moment(topup.created_at, self.console.clock.now())
             notice(
                 "info",
                 f"Waiting for the payment of {amount}",
