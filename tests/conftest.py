@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import pytest_socket
 from redis import Redis as SyncRedis
@@ -15,6 +16,12 @@ from xdist.scheduler import LoadFileScheduling
 from core.db import Database
 from tests.support.services import Services, obtain
 from tests.support.timing import Times
+
+# No property test depends on the speed of the machine.
+hypothesis.settings.register_profile(
+    "penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("penstock")
 
 _TESTS = Path(__file__).parent
 _LOOPBACK = ["127.0.0.1", "::1", "localhost", "0.0.0.0"]
