@@ -92,6 +92,6 @@ def _count(number: int) -> int:
     return min(max(number, 0), MAX_TOKENS)
 
 
-def _within(number: float, most: float) -> float:
+def _within(number: float, limit: float) -> float:
     """`number` from 0 to `most`; 0 when it is none."""
-    return 0.0 if math.isnan(number) else min(max(number, 0.0), most)
+    return 0.0 if math.isnan(number) else min(max(number, 0.0), limit)

@@ -1,10 +1,10 @@
 """One band of one model's queue: tenants in the order of their counters (Virtual Token Counter).
 
-Sheng et al., Fairness in Serving Large Language Models, OSDI'24: whoever has the smallest counter of weighted tokens
-goes next; a tenant that begins to wait is lifted to the smallest counter among those that wait, or, when nobody
-waits, to that of the tenant who left last, so that idleness earns no credit. Among tenants within Q of the smallest
-counter the longest cached prefix goes first (DLPM, arXiv 2501.14312), and so it does inside the tenant whose turn it
-is, which costs no other tenant anything.
+Sheng et al., Fairness in Serving Large Language Models, OSDI'24: the tenant with the smallest counter of weighted
+tokens is served next. A tenant that begins to wait is lifted to the smallest counter of the waiting tenants, or, when
+none waits, to the counter of the tenant that left last, so that idle time earns no credit. Among tenants within Q of
+the smallest counter the longest cached prefix goes first (DLPM, arXiv 2501.14312). The same holds among the requests
+of the tenant whose turn it is, at no cost to other tenants.
 """
 
 import bisect
@@ -16,36 +16,36 @@ from scheduler.core.flow import Flow, QueuedRequest
 from scheduler.core.rules import QueueRules
 
 HitTokens = Callable[[QueuedRequest], int]
-"""How many prompt tokens of a ticket are cached somewhere."""
+"""Returns how many prompt tokens of a queued request are cached on some replica."""
 MAX_SKIPPED_PER_FLOW = 16
-"""When so many at the head of a line are passed over, its others wait with them: the next line is looked at."""
+"""When this many requests at the head of a flow are skipped, the pass goes on with the next flow."""
 
 
 class Band:
-    """The lines of one band. Everything here costs at most a few microseconds, whatever the number of tenants."""
+    """The flows of one band. Every method takes at most a few microseconds, whatever the number of tenants."""
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
         self.flows: dict[str, Flow] = {}
         self.order: list[tuple[float, str]] = []
-        """Counter and name of every line in which somebody waits, smallest first."""
+        """Counter and name of every flow with queued requests, smallest first."""
         self.waiting = 0
         self.work = 0.0
         self.weight = 0.0
-        """Sum of the weights of those lines."""
+        """Sum of the weights of the flows in `order`."""
         self.running = 0
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._last_active: Flow | None = None
         self._restored_floor = 0.0
-        """What newcomers start with until somebody has waited here."""
+        """The counter of new tenants until a request has waited here, as restored from an earlier scheduler."""
 
     def __iter__(self) -> Iterator[Flow]:
-        """Lines in which somebody waits, smallest counter first."""
+        """The flows with queued requests, smallest counter first."""
         return (self.flows[name] for _, name in self.order)
 
     @property
     def floor(self) -> float:
-        """The counter that a newcomer is lifted to."""
+        """The counter that a new tenant is lifted to."""
         if self.order:
             return self.order[0][0]
         return (
@@ -56,15 +56,15 @@ class Band:
 
     @property
     def active_flows(self) -> int:
-        """Tenants that wait or run."""
+        """Number of tenants with queued or running requests."""
         last = self._last_active
         resting = last is not None and not last.waiting and not last.running
         return len(self.flows) - len(self._idle) - resting
 
-    # Standing in line
+    # Queueing
 
     def add(self, queued: QueuedRequest) -> None:
-        """Let a ticket wait in its tenant's line."""
+        """Add a request to its tenant's flow."""
         flow = self.flow(queued.request.tenant_id)
         if flow.waiting:
             flow.add(queued)
@@ -79,7 +79,7 @@ class Band:
         self.work += queued.work
 
     def remove(self, queued: QueuedRequest) -> None:
-        """Take a waiting ticket out."""
+        """Remove a queued request."""
         flow = self.flows[self.rules.flow_of(queued.request.tenant_id)]
         flow.remove(queued)
         self.waiting -= 1
@@ -93,10 +93,10 @@ class Band:
                 self._evict(previous)
 
     def oldest_at(self) -> float | None:
-        """When the one that waits longest arrived; looks at every tenant once."""
+        """Arrival of the oldest queued request; None when none is queued. Looks at every flow once."""
         return min((flow.waiting[0][0] for flow in self), default=None)
 
-    # Who goes next
+    # Order
 
     def pick(
         self,
@@ -106,11 +106,11 @@ class Band:
         skipped: Container[QueuedRequest],
         strict: bool,
     ) -> QueuedRequest | None:
-        """Whose turn it is, leaving out those that were `passed` over; None when there is nobody (else).
+        """The next request in fair order that is not in `skipped`; None when there is none.
 
-        `kv_tokens` is the pool's KV cache, for the cap on what one tenant may hold while others wait. When `strict`,
-        only tenants within Q of the smallest counter are considered. The tenant whose turn it is offers others of
-        its requests too where its next is mostly uncached.
+        `kv_tokens` is the KV cache of the pool in tokens, for the cap on one tenant's share while others wait; 0 = no
+        cap. With `strict`, only tenants within Q of the smallest counter are considered. When the next request of the
+        first tenant is mostly uncached, further requests of that tenant are compared by cached prefix.
         """
         if not self.order:
             return None
@@ -145,12 +145,13 @@ class Band:
         return best or capped
 
     def record_pick(self, queued: QueuedRequest, late_before: float) -> None:
-        """The pick is about to be removed because it was placed."""
+        """Count the turn of a request that is placed. Call it before `remove`."""
         flow = self.flows[self.rules.flow_of(queued.request.tenant_id)]
         flow.record_turn(late_before, chosen=self.rules.reorder_window > 1)
 
     def _over_cap(self, flow: Flow, kv_tokens: int) -> bool:
-        """Whether a tenant holds so much KV cache that others come first; never while it waits alone."""
+        """Whether a tenant holds so much KV cache that others are served first; never while it is the only one that
+        waits."""
         if len(self.order) == 1 or kv_tokens <= 0:
             return False
         share = max(self.rules.kv_share, flow.weight / self.weight)
@@ -159,7 +160,7 @@ class Band:
     # Counters
 
     def flow(self, tenant_id: str) -> Flow:
-        """A tenant's line; a newcomer's begins at the floor."""
+        """A tenant's flow; the flow of a new tenant starts at the floor."""
         name = self.rules.flow_of(tenant_id)
         flow = self.flows.get(name)
         if flow is None:
@@ -167,37 +168,38 @@ class Band:
         return flow
 
     def charge(self, flow: Flow, amount: float) -> None:
-        """Add to a tenant's counter (or take back, when negative)."""
+        """Add weighted tokens to a tenant's counter. A negative `amount` is a refund."""
         flow.charged_here += amount
         self._set_counter(flow, flow.counter + amount)
 
     def on_open(self, flow: Flow, kv_tokens: int) -> None:
-        """One more of its requests runs, planning with `kv_tokens` of KV cache."""
+        """Count a running request, with `kv_tokens` of KV cache reserved for it."""
         self.running += 1
         flow.running += 1
         flow.kv_tokens += kv_tokens
         self._idle.pop(flow.name, None)
 
     def on_growth(self, flow: Flow, kv_tokens: int) -> None:
-        """One of its running requests plans with so much more."""
+        """Reserve `kv_tokens` more for a running request."""
         flow.kv_tokens += kv_tokens
 
     def on_close(self, flow: Flow, kv_tokens: int) -> None:
-        """One of them is over; the line is forgotten when nothing depends on it any more."""
+        """End a running request that had `kv_tokens` reserved. The flow is removed when nothing depends on it."""
         self.running -= 1
         flow.running -= 1
         flow.kv_tokens -= kv_tokens
         self._evict(flow)
 
     def restore(self, tenant_id: str, service: float) -> None:
-        """An earlier scheduler had counted `service`; what was charged here since comes on top. The largest wins."""
+        """Restore the counter that an earlier scheduler reported; charges made here since are added. The largest
+        value wins."""
         flow = self.flow(tenant_id)
         if service > flow.counter - flow.charged_here:
             self._set_counter(flow, service + flow.charged_here)
         self._evict(flow)
 
     def restore_floor(self, service: float) -> None:
-        """Newcomers would have begun at `service` with an earlier scheduler: whoever is new here does so too."""
+        """Restore the counter of new tenants that an earlier scheduler reported, and lift all flows to it."""
         if service > self._restored_floor:
             self._restored_floor = service
             for name in list(self.flows):
@@ -212,7 +214,8 @@ class Band:
         flow.counter = counter
 
     def _evict(self, flow: Flow) -> None:
-        """Forget a tenant that neither waits nor runs, once a newcomer would start where it stands; bounded anyway."""
+        """Remove an idle tenant once a new tenant would start at its counter. The number of idle tenants is bounded
+        too."""
         if flow.waiting or flow.running or flow is self._last_active:
             return
         if flow.counter <= self.floor:
@@ -228,7 +231,7 @@ class Band:
 def _next(
     flow: Flow, late_before: float, oldest_every: int, skipped: Container[QueuedRequest]
 ) -> QueuedRequest | None:
-    """Who of a line goes next, were those that were passed over not there."""
+    """The next request of a flow that is not in `skipped`; None when the first MAX_SKIPPED_PER_FLOW are."""
     queued = flow.next_request(late_before, oldest_every)
     if queued not in skipped:
         return queued

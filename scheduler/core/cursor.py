@@ -1,4 +1,4 @@
-"""A walk along the ends of a queue's lines that can be interrupted: the lines may change between its steps."""
+"""An iterator over the queued requests of all flows that tolerates changes of the queue between its steps."""
 
 import bisect
 from collections import deque
@@ -9,14 +9,14 @@ from scheduler.core.flow import QueuedRequest, SortKey
 
 
 class QueueCursor:
-    """Every ticket of every line that waits now, line by line, newest first."""
+    """Every queued request, flow by flow, newest first."""
 
     def __init__(self, bands: Iterable[Band]) -> None:
         self._flows = deque((band, flow.name) for band in bands for flow in band)
         self._before: SortKey | None = None
 
     def next(self) -> QueuedRequest | None:
-        """The next one that still waits; None at the end."""
+        """The next request that is still queued; None at the end."""
         while self._flows:
             band, name = self._flows[0]
             flow = band.flows.get(name)
@@ -30,6 +30,6 @@ class QueueCursor:
         return None
 
     def skip_flow(self) -> None:
-        """Those before the last one in its line need not be looked at."""
+        """Go on with the next flow."""
         self._flows.popleft()
         self._before = None

@@ -9,7 +9,7 @@ from scheduler.wire import Placement
 
 
 class Placed(NamedTuple):
-    """Tell `client` where its request runs."""
+    """A request has an active placement; `client` is to be notified."""
 
     client: str
     placement: Placement
@@ -17,7 +17,7 @@ class Placed(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """Tell `client` that its request is refused."""
+    """A request is refused; `client` is to be notified."""
 
     client: str
     model: str
@@ -25,7 +25,7 @@ class Rejection(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """A request has left the queue for `choice.replica`: a placement is to be opened for it."""
+    """A request has left the queue for `choice.replica`; a placement is to be activated for it."""
 
     queued: QueuedRequest
     choice: Choice

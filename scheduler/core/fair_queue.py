@@ -1,7 +1,8 @@
-"""One model's queue: three strict bands, fair inside each, with deadlines; and what every tenant is charged.
+"""One model's queue: three strict bands, each fair among tenants, with deadlines; and what tenants are charged.
 
-A counter holds the estimate of a request from the moment it is placed; the estimate grows with the tokens that come
-beyond it and is replaced by the exact figures at the end. What failed because of the replica is refunded whole.
+A counter holds the estimated charge of a request from its placement on. Tokens beyond the estimate are added when
+they are reported, and the exact figures replace the estimate at the end. A request that its replica failed is
+refunded whole.
 """
 
 import heapq
@@ -18,32 +19,32 @@ from scheduler.wire import Released
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What would be served before a request: weighted tokens and requests, those of its own tenant included."""
+    """Work ahead of a request, in weighted tokens and in requests, including its own tenant's."""
 
     work: float
     requests: int
 
 
 class FairQueue:
-    """Every ticket gets exactly one outcome; the next is found without looking at the others."""
+    """All queued requests of one model. Each gets exactly one outcome; the next is found without a scan."""
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
         self.bands = tuple(Band(rules) for _ in BANDS)
         self.running = 0
-        """Open placements."""
+        """Number of active placements."""
         self._waiting: dict[RequestKey, QueuedRequest] = {}
         self._deadlines: list[tuple[float, int, RequestKey]] = []
         self._arrivals: list[tuple[float, int, RequestKey]] = []
-        """Arrivals of those that are not late yet, and of some that have left."""
+        """Heap of the arrivals of requests that are not late yet; may contain requests that have left."""
         self._changed: set[tuple[int, str]] = set()
-        """Bands and lines whose counters have moved since they were last told."""
+        """Band index and flow name of every counter that changed since `take_changed`."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        """In order of coming, for tests and rare walks."""
+        """Queued requests in order of insertion."""
         return iter(self._waiting.values())
 
     def __contains__(self, key: object) -> bool:
@@ -51,22 +52,22 @@ class FairQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits or runs."""
+        """Whether no request is queued or running."""
         return not self._waiting and not self.running
 
     @property
     def disposable(self) -> bool:
-        """Whether nothing of it is worth keeping: nobody waits, runs, or has been served."""
+        """Whether the queue holds nothing worth keeping: no queued or running request, and no counter."""
         return not self._waiting and not any(band.flows or band.floor for band in self.bands)
 
     def band(self, tier: str) -> Band:
-        """The band of a tier; an unknown tier is standard."""
+        """The band of a tier. An unknown tier is standard."""
         return self.bands[band_index(tier)]
 
-    # Standing in line
+    # Queueing
 
     def add(self, queued: QueuedRequest) -> None:
-        """Queue a ticket at the place of its age. Raises ValueError when its key already waits."""
+        """Queue a request at the position of its age. Raises ValueError when its key is queued already."""
         if queued.key in self._waiting:
             raise ValueError(f"request {queued.request.request_id} already waits")
         queued.work = self.rules.work(queued.request)
@@ -76,7 +77,7 @@ class FairQueue:
         heapq.heappush(self._arrivals, (queued.enqueued_at, queued.seq, queued.key))
 
     def remove(self, key: RequestKey, outcome: QueueOutcome) -> QueuedRequest | None:
-        """Take a ticket out with its outcome; None when it does not wait (any more)."""
+        """Remove a request with its outcome; None when the key is not queued."""
         queued = self._waiting.pop(key, None)
         if queued is None:
             return None
@@ -91,13 +92,13 @@ class FairQueue:
         return queued
 
     def remove_client(self, client: str) -> list[QueuedRequest]:
-        """Take out everything of a client whose connection is gone."""
+        """Remove all requests of a client whose connection is lost."""
         keys = [key for key in self._waiting if key[0] == client]
         removed = [self.remove(key, QueueOutcome.CLIENT_GONE) for key in keys]
         return [queued for queued in removed if queued is not None]
 
     def next_deadline(self) -> float | None:
-        """The earliest deadline of those that wait."""
+        """The earliest deadline of all queued requests; None when none is queued."""
         while self._deadlines:
             deadline_at, seq, key = self._deadlines[0]
             queued = self._waiting.get(key)
@@ -107,13 +108,13 @@ class FairQueue:
         return None
 
     def overdue(self, now: float) -> QueuedRequest | None:
-        """One whose deadline has passed, the most overdue first; it still waits until it is removed."""
+        """The request whose deadline passed first, or None. It stays queued until it is removed."""
         deadline_at = self.next_deadline()
         if deadline_at is None or deadline_at > now:
             return None
         return self._waiting[self._deadlines[0][2]]
 
-    # Who goes next
+    # Order
 
     def pick(
         self,
@@ -123,7 +124,7 @@ class FairQueue:
         skipped: Container[QueuedRequest],
         strict: bool,
     ) -> QueuedRequest | None:
-        """The next of the highest band in which somebody waits; see Band.pick."""
+        """The next request of the highest band with queued requests; see `Band.pick`."""
         for band in self.bands:
             queued = band.pick(late_before, kv_tokens, hits, skipped, strict)
             if queued is not None:
@@ -133,15 +134,15 @@ class FairQueue:
         return None
 
     def record_pick(self, queued: QueuedRequest, late_before: float) -> None:
-        """The pick was placed."""
+        """Remove a request that is placed."""
         self.band(queued.request.tier).record_pick(queued, late_before)
         self.remove(queued.key, QueueOutcome.PLACED)
 
     def backlog_before(self, tier: str, tenant_id: str, own: Backlog, sample: int) -> Backlog:
-        """What is served before a request if the counters decide, once `own` of its tenant stands before it.
+        """Work that is served before a request, when `own` of its tenant's work is ahead of it.
 
-        Fluid fair sharing: until the tenant's counter has grown by its own work, others are served up to that counter.
-        Of more than `sample` tenants an even sample is looked at and scaled up.
+        Fluid fair sharing: until the tenant's counter has grown by its own work, other tenants are served up to that
+        counter. Of more than `sample` tenants, an even sample is evaluated and scaled up.
         """
         index = band_index(tier)
         band = self.bands[index]
@@ -166,7 +167,7 @@ class FairQueue:
         )
 
     def tenant_backlog(self, tier: str, tenant_id: str, late_before: float) -> tuple[Backlog, Backlog]:
-        """What of its own tenant stands before a request that comes now: all, and only those not late yet."""
+        """Queued work of a tenant ahead of a request that arrives now: all of it, and the part that is not late yet."""
         flow = self.band(tier).flows.get(self.rules.flow_of(tenant_id))
         if flow is None or not flow.waiting:
             return Backlog(0.0, 0), Backlog(0.0, 0)
@@ -174,15 +175,15 @@ class FairQueue:
         return Backlog(flow.work, len(flow)), Backlog(flow.work * timely / len(flow), timely)
 
     def older_backlog(self, queued: QueuedRequest) -> Backlog:
-        """What of its own tenant is older than a waiting ticket."""
+        """Work of the same tenant that is older than a queued request."""
         flow = self.band(queued.request.tier).flow(queued.request.tenant_id)
         rank = flow.rank(queued)
         return Backlog(flow.work * rank / len(flow), rank)
 
-    def newly_late(self, late_before: float, most: int) -> list[QueuedRequest]:
-        """Those that have become late since the last call, oldest first; at most so many, the next call goes on."""
+    def newly_late(self, late_before: float, limit: int) -> list[QueuedRequest]:
+        """Requests that became late since the last call, oldest first, at most `limit`; the next call continues."""
         late: list[QueuedRequest] = []
-        while self._arrivals and self._arrivals[0][0] < late_before and len(late) < most:
+        while self._arrivals and self._arrivals[0][0] < late_before and len(late) < limit:
             _, seq, key = heapq.heappop(self._arrivals)
             queued = self._waiting.get(key)
             if queued is not None and queued.seq == seq:
@@ -195,22 +196,24 @@ class FairQueue:
         return any(len(band.order) > (name in band.flows and bool(band.flows[name])) for band in self.bands)
 
     def over_share(self, tier: str, tenant_id: str) -> bool:
-        """Whether a tenant runs more than an even share of what its band runs, counting those that only wait."""
+        """Whether a tenant runs more than an even share of what its band runs; tenants that only wait have a share
+        too."""
         band = self.band(tier)
         mine = band.flows.get(self.rules.flow_of(tenant_id))
         return mine is not None and mine.running * band.active_flows > band.running
 
     def waiting_count(self, tier: str, tenant_id: str) -> int:
-        """Requests of one tenant that wait in one band."""
+        """Number of queued requests of one tenant in one band."""
         flow = self.band(tier).flows.get(self.rules.flow_of(tenant_id))
         return len(flow) if flow is not None else 0
 
-    # What tenants are charged
+    # Charges
 
     def on_open(self, entry: ActivePlacement, *, counted: bool = False) -> float:
-        """A placement begins; its tenant's counter afterwards. `counted`: an earlier scheduler has charged it.
+        """Charge the estimate of a placement that starts; returns the tenant's counter.
 
-        What `entry.charged` says is in the counter already, of a placement that goes on, is not charged again.
+        With `counted`, an earlier scheduler has charged it already. The amount in `entry.charged` is not charged
+        again.
         """
         band, flow = self._flow_of(entry)
         already, entry.charged = entry.charged, self._estimate(entry)
@@ -222,7 +225,7 @@ class FairQueue:
         return flow.counter
 
     def on_progress(self, entry: ActivePlacement) -> None:
-        """More tokens came: what goes beyond the estimate is charged now, and counts against the tenant's cap."""
+        """Charge output tokens beyond the estimate and reserve KV cache for them."""
         if entry.produced > entry.output_tokens:
             band, flow = self._flow_of(entry)
             band.on_growth(flow, _reserved(entry) - entry.reserved)
@@ -230,7 +233,8 @@ class FairQueue:
         self._recharge(entry, self._estimate(entry))
 
     def on_close(self, entry: ActivePlacement, released: Released | None) -> None:
-        """A placement is over: charge what it really took. None: its client died, what was seen of it counts."""
+        """Replace the estimate by the actual usage. Without `released` (the client is lost) the reported progress
+        counts."""
         self._recharge(entry, self._actual(entry, released))
         band, flow = self._flow_of(entry)
         band.on_close(flow, entry.reserved)
@@ -267,7 +271,7 @@ class FairQueue:
     # Counters across a restart
 
     def restore(self, counter: TenantCounter) -> None:
-        """What a client heard of an earlier scheduler's counters; the largest wins."""
+        """Restore a counter of an earlier scheduler, as a client reported it. The largest value wins."""
         band = self.band(counter.tier)
         if counter.tenant_id == NEW_TENANT:
             band.restore_floor(counter.service)
@@ -276,12 +280,12 @@ class FairQueue:
         self._changed.add((band_index(counter.tier), self.rules.flow_of(counter.tenant_id)))
 
     def take_changed(self, model: str) -> list[TenantCounter]:
-        """The counters that moved since the last call, and what newcomers of those bands begin with."""
+        """The counters that changed since the last call, and the floor of each band concerned."""
         moved, self._changed = self._changed, set()
         return self._messages(model, moved)
 
     def counters(self, model: str) -> list[TenantCounter]:
-        """All of them."""
+        """All counters, and the floor of each band."""
         return self._messages(model, {(i, name) for i, band in enumerate(self.bands) for name in band.flows})
 
     def _messages(self, model: str, flows: set[tuple[int, str]]) -> list[TenantCounter]:
@@ -295,17 +299,18 @@ class FairQueue:
 
 
 def band_index(tier: str) -> int:
-    """Which band a tier belongs to, 0 = first served; an unknown tier is standard."""
+    """The index of a tier's band, 0 = served first. An unknown tier is standard."""
     return _INDEX.get(tier, _STANDARD)
 
 
 def _reserved(entry: ActivePlacement) -> int:
-    """KV tokens that a placement plans with: its cached prefix is shared, its answer at least as long as estimated."""
+    """Tokens of KV cache that a placement reserves: its uncached prompt and its answer, at least as long as
+    estimated."""
     return entry.uncached + max(entry.output_tokens, entry.produced)
 
 
 def largest_flows(flows: Iterable[Flow], count: int) -> list[Flow]:
-    """The `count` lines with most waiting, then most running."""
+    """The `count` flows with most queued requests, then most running ones."""
     return heapq.nlargest(count, flows, key=lambda flow: (len(flow), flow.running, flow.name))
 
 

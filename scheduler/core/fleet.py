@@ -286,10 +286,10 @@ class Fleet:
         return found
 
     def _source(self, status: ReplicaStatus, pool: Pool, row: int) -> PrefixSource:
-        most = self.config.max_replica_blocks
+        limit = self.config.max_replica_blocks
         if status.prefix_kind == "tokens":
-            return ExactPrefixes(pool.index, 1 << row, 0, most, self.config.kv_event_grace_s)
-        return MirroredPrefixes(pool.tree, row, 0, most)
+            return ExactPrefixes(pool.index, 1 << row, 0, limit, self.config.kv_event_grace_s)
+        return MirroredPrefixes(pool.tree, row, 0, limit)
 
     def _forget(self, replica_id: str) -> str:
         replica = self.replicas.pop(replica_id)
@@ -305,9 +305,9 @@ class Fleet:
     def _divide_memory(self) -> None:
         """Divide what may be remembered of prefixes evenly among the replicas."""
         share = self.config.max_blocks // max(1, len(self.replicas))
-        most = max(MIN_REPLICA_BLOCKS, min(self.config.max_replica_blocks, share))
+        limit = max(MIN_REPLICA_BLOCKS, min(self.config.max_replica_blocks, share))
         for replica in self.replicas.values():
-            replica.prefix.max_entries = most
+            replica.prefix.max_entries = limit
 
 
 def _redefined(known: ReplicaStatus, status: ReplicaStatus) -> bool:

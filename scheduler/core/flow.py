@@ -1,4 +1,4 @@
-"""What waits: a ticket, and one tenant's line of tickets in order of arrival."""
+"""A queued request, and a flow: one tenant's queued requests of one band in order of arrival."""
 
 import bisect
 from collections.abc import Iterator
@@ -8,24 +8,24 @@ from enum import StrEnum
 from scheduler.wire import PlaceRequest
 
 RequestKey = tuple[str, str]
-"""Client and request id."""
+"""Client name and request id."""
 
 
 class QueueOutcome(StrEnum):
-    """How a queued request left the queue; every ticket gets exactly one."""
+    """How a queued request left the queue. Every queued request gets exactly one outcome."""
 
     PLACED = "placed"
     DEADLINE = "deadline"
-    """It waited as long as it was willing to."""
+    """The request reached its deadline."""
     HOPELESS = "hopeless"
-    """Waiting can no longer help: no replica will come, or not in time."""
+    """No replica will take the request, or none in time."""
     CANCELLED = "cancelled"
     CLIENT_GONE = "client_gone"
 
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest:
-    """A request in the queue."""
+    """A request in the queue. Times are monotonic seconds."""
 
     client: str
     request: PlaceRequest
@@ -33,42 +33,44 @@ class QueuedRequest:
     deadline_at: float
     seq: int
     admitted: bool = False
-    """An earlier scheduler let it in: it stays until its deadline, whatever is predicted."""
+    """An earlier scheduler admitted the request: it waits until its deadline, whatever wait is predicted."""
     work: float = 0.0
-    """Weighted tokens it asks for, as far as is known on arrival."""
+    """Weighted tokens that the request asks for, as known on arrival (see `QueueRules.work`)."""
     outcome: QueueOutcome | None = field(default=None)
     predicted_wait_s: float | None = None
-    """Told by admission on arrival; None when there was nothing to predict from."""
+    """The wait that admission predicted; None when there was nothing to predict from."""
     predicted_at: float = 0.0
     residual: float = 0.0
-    """The correction in that prediction, a logarithm."""
+    """The correction that the prediction contains: a logarithm of observed over uncorrected wait."""
     late: bool = False
-    """Its wait was predicted (again) as that of a late request."""
+    """The prediction was made for a late request."""
     times_starved: int = 0
-    """Times that it fitted nowhere while a request behind it went first, or while it held up those behind it."""
+    """How often the request fitted nowhere while another was placed before it, or while it blocked the requests
+    behind it."""
     hit_tokens: int = 0
-    """Prompt tokens cached somewhere, as looked up at `hit_at`."""
+    """Prompt tokens cached on some replica, as looked up at `hit_at`."""
     hit_at: float = -1e9
 
     @property
     def key(self) -> RequestKey:
-        """What names it in the queue."""
+        """The key of the request in the queue."""
         return self.client, self.request.request_id
 
     @property
     def sort_key(self) -> "SortKey":
-        """Where it stands in its line."""
+        """The position of the request in its flow."""
         return self.enqueued_at, self.seq, self
 
 
 SortKey = tuple[float, int, QueuedRequest]
-"""Arrival, number, ticket: sorts by age; a request announced again after a restart keeps its age."""
+"""Arrival, sequence number, request: sorts by age. A request announced again after a restart keeps its arrival time."""
 
 
 class Flow:
-    """One tenant's requests of one band, oldest first, with the tenant's counter and what it runs.
+    """One tenant's queued requests of one band, oldest first, with the tenant's counter and its running requests.
 
-    A sorted list: any place is found by bisection, and moving a few thousand pointers costs a microsecond.
+    The requests are in a sorted list. A position is found by bisection, and to move a few thousand pointers takes
+    about a microsecond.
     """
 
     __slots__ = (
@@ -92,12 +94,12 @@ class Flow:
         self.weight = 1.0
         self.waiting: list[SortKey] = []
         self.work = 0.0
-        """Weighted tokens that wait."""
+        """Weighted tokens of the queued requests."""
         self.running = 0
         self.kv_tokens = 0
-        """KV tokens that its running requests plan with."""
+        """Tokens of KV cache reserved for the running requests."""
         self.turns = 0
-        """Picks made while both late and timely requests waited."""
+        """Picks made while both late and timely requests were queued, or with a choice by cached prefix."""
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -106,27 +108,27 @@ class Flow:
         return (place[2] for place in self.waiting)
 
     def add(self, queued: QueuedRequest) -> None:
-        """Let it stand where its age entitles it to."""
+        """Insert a request at the position of its age."""
         bisect.insort(self.waiting, queued.sort_key)
         self.work += queued.work
 
     def remove(self, queued: QueuedRequest) -> None:
-        """Take it out wherever it stands."""
+        """Remove a request of this flow."""
         del self.waiting[self.rank(queued)]
         self.work = self.work - queued.work if self.waiting else 0.0
 
     def rank(self, queued: QueuedRequest) -> int:
-        """How many stand before it."""
+        """The number of requests that are older than `queued`."""
         return bisect.bisect_left(self.waiting, queued.sort_key)
 
     def late_count(self, late_before: float) -> int:
-        """How many arrived before `late_before`."""
+        """The number of requests that arrived before `late_before`."""
         return bisect.bisect_left(self.waiting, (late_before,))
 
     def next_request(self, late_before: float, oldest_every: int) -> QueuedRequest:
-        """Who goes next: the oldest that can still be in time; every `oldest_every`-th time simply the oldest.
+        """The oldest request that can still be in time; at every `oldest_every`-th turn the oldest of all.
 
-        Those that arrived before `late_before` are late. Raises IndexError when nobody waits.
+        Requests that arrived before `late_before` are late. Raises IndexError when the flow is empty.
         """
         oldest = self.waiting[0]
         if oldest_every <= 1 or oldest[0] >= late_before or (self.turns + 1) % oldest_every == 0:
@@ -134,20 +136,22 @@ class Flow:
         timely = self.late_count(late_before)
         return self.waiting[timely][2] if timely < len(self.waiting) else oldest[2]
 
-    def reorder_candidates(self, first: QueuedRequest, oldest_every: int, most: int) -> list[QueuedRequest]:
-        """The one whose turn it is with those right behind it that may go in its place, at most so many together.
+    def reorder_candidates(self, first: QueuedRequest, oldest_every: int, limit: int) -> list[QueuedRequest]:
+        """The request whose turn it is and the requests right behind it that may go in its place, at most `limit`
+        together.
 
-        When it is the oldest's turn, nobody may: that is what keeps everybody from starving.
+        At every `oldest_every`-th turn only the first may go, so that no request starves.
         """
-        if most <= 1 or len(self.waiting) == 1 or (self.turns + 1) % oldest_every == 0:
+        if limit <= 1 or len(self.waiting) == 1 or (self.turns + 1) % oldest_every == 0:
             return [first]
         rank = 0 if self.waiting[0][2] is first else self.rank(first)
-        return [place[2] for place in self.waiting[rank : rank + most]]
+        return [place[2] for place in self.waiting[rank : rank + limit]]
 
     def record_turn(self, late_before: float, *, chosen: bool) -> None:
-        """Count a turn where there was a choice between late and timely ones, or one by cached prefix (`chosen`).
+        """Count a turn in which late and timely requests competed, or in which a cached prefix could decide
+        (`chosen`).
 
-        Call before `remove`.
+        Call it before `remove`.
         """
         if self.waiting[0][0] < late_before <= self.waiting[-1][0] or (chosen and len(self.waiting) > 1):
             self.turns += 1

@@ -1,4 +1,4 @@
-"""Refuses requests that wait in vain: no replica will take them, or none will in time."""
+"""Refuses requests that no replica will serve, or none in time."""
 
 from collections import deque
 
@@ -27,7 +27,7 @@ MAX_LATE_REVIEWED = 2
 
 
 class HopelessReview:
-    """Looks again at requests of one model whose prospects have changed since they were queued."""
+    """Reviews queued requests of one model whose prospects may have changed."""
 
     def __init__(
         self,
@@ -52,20 +52,20 @@ class HopelessReview:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the last `refusals` left requests to the next."""
+        """Whether the last `refusals` left requests for the next."""
         return bool(self._retries) or self._cursor is not None
 
     def on_pool_change(self) -> None:
-        """Replicas came, went or changed state: retries are reviewed again."""
+        """Review retries again: replicas came, went or changed state."""
         self._pool_changed = True
 
     def on_queued(self, queued: QueuedRequest) -> None:
-        """Review a request that has failed on a replica in the next dispatch."""
+        """Have a request that has failed on a replica reviewed in the next dispatch."""
         if queued.request.exclude:
             self._retries.append(queued)
 
     def refusals(self, now: float, rng: Rng) -> list[Rejection]:
-        """Refuse what can no longer be served in time. Work is bounded; see `unfinished`."""
+        """Refuse requests that can no longer be served in time. The work is bounded; see `unfinished`."""
         refused: list[Rejection] = []
         if self._pool_changed or self._retries:
             refused += self._retries_without_replica(now, rng)
@@ -77,7 +77,10 @@ class HopelessReview:
     def impossible(
         self, queued: QueuedRequest, reason: Reason, pool: WarmCapacity, *, grace: bool
     ) -> Rejection | None:
-        """The refusal of a request that fits nowhere, when waiting cannot help it; None when it may wait on."""
+        """The refusal of a request that fits nowhere and that waiting cannot help; None when it may wait.
+
+        With `grace`, a request is not refused for want of replicas.
+        """
         if not reason.transient and not grace:
             return self._no_replica(queued, reason, pool)
         if 0 < pool.largest_kv_tokens < need_of(queued):
@@ -89,9 +92,9 @@ class HopelessReview:
         return None
 
     def _retries_without_replica(self, now: float, rng: Rng) -> list[Rejection]:
-        """Requests that have failed on every replica there is do not wait for room.
+        """Refuse requests that have failed on every replica of the model, at most MAX_REFUSED in one dispatch.
 
-        Each is looked at when it arrives, and again whenever the pool has changed; at most MAX_REFUSED in one dispatch.
+        Each is reviewed when it arrives and whenever the pool has changed.
         """
         if self._pool_changed:
             self._pool_changed = False
@@ -106,7 +109,8 @@ class HopelessReview:
         return refused
 
     def _after_shrinking(self, now: float) -> list[Rejection]:
-        """When the pool has shrunk, refuse the last requests of each tenant that can no longer be served in time."""
+        """After the pool has shrunk, refuse the youngest requests of each tenant that can no longer be served in
+        time."""
         slots = self._pool.at(now).slots
         if slots < SHRINK_RATIO * self._reviewed_slots:
             self._cursor, self._reviewed_slots = QueueCursor(self._queue.bands), slots
@@ -129,7 +133,10 @@ class HopelessReview:
         return refused
 
     def _newly_late(self, now: float) -> list[Rejection]:
-        """A request that becomes late is served only every `oldest_every`-th turn, which may miss its deadline."""
+        """Predict the waits of requests that have become late, and refuse those that would miss their deadline.
+
+        A late request is served only at every `oldest_every`-th turn of its tenant.
+        """
         refused = []
         for queued in self._queue.newly_late(self._waits.late_before(now), MAX_LATE_REVIEWED):
             wait_s = self._waits.newly_late(queued, now)

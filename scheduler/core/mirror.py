@@ -57,8 +57,8 @@ class MirroredPrefixes:
         if not blocks:
             return NOT_CACHED
         before = self._record(blocks, block_tokens, 0, now)
-        most = OVERFILL_FACTOR * max(self.max_entries, MAX_DEPTH)
-        if self._blocks > most or self.tokens > OVERFILL_FACTOR * self.room_tokens:
+        limit = OVERFILL_FACTOR * max(self.max_entries, MAX_DEPTH)
+        if self._blocks > limit or self.tokens > OVERFILL_FACTOR * self.room_tokens:
             self.trim(now)
         return before
 

@@ -1,7 +1,7 @@
-"""One model's queue with its admission: who may wait, whose turn it is, who is refused.
+"""One model's queue with its admission: which requests may wait, which is placed next, which are refused.
 
-It reads the fleet and moves no load: `serve` yields decisions, and the scheduler state applies each before it asks
-for the next.
+The queue reads the fleet and changes no load: `serve` yields decisions, and the scheduler state applies each before
+it asks for the next.
 """
 
 from collections.abc import Iterator
@@ -37,25 +37,25 @@ class ModelQueue:
         self.waits = WaitPredictor(self.queue, self.admission, self.pool)
         self.reservations = Reservations(model, self.queue, fleet, config.policy.heartbeat_stale_s)
         self.unfinished = False
-        """The last dispatch has left work to the next, which should come soon."""
+        """Whether the last dispatch has left work to the next, which should follow at once."""
         self._fleet = fleet
         self._rules = config.queue
         self._review = HopelessReview(model, self.queue, fleet, self.admission, self.waits, self.pool)
 
     @property
     def disposable(self) -> bool:
-        """Whether nothing of it needs to be kept."""
+        """Whether nothing of this queue needs to be kept."""
         return self.queue.disposable
 
     def on_pool_change(self) -> None:
-        """Replicas came, went or changed state."""
+        """Drop what was derived from the pool: replicas came, went or changed state."""
         self.pool.on_change()
         self._review.on_pool_change()
 
     # Admission
 
     def submit(self, queued: QueuedRequest, now: float) -> PlaceRefused | None:
-        """Queue a request; its refusal when it may not wait."""
+        """Queue a request. Returns its refusal when it may not wait."""
         request = queued.request
         if refusal := self._over_capacity(request, now):
             return refusal
@@ -63,7 +63,7 @@ class ModelQueue:
         if len(self.queue) >= free or not self._fleet.has_room(self.model, now):
             predicted_s = self.waits.arriving(request, now)
             # The first request to wait is always admitted: the drain rate is measured only while requests wait. If it
-            # were refused, a rate learnt while the pool stood still would be believed for ever.
+            # were refused, a rate learnt while the pool stood still would never be corrected.
             if (
                 len(self.queue)
                 and not queued.admitted
@@ -78,11 +78,11 @@ class ModelQueue:
         return None
 
     def _over_capacity(self, request: PlaceRequest, now: float) -> PlaceRefused | None:
-        waiting, most = len(self.queue), self._rules.max_waiting
-        if waiting >= most:
+        waiting, limit = len(self.queue), self._rules.max_waiting
+        if waiting >= limit:
             return refusals.queue_full(request, self.waits.standing(request, None, now), waiting)
         mine = self.queue.waiting_count(request.tier, request.tenant_id)
-        if mine >= most * self._rules.max_waiting_share and self.queue.others_waiting(request.tenant_id):
+        if mine >= limit * self._rules.max_waiting_share and self.queue.others_waiting(request.tenant_id):
             return refusals.tenant_fills_queue(request, self.waits.standing(request, None, now), mine)
         return None
 
@@ -106,9 +106,10 @@ class ModelQueue:
         return expired
 
     def serve(self, now: float, rng: Rng, *, grace: bool) -> Iterator[Assignment | Rejection]:
-        """Place what can be placed, in fair order; refuse what waits in vain, except for want of replicas in `grace`.
+        """Place what can be placed, in fair order, and refuse what cannot be served.
 
-        The caller applies each decision before it asks for the next, which depends on the load of the replicas.
+        The caller applies each decision before it asks for the next, which depends on the load of the replicas. With
+        `grace`, no request is refused for want of replicas.
         """
         pool = self.pool.at(now)
         if not grace:
@@ -142,10 +143,8 @@ class ModelQueue:
         self.admission.drain.advance(now, pool.slots, len(self.queue) > 0)
 
     def _serve_reserved(self, current: ServingPass, now: float, rng: Rng) -> Iterator[Assignment]:
-        """Place the request that a replica is reserved for, or skip it.
-
-        It has no turn while requests of a higher band wait.
-        """
+        """Place the request that a replica is reserved for, or skip it. It has no turn while a higher band has
+        requests."""
         held = self.reservations.renewed(now)
         if held is None or any(band.waiting for band in self.queue.bands[: held.band]):
             return

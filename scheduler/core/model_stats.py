@@ -50,8 +50,8 @@ class ModelStats:
         gain = self._config.typical_gain
         self._uncached_believed += gain * (believed - self._uncached_believed)
         self._uncached_found += gain * (max(0.0, found) - self._uncached_found)
-        least, most = UNCACHED_RATIO_BOUNDS
-        self.uncached_ratio = min(most, max(least, self._uncached_found / max(1.0, self._uncached_believed)))
+        lower, upper = UNCACHED_RATIO_BOUNDS
+        self.uncached_ratio = min(upper, max(lower, self._uncached_found / max(1.0, self._uncached_believed)))
 
     def observe_itl(self, predicted_s: float, observed_s: float, promised_s: float, queued_s: float) -> None:
         """An answer took `observed_s` per token where `predicted_s` was predicted and `promised_s` promised; its

@@ -1,4 +1,4 @@
-"""An open placement: a request that runs on a replica, as the scheduler keeps it until it is released."""
+"""An active placement: a request on a replica, from its placement until its release."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from scheduler.core.predict import Baseline
 
 @dataclass(slots=True)
 class ActivePlacement:
-    """A placement that is not over."""
+    """One active placement. Times are monotonic seconds."""
 
     client: str
     tenant_id: str
@@ -17,34 +17,33 @@ class ActivePlacement:
     boot_id: str
     prompt_tokens: int
     hit_tokens: int
-    """Prompt tokens believed cached there when it was placed."""
+    """Prompt tokens believed to be cached on the replica at placement."""
     output_tokens: int
-    """Estimated."""
+    """Estimated output tokens."""
     produced: int
     prefilled: bool
     placed_at: float
-    """Monotonic seconds."""
     predicted_ttft_s: float = 0.0
-    """From placement to first token."""
+    """Predicted seconds from placement to first token."""
     predicted_itl_s: float = 0.0
     queued_s: float = 0.0
-    """Seconds it waited in our queue."""
+    """Seconds that the request was queued."""
     first_token_at: float = 0.0
-    """Monotonic seconds; 0 until it came."""
+    """Time of the first token; 0 until it came."""
     tier: str = "standard"
     weight: float = 1.0
     blocks: Sequence[int] = field(default=())
-    """The request's prefix blocks, for correcting what the replica is believed to hold."""
+    """The request's prefix blocks, for corrections of what the replica is believed to hold."""
     block_tokens: int = 0
     """Tokens in each of `blocks`; 0 = an even share of the prompt."""
     baseline: Baseline = field(default_factory=Baseline)
-    """What the fleet wrote down to learn from how it goes."""
+    """Values at placement that later observations are compared with."""
     charged: float = 0.0
-    """What of it is in its tenant's counter so far."""
+    """The part of the charge that is in its tenant's counter."""
     reserved: int = 0
-    """KV tokens that count against its tenant's cap."""
+    """Tokens of KV cache that count against its tenant's cap."""
 
     @property
     def uncached(self) -> int:
-        """Prompt tokens the replica has to prefill for it."""
+        """Prompt tokens that the replica has to prefill."""
         return max(0, self.prompt_tokens - self.hit_tokens)

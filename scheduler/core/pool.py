@@ -194,13 +194,13 @@ class Pool:
         known = self.tree.longest_hit(blocks)
         return max(known, *(depth for _, depth in self.index.match(blocks)), 0) if len(self.index) else known
 
-    def hits(self, matches: list[tuple[int, int]], tokens_per_block: float, most: int) -> Vector:
+    def hits(self, matches: list[tuple[int, int]], tokens_per_block: float, limit: int) -> Vector:
         """Cached tokens of a prompt per row, from a match in the index; never more than `most`."""
         size = len(self._rows)
         if sum(bits.bit_count() for bits, _ in matches) <= MAX_SCALAR_BITS:
             hits = np.zeros(size)
             for bits, depth in matches:
-                tokens = min(depth * tokens_per_block, most)
+                tokens = min(depth * tokens_per_block, limit)
                 while bits:
                     low = bits & -bits
                     hits[low.bit_length() - 1] = tokens
@@ -210,7 +210,7 @@ class Pool:
             raw = np.frombuffer(b"".join([bits.to_bytes(width, "little") for bits, _ in matches]), np.uint8)
             held = np.unpackbits(raw, bitorder="little").reshape(len(matches), 8 * width)[:, :size]
             tokens_held = np.array([depth for _, depth in matches], np.float64) * tokens_per_block
-            hits = np.minimum(tokens_held, most) @ held
+            hits = np.minimum(tokens_held, limit) @ held
         hits *= self.columns.hit_precision
         return hits
 

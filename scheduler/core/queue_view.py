@@ -5,10 +5,11 @@ from scheduler.core.rules import BANDS
 from scheduler.wire import BandView, QueueView, TenantView
 
 MAX_TENANT_VIEWS = 20
+"""Tenants shown per queue."""
 
 
 def queue_view(model: str, queue: FairQueue, now: float) -> QueueView | None:
-    """Bands that somebody waits in and the tenants with most in the queue; None when nobody waits or runs."""
+    """Bands with queued requests and the tenants with most requests; None when nothing is queued or running."""
     if not len(queue) and not queue.running:
         return None
     bands, tenants = [], []

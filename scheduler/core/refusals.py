@@ -1,6 +1,6 @@
-"""What a refused caller is told: status, reason, position, prediction, when to come back.
+"""Refusals with status, reason, queue position, predicted wait and retry time.
 
-429 = its own tenant's share is used up while others wait; 503 = no capacity for anyone.
+429 = the tenant's share is used up while other tenants wait; 503 = no capacity for anyone.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from scheduler.messages import PlaceRefused
 from scheduler.wire import PlaceRequest
 
 RETRY_AFTER_S = (1.0, 60.0)
-"""Least and most we ask a refused caller to wait; whoever retries adds the jitter."""
+"""Smallest and largest Retry-After, in seconds. Clients add the jitter."""
 UNKNOWN_WAIT_S = 600.0
-"""A wait nobody can predict is told as the longest deadline there is."""
+"""Wait that is reported when none can be predicted: the longest deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +20,20 @@ class Standing:
     """Where a request stood when it was refused."""
 
     position: int
-    """1 = next, in fair order; 0 = it never queued."""
+    """1 = next in fair order; 0 = it never queued."""
     warm_replicas: int
     wait_s: float | None
-    """Predicted further wait; None where there is nothing to predict from."""
+    """Predicted further wait in seconds; None when there is nothing to predict from."""
 
 
 def queue_full(request: PlaceRequest, standing: Standing, waiting: int) -> PlaceRefused:
-    """The model's queue takes nobody any more."""
+    """The model's queue is full with `waiting` requests."""
     text = f"{waiting} requests already wait for model {request.model}; try again later"
     return _refusal(request, 503, "queue_full", text, standing)
 
 
 def tenant_fills_queue(request: PlaceRequest, standing: Standing, mine: int) -> PlaceRefused:
-    """One tenant fills its part of the queue while others wait."""
+    """The tenant has filled its part of the queue with `mine` requests while other tenants wait."""
     text = f"{mine} of your requests already wait for model {request.model} and others wait too"
     return _refusal(request, 429, "tenant_share", text, standing)
 
@@ -41,7 +41,7 @@ def tenant_fills_queue(request: PlaceRequest, standing: Standing, mine: int) -> 
 def too_late(
     request: PlaceRequest, standing: Standing, allowed_s: float, caused_by_tenant: bool
 ) -> PlaceRefused:
-    """It would wait longer than it (still) may. `own_fault`: only because of its own tenant's requests ahead of it."""
+    """The predicted wait exceeds `allowed_s`; `caused_by_tenant`: only because of the tenant's own requests ahead."""
     wait_s = standing.wait_s or 0.0
     text = (
         f"the wait for model {request.model} would be {wait_s:.1f} s, more than the {allowed_s:.1f} s allowed"
@@ -53,7 +53,7 @@ def too_late(
 
 
 def overdue(request: PlaceRequest, waited_s: float, standing: Standing, over_share: bool) -> PlaceRefused:
-    """It waited until its deadline; 429 when its tenant holds more than its share while others wait."""
+    """The request waited until its deadline; 429 when its tenant runs more than its share while others wait."""
     text = f"no replica of model {request.model} came free within {waited_s:.1f} s"
     if over_share:
         text += ", while your organisation runs more than its share and others wait"
@@ -62,7 +62,7 @@ def overdue(request: PlaceRequest, waited_s: float, standing: Standing, over_sha
 
 
 def too_large(request: PlaceRequest, standing: Standing, need: int, largest: int) -> PlaceRefused:
-    """It plans with more tokens than the KV cache of any replica holds: room will never come free for it."""
+    """The request needs more tokens (`need`) than the largest KV cache of any replica holds."""
     text = (
         f"the request needs about {need} tokens of KV cache and the largest replica of model {request.model} "
         f"has {largest}"
@@ -71,7 +71,7 @@ def too_large(request: PlaceRequest, standing: Standing, need: int, largest: int
 
 
 def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> PlaceRefused:
-    """Waiting cannot help."""
+    """No replica will take the request, for `reason`."""
     model = request.model
     texts = {
         Reason.NOT_WARM: f"model {model} has no warm replica and none is starting",
@@ -85,7 +85,7 @@ def hopeless(request: PlaceRequest, reason: Reason, standing: Standing) -> Place
 def _refusal(
     request: PlaceRequest, status: int, reason: str, text: str, standing: Standing, allowed_s: float = 0.0
 ) -> PlaceRefused:
-    """Come back when the queue will have shrunk so far that the wait is within `allowed_s`."""
+    """Build a refusal. Retry-After is the time in which the predicted wait falls to `allowed_s`."""
     wait_s = standing.wait_s if standing.wait_s is not None else min(request.deadline_s, UNKNOWN_WAIT_S)
     retry_s = min(max(wait_s - allowed_s, RETRY_AFTER_S[0]), RETRY_AFTER_S[1])
     return PlaceRefused(

@@ -1,13 +1,14 @@
-"""One replica kept free for a request that fits nowhere and has been overtaken too often.
+"""Reserves one replica for a request that fits nowhere and has been starved too often.
 
-Without it a large prompt starves under steady small traffic, or all of its pool has to wait until it fits. One replica
-drains for it while the others go on serving; it may still be placed on any of them should it fit there sooner.
+Without a reservation a large prompt starves under steady small traffic, or its whole pool has to stand still until it
+fits. The reserved replica drains while the others go on serving. The request may still be placed on any other
+replica.
 
-Two things keep the others from starving in its place. A reservation ends after `QueueRules.reservation_s`, or when it
-is plain that higher bands do not let the replica drain; as long a time follows without any. And whoever had a replica
-drain for a large request has that again only after the other tenants of its band have been given as much work. The
-counters cannot see to that: a light tenant that seldom waits is lifted, whenever its next request comes, to the counter
-of the one that does. Large requests of whoever may not have a reservation hold nobody up.
+Two rules keep the other tenants from starving instead. A reservation ends after `QueueRules.reservation_s`, or when
+higher bands keep the replica from draining, and none is made for as long a time afterwards. A tenant that had a
+replica drained for a large request gets the next reservation only after the other tenants of its band have been given
+as much work. Counters cannot ensure this, because a light tenant that seldom waits is lifted to the counter of the
+waiting one at each request. Large requests without a right to a reservation do not block others.
 """
 
 import sys
@@ -22,38 +23,38 @@ from scheduler.core.replica import Replica
 from scheduler.core.warm import usable
 
 NOTHING = (0.0, sys.maxsize)
-"""Owed by whoever has had no replica drain: no work, and no need is as large."""
+"""Debt of a flow that had no replica drained: no work, and a need that no request reaches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A replica that takes nobody else of the request's band, or of a lower one, while it lasts."""
+    """A replica that takes no other request of the request's band or of a lower band."""
 
     queued: QueuedRequest
     replica_id: str
     band: int
     need: int
-    """Tokens of KV cache that the request plans with."""
+    """Tokens of KV cache that the request needs."""
     since: float
-    """When it was made; moving to another replica does not prolong it."""
+    """When the reservation was made, in monotonic seconds; a move to another replica does not change it."""
     spare: int
-    """Tokens that higher bands may still be given there before it is plain that the replica does not drain."""
+    """Tokens of KV cache that higher bands may still be given there before the reservation is dropped."""
 
     def keeps_out(self, queued: QueuedRequest) -> bool:
-        """Whether `queued` must not go to the replica. Bands are strict: none makes room for a lower one."""
+        """Whether `queued` must not be placed on the replica. Bands are strict: none makes room for a lower one."""
         return queued is not self.queued and band_index(queued.request.tier) >= self.band
 
     def as_large(self, queued: QueuedRequest) -> bool:
-        """Whether `queued` needs as much, and is of no higher band."""
+        """Whether `queued` needs at least as much and is of no higher band."""
         return need_of(queued) >= self.need and band_index(queued.request.tier) >= self.band
 
     def goes_before(self, queued: QueuedRequest) -> bool:
-        """Whether `queued` needs as much and therefore waits its turn: it would fit no better."""
+        """Whether the reserved request goes before `queued`, which needs as much and would fit no better."""
         return queued is not self.queued and self.as_large(queued)
 
 
 class Reservations:
-    """At most one at a time for a model, who holds it, and who may have the next."""
+    """The reservation of one model, at most one at a time, and the right to the next."""
 
     def __init__(self, model: str, queue: FairQueue, fleet: Fleet, stale_s: float) -> None:
         self.held: Reservation | None = None
@@ -63,16 +64,16 @@ class Reservations:
         self._stale_s = stale_s
         self._rest_until = float("-inf")
         self._failed: Reservation | None = None
-        """The last that came to nothing, while its request waits or the others have their time."""
+        """The last reservation that was dropped, until its request has left and the pause after it is over."""
         self._owed: dict[tuple[int, str], tuple[float, int]] = {}
-        """By band and line: the work that others are to be given before its next, and the least need of those placed.
-        Few: every large one that is placed lowers what the others owe by about as much as one of them can."""
+        """By band and flow: work owed to other tenants before the flow's next reservation, and the least need that
+        was placed. There are few entries, because every large placement lowers what the others owe."""
 
     def record_starved(self, skipped: Iterable[QueuedRequest], now: float) -> None:
-        """Those `passed` over fitted nowhere while another went, or nobody could because of them.
+        """Count that `skipped` requests fitted nowhere while another was placed, or while they blocked the rest.
 
-        The first to whom this has happened too often gets a replica to itself. It is in fair order: only whoever has
-        the turn, or is within Q of it, is ever passed over.
+        The first request that reaches `starvation_limit` gets a reservation. The order is fair: only requests whose
+        turn it is, or within Q of it, are ever skipped.
         """
         for queued in skipped:
             queued.times_starved += 1
@@ -80,7 +81,7 @@ class Reservations:
                 self.held = self._reserve(queued, now)
 
     def is_blocked(self, queued: QueuedRequest, deferred_need: int, now: float) -> bool:
-        """Whether `queued` need not be tried: one that goes before it, or was set deferred, needs no more than it."""
+        """Whether `queued` need not be tried: it needs as much as the reserved request, or as a deferred one."""
         if self.held is not None and self.held.goes_before(queued):
             return True
         return (
@@ -88,8 +89,8 @@ class Reservations:
         )
 
     def is_deferred(self, queued: QueuedRequest, now: float) -> bool:
-        """Whether nobody is held up for `queued` though it has the turn and fits nowhere: a replica may not be kept for
-        it now, so that it could be long until it fits."""
+        """Whether `queued`, which fits nowhere, must not block others, because no replica may be reserved for
+        it now."""
         failed = self._failed
         if failed is not None and failed.queued.outcome is not None and now >= self._rest_until:
             self._failed = failed = None
@@ -98,7 +99,7 @@ class Reservations:
         return self._owes(queued)
 
     def renewed(self, now: float) -> Reservation | None:
-        """The one that is held now: moved if its replica takes nobody any more, ended if its time is over."""
+        """The present reservation: moved when its replica is not usable any more, dropped when its time is over."""
         held = self.held
         if held is None:
             return None
@@ -115,7 +116,7 @@ class Reservations:
         return self.held
 
     def place(self, queued: QueuedRequest, now: float, rng: Rng) -> Choice | Blocked:
-        """Where a ticket can go: anywhere but to a replica that is kept free for another."""
+        """Place a request on any replica but one that is reserved for another."""
         held, request = self.held, queued.request
         if held is None or not held.keeps_out(queued) or held.replica_id in request.exclude:
             return self._fleet.place(request, now, rng)
@@ -127,10 +128,11 @@ class Reservations:
         return Blocked(Reason.BUSY)
 
     def placed(self, queued: QueuedRequest, replica_id: str, largest: int, now: float) -> None:
-        """A ticket was placed: the holder's reservation is used up, another's work is what was owed to it.
+        """Account for a placement: the reserved request uses up its reservation, another one's work reduces the
+        debts.
 
-        Owed is what others had to make room for: a request of which the model's `largest` KV cache does not hold two,
-        so that a replica had to drain for it, reserved or not.
+        A debt arises when others had to make room: the model's `largest` KV cache (tokens) does not hold two such
+        requests.
         """
         mine, held = self._flow_of(queued), self.held
         for flow in [flow for flow in self._owed if flow[0] == mine[0] and flow != mine]:
@@ -159,13 +161,14 @@ class Reservations:
         return enough and now >= self._rest_until and not self._owes(queued)
 
     def _owes(self, queued: QueuedRequest) -> bool:
-        """Whether its tenant has had a replica drain for one no larger, and others of the band are still behind."""
+        """Whether the tenant had a replica drained for a request no larger, and still owes work to others of the
+        band."""
         if not self._owed or self._queue.band(queued.request.tier).active_flows <= 1:
             return False
         return need_of(queued) >= self._owed.get(self._flow_of(queued), NOTHING)[1]
 
     def _drop(self, held: Reservation, now: float) -> None:
-        """It has come to nothing: the others go on for as long as it lasted."""
+        """End a reservation without a placement; none is made for as long as it lasted."""
         held.queued.times_starved = 0
         self._failed, self._rest_until = held, now + (now - held.since)
         self.held = None
@@ -175,17 +178,17 @@ class Reservations:
 
 
 def need_of(queued: QueuedRequest) -> int:
-    """Tokens of KV cache that a request plans with."""
+    """Tokens of KV cache that a request needs: prompt and estimated answer."""
     return queued.request.prompt_tokens + queued.request.output_tokens
 
 
 def reserve(
     queued: QueuedRequest, replicas: Iterable[Replica], now: float, stale_s: float, fill: float
 ) -> Reservation | None:
-    """Keep the replica that should fit `queued` soonest: of those that can hold it, the one with most free KV cache.
+    """Reserve the replica that should fit `queued` first: the one with most free KV cache of those that can hold it.
 
-    A replica that is not idle is filled up to the share `fill` of its KV cache. None where no usable replica that the
-    request has not failed on could ever hold it.
+    A replica that is not idle is filled up to the share `fill` of its KV cache. None when no usable replica, except
+    those that the request has failed on, can ever hold it.
     """
     need, excluded = need_of(queued), set(queued.request.exclude)
     able = [

@@ -57,8 +57,8 @@ def cached_tokens(request: PlaceRequest, pool: Pool, rows: Sequence[int]) -> dic
     matches = pool.match(request.blocks, among)
     if not matches:
         return {}
-    each, most = tokens_per_block(request), request.prompt_tokens
-    return {row: min(depth * each, most) for bits, depth in matches for row in rows if bits >> row & 1}
+    each, limit = tokens_per_block(request), request.prompt_tokens
+    return {row: min(depth * each, limit) for bits, depth in matches for row in rows if bits >> row & 1}
 
 
 def near_best(request: PlaceRequest, pool: Pool, able: list[Candidate]) -> list[Candidate]:

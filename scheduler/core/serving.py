@@ -30,16 +30,17 @@ class SkipReason(Enum):
     DEFERRED = auto()
     """It fits nowhere, and no replica may be reserved for it now."""
     NO_ROOM = auto()
-    """It fits nowhere; at most `max_skips` candidates are skipped for it, and only tenants within Q may go first."""
+    """It fits nowhere. At most `max_skips` candidates are skipped for this reason, and only tenants within Q go
+    before it."""
 
     @property
     def lets_others_pass(self) -> bool:
-        """Whether every tenant may go on being served, and the skip does not count against `max_skips`."""
+        """Whether all tenants may still be served; the skip then does not count against `max_skips`."""
         return self is not SkipReason.NO_ROOM
 
 
 class ServingPass:
-    """What one pass has skipped and refused so far; yields the next candidate."""
+    """Yields the candidates of one pass and keeps what the pass has skipped and refused."""
 
     def __init__(
         self,
@@ -54,13 +55,13 @@ class ServingPass:
         self.refused = 0
         """Requests refused in this pass."""
         self.blocked = False
-        """The pass ended because skipped requests hold up those behind them."""
+        """Whether the pass ended because skipped requests block those behind them."""
         self.skipped: dict[QueuedRequest, None] = {}
-        """In the order in which they were skipped."""
+        """Skipped requests, in the order in which they were skipped."""
         self.late_before = late_before
         self._uncounted = 0
         self._deferred_need = sys.maxsize
-        """The smallest need of the requests skipped with NO_RESERVATION, in tokens of KV cache."""
+        """The smallest need of the requests skipped as DEFERRED, in tokens of KV cache."""
         self._model = model
         self._queue = queue
         self._fleet = fleet
@@ -70,11 +71,11 @@ class ServingPass:
 
     @property
     def strict(self) -> bool:
-        """Whether a skipped request lets only tenants within Q go first."""
+        """Whether only tenants within Q may go before the skipped requests."""
         return len(self.skipped) > self._uncounted
 
     def next_candidate(self) -> QueuedRequest | None:
-        """The next request in fair order; None where nobody may go or no replica has room.
+        """The next request in fair order; None when none may go or no replica has room.
 
         Without a ready replica the pass goes on, so that requests are refused.
         """
@@ -88,7 +89,8 @@ class ServingPass:
         return queued
 
     def skip_untried(self, queued: QueuedRequest) -> bool:
-        """Skip a candidate that cannot fit because one that needs no more than it did not; whether it was."""
+        """Skip a candidate without trying it, when a request that needs no more did not fit. Returns whether it was
+        skipped."""
         if self._uncounted >= MAX_UNCOUNTED_SKIPS or not self._reservations.is_blocked(
             queued, self._deferred_need, self._now
         ):
@@ -97,7 +99,7 @@ class ServingPass:
         return True
 
     def reason_to_skip(self, queued: QueuedRequest) -> SkipReason | None:
-        """Why a candidate that fits nowhere is skipped; None when nobody may go before it."""
+        """Why a candidate that fits nowhere is skipped; None when no other may go before it."""
         if self._uncounted < MAX_UNCOUNTED_SKIPS:
             if queued.request.exclude:
                 return SkipReason.EXCLUDED_REPLICAS
@@ -117,7 +119,8 @@ class ServingPass:
 
 
 class HitLookup:
-    """How many prompt tokens of a waiting request are cached on some replica; remembers the answer on the request."""
+    """Prompt tokens of a queued request that are cached on some replica, stored on the request for HIT_FRESH_S
+    seconds."""
 
     def __init__(self, fleet: Fleet, now: float) -> None:
         self._fleet = fleet
@@ -125,7 +128,7 @@ class HitLookup:
         self._lookups = 0
 
     def __call__(self, queued: QueuedRequest) -> int:
-        """Prompt tokens of `queued` cached somewhere."""
+        """Prompt tokens of `queued` that are cached on some replica."""
         if self._now - queued.hit_at > HIT_FRESH_S and self._lookups < MAX_LOOKUPS:
             self._lookups += 1
             queued.hit_tokens = self._fleet.best_hit(queued.request)

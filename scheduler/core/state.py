@@ -1,7 +1,7 @@
-"""The scheduler's whole state and what may happen to it. Pure: time and randomness come in as arguments.
+"""The state of the scheduler and all events that change it. Pure: time and randomness are arguments.
 
-Every input is a method; what must be said to clients is returned by `dispatch`. Counters move in the same call
-that decides, so two requests never see the same free slot.
+Every event is a method; `dispatch` returns the answers for clients. Load counters change in the call that decides, so
+two requests never see the same free slot.
 """
 
 import math
@@ -25,28 +25,35 @@ from scheduler.wire import Placement, PlaceRequest, QueueView, Released
 from workers.wire import Heartbeat, ReplicaState
 
 MAX_BLOCKS = 4096
+"""Prefix blocks that are kept of one request."""
 MAX_EXCLUDED = 16
+"""Excluded replicas that are kept of one request."""
 MAX_DEADLINE_S = 600.0
+"""Longest deadline of a request."""
 WEIGHTS = (0.01, 100.0)
-"""Least and most a tenant may weigh."""
+"""Smallest and largest weight of a tenant."""
 MAX_ANNOUNCED_COUNTERS = 16_384
+"""Counters that are taken from one announcement."""
 MAX_MODEL_QUEUES = 1024
-"""Models that may have a queue at once: names that no host serves are made up as easily as not."""
+"""Models that may have a queue at once; clients can invent any number of model names."""
 MAX_ACTIVE = 262_144
-"""Open placements that announcements may bring the total to; those decided here are bounded by the replicas' slots."""
+"""Active placements up to which announced ones are added; placements decided here are bounded by the replicas'
+slots."""
 RESTORED_COUNTERS_S = 60.0
-"""How long announced counters wait for an agent of their model: longer after a restart than any request is made to."""
+"""Seconds for which restored counters of a model without replicas are kept; longer than requests wait after a
+restart."""
 ORPHAN_TTL_S = 600.0
-"""How long it is remembered what a client held that seemed dead."""
+"""Seconds for which orphaned placements are kept."""
 
 
 class SchedulerState:
-    """Replicas, queues and open placements of one scheduler incarnation."""
+    """Replicas, queues and active placements of one scheduler incarnation. Times are monotonic seconds."""
 
     def __init__(
         self, epoch: str, now: float, *, grace_s: float = 3.0, config: SchedulerConfig | None = None
     ) -> None:
-        """`grace_s` from `now` on nobody is refused for want of replicas: agents may not have reported yet."""
+        """For `grace_s` seconds from `now` no request is refused for want of replicas: agents may not have reported
+        yet."""
         self.epoch = epoch
         self.config = config or SchedulerConfig()
         self.fleet = Fleet(self.config.policy)
@@ -54,28 +61,28 @@ class SchedulerState:
         self.active: dict[PlacementKey, ActivePlacement] = {}
         self.orphans = OrphanedPlacements()
         self._restored_until: dict[str, float] = {}
-        """Until when the counters of models are kept that clients have announced."""
+        """By model: until when restored counters are kept."""
         self._grace_ends = now + grace_s
         self._seq = 0
         self._dirty: set[str] = set()
         self.unfinished = False
-        """The last dispatch has put off some work so as not to take long: call it again soon."""
+        """Whether the last dispatch left work to the next, which should follow at once."""
         self._decisions: list[Decision] = []
-        """Refusals on arrival, for the next dispatch to return."""
+        """Refusals on arrival, returned by the next dispatch."""
 
-    # What agents say
+    # Events from agents
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> bool:
-        """Take an agent's whole view; True when replicas came, went or changed state."""
+        """Apply an agent's heartbeat; returns whether replicas came, went or changed state."""
         changed, models = self.fleet.heartbeat(heartbeat, now)
         self._mark_dirty(models, changed)
         return changed
 
     def forget_silent(self, now: float, after_s: float) -> bool:
-        """Drop replicas whose agent has not been heard of for `after_s`; True when there were any.
+        """Drop replicas without a heartbeat for `after_s` seconds; returns whether there were any.
 
-        Models that nobody serves, waits for or runs are forgotten too: were they to come back, all begin anew. Only
-        counters that a client has announced wait ADOPTED_S for an agent.
+        Queues of models without replicas, queued requests and placements are dropped too. Restored counters are kept
+        for RESTORED_COUNTERS_S.
         """
         models = self.fleet.forget_silent(now, after_s)
         self._mark_dirty(models, True)
@@ -94,24 +101,25 @@ class SchedulerState:
                 self.queues[model].on_pool_change()
 
     def active_on(self, replica_id: str) -> int:
-        """Open placements on a replica."""
+        """Number of active placements on a replica."""
         return self.fleet.running_on(replica_id)
 
     def expect_state(self, replica_id: str, state: ReplicaState) -> None:
-        """Believe that a replica is in `state` until its next heartbeat: a command has just been sent."""
+        """Assume that a replica is in `state` until its next heartbeat, because a command was sent."""
         self.fleet.expect_state(replica_id, state)
         if replica := self.fleet.replicas.get(replica_id):
             self._mark_dirty({replica.status.model}, True)
 
-    # What clients say
+    # Events from clients
 
     def submit(
         self, client: str, request: PlaceRequest, now: float, age_s: float = 0.0, *, admitted: bool = False
     ) -> None:
-        """Queue a request or refuse it; `dispatch` answers. One that already waits under the same id is left alone.
+        """Queue a request or refuse it; the answer follows from `dispatch`. A request that is queued already is
+        ignored.
 
-        `admitted`: an earlier scheduler has let it in; its wait is not judged again. Nor is that of one whose replica
-        has failed it: it has been let in, and paid for, before.
+        `age_s` is the time that the request has waited before. With `admitted`, its wait is not judged again, because
+        an earlier scheduler admitted it. The same holds for a request that has failed on a replica.
         """
         self._seq += 1
         request = clamped(request)
@@ -130,15 +138,16 @@ class SchedulerState:
             self._decisions.append(Rejection(client, request.model, refusal))
 
     def cancel(self, client: str, request_id: str) -> None:
-        """The caller is gone: drop its ticket. A placement that crosses this is released by the client."""
+        """Remove a queued request. A placement that crosses this message is released by the client."""
         for model, model_queue in self.queues.items():
             if model_queue.queue.remove((client, request_id), QueueOutcome.CANCELLED) is not None:
-                self._dirty.add(model)  # it may have been in the way of the next
+                self._dirty.add(model)  # it may have blocked others
 
     def prefill_done(
         self, client: str, request_id: str, replica_id: str, now: float
     ) -> ActivePlacement | None:
-        """The first token came: its prompt no longer waits for prefill. None when that is no news."""
+        """Note the first token of a placement. None when the placement is not known or the first token was noted
+        before."""
         entry = self.active.get((client, request_id, replica_id))
         if entry is None or entry.prefilled:
             return None
@@ -146,21 +155,21 @@ class SchedulerState:
         return entry
 
     def progress(self, client: str, request_id: str, replica_id: str, produced: int) -> None:
-        """So many output tokens so far; counts never go back."""
+        """Note the output tokens produced so far; counts never decrease."""
         entry = self.active.get((client, request_id, replica_id))
         if entry is not None:
             self.fleet.on_progress(entry, produced)
             self._queue_of(entry.model).queue.on_progress(entry)
 
     def release(self, client: str, released: Released, now: float) -> ActivePlacement | None:
-        """A placement is over; None when it is not known (any more), which is no error."""
+        """Close a placement. None when it is not known, which is no error."""
         return self._deactivate((client, released.request_id, released.replica_id), released, now)
 
     def announce(self, client: str, announced: Announce, now: float) -> None:
-        """A client (re)connected and says all it holds and waits for: that is now the truth about it.
+        """Apply a client's announcement after a (re)connection: it replaces what was known of the client.
 
-        Its counters come from earlier schedulers; they are taken over before anything is charged on top of them.
-        Placements that are known go on as they are: nobody is charged twice, and no cached prefix is forgotten.
+        Counters of earlier schedulers are restored before anything is charged. Known placements continue unchanged:
+        they are not charged again, and their cached prefixes are kept.
         """
         if not announced.more:
             self.drop_waiting(client)
@@ -178,14 +187,14 @@ class SchedulerState:
             self.submit(client, queued.request, now, queued.age_s, admitted=True)
 
     def _restore(self, client: str, held: AnnouncedPlacement, now: float) -> None:
-        """A placement that a client says it holds: one that goes on, an orphaned one, or one from before our time."""
+        """Restore an announced placement: one that is active, an orphaned one, or one of an earlier scheduler."""
         key = (client, held.request_id, held.replica_id)
         entry = self.active.get(key)
         if entry is not None and (entry.boot_id, entry.model) == (held.boot_id, held.model):
             if held.prefilled and not entry.prefilled:
                 entry.baseline.raw_ttft_s = (
                     entry.baseline.raw_itl_s
-                ) = -1.0  # nobody saw when its first token came
+                ) = -1.0  # the time of its first token is unknown
                 self.fleet.on_prefill(entry, now)
                 entry.first_token_at = 0.0
             self.progress(*key, held.produced)
@@ -197,7 +206,7 @@ class SchedulerState:
         self._activate(entry, held.request_id, now, counted=held.epoch not in ("", self.epoch))
 
     def drop_waiting(self, client: str) -> int:
-        """The client's connection is gone: nobody waits for these answers. Returns how many there were."""
+        """Remove the queued requests of a client whose connection is lost; returns their number."""
         dropped = {
             model: len(model_queue.queue.remove_client(client)) for model, model_queue in self.queues.items()
         }
@@ -205,19 +214,19 @@ class SchedulerState:
         return sum(dropped.values())
 
     def drop_placements(self, client: str, now: float) -> int:
-        """The client seems dead: its placements no longer load anything. Returns how many there were."""
+        """Close the placements of a client that did not return; returns their number."""
         keys = [key for key in self.active if key[0] == client]
         for key in keys:
             if entry := self._deactivate(key, None, now):
                 self.orphans.add(key, entry, now)
         return len(keys)
 
-    # What is decided
+    # Decisions
 
     def dispatch(self, now: float, rng: Rng) -> list[Decision]:
-        """Expire what is overdue, place what can be placed; the answers in the order they were decided.
+        """Expire, place and refuse requests; returns the answers in the order of the decisions.
 
-        Work is bounded: where `unfinished` is set afterwards, another dispatch is due at once.
+        The work is bounded: when `unfinished` is set afterwards, the caller should dispatch again at once.
         """
         grace = now < self._grace_ends
         decisions, self._decisions = self._decisions, []
@@ -225,7 +234,7 @@ class SchedulerState:
             decisions += model_queue.expire(now)
         for model in sorted(self._dirty & self.queues.keys()):
             for decision in self.queues[model].serve(now, rng, grace=grace):
-                # Opened here, before the queue decides again: its next decision depends on the load.
+                # Applied before the queue decides again: its next decision depends on the load.
                 decisions.append(
                     self._placed(decision, now) if isinstance(decision, Assignment) else decision
                 )
@@ -236,11 +245,11 @@ class SchedulerState:
         return decisions
 
     def tick(self) -> None:
-        """Look at every queue in the next dispatch: time alone may have changed what is possible."""
+        """Serve every queue in the next dispatch: the passage of time alone may allow placements."""
         self._dirty.update(self.queues)
 
     def next_deadline(self) -> float | None:
-        """When `dispatch` has something to say though nothing happens; None when nobody waits."""
+        """The earliest deadline of all queued requests; None when none is queued."""
         ends = [
             end
             for model_queue in self.queues.values()
@@ -248,20 +257,20 @@ class SchedulerState:
         ]
         return min(ends, default=None)
 
-    # What is shown
+    # Views
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, of all models."""
+        """Number of queued requests of all models."""
         return sum(len(model_queue.queue) for model_queue in self.queues.values())
 
     def queue_views(self, now: float) -> list[QueueView]:
-        """Every model that is waited for or running."""
+        """A view of every model with queued or running requests."""
         views = [queue_view(model, self.queues[model].queue, now) for model in sorted(self.queues)]
         return [view for view in views if view is not None]
 
     def changed_counters(self) -> list[TenantCounter]:
-        """The counters that moved since the last call, for clients to keep through a restart of this scheduler."""
+        """The counters that changed since the last call; clients keep them for the next scheduler."""
         return [
             counter
             for model in sorted(self.queues)
@@ -269,13 +278,13 @@ class SchedulerState:
         ]
 
     def counters(self) -> list[TenantCounter]:
-        """Every counter, and what newcomers begin with."""
+        """All counters, and the floors of the bands."""
         return [
             counter for model in sorted(self.queues) for counter in self.queues[model].queue.counters(model)
         ]
 
     def accuracy(self) -> dict[tuple[str, str], Accuracy]:
-        """How good predictions have been, by model and kind: wait, ttft, itl."""
+        """Accuracy of predictions by model and kind: wait, ttft, itl."""
         waits = {(model, "wait"): model_queue.admission.waits for model, model_queue in self.queues.items()}
         reports = self.fleet.reports.items()
         return (
@@ -284,10 +293,10 @@ class SchedulerState:
             | {(model, "itl"): report.itl for model, report in reports}
         )
 
-    # Inside
+    # Internals
 
     def _may_queue(self, model: str) -> bool:
-        """Whether a model may have a queue: there is room for one more name, or a host serves it."""
+        """Whether a model may have a queue: it has one, there is room for another, or a host serves it."""
         return (
             model in self.queues or len(self.queues) < MAX_MODEL_QUEUES or bool(self.fleet.replicas_of(model))
         )
@@ -299,7 +308,7 @@ class SchedulerState:
         return model_queue
 
     def _placed(self, assignment: Assignment, now: float) -> Placed:
-        """Open the placement: load its replica and charge its tenant."""
+        """Activate a placement for an assignment."""
         queued, choice = assignment
         request, status = queued.request, choice.replica.status
         entry = ActivePlacement(
@@ -342,7 +351,7 @@ class SchedulerState:
     def _activate(
         self, entry: ActivePlacement, request_id: str, now: float, *, counted: bool = False
     ) -> float:
-        """Load its replica and charge its tenant; the tenant's counter."""
+        """Add a placement to its replica's load and charge its tenant; returns the tenant's counter."""
         key = (entry.client, request_id, entry.replica_id)
         self._deactivate(key, None, now)
         self.active[key] = entry
@@ -359,7 +368,7 @@ class SchedulerState:
 
 
 def clamped(request: PlaceRequest) -> PlaceRequest:
-    """`request` with every count in range, whatever the peer sent, and its blocks packed."""
+    """`request` with every count in range and its blocks packed."""
     request.prompt_tokens = max(0, request.prompt_tokens)
     request.output_tokens = max(0, request.output_tokens)
     request.block_tokens = max(0, request.block_tokens)
@@ -371,9 +380,9 @@ def clamped(request: PlaceRequest) -> PlaceRequest:
 
 
 def packed(blocks: Sequence[int]) -> Sequence[int]:
-    """Block hashes in a fifth of a list's memory, which the garbage collector need not walk through while they wait.
+    """Block hashes as an array: a fifth of a list's memory, and no work for the garbage collector.
 
-    None when one of them is no 64-bit hash: then nothing is known of the prompt.
+    Empty when one of them is not a 64-bit hash.
     """
     try:
         return array("Q", blocks[:MAX_BLOCKS])

@@ -1,4 +1,4 @@
-"""Predicted waits of one model's queue: of requests that arrive, of requests that wait, and for refusals."""
+"""Predicted waits of one model's queue, for admission, for review and for refusals."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from scheduler.wire import PlaceRequest
 
 
 class WaitPredictor:
-    """Turns the work ahead of a request into seconds. Times are monotonic seconds, waits are seconds."""
+    """Converts the work ahead of a request into seconds. Times are monotonic seconds; waits are seconds."""
 
     def __init__(self, queue: FairQueue, admission: Admission, pool: WarmPool) -> None:
         self._queue = queue
@@ -22,11 +22,11 @@ class WaitPredictor:
         self._pool = pool
 
     def late_before(self, now: float) -> float:
-        """Requests that arrived before this time are late: they can hardly meet the TTFT target any more."""
+        """Requests that arrived before this time are late: they can hardly meet the TTFT target."""
         return now - self._rules.late_ttft_share * self._pool.at(now).ttft_target_s
 
     def arriving(self, request: PlaceRequest, now: float) -> float | None:
-        """The wait of a request that arrives now; None where there is nothing to predict from.
+        """The wait of a request that arrives now; None when there is nothing to predict from.
 
         If the request can be served in time behind the timely requests of its tenant, only those count. Otherwise it
         becomes late and waits behind all of them.
@@ -47,8 +47,8 @@ class WaitPredictor:
         """The wait of a request that has become late.
 
         It waits behind every older request of its tenant, and behind the timely ones that take the other turns
-        meanwhile. Only requests that wait now count. To foresee those still to come at their worst would refuse the
-        end of a burst although the pool then idles; their cost is left to the residual.
+        meanwhile. Only requests that are queued now count: to include the worst case of future arrivals would refuse
+        the end of a burst although the pool then idles. Their effect is left to the residual.
         """
         request = queued.request
         own = self._queue.older_backlog(queued)
@@ -63,7 +63,7 @@ class WaitPredictor:
     def behind(
         self, request: PlaceRequest, own: Backlog, now: float, *, turns: float = 1.0, late: bool = False
     ) -> float | None:
-        """The wait behind `own` of the request's tenant, each of which takes `turns` of the tenant's turns."""
+        """The wait behind `own` of the request's tenant, scaled by the turns that each of them takes."""
         scaled = Backlog(own.work * turns, own.requests) if turns != 1.0 else own
         sample = self._admission.rules.sampled_flows
         ahead = self._queue.backlog_before(request.tier, request.tenant_id, scaled, sample)
@@ -71,7 +71,8 @@ class WaitPredictor:
         return self._admission.predict(work, self._pool.at(now), band_index(request.tier), late=late)
 
     def standing(self, request: PlaceRequest, queued: QueuedRequest | None, now: float) -> Standing:
-        """Where a request stands in fair order, as if its tenant's requests were served first come first served.
+        """Position, warm replicas and predicted wait of a request, as if its tenant were served first come first
+        served.
 
         `queued` is its entry in the queue; None for a request that has just arrived.
         """
@@ -88,7 +89,8 @@ class WaitPredictor:
     ) -> PlaceRefused:
         """The refusal of a request that would wait `wait_s` but may wait only `allowed_s`.
 
-        Its own tenant is the cause when the request would be served in time without the tenant's other requests.
+        The tenant is the cause when the request would be served in time without the tenant's other requests, and
+        others wait.
         """
         alone_s = self.behind(request, Backlog(0.0, 0), now)
         in_time = alone_s is not None and alone_s <= allowed_s
@@ -96,11 +98,11 @@ class WaitPredictor:
         return refusals.too_late(request, replace(standing, wait_s=wait_s), allowed_s, caused_by_tenant)
 
     def record(self, queued: QueuedRequest, wait_s: float | None, now: float, *, late: bool) -> None:
-        """Store a prediction on its request, for `observe` to learn from."""
+        """Store a prediction on its request for `observe`."""
         queued.predicted_wait_s, queued.predicted_at, queued.late = wait_s, now, late
         queued.residual = self._admission.residual(band_index(queued.request.tier), late=late)
 
     def observe(self, queued: QueuedRequest, now: float) -> None:
-        """Learn from the wait of a request that left the queue: it was placed or reached its deadline."""
+        """Learn from the wait of a request that was placed or reached its deadline."""
         band, waited_s = band_index(queued.request.tier), now - queued.predicted_at
         self._admission.observe(queued.predicted_wait_s, waited_s, queued.residual, band, late=queued.late)

@@ -1,4 +1,4 @@
-"""What the warm replicas of one model can hold together."""
+"""The combined capacity of one model's warm replicas."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class WarmCapacity:
 
 
 class WarmPool:
-    """The warm capacity of one model, cached for WARM_FRESH_S or until `changed` is called."""
+    """The warm capacity of one model, cached for WARM_FRESH_S seconds or until `on_change`."""
 
     def __init__(self, model: str, fleet: Fleet, stale_s: float) -> None:
         """`stale_s`: seconds without a heartbeat after which a replica is not counted."""
@@ -54,5 +54,5 @@ class WarmPool:
 
 
 def usable(replica: Replica, now: float, stale_s: float) -> bool:
-    """Whether a replica takes requests: ready, and heard of within `stale_s` seconds."""
+    """Whether a replica takes requests: it is ready and its last heartbeat is at most `stale_s` seconds old."""
     return replica.state is ReplicaState.READY and now - replica.last_seen_at <= stale_s
