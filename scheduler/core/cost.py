@@ -1,6 +1,6 @@
-"""What a placement costs: the formulas of the score (DESIGN §6), each written once.
+"""The cost of a placement: the formulas of the score (DESIGN §6).
 
-They hold for one replica in plain numbers and for the columns of a whole pool alike: `T` is a float or a vector.
+They apply to one replica in plain numbers and to the columns of a pool: `T` is a float or a vector.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -16,52 +16,54 @@ T = TypeVar("T", float, Vector)
 
 
 class ScoreInputs(NamedTuple, Generic[T]):
-    """What the score needs of a replica: of one (floats), or of every row of a pool (vectors)."""
+    """What the score needs of a replica, as floats, or of all rows of a pool, as vectors. Times are monotonic
+    seconds."""
 
     awake_until: T
-    """Until when it may be given requests unless it is heard of again; -inf = it is not ready, or has no slot."""
+    """Until when the replica takes requests without another heartbeat; -inf = it is not ready, or has no free
+    slot."""
     open_until: T
-    """The same while its batch also keeps the promised time per token: it takes any request ..."""
+    """The same, while its batch keeps the target time per token: it takes any request."""
     warm_until: T
-    """... or keeps it nearly: it takes requests whose prompt it holds."""
+    """The same, while its batch nearly keeps the target: it takes requests whose prompt it holds."""
     kv_room: T
-    """Tokens (prompt and answer) that still fit its KV plan ..."""
+    """Tokens (prompt and answer) that still fit into its KV cache."""
     room: T
-    """... and its promised time per token."""
+    """Tokens that still fit into its KV cache and its target time per token."""
     prefill_done_at: T
     """When its prefill backlog should be done."""
     min_backlog_s: T
-    """Seconds of backlog that are believed even when `prefill_done_at` has passed."""
+    """Seconds of prefill backlog that are assumed even after `prefill_done_at`."""
     ttft_residual_s: T
-    """q, seconds."""
+    """q: learnt correction of the TTFT, in seconds."""
     prefill_s_per_token: T
-    """1/R: seconds per uncached prompt token for this request ..."""
+    """1/R: seconds per uncached prompt token."""
     prefill_cost_per_token: T
-    """... and with eta: for those that run there, too."""
+    """Seconds per uncached prompt token, with the delay of the running requests weighted by eta."""
     itl: T
-    """Seconds per output token with one more sequence, before that one's own KV."""
+    """Seconds per output token with one more sequence, without that sequence's own KV cache."""
     itl_cost: T
-    """The same with eta: what a further output token costs everyone there."""
+    """Seconds per output token, with the delay of the running requests weighted by eta."""
     itl_per_kv: T
-    """Added seconds per output token and KV token."""
+    """Added seconds per output token and token of KV cache."""
     kv_excess: T
-    """Cached and used tokens beyond its KV room; negative = free room."""
+    """Cached and expected tokens beyond the KV cache; negative = free room."""
     eviction_cost_per_token: T
-    """Seconds that pushing out one cached token costs."""
+    """Seconds that the eviction of one cached token costs."""
     hit_precision: T
-    """Share of believed hits that turned out to be there."""
+    """Share of believed cache hits that the engine confirmed."""
 
 
 def ttft_s(uncached: T, backlog_s: T, inputs: ScoreInputs[T]) -> T:
-    """`TTFT = P/R + u/R + q`: the backlog P/R shrinks as time passes, for the engine works on it."""
+    """`TTFT = P/R + u/R + q` in seconds. The backlog P/R shrinks as time passes."""
     return uncached * inputs.prefill_s_per_token + backlog_s + inputs.ttft_residual_s
 
 
 def cost_s(prompt: float, output: float, uncached: T, backlog_s: T, evicted: T, inputs: ScoreInputs[T]) -> T:
-    """J for n prompt tokens of which u are not cached there, and o output tokens:
+    """J in seconds, for n prompt tokens, u of them uncached, and o output tokens.
 
     `J = TTFT + o*ITL + eta*D*(u/R + o*beta/accept) + eps*hot/R`, with ITL from Pool.refresh for D+1 sequences over
-    K+n tokens. `pushed_out` are the cached tokens that u + o new ones push out of a full cache.
+    K+n tokens. `evicted` are the cached tokens that u + o new tokens push out of a full cache.
     """
     return (
         uncached * inputs.prefill_cost_per_token
@@ -74,16 +76,16 @@ def cost_s(prompt: float, output: float, uncached: T, backlog_s: T, evicted: T, 
 
 
 def tokens_per_block(request: PlaceRequest) -> float:
-    """Tokens in each of the request's blocks: text blocks share its prompt evenly."""
+    """Tokens in each of the request's blocks; text blocks share the prompt evenly."""
     return request.block_tokens or request.prompt_tokens / max(1, len(request.blocks))
 
 
 def sticky_threshold(request: PlaceRequest, config: PolicyConfig) -> float:
-    """Cached tokens from which on a replica counts as holding the prompt."""
+    """Cached tokens from which a replica counts as holding the prompt."""
     return max(1.0, min(config.sticky_hit_fraction * request.prompt_tokens, config.sticky_hit_tokens))
 
 
 def sticky_limit_s(request: PlaceRequest, prefill_rate: float, config: PolicyConfig) -> float:
-    """T_max: what may be given up for the sake of a cached prefix, the more the longer its prefill takes."""
+    """T_max: seconds that a cached prefix may cost; the more, the longer its prefill takes."""
     worth_s = config.sticky_prefills * request.prompt_tokens / prefill_rate
     return min(config.sticky_extra_s, max(config.sticky_min_s, worth_s))

@@ -1,6 +1,6 @@
-"""Every replica with what is routed to it: the one place where load counters and prefix beliefs move.
+"""All replicas with their placements: the one place where load counters and prefix knowledge change.
 
-The scheduler state (queues, clients) calls it for every event; policy reads it. Pure: time and randomness come in.
+The scheduler state calls it for every event, and the policy reads it. Pure: time and randomness are arguments.
 """
 
 import math
@@ -18,26 +18,26 @@ from scheduler.wire import PlaceRequest, Released
 from workers.wire import Heartbeat, KvDelta, ReplicaState, ReplicaStatus
 
 MIN_REPLICA_BLOCKS = 1024
-"""Prefix blocks a replica may always remember, however many replicas share the total."""
+"""Prefix blocks that are remembered per replica, however many replicas share the total."""
 
 
 class Fleet:
-    """All replicas of all models, as agents report them and as our own placements load them."""
+    """All replicas of all models, with the load of active placements. Times are monotonic seconds."""
 
     def __init__(self, config: PolicyConfig | None = None) -> None:
         self.config = config or PolicyConfig()
         self.replicas: dict[str, Replica] = {}
         self.reports: dict[str, PredictionReport] = {}
-        """By model: how far predictions were off."""
+        """Accuracy of predictions by model."""
         self._pools: dict[str, Pool] = {}
         self._loads: dict[str, Load] = {}
 
-    # What agents say
+    # Events from agents
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> tuple[bool, set[str]]:
-        """Take an agent's whole view.
+        """Apply an agent's heartbeat, which lists all of its replicas.
 
-        Returns whether replicas came, went or changed state, and the models whose queues should be looked at.
+        Returns whether replicas came, went or changed state, and the models whose queues should be served.
         """
         changed = False
         models: set[str] = set()
@@ -76,30 +76,33 @@ class Fleet:
         return changed, models
 
     def forget_silent(self, now: float, after_s: float) -> set[str]:
-        """Drop replicas whose agent has not been heard of for `after_s`; the models that lost one."""
+        """Drop replicas without a heartbeat for `after_s` seconds; returns the models that lost one."""
         gone = [name for name, replica in self.replicas.items() if now - replica.last_seen_at > after_s]
         return {self._forget(replica_id) for replica_id in gone}
 
     def expect_state(self, replica_id: str, state: ReplicaState) -> None:
-        """Believe that a replica is in `state` until its next heartbeat: a command has just been sent."""
+        """Assume that a replica is in `state` until its next heartbeat, because a command was sent."""
         if replica := self.replicas.get(replica_id):
             replica.expected_state = state
             self._pools[replica.status.model].refresh(replica, replica.last_seen_at)
 
     def kv_events(self, delta: KvDelta) -> None:
-        """An engine's own word on its prefix cache; ignored when it is of another incarnation."""
+        """Apply an engine's cache events; those of another incarnation are ignored."""
         replica = self.replicas.get(delta.replica_id)
         if replica is not None and replica.status.boot_id == delta.boot_id:
             replica.prefix.apply(delta)
 
     def needs_resync(self, replica_id: str, now: float) -> bool:
-        """Whether the replica's agent should be asked now to say all that its engine holds: deltas have gone missing,
-        or the replica was found on a connection that had told everything before."""
+        """Whether the replica's agent should now send the full cache state.
+
+        This is so when deltas are missing, or when the replica was discovered on a connection that had sent it
+        before.
+        """
         replica = self.replicas.get(replica_id)
         exact = replica.prefix if replica is not None else None
         return isinstance(exact, ExactPrefixes) and exact.needs_resync(now)
 
-    # What is read
+    # Reads
 
     def replicas_of(self, model: str) -> list[Replica]:
         """The replicas of a model."""
@@ -107,30 +110,30 @@ class Fleet:
         return list(pool) if pool is not None else []
 
     def running_on(self, replica_id: str) -> int:
-        """Open placements on a replica, known or not."""
+        """Number of active placements on a replica, whether it is known or not."""
         load = self._loads.get(replica_id)
         return load.running if load is not None else 0
 
     def has_room(self, model: str, now: float) -> bool:
-        """Whether any replica of `model` may have room for some request: False means that trying is pointless."""
+        """Whether any replica of `model` may have room for some request. When False, no placement is possible."""
         pool = self._pools.get(model)
         return pool is not None and pool.has_room(now)
 
     def best_hit(self, request: PlaceRequest) -> int:
-        """Prompt tokens of `request` that some replica of its model is believed to hold; the fair queue asks."""
+        """The largest number of prompt tokens of `request` that a replica of its model is believed to hold."""
         pool = self._pools.get(request.model)
         longest = pool.longest_hit(request.blocks) if pool is not None else 0
         return min(request.prompt_tokens, int(longest * tokens_per_block(request)))
 
     def place(self, request: PlaceRequest, now: float, rng: Rng) -> Choice | Blocked:
-        """Where `request` should run now; changes nothing."""
+        """The choice of a replica for `request`; changes nothing."""
         pool = self._pools.get(request.model)
         return place(request, pool, now, rng) if pool is not None else Blocked(Reason.UNKNOWN_MODEL)
 
-    # What happens to placements
+    # Events of placements
 
     def on_open(self, entry: ActivePlacement, now: float | None = None) -> None:
-        """A placement begins, decided here, or announced `now` by a client: its load counts from now on."""
+        """Add a placement to the load. `now` is given when a client announced it, and defaults to its `placed_at`."""
         load = self._loads.get(entry.replica_id)
         if load is None:
             load = self._loads[entry.replica_id] = Load()
@@ -162,7 +165,7 @@ class Fleet:
         pool.refresh(replica, now)
 
     def on_prefill(self, entry: ActivePlacement, now: float) -> None:
-        """The first token came: the prompt no longer waits for prefill. Learns from the time it took."""
+        """Note the first token of a placement, and learn from the time that it took."""
         if entry.prefilled:
             return
         entry.prefilled = True
@@ -185,7 +188,7 @@ class Fleet:
         self._pools[entry.model].refresh(replica, now)
 
     def on_progress(self, entry: ActivePlacement, produced: int) -> None:
-        """So many output tokens so far; counts never go back."""
+        """Note the output tokens produced so far; counts never decrease."""
         if produced > entry.produced:
             load = self._loads[entry.replica_id]
             load.kv_tokens += produced - entry.produced
@@ -195,7 +198,7 @@ class Fleet:
             load.outstanding += _outstanding(entry)
 
     def on_close(self, entry: ActivePlacement, released: Released | None, now: float) -> None:
-        """A placement is over. `released` is None when the client died or announced something else."""
+        """Remove a placement from the load. `released` is None when the client is lost or no longer announces it."""
         load = self._loads[entry.replica_id]
         load.running -= 1
         load.kv_tokens -= entry.uncached + entry.produced
@@ -211,10 +214,10 @@ class Fleet:
             self._learn(replica, entry, released, now)
             self._pools[entry.model].refresh(replica, now)
 
-    # What is learnt
+    # Learning
 
     def _learn(self, replica: Replica, entry: ActivePlacement, released: Released | None, now: float) -> None:
-        """What an ended placement says about its replica's cache and speed."""
+        """Learn from an ended placement about its replica's cache and speed."""
         prefix, block_tokens = replica.prefix, _block_tokens(entry)
         if released is not None and released.failed:
             prefix.on_failure(entry.blocks, entry.prefilled, now)
@@ -239,13 +242,15 @@ class Fleet:
             )
 
     def _learn_hits(self, replica: Replica, entry: ActivePlacement, released: Released) -> None:
-        """Compare what the engine found in its cache with what was believed.
+        """Compare the cached tokens that the engine found with those that were believed.
 
-        What it lost from a cache that is full, it lost by age, and all that is older with it. What it lacks of a cache
-        that is not, it does not keep: the blocks are equal and the tokens are not, or it caches nothing.
+        A full cache evicts the oldest blocks first: what is missing implies that everything older is missing. A cache
+        that is not full does not keep the blocks at all: the same text has other tokens, or the engine caches
+        nothing.
         """
         believed, found = entry.hit_tokens, released.cached_input_tokens
-        # By the estimated length of the prompt: an error in it is none of the cache's.
+        # Scaled to the estimated length of the prompt, so that an error of the estimate is not taken for one of the
+        # cache.
         found_here = found * entry.prompt_tokens / released.input_tokens
         self._pools[entry.model].model_stats.observe_prefill(entry.uncached, entry.prompt_tokens - found_here)
         if not believed:
@@ -263,10 +268,10 @@ class Fleet:
     def _report(self, model: str) -> PredictionReport:
         return self.reports.setdefault(model, PredictionReport())
 
-    # Coming and going
+    # Discovery and loss
 
     def _current(self, entry: ActivePlacement) -> Replica | None:
-        """The replica of a placement, if it is still the incarnation that was placed on."""
+        """The replica of a placement, if it is still the same incarnation."""
         replica = self.replicas.get(entry.replica_id)
         same = replica is not None and (replica.status.boot_id, replica.status.model) == (
             entry.boot_id,
@@ -303,7 +308,7 @@ class Fleet:
         return replica.status.model
 
     def _divide_memory(self) -> None:
-        """Divide what may be remembered of prefixes evenly among the replicas."""
+        """Divide the remembered prefix blocks evenly among the replicas."""
         share = self.config.max_blocks // max(1, len(self.replicas))
         limit = max(MIN_REPLICA_BLOCKS, min(self.config.max_replica_blocks, share))
         for replica in self.replicas.values():
@@ -311,7 +316,7 @@ class Fleet:
 
 
 def _redefined(known: ReplicaStatus, status: ReplicaStatus) -> bool:
-    """Whether a replica is now another thing under the same name."""
+    """Whether a replica has another model or prefix kind under the same name."""
     return (known.model, known.prefix_kind) != (status.model, status.prefix_kind)
 
 
@@ -320,7 +325,7 @@ def _outstanding(entry: ActivePlacement) -> int:
 
 
 def _block_tokens(entry: ActivePlacement) -> float:
-    """Tokens in each of its blocks."""
+    """Tokens in each block of a placement's prompt."""
     if entry.block_tokens:
         return entry.block_tokens
     return max(1.0, entry.prompt_tokens / max(1, len(entry.blocks)))

@@ -1,4 +1,4 @@
-"""What a replica's prefix cache is guessed to hold: an LRU of the prompts that were routed there (DESIGN §6)."""
+"""An estimate of a replica's prefix cache: an LRU of the prompts that were routed there (DESIGN §6)."""
 
 from array import array
 from collections import deque
@@ -10,24 +10,26 @@ from scheduler.core.prefix_tree import PrefixNode, PrefixTree, PrefixUse
 from workers.wire import KvDelta
 
 OVERFILL_FACTOR = 2.0
-"""How far a mirror may grow beyond its bounds until the next `trim`, so that a decision seldom waits for one."""
+"""Factor by which a mirror may exceed its bounds until the next `trim`, so that decisions seldom wait for one."""
 COMPACT_FACTOR = 2
-"""The log of uses is written anew when it has grown by this factor since ..."""
+"""The log is compacted when it has grown by this factor."""
 COMPACT_MIN = 256
-"""... and by this many."""
+"""The log is compacted only when it has also grown by this many uses."""
 ANSWER_GRAIN = 1 / 256
+"""Share of the cache up to which the answers of compacted uses are summed into one entry."""
 BLOCK_TOKENS_GAIN = 0.05
+"""Step of the running mean of tokens per block."""
 
 
 class MirroredPrefixes:
-    """An LRU of routed prompts, sized like the replica's KV cache, in the tree of its model.
+    """An LRU of routed prompts, as large as the replica's KV cache, in the prefix tree of its model.
 
-    The end of a chain ages first, as in vLLM, so what is held is always whole prefixes. Answers take room too, though
-    nobody knows their hashes. LRU: if the engine has lost what was used at t, it has lost all that was used before.
+    The end of a chain ages first, as in vLLM, so the mirror always holds whole prefixes. Answers take room too,
+    although their hashes are unknown. When the engine lacks what was used at t, it lacks everything that was used
+    before.
 
-    A use is written down at the end of its chain only, and in what it brings: what is above outlives what is below.
-    When a use is the oldest, it counts unless its chain was used again since or goes on below. The work of forgetting
-    is left to `trim`.
+    A use is stored at the end of its chain only, and in the blocks that it adds: blocks nearer to the root outlive
+    those below. The oldest use is evicted unless its chain was used again or continues. Eviction is left to `trim`.
     """
 
     def __init__(self, tree: PrefixTree, row: int, room_tokens: int, max_entries: int) -> None:
@@ -42,18 +44,18 @@ class MirroredPrefixes:
         self._blocks = 0
         self._answer_tokens = 0
         self._block_tokens = 1.0
-        """Tokens per block: a running mean, since text blocks hold more or fewer."""
+        """Tokens per block, a running mean: text blocks differ in size."""
 
     def __len__(self) -> int:
         return self._blocks
 
     @property
     def tokens(self) -> int:
-        """Tokens believed cached."""
+        """Tokens believed to be cached."""
         return int(self._blocks * self._block_tokens) + self._answer_tokens
 
     def on_route(self, blocks: Sequence[int], block_tokens: float, now: float) -> CachedPrefix:
-        """Believed from the moment of routing: the engine serves in order, so who comes later finds it."""
+        """The prompt counts as cached from routing on: the engine serves in order, so later requests find it."""
         if not blocks:
             return NOT_CACHED
         before = self._record(blocks, block_tokens, 0, now)
@@ -63,16 +65,16 @@ class MirroredPrefixes:
         return before
 
     def on_prefill(self, blocks: Sequence[int], now: float) -> None:
-        """Nothing new: it was believed when it was routed."""
+        """Nothing to do: the prompt counts as cached since it was routed."""
 
     def on_close(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
-        """The engine's LRU counts from the end of a request, not from its beginning."""
+        """Record the use again: the engine's LRU counts from the end of a request."""
         if blocks or answer_tokens:
             self._record(blocks, block_tokens, answer_tokens, now)
         self.trim(now)
 
     def on_abandon(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
-        """Forget the part of the chain that was still to be prefilled; others that go on below it will bring it."""
+        """Remove the part of the chain that was not prefilled; requests that continue it will add it again."""
         node, row = self._tree.deepest(blocks)[0], self._row
         while node is not None and node.end > kept and row not in node.children_held:
             above, use = node.parent, node.last_use.get(row)
@@ -83,11 +85,11 @@ class MirroredPrefixes:
             node = above
 
     def on_failure(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
-        """It may have restarted: nothing is believed."""
+        """Forget everything: the engine may have restarted."""
         self.clear()
 
     def on_miss(self, last_used_at: float) -> None:
-        """Forget what was last used at `used_at` or before."""
+        """Remove everything that was last used at `last_used_at` or before."""
         while self._log and self._log[0].at <= last_used_at:
             use = self._log.popleft()
             self._answer_tokens -= use.answer_tokens
@@ -95,25 +97,24 @@ class MirroredPrefixes:
                 self._evict(node, use, 0)
 
     def apply(self, delta: KvDelta) -> None:
-        """Only a cleared cache is believed: the engine's hashes are not those of text blocks."""
+        """Only a cleared cache is applied: the engine's hashes are not those of text blocks."""
         if delta.cleared:
             self.clear()
 
     def trim(self, now: float) -> None:
-        """Push out the oldest until it fits, and drop from the log what has been used again."""
+        """Evict the oldest uses until the bounds hold, and compact the log."""
         while self._log and (self.tokens > self.room_tokens or self._blocks > self.max_entries):
             self._evict_oldest()
         if len(self._log) > self._compact_at:
             self._compact()
 
     def clear(self) -> None:
-        """The engine restarted."""
+        """Forget everything: the engine restarted."""
         self.on_miss(float("inf"))
 
     def _compact(self) -> None:
-        """Write the log anew without the uses that no longer count. Their answers are counted with later ones, until
-        together they are an ANSWER_GRAIN of the room: there are more answers than anyone need tell apart.
-        """
+        """Rewrite the log without the uses that no longer count. Their answers are added to later uses, up to an
+        ANSWER_GRAIN of the cache."""
         kept: deque[PrefixUse] = deque()
         answers = 0
         for use in self._log:
@@ -131,7 +132,7 @@ class MirroredPrefixes:
     def _record(
         self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float
     ) -> CachedPrefix:
-        """Write down a use of a chain; what was held of it before."""
+        """Record a use of a chain; returns what was held of it before."""
         self._log_number += 1
         use = PrefixUse(now, self._log_number, None, answer_tokens)
         self._log.append(use)
@@ -164,7 +165,7 @@ class MirroredPrefixes:
         return before
 
     def _add_holder(self, node: PrefixNode, use: PrefixUse) -> None:
-        """This replica holds all of a node, which `touch` brings if it was not there."""
+        """Mark that this replica holds a whole node, which `use` adds if it was not held."""
         row = self._row
         if row not in node.last_use:
             node.last_use[row] = use
@@ -177,7 +178,7 @@ class MirroredPrefixes:
             self._blocks += len(node.hashes) - node.partial.pop(row)
 
     def _evict_oldest(self) -> None:
-        """Of the oldest use, the answer first, which follows its prompt, then the prompt from its end."""
+        """Evict from the oldest use: first the answer, then the prompt from its end."""
         use = self._log[0]
         if use.answer_tokens:
             self._answer_tokens -= use.answer_tokens
@@ -192,14 +193,15 @@ class MirroredPrefixes:
         self._evict(node, use, max(0, node.blocks_held(self._row) - max(1, surplus)))
 
     def _evictable(self, use: PrefixUse) -> PrefixNode | None:
-        """What is to be forgotten when a use is the oldest; None when it was used again since, or goes on below."""
+        """The node to evict with the oldest use; None when it was used again or continues."""
         node, row = use.leaf, self._row
         if node is None or node.last_use.get(row) is not use or row in node.children_held:
             return None
         return node
 
     def _evict(self, node: PrefixNode, use: PrefixUse, kept: int) -> None:
-        """Forget all but the first blocks of a node; after its last, `touch` is the last use of what is above."""
+        """Evict all but the first `kept` blocks of a node. When none is left, `use` becomes the last use of the node
+        above."""
         above, row = node.parent, self._row
         self._truncate(node, kept)
         if kept or use.leaf is not node:
@@ -211,7 +213,7 @@ class MirroredPrefixes:
             above.last_use[row], use.leaf = use, above
 
     def _truncate(self, node: PrefixNode, kept: int) -> None:
-        """This replica holds no more than the first `kept` blocks of a node that it uses."""
+        """Reduce a node to its first `kept` blocks for this replica."""
         held = node.blocks_held(self._row)
         if held <= kept:
             return

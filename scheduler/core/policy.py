@@ -1,8 +1,7 @@
-"""Where should this request run? Filter, score, pick: three small steps behind one pure call (DESIGN §6).
+"""Chooses the replica of a request: filter, score, pick (DESIGN §6).
 
-Deterministic given its arguments: no clock, no random source, no I/O of its own. Vectors run over the rows of the
-model's pool; where few replicas can take anything, `scalar_policy` does the same in plain numbers. The formulas are in
-`cost`.
+Deterministic given its arguments: no clock, no random source, no I/O. Vectors run over the rows of the model's pool;
+when few replicas are open, `scalar_policy` computes the same in plain numbers. The formulas are in `cost`.
 """
 
 from dataclasses import dataclass
@@ -23,18 +22,18 @@ from workers.wire import ReplicaState
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 SCALAR_MAX_REPLICAS = 10
-"""Up to so many replicas that take anything are looked at one by one: about where vectors begin to be cheaper."""
+"""Open replicas up to which the scalar policy is used; above, vectors are cheaper."""
 
 
 class Rng(Protocol):
-    """The part of random.Random that picking needs."""
+    """The part of random.Random that `pick` needs."""
 
     def randrange(self, stop: int, /) -> int:
-        """A whole number from 0 to stop - 1."""
+        """A random integer from 0 to `stop` - 1."""
 
 
 class Reason(StrEnum):
-    """Why a replica cannot take a request now, from the most to the least hopeful."""
+    """Why a replica cannot take a request now; when several apply, the first of them counts."""
 
     BUSY = "replicas_busy"
     KV_FULL = "kv_cache_full"
@@ -46,7 +45,7 @@ class Reason(StrEnum):
 
     @property
     def transient(self) -> bool:
-        """Whether time alone can cure it."""
+        """Whether the obstacle may pass with time, so that waiting is useful."""
         return self in _TRANSIENT
 
 
@@ -55,40 +54,40 @@ _PRECEDENCE = {reason: rank for rank, reason in enumerate(Reason)}
 
 
 class Choice(NamedTuple):
-    """Run it here."""
+    """The chosen replica with the predictions for it."""
 
     replica: Replica
     hit_tokens: int
     ttft_s: float
     """Predicted seconds to the first token."""
     itl_s: float = 0.0
-    """Predicted seconds between output tokens."""
+    """Predicted seconds per output token."""
     cost_s: float = 0.0
-    """J: what the placement costs this request and those that it delays, in seconds."""
+    """J: the cost of the placement for this request and for those that it delays, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Nowhere now."""
+    """No replica can take the request now."""
 
     reason: Reason
 
 
 class Scores(NamedTuple):
-    """One request on every row of the pool."""
+    """The scores of one request on every row of the pool."""
 
     hits: Vector | None
-    """Prompt tokens believed cached there; None = nowhere any."""
+    """Prompt tokens believed to be cached; None = nowhere any."""
     backlog_s: Vector
-    """Prefill that is before it."""
+    """Seconds of prefill that are ahead of the request."""
     ttft_s: Vector
     cost_s: Vector
 
 
 def place(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | Blocked:
-    """Choose a replica of `pool` for `request` at monotonic time `now`, or say why none can take it.
+    """Choose a replica of `pool` for `request` at monotonic time `now`, or return why none can take it.
 
-    Reads load counters and changes nothing: the caller moves them in the same step.
+    Changes nothing: the caller updates the load counters before the next call.
     """
     rows = pool.open_rows(now)
     if len(rows) > SCALAR_MAX_REPLICAS:
@@ -102,7 +101,7 @@ def place(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | B
 
 
 def place_vectorised(request: PlaceRequest, pool: Pool, now: float, rng: Rng) -> Choice | Blocked:
-    """The same with a few vector operations over all rows."""
+    """`place` with vector operations over all rows."""
     scores = score(request, pool, now)
     able = filter_(request, pool, scores, now)
     cost_s = np.where(able, scores.cost_s, np.inf)
@@ -115,14 +114,14 @@ def place_vectorised(request: PlaceRequest, pool: Pool, now: float, rng: Rng) ->
 
 
 def choice_of(request: PlaceRequest, pool: Pool, row: int, hits: float, ttft: float, cost: float) -> Choice:
-    """The verdict for a row."""
+    """The choice of a row, with its cached tokens, TTFT and cost in seconds."""
     inputs = pool.inputs[row]
     itl_s = inputs.itl + request.prompt_tokens * inputs.itl_per_kv
     return Choice(pool.replica(row), int(hits), max(MIN_TTFT_S, ttft), itl_s, cost)
 
 
 def score(request: PlaceRequest, pool: Pool, now: float) -> Scores:
-    """Every row's cost, whether it can take the request or not."""
+    """The cost of every row, whether or not it can take the request."""
     prompt, output, columns = float(request.prompt_tokens), float(request.output_tokens), pool.columns
     hits = cached_tokens(request, pool)
     uncached = np.full(pool.size, prompt) if hits is None else prompt - hits
@@ -137,7 +136,7 @@ def score(request: PlaceRequest, pool: Pool, now: float) -> Scores:
 
 
 def cached_tokens(request: PlaceRequest, pool: Pool) -> Vector | None:
-    """Prompt tokens believed cached per row; None when no replica holds any."""
+    """Prompt tokens believed to be cached, per row; None when no replica holds any."""
     matches = pool.match(request.blocks)
     if not matches:
         return None
@@ -145,11 +144,11 @@ def cached_tokens(request: PlaceRequest, pool: Pool) -> Vector | None:
 
 
 def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Flags:
-    """Which rows may take the request: room for it, a batch that keeps its promise, a short backlog of prefill.
+    """The rows that may take the request: enough room, a batch within its target per token, a short prefill backlog.
 
-    Beyond that, prompts wait in our own queue, where they can be reordered. A row that holds the prompt is held to
-    less: sent elsewhere, the prompt would be prefilled again and push out what others need. That is how pools collapse
-    under load, each cache holding a bit of everything.
+    Other requests wait in the scheduler's queue, where they can be reordered. A row that holds the prompt has wider
+    limits, because elsewhere the prompt would be prefilled again and evict what others need. Otherwise pools collapse
+    under load, when every cache holds a bit of everything.
     """
     config, columns, need = pool.config, pool.columns, request.prompt_tokens + request.output_tokens
     able: Flags = columns.open_until >= now
@@ -168,7 +167,8 @@ def filter_(request: PlaceRequest, pool: Pool, scores: Scores, now: float) -> Fl
 
 
 def pick(request: PlaceRequest, pool: Pool, scores: Scores, cost_s: Vector, best_s: float, rng: Rng) -> int:
-    """Replicas that hold most of the prompt first, unless they lag too far; then evenly among near-ties."""
+    """Choose evenly among near-ties in cost: of the rows that hold most of the prompt, unless they lag too far, else
+    of all."""
     if scores.hits is not None:
         warm = sticky(request, pool, scores.hits, scores.ttft_s, cost_s, best_s)
         if warm.size:
@@ -183,10 +183,10 @@ def pick(request: PlaceRequest, pool: Pool, scores: Scores, cost_s: Vector, best
 def sticky(
     request: PlaceRequest, pool: Pool, hits: Vector, ttft_s: Vector, cost_s: Vector, best_s: float
 ) -> Rows:
-    """The rows whose cached prefix is worth going to; `cost_s` is infinite where the request cannot go.
+    """The rows whose cached prefix is worth its cost; `cost_s` is infinite where the request cannot go.
 
-    Both the first token and the whole cost may lag by T_max: a short prompt behind a long shared prefix costs little
-    prefill anywhere it is cached, and it is the decode batch that fills up there.
+    Both the first token and the cost may lag by T_max. A short prompt with a long shared prefix needs little prefill
+    wherever it is cached, and the decode batch of those replicas fills up.
     """
     rows: Rows = (hits >= sticky_threshold(request, pool.config)).nonzero()[0]
     if not rows.size:
@@ -199,7 +199,7 @@ def sticky(
 
 
 def blocked(request: PlaceRequest, pool: Pool, now: float) -> Blocked:
-    """Why no row can take the request: the most hopeful of the replicas' reasons."""
+    """Why no row can take the request: the most transient of the replicas' reasons."""
     excluded = set(request.exclude)
     awake = pool.columns.awake_until >= now
     for replica_id in excluded:
@@ -214,7 +214,7 @@ def blocked(request: PlaceRequest, pool: Pool, now: float) -> Blocked:
 
 
 def blocked_reason(replica: Replica, pool: Pool, now: float) -> Reason:
-    """What keeps a replica that is not open from any request."""
+    """Why a replica that is not open takes no request."""
     if now - replica.last_seen_at > pool.config.heartbeat_stale_s:
         return Reason.SILENT
     if replica.state in (ReplicaState.LOADING, ReplicaState.FAILED):

@@ -1,6 +1,6 @@
-"""The replicas of one model in columns, so that a decision costs a handful of vector operations for 256 of them.
+"""The replicas of one model in columns: a decision takes a few vector operations for 256 replicas.
 
-`Replica` and `Load` are the truth; `figures` holds what the score needs of each, computed anew whenever one changes.
+`Replica` and `Load` hold the state; `inputs` is derived from them whenever one changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,47 +17,48 @@ from scheduler.core.replica import Replica
 from workers.wire import ReplicaState, Targets
 
 INITIAL_ROWS = 8
+"""Rows of the table at first; it doubles when it is full."""
 INFINITE = float("inf")
 EMPTY_ROW: ScoreInputs[float] = ScoreInputs(
     -INFINITE, -INFINITE, -INFINITE, *[0.0] * (len(ScoreInputs._fields) - 3)
 )
-"""Of a row that is free."""
+"""Inputs of a free row."""
 MIN_HIT_SHARE = 1 / 16
-"""A smaller part of a prompt is not looked for: many replicas may hold it, and it changes nothing."""
+"""Smallest part of a prompt that is looked up: smaller parts are held by many replicas and change little."""
 MIN_PREFILL_SHARE = 0.1
-"""Prefill share that every replica is granted."""
+"""Smallest share of a replica's time that is granted to prefill."""
 MAX_SCALAR_BITS = 12
-"""Up to so many replicas are written one by one, more as a vector."""
+"""Matching replicas up to which hits are written one by one; above, as a vector."""
 
 
 class Pool:
-    """Columns of all replicas of one model, and what prefixes they hold. A freed row is used again."""
+    """All replicas of one model in columns, and their cached prefixes. A freed row is used again."""
 
     def __init__(self, config: PolicyConfig) -> None:
         self.config = config
         self.index = PrefixIndex()
-        """Of the replicas whose engines tell what they hold ..."""
+        """Prefixes of replicas whose engines report their caches."""
         self.tree = PrefixTree()
-        """... and of those that it is guessed of."""
+        """Prefixes of replicas whose caches are mirrored."""
         self.targets = Targets()
         self.prefill_rate = 1.0
-        """R of the replica heard of last: what a request's own prefill is measured by."""
+        """R of the replica with the last heartbeat, in tokens per second."""
         self.model_stats = ModelStats(config)
-        """What its answers have taught."""
+        """Statistics of the model's answers."""
         self._open_rows: set[int] = set()
         """Rows that are open and have some room."""
         self.inputs: list[ScoreInputs[float]] = []
-        """Of each row."""
+        """The score inputs of each row."""
         self._rows: list[Replica | None] = []
         self._by_id: dict[str, int] = {}
         self._table = np.zeros((len(EMPTY_ROW), INITIAL_ROWS))
         self._columns: ScoreInputs[Vector] = ScoreInputs(*self._table[:, :0])
         self._dirty_rows: set[int] = set()
-        """Rows whose figures have changed since they were written into the table: it is read more rarely."""
+        """Rows whose inputs have changed since they were written to the table, which is read more rarely."""
 
     @property
     def columns(self) -> ScoreInputs[Vector]:
-        """The figures of all rows, used or free, as vectors."""
+        """The inputs of all rows, used or free, as vectors."""
         for row in self._dirty_rows:
             self._table[:, row] = self.inputs[row]
         self._dirty_rows.clear()
@@ -71,26 +72,26 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """Rows in use or free: the length of every column."""
+        """Rows, used or free: the length of every column."""
         return len(self._rows)
 
     def replica(self, row: int) -> Replica:
-        """The replica in a row."""
+        """The replica of a row. Raises LookupError when the row is free."""
         found = self._rows[row]
         if found is None:
             raise LookupError(f"row {row} is free")
         return found
 
     def row_of(self, replica_id: str) -> int | None:
-        """The row of a replica of this model."""
+        """The row of a replica of this model, or None."""
         return self._by_id.get(replica_id)
 
     def next_row(self) -> int:
-        """The row that the next replica will take."""
+        """The row that the next replica takes."""
         return next((row for row, replica in enumerate(self._rows) if replica is None), len(self._rows))
 
     def add(self, replica: Replica) -> None:
-        """Take a replica into its row, which `next_row` has named."""
+        """Add a replica at its row, which `next_row` has returned."""
         if replica.row == len(self._rows):
             self._rows.append(replica)
             self.inputs.append(EMPTY_ROW)
@@ -105,7 +106,7 @@ class Pool:
         self._by_id[replica.status.replica_id] = replica.row
 
     def remove(self, replica: Replica) -> None:
-        """Forget a replica and what it holds."""
+        """Remove a replica and its cached prefixes."""
         replica.prefix.clear()
         self._rows[replica.row] = None
         del self._by_id[replica.status.replica_id]
@@ -114,7 +115,18 @@ class Pool:
         self._open_rows.discard(replica.row)
 
     def refresh(self, replica: Replica, now: float) -> None:
-        """Compute a replica's figures anew: something about it has changed."""
+        """Seconds per output token that a batch may take without prefill.
+
+        The usable share of the target per token (`ModelStats.itl_slack`), less the part that prefill takes, which is
+        phi. Phi is capped at its value for the highest rate of typical requests that keeps the target, with u
+        uncached and o output tokens each (a = u/R, b = o*beta/accept):
+
+            limit = target * (1 - phi)
+            alpha + gamma*K + beta*B = S*(1 - phi), B = rate*o*S/accept, phi = rate*a, S = target*accept
+            => phi = (1 - (alpha + gamma*K)/S) * a/(a + b)
+
+        A higher phi means that the engine works off a prefill backlog; fewer running answers would not end it.
+        """
         config, row, status, derived = self.config, replica.row, replica.status, replica.derived
         load, stats = replica.load, replica.stats
         running, kv_tokens = replica.running, replica.kv_tokens
@@ -162,16 +174,16 @@ class Pool:
             self._open_rows.discard(row)
 
     def _itl_limit_s(self, replica: Replica, context_tokens: int, prefill_share: float) -> float:
-        """Seconds per token that a batch may take without prefill.
+        """Seconds per output token that a batch may take without prefill.
 
-        The share of the promised time per token that may be used (`ModelStats.itl_slack`), less the part that prefill
-        takes: `limit = promised * (1 - phi)`. Of phi, no more counts than it would be at the highest rate of typical
-        requests that keeps the promise, u uncached and o output tokens each (a = u/R, b = o*beta/accept):
+        The usable share of the target per token (`ModelStats.itl_slack`), less the part that prefill takes: `limit =
+        target * (1 - phi)`. Phi is capped at its value for the highest rate of typical requests that keeps the
+        target, with u uncached and o output tokens each (a = u/R, b = o*beta/accept):
 
-            alpha + gamma*K + beta*B = S*(1 - phi), B = rate*o*S/accept, phi = rate*a, S = promised*accept
+            alpha + gamma*K + beta*B = S*(1 - phi), B = rate*o*S/accept, phi = rate*a, S = target*accept
             => phi = (1 - (alpha + gamma*K)/S) * a/(a + b)
 
-        A higher phi means that the engine works off a backlog of prefill; fewer running answers would not end it.
+        A higher phi means that the engine works off a prefill backlog; fewer running answers would not end it.
         """
         capacity, derived, stats = replica.status.capacity, replica.derived, self.model_stats
         promised_s = max(stats.itl_slack * derived.target_itl_s, derived.min_itl_s)
@@ -184,18 +196,19 @@ class Pool:
         return promised_s * (1.0 - min(max(sustained, MIN_PREFILL_SHARE), prefill_share))
 
     def match(self, blocks: Sequence[int], among: int = -1) -> list[tuple[int, int]]:
-        """Which of the rows `among` (bits) hold how many leading blocks of a chain, if it is worth looking for."""
+        """Rows of `among` (a bitmask) with their numbers of leading blocks of a chain, without shares below
+        MIN_HIT_SHARE."""
         least = len(blocks) * MIN_HIT_SHARE
         found = self.tree.match(blocks, least, among)
         return found + self.index.match(blocks, least, among) if len(self.index) else found
 
     def longest_hit(self, blocks: Sequence[int]) -> int:
-        """Leading blocks of a chain that some row holds."""
+        """The largest number of leading blocks of a chain that a row holds."""
         known = self.tree.longest_hit(blocks)
         return max(known, *(depth for _, depth in self.index.match(blocks)), 0) if len(self.index) else known
 
     def hits(self, matches: list[tuple[int, int]], tokens_per_block: float, limit: int) -> Vector:
-        """Cached tokens of a prompt per row, from a match in the index; never more than `most`."""
+        """Cached tokens of a prompt per row, from matches of the prefix index; at most `limit`."""
         size = len(self._rows)
         if sum(bits.bit_count() for bits, _ in matches) <= MAX_SCALAR_BITS:
             hits = np.zeros(size)
@@ -215,7 +228,7 @@ class Pool:
         return hits
 
     def has_room(self, now: float) -> bool:
-        """Whether any replica may have room for some request; False = trying is pointless."""
+        """Whether any replica may have room for some request. When False, no placement is possible."""
         limit = max(self.config.backlog_cold_s, self.config.backlog_warm_s)
         for row in self._open_rows:
             inputs = self.inputs[row]
@@ -224,5 +237,5 @@ class Pool:
         return False
 
     def open_rows(self, now: float) -> list[int]:
-        """The rows that are open and have some room, in order: no other can be chosen."""
+        """The open rows with some room, in order; no other row can be chosen."""
         return sorted([row for row in self._open_rows if self.inputs[row].warm_until >= now])

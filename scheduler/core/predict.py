@@ -1,8 +1,8 @@
-"""What an answer will feel like on a replica: the step model, corrected by what was observed, and how well it does.
+"""The step model of a replica with learnt corrections, and the accuracy of predictions.
 
-Pure: every time is passed in. Formulas: DESIGN §6; prefill beside decode as in the capacity laws,
-`ITL = (alpha + beta*B + gamma*KV) / (accept * (1 - phi))`, where phi is the share of the engine's time that goes to
-prefill. vLLM mixes prefill chunks into decode steps, so decoding sequences see phi as slower steps.
+Formulas: DESIGN §6. With prefill beside decode, as in the capacity laws, `ITL = (alpha + beta*B + gamma*KV) / (accept
+* (1 - phi))`; phi is the share of the engine's time that goes to prefill. vLLM mixes prefill chunks into decode
+steps, so decoding sequences see phi as slower steps.
 """
 
 import math
@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from workers.wire import Capacity
 
 MAX_PREFILL_SHARE = 0.8
-"""Above this the formula says little; answers are slow at any rate."""
+"""Largest value of phi: beyond it the formula says little."""
 PREFILL_SHARE_S = 10.0
-"""Time constant of the running mean of phi."""
+"""Time constant of the running mean of phi, in seconds."""
 BOUND_QUANTILE = 0.9
-"""Share of first tokens that should come within the stated bound."""
+"""Share of answers that should stay within the stated bound."""
 BOUND_STEP = 0.02
+"""Step of the bound, in units of log(observed / predicted)."""
 REPORT_GAIN = 0.01
-"""Weight of one answer in the report: about the last hundred count."""
+"""Smallest weight of one answer in the report: about the last hundred answers count."""
 MIN_TTFT_S = 1e-3
+"""Shortest time to first token that is predicted."""
 
 
 def step_s(capacity: Capacity, sequences: float, kv_tokens: float) -> float:
@@ -31,22 +33,22 @@ def step_s(capacity: Capacity, sequences: float, kv_tokens: float) -> float:
 
 @dataclass(slots=True)
 class Baseline:
-    """What the fleet writes down when a placement begins, to learn from how it goes."""
+    """Values at the start of a placement that later observations are compared with."""
 
     raw_ttft_s: float = -1.0
-    """Predicted without the residual; negative = not predicted here: a client announced it."""
+    """Predicted TTFT without the residual; negative = not predicted, because a client announced the placement."""
     raw_itl_s: float = -1.0
     opened_at: float = 0.0
-    """When it began to count here; later than it was placed if a client announced it."""
+    """When the placement was activated here; later than it was placed if a client announced it."""
     prefix_blocks: int = 0
-    """Blocks of the prompt that the replica was believed to hold before this ..."""
+    """Blocks of the prompt that the replica was believed to hold before."""
     prefix_used_at: float = float("-inf")
-    """... and when they were last used there."""
+    """When these blocks were last used there; -inf = never."""
 
 
 @dataclass(slots=True)
 class Residual:
-    """A running mean of errors: each counts at most `limit`, and without news it fades by half in `half_life_s`."""
+    """A running mean of errors. Each counts at most `limit`; without observations it halves in `half_life_s`."""
 
     gain: float
     limit: float
@@ -55,13 +57,13 @@ class Residual:
     _at: float = float("-inf")
 
     def learn(self, error: float, now: float) -> None:
-        """One observation; an outlier weighs no more than `limit`."""
+        """Take one observation; an outlier counts as `limit`."""
         before = self.at(now)
         self._value = before + self.gain * (min(max(error, -self.limit), self.limit) - before)
         self._at = now
 
     def at(self, now: float) -> float:
-        """The mean, faded."""
+        """The mean at `now`, decayed."""
         if self._value == 0.0:
             return 0.0
         return self._value * math.exp2(-max(0.0, now - self._at) / self.half_life_s)
@@ -69,33 +71,34 @@ class Residual:
 
 @dataclass(slots=True)
 class PrefillShare:
-    """phi: the share of a replica's time that prefill takes, a running mean over PREFILL_SHARE_S."""
+    """phi: the share of a replica's time that goes to prefill, a running mean over PREFILL_SHARE_S."""
 
     _value: float = 0.0
     _at: float = 0.0
 
     def add(self, seconds: float, now: float) -> None:
-        """So many seconds of prefill were routed there."""
+        """Add seconds of prefill that were routed to the replica."""
         self._value = self.at(now) + seconds / PREFILL_SHARE_S
         self._at = now
 
     def at(self, now: float) -> float:
-        """The share, 0 to MAX_PREFILL_SHARE."""
+        """The share at `now`, from 0 to MAX_PREFILL_SHARE."""
         faded = self._value * math.exp(-max(0.0, now - self._at) / PREFILL_SHARE_S)
         return min(faded, MAX_PREFILL_SHARE)
 
 
 @dataclass(slots=True)
 class Accuracy:
-    """How far predictions of one quantity were off lately, and a bound that a share BAND of answers keeps.
+    """Recent errors of one prediction, and a bound that a share BOUND_QUANTILE of answers keeps.
 
-    The bound is `predicted * exp(width)`; `width` follows the BAND quantile of log(observed / predicted) by
-    stochastic approximation (Robbins and Monro 1951): up by BAND when exceeded, down by 1 - BAND when kept.
+    The bound is `predicted * exp(width)`. `width` follows the quantile of log(observed / predicted) by stochastic
+    approximation (Robbins and Monro 1951): up by BOUND_QUANTILE steps when exceeded, down by 1 - BOUND_QUANTILE when
+    kept.
     """
 
     count: int = 0
     mape: float = 0.0
-    """Mean absolute error as a share of what was observed."""
+    """Mean absolute error as a share of the observed value."""
     bias_s: float = 0.0
     """Mean of observed minus predicted, in seconds."""
     coverage: float = BOUND_QUANTILE
@@ -103,7 +106,7 @@ class Accuracy:
     width: float = field(default=math.log(2.0))
 
     def learn(self, predicted_s: float, observed_s: float) -> None:
-        """One answer."""
+        """Take one answer."""
         observed_s = max(observed_s, MIN_TTFT_S)
         within = observed_s <= self.bound(predicted_s)
         self.count += 1
@@ -114,13 +117,13 @@ class Accuracy:
         self.width = max(0.0, self.width + BOUND_STEP * (BOUND_QUANTILE - within))
 
     def bound(self, predicted_s: float) -> float:
-        """Seconds that a share BAND of such answers stays within."""
+        """Seconds within which a share BOUND_QUANTILE of such answers stays."""
         return max(predicted_s, MIN_TTFT_S) * math.exp(self.width)
 
 
 @dataclass(slots=True)
 class PredictionReport:
-    """How well placement predicts for one model."""
+    """Accuracy of the predictions for one model."""
 
     ttft: Accuracy = field(default_factory=Accuracy)
     itl: Accuracy = field(default_factory=Accuracy)

@@ -1,7 +1,8 @@
-"""What one replica's prefix cache is believed to hold, from either of two sources (DESIGN §6).
+"""What one replica's prefix cache is believed to hold, from one of two sources (DESIGN §6).
 
-`MirroredPrefixes` (in `mirror`) is an estimate: an LRU of the prompts that were routed there, as large as the engine's
-cache. `ExactPrefixes` follows the engine's own events, and expects prompts that are on their way for a short time.
+`MirroredPrefixes` (in `mirror`) is an estimate: an LRU of the prompts that were routed there, as large as the
+engine's cache. `ExactPrefixes` follows the engine's own events, and expects prompts that are on their way for a short
+time.
 """
 
 from collections import deque
@@ -12,71 +13,75 @@ from scheduler.core.prefix_index import Hashes, PrefixIndex, sampled_hashes
 from workers.wire import KvDelta
 
 NEVER = float("-inf")
+"""The time of last use of blocks that were never used."""
 RESYNC_S = 5.0
-"""An agent says by itself all that an engine holds, right after the heartbeat that names it; one that has not within
-this, or not after it was asked, is asked (again)."""
+"""Seconds after which an agent is asked for the full cache state, if it has not sent it by itself or on request. It
+normally sends it right after the first heartbeat of a replica."""
 UNSYNCED = -1
+"""Sequence number while deltas are missing."""
 
 
 class CachedPrefix(NamedTuple):
-    """What a replica held of a prompt before it came."""
+    """What a replica held of a prompt before it was routed there."""
 
     blocks: int
     last_used_at: float
-    """When it was last used, or a little earlier; -inf = never."""
+    """When the blocks were last used, or a little earlier; -inf = never."""
 
 
 NOT_CACHED = CachedPrefix(0, NEVER)
+"""No part of the prompt was held."""
 
 
 class PrefixSource(Protocol):
-    """Prefix knowledge of one replica."""
+    """Prefix knowledge of one replica. Times are monotonic seconds."""
 
     room_tokens: int
-    """Room of the cache in tokens."""
+    """Size of the KV cache in tokens."""
     max_entries: int
-    """Entries it may keep in memory."""
+    """Most entries that are kept in memory."""
 
     @property
     def tokens(self) -> int:
-        """Tokens believed cached."""
+        """Tokens believed to be cached."""
 
     def __len__(self) -> int:
-        """Entries kept in memory."""
+        """Entries in memory."""
 
     def on_route(self, blocks: Sequence[int], block_tokens: float, now: float) -> CachedPrefix:
-        """A prompt is on its way there; what was held of it before."""
+        """A prompt is routed to the replica. Returns what was held of it before."""
 
     def on_prefill(self, blocks: Sequence[int], now: float) -> None:
-        """Its blocks are cached from now on."""
+        """A prompt is prefilled: its blocks are cached."""
 
     def on_close(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
-        """The request is over: its prompt and its answer are now what was used last."""
+        """A request is over: its prompt and answer were used last."""
 
     def on_abandon(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
-        """Beyond its first `kept` blocks nothing of a prompt is cached, save what was used after `used_until`."""
+        """A prompt was not prefilled: beyond its first `kept` blocks only what was used after `used_until` is
+        cached."""
 
     def on_failure(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
         """The replica failed the request."""
 
     def on_miss(self, last_used_at: float) -> None:
-        """The engine did not have a chain last used at `used_at`."""
+        """The engine did not hold a chain that was last used at `last_used_at`."""
 
     def apply(self, delta: KvDelta) -> None:
-        """The engine's own word."""
+        """Apply the engine's own cache events."""
 
     def trim(self, now: float) -> None:
-        """Back into bounds; called where no caller waits for a decision."""
+        """Reduce to the bounds. Called when no decision waits for it."""
 
     def clear(self) -> None:
         """The cache is empty."""
 
 
 class ExactPrefixes:
-    """What the engine says it holds, and prompts on their way to it.
+    """What the engine reports as cached, and the prompts that are on their way to it.
 
-    Events are 5-50 ms late, so a prompt is believed from routing until `grace_s` after its first token; without that
-    a burst with one new prefix would scatter. Nothing else is remembered of routed prompts.
+    Events arrive 5 to 50 ms late, so a prompt counts as cached from routing until `grace_s` after its first token.
+    Otherwise a burst with one new prefix would be spread over many replicas. Nothing else is kept of routed prompts.
     """
 
     def __init__(
@@ -85,36 +90,36 @@ class ExactPrefixes:
         self.room_tokens = room_tokens
         self.max_entries = max_entries
         self.block_tokens = 0.0
-        """Tokens in each block; learnt from the first request."""
+        """Tokens in each block, as in the last routed request."""
         self.grace_s = grace_s
         self.dropped = 0
-        """Blocks the engine stored that did not fit in our bound."""
+        """Stored blocks that exceeded `max_entries`."""
         self._seq = UNSYNCED
-        """Number of the last delta; UNSYNCED = one is missing, or nothing has been heard yet."""
+        """Sequence number of the last delta; UNSYNCED = deltas are missing, or none has arrived."""
         self._resync_at: float | None = None
-        """When to ask the agent for everything; None = a time is set at the next look."""
+        """When to ask the agent for the full state; None = not set yet."""
         self._resync_sent = False
         self._index = index
         self._bit = bit
         self._held: set[int] = set()
         self._expected: dict[int, int] = {}
-        """Block -> prompts on their way that bring it."""
+        """Block -> number of prompts on their way that contain it."""
         self._in_flight: dict[int, tuple[Sequence[int], int]] = {}
-        """By the identity of a chain: it, and how many prompts with it are on their way. One that was pledged before
-        `clear`, or to another belief, withdraws nothing of those that came after it."""
+        """By identity of a chain: the chain and how many of its prompts are on their way. Prompts from before `clear`
+        are not contained, so that their end does not affect later ones."""
         self._expiring: deque[tuple[float, Hashes]] = deque()
-        """Pledges that end, by when."""
+        """When expectations end, and their blocks."""
 
     def __len__(self) -> int:
         return len(self._held) + len(self._expected)
 
     @property
     def tokens(self) -> int:
-        """Tokens the engine holds."""
+        """Tokens that the engine holds."""
         return int(len(self._held) * self.block_tokens)
 
     def on_route(self, blocks: Sequence[int], block_tokens: float, now: float) -> CachedPrefix:
-        """Believe it until it is prefilled."""
+        """Expect the prompt's blocks until they are prefilled."""
         self._expire(now)
         self.block_tokens = block_tokens
         if not blocks:
@@ -129,32 +134,32 @@ class ExactPrefixes:
         return NOT_CACHED
 
     def on_prefill(self, blocks: Sequence[int], now: float) -> None:
-        """The engine's event is under way: the belief ends a little later."""
+        """Expect the blocks for `grace_s` more, in which the engine's event arrives."""
         if expected := self._take_in_flight(blocks):
             self._expiring.append((now + self.grace_s, expected))
         self._expire(now)
 
     def on_close(self, blocks: Sequence[int], block_tokens: float, answer_tokens: int, now: float) -> None:
-        """The engine tells itself. A prompt announced after its first token is pledged until here."""
+        """End the expectation of a prompt that was announced after its first token."""
         self.on_prefill(blocks, now)
 
     def on_abandon(self, blocks: Sequence[int], kept: int, used_until: float, now: float) -> None:
-        """Its belief ends now."""
+        """End the expectation at once."""
         self._forget(self._take_in_flight(blocks))
         self._expire(now)
 
     def on_failure(self, blocks: Sequence[int], prefilled: bool, now: float) -> None:
-        """What the engine holds it says itself, and only once: an engine that restarted has another boot."""
+        """End the expectation at once. What the engine holds stays: a restarted engine has another boot id."""
         self._forget(self._take_in_flight(blocks))
         self._expire(now)
 
     def on_miss(self, last_used_at: float) -> None:
-        """The engine's own events will tell."""
+        """Nothing to do: the engine's events report it."""
 
     def apply(self, delta: KvDelta) -> None:
-        """Stored and removed blocks, and what was there before if it was cleared.
+        """Apply stored and removed blocks; a cleared cache is emptied first.
 
-        After a gap they are the best that is known until the agent has said everything again.
+        After a gap the result is the best knowledge until the agent has sent the full state.
         """
         self._check_sequence(delta)
         held, index, bit, expected = self._held, self._index, self._bit, self._expected
@@ -176,11 +181,11 @@ class ExactPrefixes:
                 index.add(block, bit)
 
     def trim(self, now: float) -> None:
-        """Ends beliefs that are due."""
+        """End the expectations that are due."""
         self._expire(now)
 
     def clear(self) -> None:
-        """The engine restarted: nothing is held and nothing is on its way."""
+        """The engine restarted: nothing is cached and nothing is on its way."""
         for block in self._held | self._expected.keys():
             self._index.drop(block, self._bit)
         self._held.clear()
@@ -190,7 +195,7 @@ class ExactPrefixes:
         self._seq, self._resync_at, self._resync_sent = UNSYNCED, None, False
 
     def needs_resync(self, now: float) -> bool:
-        """Whether the agent should be asked now for all that the engine holds; asking is then taken for done."""
+        """Whether the agent should now be asked for the full cache state. The caller then asks."""
         if self._seq != UNSYNCED:
             return False
         if self._resync_at is None:
@@ -201,7 +206,7 @@ class ExactPrefixes:
         return True
 
     def _check_sequence(self, delta: KvDelta) -> None:
-        """Notices deltas that went missing; those that were under way when the agent was asked are no news."""
+        """Detect missing deltas. Deltas that were under way when the agent was asked do not count."""
         if delta.cleared or (self._seq != UNSYNCED and delta.seq == self._seq + 1):
             self._seq, self._resync_sent = delta.seq, False
             return
@@ -210,7 +215,7 @@ class ExactPrefixes:
         self._seq = UNSYNCED
 
     def _take_in_flight(self, blocks: Sequence[int]) -> Hashes:
-        """The marks that a prompt pledged, which is on its way no longer; none when nothing is known of it."""
+        """The sampled hashes of a prompt that is no longer on its way; empty when it is not known."""
         chain, prompts = self._in_flight.pop(id(blocks), (blocks, 0))
         if prompts > 1:
             self._in_flight[id(blocks)] = (chain, prompts - 1)

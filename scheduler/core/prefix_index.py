@@ -1,9 +1,9 @@
 """Which replicas hold which prompt prefix: one inverted index per model, block hash -> bitmask of replicas.
 
-Hashes are chained, so one hash names a whole prefix, and it is enough to know the chain at some depths. The depths
-are those of `SAMPLED_DEPTHS`: every block up to 32, then 8 in every doubling. A prompt of 4,096 blocks costs at most 89
-look-ups, and what is held is known to 1/8 of its length, on average to 1/16, always from below: a look-up in a million
-blocks is a cache miss of the processor, so their number is what a decision costs.
+Hashes are chained: each identifies a whole prefix, so it is enough to index some depths. SAMPLED_DEPTHS has every
+block up to 32 and 8 per doubling above. A prompt of 4,096 blocks takes at most 89 look-ups, and the held length is
+known to 1/8, on average to 1/16, as a lower bound. A look-up among a million blocks is a cache miss of the processor,
+so their number determines the cost.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 FINE_DEPTH = 32
-"""Up to this depth every block is a mark."""
+"""Depth up to which every block is sampled."""
 SAMPLES_PER_DOUBLING = 8
+"""Sampled depths per doubling above FINE_DEPTH."""
 MAX_DEPTH = 4096
-"""Blocks of one chain that are looked at."""
+"""Blocks of a chain that are used; the rest is ignored."""
 
 
 def spaced_depths(fine: int, step: int, per_doubling: int) -> tuple[int, ...]:
-    """Depths up to MAX_DEPTH: every `step` blocks up to `fine`, a power of two, then so many in every doubling."""
+    """Depths up to MAX_DEPTH: every `step` blocks up to `fine` (a power of two), then `per_doubling` per doubling."""
     found = list(range(step, fine + 1, step))
     start = fine
     while start < MAX_DEPTH:
@@ -29,19 +30,19 @@ def spaced_depths(fine: int, step: int, per_doubling: int) -> tuple[int, ...]:
 
 
 SAMPLED_DEPTHS = spaced_depths(FINE_DEPTH, 1, SAMPLES_PER_DOUBLING)
-"""Depths (1 = the first block) at which chains are marked."""
+"""Depths (1 = the first block) that are indexed."""
 
 _SAMPLERS = tuple(
     itemgetter(*[depth - 1 for depth in SAMPLED_DEPTHS[: count + 1]])
     for count in range(1, len(SAMPLED_DEPTHS))
 )
-"""Takes a chain's first n marks out of its blocks at once, n from 2 on."""
+"""Functions that take the first n sampled hashes out of a chain at once, from n = 2 on."""
 Hashes = tuple[int, ...]
-"""A tuple of numbers is no business of the garbage collector, as a list would be."""
+"""A tuple of integers, which the garbage collector does not scan, unlike a list."""
 
 
 def sampled_hashes(blocks: Sequence[int]) -> tuple[Hashes, Hashes]:
-    """The hashes at a chain's marks, first to last, and their depths; its end is always the last mark."""
+    """The sampled hashes of a chain, first to last, and their depths; the end of the chain is always the last."""
     length = min(len(blocks), MAX_DEPTH)
     if length <= FINE_DEPTH:
         return tuple(blocks[:length]), SAMPLED_DEPTHS[:length]
@@ -63,12 +64,12 @@ class PrefixIndex:
         return len(self._holders)
 
     def add(self, block: int, bit: int) -> None:
-        """The replica `bit` holds `block`."""
+        """Note that the replica `bit` holds `block`."""
         holders = self._holders
         holders[block] = holders.get(block, 0) | bit
 
     def drop(self, block: int, bit: int) -> None:
-        """The replica `bit` does not hold `block` (any more)."""
+        """Note that the replica `bit` does not hold `block`."""
         left = self._holders.get(block, 0) & ~bit
         if left:
             self._holders[block] = left
@@ -76,11 +77,11 @@ class PrefixIndex:
             self._holders.pop(block, None)
 
     def match(self, blocks: Sequence[int], least: float = 1, among: int = -1) -> list[tuple[int, int]]:
-        """Who of `among` holds how much of the chain: (bits of replicas, leading blocks), shortest first; nobody twice.
+        """Replicas of `among` (bits) by the leading blocks that they hold, as (bits, blocks), shortest first; each at
+        most once.
 
-        Who holds fewer than `least` blocks is left out, and the chain before is taken on trust. From there it goes
-        from mark to mark and drops who lacks one: a replica whose engine lost a block in the middle counts up to the
-        hole only.
+        Replicas that hold fewer than `least` blocks are left out, and the blocks before are not verified. A replica
+        that lost a block in the middle counts up to the gap.
         """
         if not blocks:
             return []

@@ -1,10 +1,10 @@
-"""Which replicas hold which routed prompt: one radix tree of hash chains per model.
+"""Which replicas hold which routed prompts: one radix tree of hash chains per model.
 
-A node is a run of blocks that nothing has yet parted, so a prompt is written down once for each parting on its way, not
-for each block. Hashes are chained, hence each names a whole prefix: where two chains are equal at one depth they are
-equal before it, and where they part is found by bisection. What the tree knows of a chain ends at one block, which is
-found by bisection over INDEXED_DEPTHS, five look-ups for four thousand blocks, and again within the node. From there
-parents lead back to the root. Look-ups and entries outside of the processor's caches are what a decision costs.
+A node is a run of blocks without a branch, so a prompt needs one entry per branch and not per block. Hashes are
+chained: each identifies a whole prefix. Chains that are equal at one depth are equal before it, and where they part
+is found by bisection. The last known block of a chain is found by bisection over INDEXED_DEPTHS, five look-ups for
+four thousand blocks, and again within the node. Parents lead back to the root. The cost of a decision is the number
+of entries that are not in the processor's caches.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from scheduler.core.prefix_index import MAX_DEPTH, spaced_depths
 
 INDEXED_DEPTHS = spaced_depths(64, 8, 4)
-"""Depths (1 = the first block) at which nodes can be found, besides by their first block."""
+"""Depths (1 = the first block) at which nodes can be looked up, besides by their first block."""
 
 
 @dataclass(slots=True)
@@ -24,44 +24,44 @@ class PrefixUse:
 
     at: float
     number: int
-    """Of all uses there, in order."""
+    """Sequence number of the use on its replica."""
     leaf: "PrefixNode | None"
-    """The chain's end; once that is forgotten, the node above which this is now the last use of."""
+    """The node at the end of the chain; after its eviction the node above, if this is its last use."""
     answer_tokens: int
 
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """A run of blocks, and who holds it."""
+    """A run of blocks and the replicas that hold it."""
 
     hashes: "array[int]"
-    """64-bit; an array, for the garbage collector would walk through a tuple."""
+    """64-bit hashes, in an array because the garbage collector does not scan it."""
     start: int
-    """Blocks of the chain before it."""
+    """Number of blocks of the chain before the node."""
     parent: "PrefixNode | None"
     children: int = 0
     holders: int = 0
-    """Replicas (bits) that hold all of it."""
+    """Replicas (bits) that hold the whole node."""
     last_use: dict[int, PrefixUse] = field(default_factory=dict)
-    """By row of every replica that holds all or the first part of it: the last use there that ended here, or brought
-    it. Who uses a chain uses all that is above its end, which is not written down: it outlives what is below."""
+    """By row of every replica that holds all or the first part of the node: the last use that ended here or added it.
+    A use counts for all nodes above its end, but is not stored there, because these outlive what is below."""
     children_held: dict[int, int] = field(default_factory=dict)
-    """By row: how many of its children the replica holds."""
+    """By row: how many of the children the replica holds."""
     partial: dict[int, int] = field(default_factory=dict)
-    """By row: blocks held, where not all of them are."""
+    """By row: number of blocks held, where it is not all of them."""
 
     @property
     def end(self) -> int:
-        """Depth of its last block."""
+        """Depth of the last block."""
         return self.start + len(self.hashes)
 
     def contains(self, block: int, depth: int) -> bool:
-        """Whether a block is the chain's at a depth, which lies in this node."""
+        """Whether the chain has `block` at `depth`, and the depth lies in this node."""
         start = self.start
         return start < depth <= start + len(self.hashes) and self.hashes[depth - 1 - start] == block
 
     def common_depth(self, blocks: Sequence[int], low: int, length: int) -> int:
-        """How deep a chain is equal to it, if it is at depth `low`, which lies in this node."""
+        """The depth up to which a chain is equal to this node, if it is equal at depth `low` in this node."""
         hashes, start = self.hashes, self.start
         high = min(start + len(hashes), length)
         if hashes[high - 1 - start] == blocks[high - 1]:
@@ -75,7 +75,7 @@ class PrefixNode:
         return low
 
     def indexed_hashes(self) -> list[int]:
-        """The blocks that it is found by; the first may be named twice."""
+        """The hashes that the node is indexed by; the first may occur twice."""
         hashes, start = self.hashes, self.start
         first, last = (
             bisect_left(INDEXED_DEPTHS, start + 1),
@@ -84,27 +84,28 @@ class PrefixNode:
         return [hashes[0], *[hashes[depth - 1 - start] for depth in INDEXED_DEPTHS[first:last]]]
 
     def blocks_held(self, row: int) -> int:
-        """Blocks of it that a replica which uses it holds."""
+        """Blocks of the node that a replica which uses it holds."""
         return self.partial.get(row, len(self.hashes))
 
 
 class PrefixTree:
-    """The chains of all mirrors of one model, to a depth of MAX_DEPTH blocks."""
+    """The chains of all mirrors of one model, up to MAX_DEPTH blocks."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, PrefixNode] = {}
-        """By first block, and by those at INDEXED_DEPTHS. Of the latter a chain has all up to one of them, and none
-        after it, whence bisection."""
+        """Nodes by their first block and by their blocks at INDEXED_DEPTHS. Of the latter, the known ones of a chain
+        are consecutive from the first, which allows bisection."""
         self._last_lookup: tuple[Sequence[int], PrefixNode | None, int] | None = None
-        """What was last looked up, until a block changes its node: who is placed was looked up just before."""
+        """The last lookup, valid until a block changes its node: a request that is placed was looked up just
+        before."""
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def deepest(self, blocks: Sequence[int]) -> tuple[PrefixNode | None, int]:
-        """The last node along a chain, and how many of the chain's blocks are known.
+        """The last node along a chain, and the number of the chain's blocks that are known.
 
-        A hash that is known at another depth is no chained one: it is taken for unknown.
+        A hash that is known at another depth is not a chained hash and counts as unknown.
         """
         if self._last_lookup is not None and self._last_lookup[0] is blocks:
             return self._last_lookup[1], self._last_lookup[2]
@@ -133,9 +134,10 @@ class PrefixTree:
         return node, reached
 
     def match(self, blocks: Sequence[int], least: float = 1, among: int = -1) -> list[tuple[int, int]]:
-        """Who of `among` holds how much of the chain: (bits of replicas, leading blocks); nobody twice.
+        """Replicas of `among` (bits) by the leading blocks that they hold, as (bits, blocks); each replica at most
+        once.
 
-        Who holds fewer than `least` blocks is left out.
+        Replicas that hold fewer than `least` blocks are left out.
         """
         node, reached = self.deepest(blocks)
         found: list[tuple[int, int]] = []
@@ -153,7 +155,7 @@ class PrefixTree:
         return found
 
     def longest_hit(self, blocks: Sequence[int]) -> int:
-        """Leading blocks that whoever holds most of the chain holds."""
+        """The largest number of leading blocks that a replica holds."""
         node, reached = self.deepest(blocks)
         while node is not None and not node.holders:
             if node.partial:
@@ -163,7 +165,7 @@ class PrefixTree:
         return reached
 
     def add(self, hashes: "array[int]", start: int, parent: PrefixNode | None) -> PrefixNode:
-        """A new node below `parent`."""
+        """Add a node below `parent`."""
         node = PrefixNode(hashes, start, parent)
         self._index(node)
         if parent is not None:
@@ -171,12 +173,13 @@ class PrefixTree:
         return node
 
     def extend(self, node: PrefixNode, hashes: "array[int]") -> None:
-        """Let a node without children go on."""
+        """Append blocks to a node without children."""
         node.hashes += hashes
         self._index(node)
 
     def split(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Part a node after its first `at` blocks; its upper part, which is new. Uses keep naming the lower."""
+        """Split a node after its first `at` blocks and return the new upper node. Uses keep pointing to the lower
+        one."""
         upper = PrefixNode(node.hashes[:at], node.start, node.parent, 1, node.holders, node.last_use.copy())
         upper.children_held = dict.fromkeys(node.last_use, 1)
         self._index(upper)
@@ -197,7 +200,7 @@ class PrefixTree:
         return upper
 
     def release(self, node: PrefixNode, row: int) -> None:
-        """A replica holds nothing of a node any more."""
+        """Remove a replica from a node."""
         del node.last_use[row]
         above = node.parent
         if above is not None:
@@ -216,7 +219,7 @@ class PrefixTree:
             self._nodes[block] = node
 
     def _prune(self, node: PrefixNode) -> None:
-        """Forget nodes that nobody uses; one with others below it stays, for they hang on it."""
+        """Remove nodes without uses and children, upwards."""
         self._last_lookup = None
         below: PrefixNode | None = node
         while below is not None and not below.last_use and not below.children:

@@ -1,7 +1,7 @@
-"""The same decision as `policy` makes with vectors, in plain numbers, where only few replicas take anything at all.
+"""The decision of `policy` in plain numbers, for few open replicas.
 
-That is how it is while a queue is long: a slot becomes free, and one replica of hundreds has room. Then a vector
-operation over all of them costs more than the arithmetic of the one, and only its part of the prefix index is read.
+Under load a slot becomes free on one replica of hundreds. A vector operation over all rows then costs more than the
+arithmetic of one, and only that replica's part of the prefix index is read.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ class Candidate(NamedTuple):
 
     row: int
     hits: float
-    """Prompt tokens believed cached there."""
+    """Prompt tokens believed to be cached."""
     ttft_s: float
     cost_s: float
 
 
 def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: float) -> list[Candidate]:
-    """Filter and score: which of `rows` can take the request, and what it would cost there."""
+    """Filter and score `rows`: those that can take the request, with their costs."""
     config, prompt, output = pool.config, request.prompt_tokens, request.output_tokens
     need, held = prompt + output, cached_tokens(request, pool, rows)
     holding = sticky_threshold(request, config)
@@ -50,7 +50,7 @@ def candidates(request: PlaceRequest, pool: Pool, rows: Sequence[int], now: floa
 
 
 def cached_tokens(request: PlaceRequest, pool: Pool, rows: Sequence[int]) -> dict[int, float]:
-    """Prompt tokens cached on those of `rows` that hold any."""
+    """Prompt tokens believed to be cached, for those of `rows` that hold any."""
     among = 0
     for row in rows:
         among |= 1 << row
@@ -62,7 +62,8 @@ def cached_tokens(request: PlaceRequest, pool: Pool, rows: Sequence[int]) -> dic
 
 
 def near_best(request: PlaceRequest, pool: Pool, able: list[Candidate]) -> list[Candidate]:
-    """Those to choose among, as `policy.pick` finds them: who holds the prompt first, then the near-ties in cost."""
+    """The candidates to choose among, as in `policy.pick`: those that hold the prompt first, then the near-ties in
+    cost."""
     if len(able) == 1:
         return able
     best_s = min(option.cost_s for option in able)
