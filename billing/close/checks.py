@@ -78,7 +78,7 @@ async def open_holds(connection: AsyncConnection, month: date) -> CheckResult:
     )
 
 
-@platform_wide("a spool that is not adopted keeps the month open, whoever's requests are in it")
+@platform_wide("a spool that is not adopted keeps the month of all organisations open")
 async def spools_drained(connection: AsyncConnection, month: date) -> CheckResult:
     """No hold of the month expired within the late window without a usage row.
 
@@ -109,7 +109,7 @@ async def spools_drained(connection: AsyncConnection, month: date) -> CheckResul
     )
 
 
-@platform_wide("a record that could not be billed keeps the month open, whoever's it is")
+@platform_wide("a record that could not be billed keeps the month of all organisations open")
 async def parked_records(connection: AsyncConnection, month: date) -> CheckResult:
     """Every record in settle_errors has been settled since, or written off by a person (parked_decisions)."""
     rows = (

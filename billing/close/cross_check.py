@@ -25,7 +25,7 @@ class CrossCheckRow(msgspec.Struct, frozen=True, kw_only=True):
     """`amount_usd` less the cost of the gateway's usage rows, exact decimal dollars."""
     equal: bool | None = None
     """Whether it equals the gateway's usage rows; for Stripe's invoices, whether the last comparison found no
-    difference. None for the gateway, for the engines, and where nothing is known.
+    difference. None for the gateway, the engines, and a source without figures.
     """
     detail: str
 
@@ -98,14 +98,14 @@ async def cross_check_month(connection: AsyncConnection, month: date) -> list[Cr
     ) -> CrossCheckRow:
         token_difference = None if counted is None else counted - tokens
         difference = None if amount is None else amount - cost
-        told = [one for one in (token_difference, difference) if one is not None]
+        known = [one for one in (token_difference, difference) if one is not None]
         return CrossCheckRow(
             source=source,
             tokens=counted,
             amount_usd=None if amount is None else pico_to_usd(amount),
             token_difference=token_difference,
             difference_usd=None if difference is None else pico_to_usd(difference),
-            equal=None if source == "gateway" or not told else not any(told),
+            equal=None if source == "gateway" or not known else not any(known),
             detail=detail,
         )
 

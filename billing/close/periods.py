@@ -183,7 +183,7 @@ def _require_ok(found: Checklist, action: str = "closed") -> None:
         )
 
 
-@platform_wide("a parked record is found by its request id, whoever's it is")
+@platform_wide("a parked record is found by its request id")
 async def write_off_parked(connection: AsyncConnection, request_id: Any, *, reason: str, by: str) -> None:
     """Record that a record in settle_errors will not be billed.
 

@@ -55,7 +55,7 @@ class ExportRun(msgspec.Struct, frozen=True):
     is_new: bool = False
 
 
-@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
+@platform_wide("operators define exports; an export may be of all organisations")
 async def create_definition(
     connection: AsyncConnection,
     *,
@@ -135,7 +135,7 @@ def parse_group_by(group_by: str) -> tuple[str, ...]:
     return tuple(name for part in group_by.split(",") if (name := part.strip())) or ("tenant", "model")
 
 
-@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
+@platform_wide("operators define exports; an export may be of all organisations")
 async def list_definitions(connection: AsyncConnection) -> list[ExportDefinition]:
     """All definitions by name."""
     rows = await connection.execute(select(*export_definitions.c).order_by(export_definitions.c.name))
@@ -150,7 +150,7 @@ async def find_definition(connection: AsyncConnection, name: str) -> ExportDefin
     raise NotFound(f"there is no export {name[:80]!r}")
 
 
-@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
+@platform_wide("operators define exports; an export may be of all organisations")
 async def set_enabled(connection: AsyncConnection, definition_id: UUID, enabled: bool) -> None:
     """Enable or disable a definition; its files stay."""
     await connection.execute(

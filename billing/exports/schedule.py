@@ -140,7 +140,7 @@ class _DataFile(msgspec.Struct):
     final: bool
 
 
-@platform_wide("what is exported where is decided by platform people; an export may be of all organisations")
+@platform_wide("operators define exports; an export may be of all organisations")
 async def _claim(connection: AsyncConnection, definition_id: UUID) -> bool:
     """Claim the definition until the transaction ends; False when another transaction has claimed it."""
     found = await connection.execute(

@@ -76,7 +76,7 @@ _CUSTOMERS = f"""
     WITH {_USAGE_CTES}
     SELECT b.tenant_id AS customer, b.mode, g.* FROM billing_accounts b LEFT JOIN groups g ON g.tenant_id = b.tenant_id
     ORDER BY b.tenant_id, g.model, g.tier, g.price_version, g.kind DESC
-"""  # noqa: S608 - our own words
+"""  # noqa: S608 - constants only
 _USAGE = (
     f"WITH {_USAGE_CTES} SELECT g.* FROM groups g ORDER BY tenant_id, model, tier, price_version, kind DESC"  # noqa: S608
 )
@@ -146,7 +146,7 @@ async def movements(
     start, end = bounds(month)
     rows = await connection.execute(
         text(
-            f"SELECT * FROM ({_MOVEMENTS}) m "  # noqa: S608 - our own words
+            f"SELECT * FROM ({_MOVEMENTS}) m "  # noqa: S608 - constants only
             "WHERE at >= :start AND at < :end ORDER BY tenant_id, at, source_id"
         ),
         {"tenants": list(tenants), "start": start, "end": end},

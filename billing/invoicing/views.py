@@ -130,7 +130,7 @@ async def list_invoices(
     """At most `limit` (<= MAX_LIST) invoices, newest month first, then by id; `after` continues behind that invoice."""
     rows = await connection.execute(
         text(
-            f"{_INVOICES} "  # noqa: S608 - our own words
+            f"{_INVOICES} "  # noqa: S608 - constants only
             "WHERE (CAST(:month AS date) IS NULL OR i.month = :month) "
             "AND (CAST(:tenant AS uuid) IS NULL OR i.tenant_id = :tenant) "
             "AND (CAST(:status AS text) IS NULL OR i.status = :status) "

@@ -211,7 +211,7 @@ async def list_rules(connection: AsyncConnection, tenant_id: UUID | None) -> lis
     ]
 
 
-@platform_wide("the job looks at everybody's budgets")
+@platform_wide("the job evaluates the budgets of all organisations")
 async def evaluate(database: Database) -> int:
     """Send the notices that are due; returns their number. Repeated and concurrent runs send nothing twice."""
     async with database.system() as connection:

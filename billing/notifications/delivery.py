@@ -51,7 +51,7 @@ def retry_delay_s(attempts: int) -> int:
     return min(int(_FIRST_DELAY_S * 4 ** max(attempts - 1, 0)), _MAX_DELAY_S)
 
 
-@platform_wide("the job plans everybody's notices")
+@platform_wide("the job plans the notices of all organisations")
 async def plan_deliveries(connection: AsyncConnection) -> int:
     """Create a delivery for each endpoint of each new notice; returns the number of notices.
 
@@ -88,7 +88,7 @@ _TO_MEMBERS = text(
 )
 
 
-@platform_wide("the job sends everybody's notices")
+@platform_wide("the job sends the notices of all organisations")
 async def deliver(database: Database, config: DeliveryConfig) -> int:
     """Plan new notices and attempt the due deliveries; returns how many were delivered or kept in the outbox."""
     async with database.system() as connection:

@@ -44,7 +44,7 @@ _NOTICES = {
 }
 
 
-@platform_wide("a job looks at every organisation's unpaid invoices")
+@platform_wide("a job evaluates the unpaid invoices of all organisations")
 async def run(database: Database) -> int:
     """Set the state of every postpaid organisation by its overdue invoices; returns how many changed."""
     async with database.read() as connection:

@@ -140,14 +140,14 @@ def invoice_items(lines: Iterable[tuple[str, int, str]]) -> list[InvoiceItem]:
 
     With more than MAX_ITEMS lines, those with the largest amounts have an item each and the others share the last one.
     """
-    found = [InvoiceItem(identity, cents, words, (identity,)) for identity, cents, words in lines]
+    found = [InvoiceItem(identity, cents, description, (identity,)) for identity, cents, description in lines]
     if len(found) <= MAX_ITEMS:
         return found
     ranked = sorted(found, key=lambda item: (-abs(item.cents), item.key))
     alone, rest = {item.key for item in ranked[: MAX_ITEMS - 1]}, ranked[MAX_ITEMS - 1 :]
-    words = f"{len(rest)} further lines; the statement lists them"
+    description = f"{len(rest)} further lines; the statement lists them"
     shared = InvoiceItem(
-        f"rest-{len(rest)}", sum(item.cents for item in rest), words, tuple(item.key for item in rest)
+        f"rest-{len(rest)}", sum(item.cents for item in rest), description, tuple(item.key for item in rest)
     )
     return [*(item for item in found if item.key in alone), shared]
 

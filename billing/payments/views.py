@@ -191,7 +191,7 @@ async def list_events(connection: AsyncConnection, limit: int, *, only_open: boo
     return [EventView(**_view_fields(row)) for row in rows]
 
 
-@platform_wide("what waits for the platform's people, of every organisation")
+@platform_wide("operators resolve the blocked pushes of all organisations")
 async def list_blocked(connection: AsyncConnection) -> list[BlockedView]:
     """At most 1000 blocked pushes, oldest first."""
     rows = await connection.execute(

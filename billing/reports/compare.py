@@ -172,13 +172,13 @@ def flatten(rows: Sequence[ComparedRow], *, with_gpu: bool) -> list[dict[str, An
     `with_gpu` False omits GPU cost and margin, which customers must not see.
     """
     shown = [name for name in FIGURES if with_gpu or name not in GPU_COLUMNS]
-    nothing = Change(None, None, None, None)
+    no_change = Change(None, None, None, None)
     found = []
     for row in rows:
         one: dict[str, Any] = {"period_start": row.period_start, "before_start": row.before_start}
         one |= {name: row.names.get(name) for name in NAMES}
         for name in shown:
-            change = row.figures.get(name, nothing)
+            change = row.figures.get(name, no_change)
             one |= {name: change.now, f"{name}_before": change.before}
             one |= {f"{name}_difference": change.difference, f"{name}_percent": change.percent}
         found.append(one)

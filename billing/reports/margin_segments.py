@@ -64,7 +64,7 @@ class SegmentUsage(msgspec.Struct):
         )
 
 
-@platform_wide("margins of all organisations; shares of a host's cost need everybody's use")
+@platform_wide("margins of all organisations; a host's cost is shared over the usage of all")
 async def segment_usage(
     connection: AsyncConnection, costs: HostCosts, start: datetime, end: datetime, unit: str | None = None
 ) -> list[SegmentUsage]:

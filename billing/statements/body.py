@@ -97,7 +97,7 @@ _USAGE = f"""
     WHERE c.tenant_id = :tenant
     GROUP BY c.project_id, p.name, c.model, c.tier, c.price_version, c.list_price_version, v.id
     ORDER BY p.name, c.project_id, c.model, c.tier, c.price_version, c.list_price_version
-"""  # noqa: S608 - our own words
+"""  # noqa: S608 - constants only
 
 
 async def _usage(

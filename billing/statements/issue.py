@@ -213,7 +213,7 @@ async def issue_closed(database: Database, load: Callable[[], Signer], *, batch:
     return issued
 
 
-@platform_wide("the job issues everybody's statements")
+@platform_wide("the job issues the statements of all organisations")
 async def _missing(database: Database, after: Row[Any] | None, limit: int) -> list[Row[Any]]:
     """At most `limit` months and organisations without a final statement, in order, after the row `after`."""
     async with database.read() as connection:

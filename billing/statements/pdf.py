@@ -109,10 +109,10 @@ class _StatementPdf(FPDF):
         self.set_font(self.family, "", 8)
         self.set_text_color(*_INK)
         self.set_draw_color(*_LINE)
-        words = [name in _LEFT_ALIGNED for name in heading]
+        is_text = [name in _LEFT_ALIGNED for name in heading]
         with self.table(
             col_widths=widths,
-            text_align=["LEFT" if left else "RIGHT" for left in words],
+            text_align=["LEFT" if left else "RIGHT" for left in is_text],
             line_height=5,
             borders_layout=TableBordersLayout.HORIZONTAL_LINES,
             headings_style=FontFace(emphasis="BOLD", color=_SOFT, fill_color=_BAND),

@@ -125,14 +125,14 @@ def _booking(row: Row[Any]) -> dict[str, Any]:
 
 def _explanation(row: Row[Any]) -> str:
     """A sentence on the cost by outcome, and one for each discount that applied."""
-    words = [_REASONS[row.ended_as]]
+    sentences = [_REASONS[row.ended_as]]
     saved = int(row.list_cost) - int(row.cost)
     if saved > 0:
-        words.append(f"Your contract saves ${pico_to_usd(saved)} against the list.")
+        sentences.append(f"Your contract saves ${pico_to_usd(saved)} against the list.")
     if row.cached_input_tokens and row.cost:
-        words.append(
+        sentences.append(
             f"{row.cached_input_tokens} of {row.input_tokens} input tokens were cached, at the lower price."
         )
     if row.unbilled_input_tokens or row.unbilled_output_tokens:
-        words.append("Tokens of failed earlier attempts are not charged.")
-    return " ".join(words)
+        sentences.append("Tokens of failed earlier attempts are not charged.")
+    return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""What the state machines of the books share: one loop, one PostgreSQL, work that is held and settled."""
+"""Shared base of the ledger's state machines: one event loop, one PostgreSQL, holds and settlements."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -31,7 +31,7 @@ class BooksMachine(RuleBasedStateMachine):
     version: PriceVersion
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run to the end."""
+        """Run a coroutine to its end."""
         return self.runner.run(coroutine)
 
     def act(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, T]]) -> T:
@@ -90,7 +90,7 @@ class BooksMachine(RuleBasedStateMachine):
 
 
 def play(machine: type[BooksMachine], pg_url: str, *, examples: int, steps: int) -> None:
-    """Let Hypothesis play `machine` on an empty database."""
+    """Run the state machine `machine` with Hypothesis on an empty database."""
     with asyncio.Runner() as runner:
         machine.pg_url, machine.runner = pg_url, runner
         machine.database = Database(pg_url)
@@ -104,7 +104,7 @@ def play(machine: type[BooksMachine], pg_url: str, *, examples: int, steps: int)
                     max_examples=examples,
                     stateful_step_count=steps,
                     deadline=None,
-                    phases=[Phase.explicit, Phase.generate],  # shrinking through PostgreSQL takes minutes
+                    phases=[Phase.explicit, Phase.generate],  # shrinking with PostgreSQL takes minutes
                     suppress_health_check=list(HealthCheck),
                 ),
             )

@@ -25,7 +25,7 @@ async def settle_one(
     model: str = MODEL,
     **changes: Any,
 ) -> UUID:
-    """Settle one request at the price that holds now; returns its id."""
+    """Settle one request at the price in force now; returns its id."""
     async with database.system() as connection:
         found = await connection.execute(
             text(

@@ -1,4 +1,4 @@
-"""Finance's acts through the command line and the admin REST: the same acts, the same words of refusal."""
+"""Finance functions by command line and admin REST: the same results and error messages."""
 
 import io
 import json

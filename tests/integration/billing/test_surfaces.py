@@ -1,4 +1,4 @@
-"""Money through the command line and the admin REST: the same acts, the same numbers."""
+"""Billing functions by command line and admin REST: the same results."""
 
 import csv
 import io

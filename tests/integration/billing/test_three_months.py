@@ -1,8 +1,8 @@
 """Three months of a busy platform, and at the end ledger = Stripe = report = engine, to the picodollar.
 
-Crashes, late events, wrong prices and their corrections, disputes, replays: the product's own processes and jobs play
-them on a clock that is moved, every job runs twice, and a model that shares no code with the product says what every
-account of every customer must hold after each act. PENSTOCK_PLAY_SEEDS=1,2,3 plays more than one seed.
+The product's own processes and jobs go through crashes, late events, wrong prices and their corrections, disputes and
+replays on a movable clock. Every job runs twice. A model that shares no code with the product computes the balance of
+every account after each step. PENSTOCK_PLAY_SEEDS=1,2,3 runs more than one seed.
 """
 
 import os
@@ -74,7 +74,7 @@ async def january(play: Stage, cards: Cards) -> tuple[crashes.Dead, crashes.Dead
     await cards.refund("cedar-1", 500)
     await cards.refund_and_crash()
     await play.jobs()
-    # A price changes while requests run: each keeps the one that it was admitted under.
+    # A price changes while requests run: each keeps the price at its admission.
     await play.time.go(utc(2027, 1, 15, 23, 59) + timedelta(seconds=20))
     await play.serve(1)
     await days(play, (1, 16), (1, 20))
@@ -102,7 +102,7 @@ async def january(play: Stage, cards: Cards) -> tuple[crashes.Dead, crashes.Dead
 
 
 async def engine_dies(play: Stage) -> None:
-    """An engine dies with tokens that nobody scraped; what ran on it has failed and costs nothing."""
+    """An engine dies with tokens that were not scraped; its requests failed and are free."""
     await play.report_engines(still=True)
     engine = play.engines[MODELS[0]]
     async with play.process() as living:
@@ -116,7 +116,7 @@ async def engine_dies(play: Stage) -> None:
 
 
 async def close_january(play: Stage, late: crashes.Dead) -> None:
-    """A spool that comes within the window is January's; one that is lost keeps the month open until it is accepted."""
+    """A spool adopted within the late window is billed in January; a lost one keeps the month open until accepted."""
     await play.time.go(utc(2027, 2, 2, 0, 10))
     await play.jobs()
     assert play.account("hazel").balance == 0
@@ -147,7 +147,7 @@ async def february(play: Stage, cards: Cards, mistakes: Mistakes, lost: crashes.
     play.account("fir").give_up(JANUARY)
     await play.jobs()
     assert await dunning(play, "fir") == "past_due"
-    # January's delta-moe was listed too high, and is noticed now.
+    # January's list price of delta-moe was too high.
     right = (1_200_007, 120_001, 5_000_017, 5_000_017)
     await play.time.go(utc(2027, 2, 12, 14))
     await play.jobs()
@@ -184,7 +184,7 @@ async def february(play: Stage, cards: Cards, mistakes: Mistakes, lost: crashes.
 
 
 async def dunning(play: Stage, name: str) -> str:
-    """How far it has come with a customer who does not pay."""
+    """The dunning state of a customer that does not pay."""
     tenant = play.people[name].tenant_id
     return str(
         await play.one("SELECT dunning FROM stripe_customers WHERE tenant_id = :tenant", tenant=tenant)
@@ -192,7 +192,7 @@ async def dunning(play: Stage, name: str) -> str:
 
 
 async def march(play: Stage, cards: Cards, mistakes: Mistakes) -> None:
-    """The reversal, lost webhooks, answers of Stripe that never arrive."""
+    """The reversal, lost webhooks, lost answers of Stripe."""
     await cards.wires("lost")
     play.people["elm"].ttft_us = 300_000
     await play.time.go(utc(2027, 3, 4, 8))

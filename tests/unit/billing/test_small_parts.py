@@ -1,4 +1,4 @@
-"""Shares, periods, refusals and files: the pure parts of billing."""
+"""Pure functions of billing: shares, periods, errors and files."""
 
 from datetime import UTC, datetime
 

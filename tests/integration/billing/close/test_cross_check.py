@@ -1,4 +1,4 @@
-"""Which lines of a month's cross check say that they equal the gateway's."""
+"""The cross-check states which sources equal the gateway's usage rows."""
 
 from datetime import date
 

@@ -1,7 +1,7 @@
-"""Months, late usage, adjustments, corrections and reversals in any order, against a model small enough to be believed.
+"""Months, late usage, adjustments, corrections and reversals in any order, against a simple model.
 
-One database lives through all histories: its months only go forward. Each history has customers of its own, and the
-model knows nothing but whole numbers: what was used, what an invoice must say to the cent, what the accounts must hold.
+All histories share one database, whose months only advance. Each history has its own customers. The model computes with
+integers: usage, invoices to the cent, and account balances.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def cents(exact: int) -> int:
 
 @dataclass
 class Bill:
-    """An invoice of the model: what each kind of usage cost at first and costs now, and what was credited."""
+    """An invoice of the model: original and present cost by kind of usage, and the credited amount."""
 
     tokens: dict[str, int]
     total: int
@@ -109,7 +109,7 @@ class Account:
         return total, count
 
     def correct(self, month: date, rate: int) -> int:
-        """Tell a month again; returns how its price changes. What falls is credited on the invoice if that has room."""
+        """Re-rate a month; returns the change of its cost. A reduction is credited on the invoice if it has room."""
         bill = self.bills.get(month)
         if bill is None:
             return 0
@@ -168,7 +168,7 @@ class PeriodMachine(RuleBasedStateMachine):
 
     @rule(who=who, tokens=tokens, late=st.booleans())
     def use(self, who: int, tokens: int, late: bool) -> None:
-        """Usage of now, or of the month before: the clock never stands within 48 hours of a month's start."""
+        """Usage of now or of the previous month; the clock is never within 48 hours of a month's start."""
 
         async def act() -> None:
             start, _ = bounds(month_of(await self.platform.clock.now()))
@@ -219,7 +219,7 @@ class PeriodMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.closed)
     @rule(pick=st.integers(0, 9), share=st.integers(0, 999))
     def make_cheaper(self, pick: int, share: int) -> None:
-        """A lower price than any that held: what falls is credited where there is an invoice with room."""
+        """A price lower than any before: the reduction is credited if there is an invoice with room."""
         bills = [account.bills.get(self.closed[pick % len(self.closed)]) for account in self.accounts]
         lowest = min((rate for bill in bills if bill for rate in bill.rates.values()), default=RATE)
         self.correct(pick, lowest * share // 1000)
@@ -229,7 +229,7 @@ class PeriodMachine(RuleBasedStateMachine):
     def correct(self, pick: int, rate: int) -> None:
         month = self.closed[pick % len(self.closed)]
         text = f"{rate // 10**6}.{rate % 10**6:06d}"
-        # Of our own customers only: the database has seen other histories.
+        # Only of this history's customers: the database has other histories too.
         spec = parse_spec(
             {
                 "rates": [

@@ -1,4 +1,4 @@
-"""The close of a month: a checklist that must be green, and a month in which nothing moves afterwards."""
+"""The close of a month: the checks that must pass, and that a closed month does not change."""
 
 import asyncio
 from datetime import timedelta
@@ -30,7 +30,7 @@ from tests.integration.billing.support import MODEL, Customer, make_customer, pr
 
 
 async def red(platform: Platform, month: Any) -> dict[str, str]:
-    """What keeps the month open, before its invoices are made."""
+    """The failed checks before invoices are made."""
     found = await checklist(platform.database, month)
     return {one.name: one.detail for one in found.checks if not one.ok and one.name != "invoices_made"}
 
@@ -44,7 +44,7 @@ async def used(platform: Platform) -> Customer:
 
 
 async def snapshot(platform: Platform, month: Any) -> tuple[Any, ...]:
-    """All that a closed month says: report, invoices, journal."""
+    """Everything that shows a closed month: report, invoices, journal."""
     start, end = bounds(month)
     async with platform.database.read() as connection:
         report = await usage_report(connection, ReportQuery(start, end, ("tenant", "model"), with_gpu=False))
@@ -161,7 +161,7 @@ async def test_an_open_hold_and_a_dead_process_keep_the_month_open(platform: Pla
             text("SELECT penstock_release(ARRAY[CAST(:r AS uuid)], 'expired')"), {"r": request}
         )
     assert "api-1 (1)" in (await red(platform, month))["spools_drained"]
-    # Its spool comes back: the request is billed, now.
+    # The spool is adopted: the request is billed in the present month.
     await platform.use(acme, input=5, request_id=request)
     assert await red(platform, month) == {}
 
@@ -275,7 +275,7 @@ async def test_without_a_comparison_with_stripe_no_month_is_closed(
     month = await platform.end_month()
     with pytest.raises(Conflict, match="not compared yet"):
         await close_month(platform.database, month, by="fin")
-    # The invoices are made, so that they can be sent and compared.
+    # The invoices exist, so that they can be sent and compared.
     assert len(await platform.rows("SELECT 1 FROM invoices WHERE status = 'open'")) == 1
 
 

@@ -1,4 +1,4 @@
-"""Engines' counters against usage rows: a healthy platform comes out, a lost row does not."""
+"""Engines' counters against usage rows: a healthy platform has nothing unexplained, a lost row is found."""
 
 import asyncio
 import json
@@ -97,7 +97,7 @@ class Engine:
 
 
 def _ignore(request_id: UUID) -> None:
-    """Nobody waits for it."""
+    """Ignore the id of a settled request."""
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_requests_that_run_are_not_compared_yet(engine: Engine) -> None:
     await engine.use(50, 7)
     await engine.report()
     assert (await engine.run()).compared == 0, "there was no instant at which the engine stood still"
-    # It ends on the engine before the cut; its row comes after it, as long as a spool may take.
+    # It ends on the engine before the cut; its row is written later, as by an adopted spool.
     engine.prompt, engine.generation = engine.prompt + 40, engine.generation + 2
     await engine.report(cut=True)
     found = await engine.run()

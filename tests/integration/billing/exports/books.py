@@ -19,7 +19,7 @@ from tests.integration.billing.support import Customer, make_customer, price
 
 @dataclass
 class Busy:
-    """Who there is and since when."""
+    """The organisations and the start of their usage."""
 
     customers: list[Customer]
     start: datetime

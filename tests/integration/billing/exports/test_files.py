@@ -1,4 +1,4 @@
-"""Every data set opens in the library of its format and adds up to the ledger, and memory does not follow the rows."""
+"""Every data set opens in the library of its format and adds up to the ledger; memory does not grow with the rows."""
 
 import csv
 import io
@@ -150,7 +150,7 @@ COLUMNS = (
 
 
 def records(count: int) -> Dataset:
-    """`count` records of different values, made as they are asked for."""
+    """`count` different records, generated lazily."""
 
     async def blocks() -> AsyncIterator[Sequence[Record]]:
         at = datetime(2026, 11, 1, tzinfo=UTC)
@@ -214,7 +214,7 @@ async def test_numbers_beyond_a_float_stay_exact_beside_it(tmp_path: Path) -> No
 
 
 class Spy:
-    """A sink that notes which thread works."""
+    """A sink that records the thread that calls it."""
 
     def __init__(self) -> None:
         self.threads: list[str] = []

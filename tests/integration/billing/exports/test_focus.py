@@ -53,7 +53,7 @@ async def exported(database: Database, query: DatasetQuery, format: Format) -> b
 
 
 def from_csv(content: bytes) -> Rows:
-    """Rows as written, an empty field being null."""
+    """Rows of the file, with empty fields as null."""
     return [
         {name: value or None for name, value in row.items()}
         for row in csv.DictReader(io.StringIO(content.decode()))
@@ -135,7 +135,7 @@ async def test_our_own_gpu_cost_passes_the_model_and_is_the_hosts_cost(database:
 
 
 async def test_the_model_finds_what_is_wrong(database: Database) -> None:
-    """The walk is a check: each broken file fails the rule that speaks of it."""
+    """The check of the model is effective: each broken file fails the rule about it."""
     month = await busy(database, requests=20)
     good = from_csv(await exported(database, month.query("focus_charges"), "csv"))
     assert {rule.split("-")[0] for rule in _failures(month, good, BilledCost="1000")} == {"BilledCost"}

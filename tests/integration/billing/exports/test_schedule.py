@@ -1,4 +1,4 @@
-"""Scheduled exports: append-only, the same bytes again, revisions of open periods, folders and an S3 store."""
+"""Scheduled exports: append-only, deterministic, revisions of open periods, folders and an S3 store."""
 
 import asyncio
 import io
@@ -54,7 +54,7 @@ async def make(database: Database, month: Busy, **facts: Any) -> ExportDefinitio
 
 
 def day_of(month: Busy) -> datetime:
-    """Yesterday: a day that is over and has usage, which reaches 40 hours back, whatever the hour is now."""
+    """Yesterday, which is over and has usage at any hour of the present day: usage reaches 40 hours back."""
     return (month.end - timedelta(hours=25)).replace(hour=0)
 
 
@@ -200,7 +200,7 @@ async def test_two_at_once_write_one_revision(database: Database, settings: Sett
 
 
 async def test_a_run_that_died_half_way_is_finished(database: Database, settings: Settings) -> None:
-    """Killed after the data file, or after the manifest: nothing is overwritten and nothing is there twice."""
+    """A crash after the data file or after the manifest: no file is overwritten or duplicated."""
     month = await busy(database, requests=20)
     definition = await make(database, month)
     day = day_of(month)

@@ -1,4 +1,4 @@
-"""Factories of invoicing tests: a platform on a clock of its own, usage at any instant, invoices as they lie there."""
+"""Factories of invoicing tests: a platform with a clock, usage at any instant, stored invoices."""
 
 import json
 from datetime import UTC, date, datetime, timedelta
@@ -26,7 +26,7 @@ class Platform:
 
     @classmethod
     async def begin(cls, pg_url: str) -> "Platform":
-        """Put the clock in: noon of the tenth day of next month."""
+        """Set the clock to noon of the tenth day of next month."""
         clock = VirtualClock(pg_url)
         await clock.install()
         first = next_month(month_of(datetime.now(UTC)))
@@ -100,13 +100,13 @@ class Platform:
         return request
 
     async def end_month(self) -> date:
-        """Go on until nothing reaches the current month any more; returns that month."""
+        """Move the clock past the current month's late window; returns that month."""
         month = month_of(await self.clock.now())
         await self.clock.set(final_at(month) + timedelta(hours=1))
         return month
 
     async def rows(self, sql: str, **values: Any) -> list[Any]:
-        """What a query of the platform returns."""
+        """The rows of a query."""
         async with self.database.system() as connection:
             return list(await connection.execute(text(sql), values))
 
@@ -143,7 +143,7 @@ class Platform:
         return int(rows[0].net) if rows else 0
 
     async def is_sound(self) -> None:
-        """The books balance and verify."""
+        """Assert that the ledger verifies."""
         async with self.database.system() as connection:
             await seal(connection)
             books = await verify(connection)

@@ -1,4 +1,4 @@
-"""Corrections: told as a dry run, agreed to by two people, booked in the present, undone exactly once."""
+"""Corrections: dry run, approval by a second person, booking in the present, reversal at most once."""
 
 import asyncio
 from datetime import UTC, date, datetime, timedelta
@@ -103,7 +103,7 @@ async def test_an_open_invoice_is_credited_and_stays_as_it_was(platform: Platfor
     assert payload == {"credit_note_id": str(note.id)}
     (notice,) = await platform.rows("SELECT * FROM notices WHERE kind = 'correction.applied'")
     assert (notice.tenant_id, notice.facts["delta_usd"]) == (acme.tenant_id, "-0.6172835")
-    # The next invoice has nothing of it.
+    # The next invoice does not show it.
     await platform.use(acme, input=1_000_000)
     second = await platform.end_month()
     await close_month(platform.database, second, by="fin")
@@ -175,7 +175,7 @@ async def test_prepaid_customers_get_and_give_credit(platform: Platform) -> None
     await decide(platform, await reverse(platform, half))
     assert (await account(platform.database, rich)).balance == 4 * PICO_PER_USD
     assert (await account(platform.database, poor)).balance == 0
-    # Twice the price: who has no credit left owes nothing, what is missing is uncollectible.
+    # Twice the price: a prepaid customer without credit owes nothing, and the missing amount is uncollectible.
     await decide(platform, await request(platform, month, DOUBLE))
     assert (await account(platform.database, rich)).balance == 3 * PICO_PER_USD
     assert await platform.balance(poor, "uncollectible") == PICO_PER_USD
@@ -192,7 +192,7 @@ async def test_a_reversal_gives_no_credit_for_what_nobody_paid(platform: Platfor
     await close_month(platform.database, month, by="fin")
     before = [await platform.balance(one, code) for one in (poor, broke) for code in ("credit", "revenue")]
     done = await decide(platform, await request(platform, month, DOUBLE))
-    # A quarter was there, three quarters were not.
+    # A quarter was collected, three quarters were uncollectible.
     assert await platform.balance(poor, "uncollectible") == 75 * PICO_PER_CENT
     assert await platform.balance(broke, "uncollectible") == PICO_PER_USD
     await decide(platform, await reverse(platform, done))
@@ -221,7 +221,7 @@ async def test_a_reversal_mirrors_the_revenue_exactly_and_once(platform: Platfor
         await reverse(platform, done)
     with pytest.raises(Conflict, match="cannot be reversed"):
         await reverse(platform, undone)
-    # The credit note stands; the opposite is charged with the next invoice.
+    # The credit note stays; its opposite is charged on the next invoice.
     second = await platform.end_month()
     await make_invoices(platform.database, second)
     assert [(one.kind, one.cents) for one in await platform.lines(acme, second)] == [("adjustment", 62)]
@@ -374,12 +374,12 @@ async def test_a_crash_in_the_middle_is_gone_on_from_and_everybody_is_booked_onc
     monkeypatch.setattr(correction_booking, "_book_tenant", crash)
     with pytest.raises(ConnectionResetError):
         await decide(platform, asked)
-    # The first two are done and free; of the second two nothing is left behind.
+    # The first two are booked and unlocked; nothing of the second two is stored.
     assert await booked(platform) == [one.tenant_id for one in customers[:2]]
     (row,) = await platform.rows("SELECT status, applied_to FROM corrections WHERE id = :id", id=asked.id)
     assert (row.status, row.applied_to) == ("applying", customers[1].tenant_id)
     await platform.is_sound()
-    # It is approved for good: nobody decides again or undoes half of it, and what it will book counts already.
+    # The approval is final: it cannot be decided or reversed now, and its whole difference counts already.
     with pytest.raises(Conflict, match="approved by bob already"):
         await decide(platform, asked, approve=False)
     with pytest.raises(Conflict, match="is applying: only an approved one"):
@@ -462,7 +462,7 @@ async def test_late_usage_is_corrected_after_the_rows_that_say_so_are_gone(
     month = await platform.end_month()
     await close_month(platform.database, month, by="fin")
     assert [one.kind for one in await platform.lines(acme, month)] == ["late_usage"]
-    # As after the month's partition was dropped: the sums stay, which of them was late does not.
+    # As after the month's partition is dropped: the sums stay, but late usage cannot be told apart.
     owner = await asyncpg.connect(pg_url)
     await owner.execute("SET session_replication_role = replica; DELETE FROM usage_late")
     await owner.close()
@@ -507,7 +507,7 @@ async def test_a_commitment_lacks_less_when_usage_costs_more(
     assert [(line.kind, line.delta_usd) for line in told.lines] == lines
     done = await decide(platform, await request(platform, month, spec))
     assert done.delta_usd == "0.00"
-    # The month costs what was committed, as before: what is credited on its invoice is charged with the next.
+    # The month still costs the commitment: the credit on its invoice is charged on the next.
     assert await platform.one("SELECT sum(cents) FROM credit_notes") == notes
     assert await platform.balance(acme, "revenue") == -usd * PICO_PER_USD
     undone = await decide(platform, await reverse(platform, done))

@@ -1,4 +1,4 @@
-"""Invoices are shown, followed to their requests, voided and written off."""
+"""Invoices: display, the requests behind a line, void and write-off."""
 
 from datetime import timedelta
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""The invoice run: lines equal usage to the picodollar, books follow, and a crash or a second run changes nothing."""
+"""The invoice run: lines equal usage to the picodollar, bookings match, and it is idempotent after a crash."""
 
 import asyncio
 from datetime import timedelta
@@ -146,7 +146,7 @@ async def test_what_the_commitment_lacks_is_a_line_and_revenue_of_the_month(plat
     assert start <= effective < end
     assert await platform.balance(acme, "revenue") == -5 * PICO_PER_USD
     assert await platform.balance(acme, "receivable") == 0
-    # The second month falls short altogether.
+    # The second month has no usage towards the commitment.
     second = await platform.end_month()
     await make_invoices(platform.database, second)
     assert [(line.kind, line.cents) for line in await platform.lines(acme, second)] == [("commit", 500)]

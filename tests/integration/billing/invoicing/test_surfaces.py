@@ -1,4 +1,4 @@
-"""Invoices, periods and corrections through the command line and the admin REST: who may, what is refused, logged."""
+"""Invoices, periods and corrections by command line and admin REST: roles, refusals, audit log."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ PEPPER = b"p" * 32
 
 
 class Shell:
-    """`penstock ...` as an OS user of the test's choice."""
+    """Runs `penstock ...` as an OS user that the test chooses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch

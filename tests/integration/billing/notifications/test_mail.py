@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 
 
 class Mailbox(MessageHandler):
-    """Keeps what arrives."""
+    """Keeps the messages that arrive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ async def test_a_server_that_cannot_prove_itself_gets_nothing(
 
 
 async def test_a_password_does_not_travel_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server elsewhere that offers no TLS (this machine under another name) is not given the password."""
+    """A remote server without TLS (simulated by another name of this machine) does not get the password."""
     seen: list[bytes] = []
 
     class Listening(Mailbox):

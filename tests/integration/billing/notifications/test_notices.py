@@ -1,4 +1,4 @@
-"""Notices on their way: signed webhooks to a real server, mail to a real SMTP server, retries, the outbox."""
+"""Delivery of notices: signed webhooks to a real server, mail to a real SMTP server, retries, the outbox."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ SENDERS = DeliveryConfig(pepper=PEPPER, smtp=None, allow_hosts=LOOPBACK)
 
 
 class Receiver:
-    """A webhook receiver that answers as told."""
+    """A webhook receiver with a configurable answer."""
 
     def __init__(self) -> None:
         self.got: list[tuple[dict[str, str], bytes]] = []
@@ -58,7 +58,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 
 class Mailbox(MessageHandler):
-    """Keeps what arrives."""
+    """Keeps the messages that arrive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ async def tell(database: Database, tenant_id: UUID | None, **changes: Any) -> No
 
 
 async def make_due(database: Database) -> None:
-    """As if the pause were over."""
+    """Make the next attempt due."""
     async with database.system() as connection:
         await connection.execute(
             text("UPDATE notice_deliveries SET next_try_at = clock_timestamp() WHERE state = 'pending'")
@@ -195,7 +195,7 @@ async def test_a_removed_endpoint_gets_nothing_more(database: Database, receiver
 async def test_a_name_that_resolves_to_the_inside_is_refused(
     database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name was public when it was set; now it answers with our own address (DNS rebinding)."""
+    """The name was public when it was set and resolves to our own address now (DNS rebinding)."""
     port = int(receiver.url.rpartition(":")[2])
     inside = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 

@@ -1,4 +1,4 @@
-"""What tests of payments share: a prepaid organisation, the gateway to the local Stripe, books and balances."""
+"""Shared parts of the payments tests: organisations, the gateway to the local Stripe, account balances."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ RETURN_URL = "http://127.0.0.1:8001/billing"
 
 @asynccontextmanager
 async def gateway_to(fake: FakeStripe, **options: float) -> AsyncIterator[StripeGateway]:
-    """A gateway to the local Stripe that gives up soon."""
+    """A gateway to the local Stripe with short timeouts."""
     given = {"timeout_s": 2.0, "max_retries": 0, "max_wait_s": 2.0} | options
     gateway = StripeGateway(fake.api_key, fake.url, **given)  # type: ignore[arg-type]
     try:
@@ -60,7 +60,7 @@ async def books(database: Database, tenant_id: UUID | None = None) -> dict[str, 
 
 
 async def drain(database: Database, gateway: StripeGateway) -> int:
-    """Find and apply everything that Stripe says, until nothing is left; returns how many events were applied."""
+    """Record and apply all of Stripe's events; returns how many were applied."""
     applied = 0
     while True:
         await events.record_missed(database, gateway)
@@ -72,14 +72,14 @@ async def drain(database: Database, gateway: StripeGateway) -> int:
 
 
 async def sound(database: Database) -> None:
-    """The ledger's invariants hold."""
+    """Assert the ledger's invariants."""
     async with database.system() as connection:
         problems = (await verification.verify(connection)).problems
     assert problems == []
 
 
 async def equals_stripe(database: Database, gateway: StripeGateway) -> None:
-    """Our cash account is Stripe's balance, and the books are sound."""
+    """Assert that our cash account equals Stripe's balance and the ledger verifies."""
     mine, theirs = (await books(database)).get("cash", 0), await stripe_balance_cents(gateway)
     if mine != theirs:
         async with database.read() as connection:
@@ -101,7 +101,7 @@ async def buy(
     cents: int = 2500,
     card: str = "pm_card_visa",
 ) -> str:
-    """Buy credit to the end; returns the payment intent."""
+    """Complete a purchase of credit; returns the payment intent's id."""
     started = await topups.start_topup(
         database, gateway, tenant_id=tenant_id, cents=cents, return_url=RETURN_URL, by="test"
     )
@@ -116,7 +116,7 @@ async def buy(
 
 
 async def send(database: Database, gateway: StripeGateway) -> int:
-    """Send what waits in the outbox, as the job does."""
+    """Send the outbox, as the job does."""
     return await outbox.dispatch(database, handlers(database, gateway))
 
 

@@ -1,4 +1,4 @@
-"""Automatic purchases: one at a time, within the cap, found again after a crash, off after failures."""
+"""Automatic purchases: one at a time, within the cap, resumed after a crash, disabled after failures."""
 
 import asyncio
 from uuid import UUID

@@ -27,7 +27,7 @@ KEY = "STRIPE_TEST_API_KEY"
 
 
 class Either(NamedTuple):
-    """One of the two: our gateway, and the official client for what a customer does."""
+    """One of both: our gateway, and the official client that acts as the customer."""
 
     gateway: StripeGateway
     client: stripe.StripeClient
@@ -123,7 +123,7 @@ async def test_an_invoice_is_sent_line_by_line_and_paid(database: Database, eith
     await send(database, either.gateway)
     stripe_id = (await one(database, "SELECT stripe_invoice_id FROM invoices")).stripe_invoice_id
     assert stripe_id is not None
-    with suppress(stripe.InvalidRequestError):  # Stripe may have charged the card by itself already
+    with suppress(stripe.InvalidRequestError):  # Stripe may have charged the card already
         either.client.v1.invoices.pay(stripe_id)
     await apply_update(database, await prepare_invoice(either.gateway, stripe_id))
     assert (await one(database, "SELECT status FROM invoices")).status == "paid"

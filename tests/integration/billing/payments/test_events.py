@@ -46,7 +46,7 @@ async def test_an_object_that_nobody_can_read_does_not_stop_the_others(
 async def test_a_long_backlog_is_recorded_slice_by_slice(
     database: Database, fake_stripe: FakeStripe, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    """More events than are read at once, and Stripe away after the first of them."""
+    """More events than one slice, and Stripe unavailable after the first slice."""
     monkeypatch.setattr(events, "MAX_SLICE_EVENTS", 100)
     now = fake_stripe.advance(ahead)
     async with database.system() as connection:
@@ -79,7 +79,7 @@ _RECORDED = "SELECT count(*) AS n FROM stripe_events"
 
 
 def _goes_away(patch: pytest.MonkeyPatch, gateway: StripeGateway) -> None:
-    """Stripe answers until it has told some events, and is away from then on."""
+    """Stripe answers until it has listed some events, and is unavailable afterwards."""
     listing, told = gateway.events, list[Event]()
 
     async def some(since_at: int, before_at: int | None = None, *, at_most: int = 100_000) -> list[Event]:

@@ -1,4 +1,4 @@
-"""What people do to an invoice here happens to it in Stripe, once."""
+"""Void and write-off of an invoice reach Stripe once."""
 
 import pytest
 

@@ -98,7 +98,7 @@ async def credit_note(
     pays: str,
     lines: dict[int, int] | None = None,
 ) -> UUID:
-    """A credit note over `cents`, of which `lines` says how many credit the invoice's line at a position."""
+    """A credit note over `cents`; `lines` maps positions of invoice lines to their credited cents."""
     note_id = uuid7()
     async with database.system() as connection:
         await connection.execute(
@@ -299,7 +299,7 @@ async def test_unpaid_invoices_stop_new_work_and_payment_brings_it_back(database
     await invoiced(database, tenant_id, [100], due_days=-1)
     seen = []
     for overdue in (-1, -20, None):
-        async with database.engine.begin() as connection:  # as the owner: nobody else moves a due date
+        async with database.engine.begin() as connection:  # as the owner: no role may change a due date
             if overdue is None:
                 await connection.execute(text("UPDATE invoices SET status = 'paid'"))
             else:

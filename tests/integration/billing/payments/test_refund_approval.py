@@ -1,4 +1,4 @@
-"""A refund above the limit needs a second person, however it is cut up; nothing is booked before."""
+"""Refunds above the limit, also in several parts, need a second person; nothing is booked before."""
 
 from decimal import Decimal
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a refund that failed gave back is the same money: disputes and further refunds reach it."""
+"""Disputes and further refunds also take the credit that a failed refund returned."""
 
 from uuid import UUID
 
@@ -49,7 +49,7 @@ def decide(fake: FakeStripe, dispute_id: str, ending: str) -> None:
 
 
 async def failed_refund(database: Database, gateway: StripeGateway, fake: FakeStripe, tenant_id: UUID) -> str:
-    """A purchase of 2500 whose refund of 1000 came back."""
+    """A purchase of 2500 cents whose refund of 1000 failed."""
     intent = await buy(database, gateway, fake, tenant_id, card="pm_card_refundFail")
     await ask(database, tenant_id, intent, 1000)
     await send(database, gateway)
@@ -159,7 +159,7 @@ async def test_credit_that_was_held_when_the_dispute_came_is_taken_later(
 
 
 async def hold(database: Database, tenant_id: UUID, cents: int) -> None:
-    """What requests hold."""
+    """Hold credit, as running requests do."""
     async with database.system() as connection:
         await connection.execute(
             text("UPDATE billing_accounts SET held = :held WHERE tenant_id = :tenant"),

@@ -1,4 +1,4 @@
-"""Money that goes back: refunds asked for here and in Stripe, refunds that fail, disputes won and lost."""
+"""Refunds requested here and made in Stripe, failed refunds, disputes won and lost."""
 
 from typing import Any
 from uuid import UUID

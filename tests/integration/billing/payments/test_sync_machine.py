@@ -1,4 +1,4 @@
-"""Stripe's sync against a single-threaded model: whatever is lost, doubled or late, the books end up the same."""
+"""Synchronisation with Stripe against a sequential model: lost, repeated and late events do not change the books."""
 
 from uuid import UUID
 
@@ -21,7 +21,7 @@ pick = st.integers(0, 50)
 
 
 class SyncMachine(BooksMachine):
-    """One prepaid customer who buys, spends, disputes and is refunded while the wires misbehave.
+    """One prepaid customer with purchases, usage, disputes and refunds over an unreliable network.
 
     The model only adds and subtracts: a purchase is credit once, a refund and a lost dispute take it once.
     """
@@ -68,7 +68,7 @@ class SyncMachine(BooksMachine):
 
     @rule(cents=st.integers(1, 3000))
     def use(self, cents: int) -> None:
-        """Only credit that has arrived can be used; what a dispute takes back is gone by then."""
+        """Use available credit; a dispute may have taken some of it back."""
         self.everything_arrives()
         cents = min(cents, self.credit)
         if cents:
@@ -79,7 +79,7 @@ class SyncMachine(BooksMachine):
     @precondition(lambda self: self.good)
     @rule(pick=pick, cents=st.integers(1, 4000))
     def refund(self, pick: int, cents: int) -> None:
-        """Asked for twice, booked once; refused when the purchase is used up."""
+        """Request a refund twice: it is booked once, or refused when the purchase is used up."""
         self.everything_arrives()
         refund_id, intent = uuid7(), self.good[pick % len(self.good)]
         try:
@@ -119,7 +119,7 @@ class SyncMachine(BooksMachine):
 
     @rule(count=st.integers(1, 3), reverse=st.booleans(), drop=st.integers(0, 3))
     def webhooks(self, count: int, reverse: bool, drop: int) -> None:
-        """Some of what happened arrives by webhook, in any order, several times, with gaps."""
+        """Deliver some events by webhook, in any order, repeatedly, with gaps."""
         listed = self.wait(self.gateway.events(0))
         chosen = [one for at, one in enumerate(listed) if drop == 0 or at % (drop + 1)] * count
         for event in reversed(chosen) if reverse else chosen:
@@ -129,7 +129,7 @@ class SyncMachine(BooksMachine):
     @rule(kind=st.sampled_from(["429", "500", "500_after", "reset", "reset_after"]), path=st.sampled_from(
         ["/v1/refunds.*", "/v1/payment_intents.*", "/v1/disputes.*", "/v1/events"]))  # fmt: skip
     def trouble(self, kind: str, path: str) -> None:
-        """The next call of a kind goes wrong while the jobs run."""
+        """Let the next call of a kind fail while the jobs run."""
         self.fake.fail(kind, path=path, times=1)
         for job in (send, drain):
             try:
@@ -139,7 +139,7 @@ class SyncMachine(BooksMachine):
         self.fake.control("DELETE", "/faults")
 
     def everything_arrives(self) -> None:
-        """The jobs run until nothing is left to do."""
+        """Run the jobs until nothing is left to do."""
         self.act(self._due_now)
         self.wait(drain(self.database, self.gateway))
         while self.wait(send(self.database, self.gateway)):
@@ -147,7 +147,7 @@ class SyncMachine(BooksMachine):
         self.wait(drain(self.database, self.gateway))
 
     async def _due_now(self, connection: AsyncConnection) -> None:
-        """Waiting for the next attempt is over."""
+        """Make delayed attempts due."""
         await connection.execute(text("UPDATE stripe_events SET next_at = now() WHERE applied_at IS NULL"))
 
     def teardown(self) -> None:

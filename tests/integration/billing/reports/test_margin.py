@@ -1,4 +1,4 @@
-"""Cost and margin from rows: every split keeps its sum, idle has its own lines, and months stay closed."""
+"""Cost and margin from rows: every split keeps its sum, idle has separate lines, closed months do not change."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def amount(rows: list[Any], name: str) -> int:
 
 @pytest.fixture
 async def busy(database: Database) -> tuple[datetime, int, list[Customer]]:
-    """Three organisations on two models, hosts in two hours; the hour of now and what the hosts cost."""
+    """Three organisations on two models, hosts in two hours; the present hour and the hosts' cost."""
     versions = {model: await price(database, model=model) for model in MODELS}
     customers = [await make_customer(database, "1000", name=f"C{i}") for i in range(3)]
     hour = await now_hour(database)

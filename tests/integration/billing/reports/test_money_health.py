@@ -1,4 +1,4 @@
-"""The overview's question: all 0 on a platform in order, each number from its own rows."""
+"""The counts of problems: 0 on a healthy platform, and each from its own rows."""
 
 import pytest
 from sqlalchemy import text

@@ -1,4 +1,4 @@
-"""Service levels: measured exactly, credited once, before the invoice when there is time."""
+"""Service levels: measured exactly, credited once, and before the invoice when it is not made yet."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ async def contract(platform: Platform, customer: Customer, rule: dict[str, Any])
 async def answered(platform: Platform, customer: Customer, *ttft_ms: int, outcome: str = "completed") -> None:
     """Requests that cost a dollar each, with these times to the first token."""
     ids = [await platform.use(customer, input=1_000_000, outcome=outcome) for _ in ttft_ms]
-    async with platform.database.engine.begin() as connection:  # as the owner: rows never change otherwise
+    async with platform.database.engine.begin() as connection:  # as the owner: no role may change rows
         for request, ms in zip(ids, ttft_ms, strict=True):
             await connection.execute(
                 text("UPDATE usage_rows SET ttft_us = :us WHERE request_id = :id"),

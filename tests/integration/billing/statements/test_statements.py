@@ -63,7 +63,7 @@ async def told(platform: Platform, settings: Settings, customer: Customer, **cha
 
 
 async def ledger_says(database: Database, customer: Customer, code: str) -> str:
-    """What the account `code` stands at, a debit counted as the statement counts it."""
+    """The balance of the account `code`, with the statement's sign."""
     async with database.read() as connection:
         found = await connection.scalar(
             text("SELECT debit - credit FROM ledger_balances WHERE tenant_id = :tenant AND code = :code"),
@@ -201,7 +201,7 @@ async def test_nothing_is_signed_while_usage_and_ledger_differ(
     acme = await make_customer(database, "5")
     await platform.use(acme, input=1_000)
     await roll_up(database)
-    async with database.engine.begin() as connection:  # as the owner: nobody else can
+    async with database.engine.begin() as connection:  # as the owner: no role may
         await connection.execute(text("SET LOCAL session_replication_role = replica"))
         await connection.execute(text("UPDATE ledger_transfers SET amount = amount + 1 WHERE kind = 'usage'"))
     with pytest.raises(Conflict, match="no statement is signed"):

@@ -1,4 +1,4 @@
-"""Weights come from the engine profile, exactly, and the published example comes out as far as it can."""
+"""Weights follow exactly from the engine profile; the published example is reproduced."""
 
 from decimal import Decimal
 

@@ -1,4 +1,4 @@
-"""The walk over the FOCUS model can run every check that the model uses."""
+"""The test's interpreter of the FOCUS requirements model implements every check that the model uses."""
 
 import gzip
 import json

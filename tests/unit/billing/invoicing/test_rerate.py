@@ -1,4 +1,4 @@
-"""A month told again: what changes, what does not, and that a mirror undoes it."""
+"""Re-rating: changed lines, unchanged lines, and a reversal that undoes them."""
 
 from typing import Any
 from uuid import UUID

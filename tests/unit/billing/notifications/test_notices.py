@@ -1,4 +1,4 @@
-"""Addresses that webhooks may reach, signatures, pauses, mail addresses, thresholds."""
+"""Allowed webhook addresses, signatures, retry delays, SMTP URLs, thresholds."""
 
 import hashlib
 import hmac

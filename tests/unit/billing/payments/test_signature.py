@@ -1,4 +1,4 @@
-"""Webhook signatures: only what Stripe signed about now, with one of our secrets."""
+"""Webhook signatures: accepted only when recent and made with one of our secrets."""
 
 import hashlib
 import hmac

@@ -1,4 +1,4 @@
-"""Events as they come over the wire: both shapes, and nothing that is none."""
+"""Parsing of Stripe's events: both formats, and rejection of anything else."""
 
 from typing import Any
 

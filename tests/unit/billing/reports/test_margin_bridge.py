@@ -1,4 +1,4 @@
-"""The margin bridge adds up for any two periods, and each effect answers to its own cause alone."""
+"""The margin bridge adds up for any two periods, and each effect follows only from its own cause."""
 
 from fractions import Fraction
 
@@ -45,7 +45,7 @@ def test_the_effects_add_up_to_the_difference(
 
 @given(PERIODS, WEIGHTS)
 def test_nothing_changed_nothing_moves(period: Period[str], weights: dict[str, Coefficients]) -> None:
-    assume(period.machine_us or not period.gpu_cost)  # what costs has been there for some time
+    assume(period.machine_us or not period.gpu_cost)  # a cost implies time
     assert set(bridge(period, period, weights).effects.values()) == {0}
 
 
