@@ -9,7 +9,7 @@ class Clock(Protocol):
     """The interface of a clock."""
 
     def now(self) -> datetime:
-        """The current instant in UTC. Money uses the database's clock instead (DESIGN §5)."""
+        """The current instant in UTC. Money uses the database's clock instead."""
 
     def monotonic(self) -> float:
         """Seconds that never decrease; only differences have meaning."""

@@ -1,7 +1,7 @@
 """Exact money in integers of picodollars (1e-12 USD), never in floats.
 
 A price of $0.50 per million tokens is 500,000 picodollars per token, so every list price in use is a whole number per
-token and the cost of a request is a sum of integer products (DESIGN §5).
+token and the cost of a request is a sum of integer products.
 """
 
 from decimal import Decimal, Inexact, InvalidOperation, Overflow, localcontext

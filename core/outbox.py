@@ -1,4 +1,4 @@
-"""The transactional outbox: a transaction writes a row for each job that it needs; jobs/ runs it (DESIGN §2)."""
+"""The transactional outbox: a transaction writes a row for each job that it needs; jobs/ runs it."""
 
 from typing import Any
 

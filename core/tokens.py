@@ -4,7 +4,7 @@ import msgspec
 
 
 class TokenUsage(msgspec.Struct, frozen=True, gc=False):
-    """Numbers of tokens; `cached_input` is part of `input`, `reasoning` is part of `output` (DESIGN §9)."""
+    """Numbers of tokens; `cached_input` is part of `input`, `reasoning` is part of `output`."""
 
     input: int = 0
     cached_input: int = 0

@@ -50,7 +50,7 @@ def block_hashes(text: bytes, salt: bytes) -> list[int]:
     """Return the chained 64-bit hashes of the whole blocks of `text`, first to last, at most MAX_BLOCKS.
 
     Each digest is keyed by the one before it, so that equal hashes mean equal prefixes. The first is keyed by the
-    tenant's `salt`, so that equal prompts of two tenants have different hashes (DESIGN §6).
+    tenant's `salt`, so that equal prompts of two tenants have different hashes.
     """
     hashes: list[int] = []
     chain = blake2b(salt, digest_size=8).digest()

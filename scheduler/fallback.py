@@ -1,4 +1,4 @@
-"""Placing without the scheduler: power of two choices on the last snapshot, under a local cap (DESIGN §6)."""
+"""Placing without the scheduler: power of two choices on the last snapshot, under a local cap."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,6 @@
 """Accounts for a host's time: each whole second counts for one state of the host, and for its models by share.
 
-Pure: the caller passes the time. Totals are cumulative whole seconds, so they add up exactly (DESIGN §5).
+Pure: the caller passes the time. Totals are cumulative whole seconds, so they add up exactly.
 """
 
 from fractions import Fraction

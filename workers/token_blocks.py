@@ -2,7 +2,7 @@
 
 The agent computes it from an engine's KV events, an API process from the tokens of a prompt; both get the same values
 without the engine's own hash function. Each digest is keyed by the previous one and the first by the tenant's salt, so
-equal hashes mean equal prefixes of one tenant (DESIGN §6).
+equal hashes mean equal prefixes of one tenant.
 """
 
 import sys

@@ -9,7 +9,7 @@ import msgspec
 
 
 class ReplicaState(StrEnum):
-    """State of a replica; seconds in each are accounted per host (DESIGN §5, GPU economics)."""
+    """State of a replica; seconds in each are accounted per host."""
 
     LOADING = "loading"
     """Process starting, weights loading, warm-up running."""
@@ -39,7 +39,7 @@ class Roofline(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Capacity of a replica from its engine profile; symbols as in DESIGN §6."""
+    """Capacity of a replica from its engine profile; symbols as in scheduler/core/cost.py."""
 
     prefill_tokens_per_s: float
     """R: prefill throughput, tokens per second."""

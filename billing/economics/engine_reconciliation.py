@@ -1,4 +1,4 @@
-"""Continuous reconciliation: engines' counters against usage rows, per engine incarnation (DESIGN §5).
+"""Continuous reconciliation: engines' counters against usage rows, per engine incarnation.
 
 The life of an incarnation is divided into intervals by its cuts (table engine_cuts, scheduler/engine_counters.py): a
 cut is an instant at which the engine was idle, so all tokens between two cuts belong to requests admitted between them.

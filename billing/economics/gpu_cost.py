@@ -1,4 +1,4 @@
-"""The cost of hosts per hour and model, from their accounted seconds and dated prices (DESIGN §5, GPU economics).
+"""The cost of hosts per hour and model, from their accounted seconds and dated prices.
 
 A host's cost of an hour is its seconds times the hourly price in force at the hour's beginning, rounded once, half up,
 to a picodollar. It is split over the host's models and states by their seconds. The cost of serving seconds belongs to

@@ -1,4 +1,4 @@
-"""Estimated GPU time of tokens, from the engine profiles of the catalog (DESIGN §5: cost is shared by GPU-seconds).
+"""Estimated GPU time of tokens, from the engine profiles of the catalog: cost is shared by GPU-seconds.
 
 A profile has a prefill speed (R tokens/s) and the duration of a decode step: `alpha + beta*B + gamma*KV` seconds for B
 sequences that read KV tokens of cache, with `accept` tokens per step and sequence. GPU time of a token on a model's

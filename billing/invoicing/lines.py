@@ -2,7 +2,7 @@
 
 A usage line is tenant x model x class x tier x price version. Its exact amount is tokens x unit price in picodollars;
 its cents are that amount rounded once, half away from zero. Only lines are rounded; every other amount of an invoice is
-a sum of lines (DESIGN §5).
+a sum of lines.
 """
 
 from collections.abc import Iterable, Mapping

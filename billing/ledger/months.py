@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from core.errors import InvalidRequest
 
 LATE_WINDOW_HOURS = 48
-"""Hours after a month's end in which late usage is still dated into the month (DESIGN §5)."""
+"""Hours after a month's end in which late usage is still dated into the month."""
 _MONTH = re.compile(r"(2[0-9]{3})-(0[1-9]|1[0-2])", re.ASCII)
 """Months from the year 2000 on, so that a typing error cannot name an open month of long ago."""
 

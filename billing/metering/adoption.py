@@ -1,4 +1,4 @@
-"""Spools of dead processes, which another process of the same host adopts and settles (DESIGN §4)."""
+"""Spools of dead processes, which another process of the same host adopts and settles."""
 
 import fcntl
 import logging

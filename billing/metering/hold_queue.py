@@ -1,4 +1,4 @@
-"""Hold requests on their way to PostgreSQL: batched by event loop tick, each with a deadline (DESIGN §4, §5).
+"""Hold requests on their way to PostgreSQL: batched by event loop tick, each with a deadline.
 
 A request waits on a future and never on the connection: when it is cancelled or times out, the command runs on, and a
 hold that it grants is reported as unclaimed.

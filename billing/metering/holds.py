@@ -1,4 +1,4 @@
-"""Holds of one API process: money reserved before a request runs, and released when it does not run (DESIGN §4, §5).
+"""Holds of one API process: money reserved before a request runs, and released when it does not run.
 
 A hold that is not renewed expires (billing/metering/reaper.py), so a fault in this process cannot reserve money for
 ever.
@@ -30,7 +30,7 @@ from core.errors import PenstockError
 log = logging.getLogger(__name__)
 
 WAIT_FOR_HOLDS_S = 2.0
-"""How long a request is retried when only other open holds cause its refusal (DESIGN §5)."""
+"""How long a request is retried when only other open holds cause its refusal."""
 _RETRY_EVERY_S = 0.1
 
 

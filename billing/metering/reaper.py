@@ -1,4 +1,4 @@
-"""The reaper: releases the holds of dead processes (DESIGN §5).
+"""The reaper: releases the holds of dead processes.
 
 A hold that was not renewed for one TTL and has no usage row is closed as `expired`. After an outage of PostgreSQL, in
 which live processes could not renew, the reaper waits one TTL first. A settlement that arrives for an expired hold is

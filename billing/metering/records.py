@@ -13,7 +13,7 @@ TAIL_TOKENS_PER_S = 512
 
 
 class Outcome(StrEnum):
-    """How an admitted request ended; every usage row has exactly one (DESIGN §4)."""
+    """How an admitted request ended; every usage row has exactly one."""
 
     COMPLETED = "completed"
     LENGTH = "length"
@@ -61,7 +61,7 @@ class HoldRequest(msgspec.Struct, frozen=True):
     tier: str
     max_input_tokens: int
     max_output_tokens: int
-    """The request's limit; 0 = it named none, and the database function chooses (DESIGN §5)."""
+    """The request's limit; 0 = it named none, and the database function chooses."""
     default_output_tokens: int = 4096
     """The model's default, an upper bound when the request names no limit."""
 

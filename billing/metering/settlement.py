@@ -1,4 +1,4 @@
-"""Settlement: writes ended requests to PostgreSQL in small batches, idempotently (DESIGN §4, §5).
+"""Settlement: writes ended requests to PostgreSQL in small batches, idempotently.
 
 A batch is BATCH_ROWS rows or BATCH_WINDOW_S seconds, so that it locks accounts for a short time. While PostgreSQL is
 away, the batch is retried without end; the backlog holds request ids, and the records stay in the spool. A record whose

@@ -1,4 +1,4 @@
-"""The spool: usage records of an API process on disk until they are settled (DESIGN §4).
+"""The spool: usage records of an API process on disk until they are settled.
 
 One file per process incarnation, locked while the process lives. `append` writes to the page cache, which survives the
 death of the process; a thread also syncs the ends of requests to the disk, many at a time. The file is preallocated:

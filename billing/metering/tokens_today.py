@@ -1,4 +1,4 @@
-"""Tokens used today, from which the rate limiter restores its daily counts when Redis has lost them (DESIGN §4)."""
+"""Tokens used today, from which the rate limiter restores its daily counts when Redis has lost them."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""HTTP calls of one Stripe account through the official package, the only file that imports it (DESIGN §2).
+"""HTTP calls of one Stripe account through the official package, the only file that imports it.
 
 The package repeats a call after a broken connection or a 5xx with the same idempotency key. This file waits when Stripe
 answers 429, and translates every other error: Unavailable (try again later), PaymentRequired (the card was declined),

@@ -1,4 +1,4 @@
-"""Cost and margin by organisation, model and time; idle, loading and asleep as separate lines (DESIGN §5).
+"""Cost and margin by organisation, model and time; idle, loading and asleep as separate lines.
 
 The cost of serving replicas is shared over the hour's usage of their model by estimated GPU time, and over input and
 output the same way (gpu_shares.py). Unused cost is a line without an organisation, by state. `fully_loaded` allocates

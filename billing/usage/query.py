@@ -1,4 +1,4 @@
-"""The query and the rows of a usage report; the columns are those of DESIGN §9, in their order."""
+"""The query and the rows of a usage report; the columns are in the order of the report."""
 
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""The cost of a placement: the formulas of the score (DESIGN §6).
+"""The cost of a placement: the formulas of the score.
 
 They apply to one replica in plain numbers and to the columns of a pool: `T` is a float or a vector.
 """

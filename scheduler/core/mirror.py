@@ -1,4 +1,4 @@
-"""An estimate of a replica's prefix cache: an LRU of the prompts that were routed there (DESIGN §6)."""
+"""An estimate of a replica's prefix cache: an LRU of the prompts that were routed there."""
 
 from array import array
 from collections import deque

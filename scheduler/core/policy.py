@@ -1,4 +1,4 @@
-"""Chooses the replica of a request: filter, score, pick (DESIGN §6).
+"""Chooses the replica of a request: filter, score, pick.
 
 Deterministic given its arguments: no clock, no random source, no I/O. Vectors run over the rows of the model's pool;
 when few replicas are open, `scalar_policy` computes the same in plain numbers. The formulas are in `cost`.

@@ -1,4 +1,4 @@
-"""What one replica's prefix cache is believed to hold, from one of two sources (DESIGN §6).
+"""What one replica's prefix cache is believed to hold, from one of two sources.
 
 `MirroredPrefixes` (in `mirror`) is an estimate: an LRU of the prompts that were routed there, as large as the
 engine's cache. `ExactPrefixes` follows the engine's own events, and expects prompts that are on their way for a short

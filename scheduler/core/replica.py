@@ -8,7 +8,7 @@ from scheduler.core.prefix import PrefixSource
 from workers.wire import ReplicaState, ReplicaStatus
 
 SETTLING_HEARTBEATS = 2
-"""Heartbeats after (re)discovery during which load is the larger of the announced and the engine's (DESIGN §6)."""
+"""Heartbeats after (re)discovery during which load is the larger of the announced and the engine's."""
 
 OVERDUE_S = 2.0
 """Delay of a first token, in seconds, after which the prefill backlog is assumed not to shrink."""

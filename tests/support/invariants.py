@@ -1,4 +1,4 @@
-"""What must hold after every fault (DESIGN §12, promises 1 to 8), asked of the database itself."""
+"""What must hold after every fault (docs/promises.md, 1 to 8), asked of the database itself."""
 
 from collections.abc import Iterable
 from typing import Any
