@@ -8,7 +8,7 @@ from core.errors import InvalidRequest
 from sim.pool.contract import Record
 from sim.pool.registry import Variant
 from sim.pool.scenarios.figures import shares, ttft
-from sim.pool.scenarios.registry import SCENARIOS, judge, scenario
+from sim.pool.scenarios.registry import SCENARIOS, SEEDS, judge, scenario
 from sim.pool.scenarios.report import markdown
 from sim.pool.scenarios.scenario import at_least, at_most, worst
 from sim.pool.scenarios.shipped import SHIPPED, policy_of
@@ -29,8 +29,8 @@ def test_ours_passes(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "policy"), BITES)
 def test_whoever_has_the_fault_fails(name: str, policy: str) -> None:
-    verdict = judge(SCENARIOS[name], policy)  # the same seeds as ours
-    assert not verdict.ok, [finding.text for finding in verdict.findings]
+    """With one of the seeds that ours passes with; the first that does is enough, since the worst seed counts."""
+    assert any(not judge(SCENARIOS[name], policy, [seed]).ok for seed in SEEDS)
 
 
 def test_every_known_failure_mode_is_there_and_each_bites_somebody() -> None:
