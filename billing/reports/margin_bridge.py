@@ -84,12 +84,12 @@ def bridge(before: Period[K], after: Period[K], weights: Mapping[K, Coefficients
     final = {key: new[key].tokens for key in keys}
     old_prices = {key: _prices(old[key], new[key]) for key in keys}
 
-    old_estimate = _estimate({key: old[key].tokens for key in keys}, weights)
+    old_estimate = _weighted({key: old[key].tokens for key in keys}, weights)
 
     def cost(tokens: Mapping[K, Quantities]) -> Fraction:
         """GPU cost at the first period's cost per estimated GPU time; its whole cost when it had no tokens."""
         return (
-            before.gpu_cost * _estimate(tokens, weights) / old_estimate
+            before.gpu_cost * _weighted(tokens, weights) / old_estimate
             if old_estimate
             else Fraction(before.gpu_cost)
         )
@@ -99,9 +99,9 @@ def bridge(before: Period[K], after: Period[K], weights: Mapping[K, Coefficients
     )
     margins = [
         Fraction(before.revenue - before.gpu_cost),
-        _revenue(scaled, old_prices) - cost(scaled),
-        _revenue(mixed, old_prices) - cost(mixed),
-        _revenue(final, old_prices) - cost(final),
+        _weighted(scaled, old_prices) - cost(scaled),
+        _weighted(mixed, old_prices) - cost(mixed),
+        _weighted(final, old_prices) - cost(final),
         after.revenue - cost(final),
         after.revenue - gpu_price * after.machine_us,
         Fraction(after.revenue - after.gpu_cost),
@@ -140,28 +140,14 @@ def _prices(segment: Segment, other: Segment) -> Quantities:
     return Quantities(price("uncached"), price("cached"), price("output"))
 
 
-def _revenue(tokens: Mapping[K, Quantities], prices: Mapping[K, Quantities]) -> Fraction:
+def _weighted(tokens: Mapping[K, Quantities], per_token: Mapping[K, Quantities | Coefficients]) -> Fraction:
+    """Tokens times a figure per token of their kind, summed: revenue by prices, GPU-picoseconds by coefficients."""
     return sum(
         (
             Fraction(
-                one.uncached * prices[key].uncached
-                + one.cached * prices[key].cached
-                + one.output * prices[key].output
-            )
-            for key, one in tokens.items()
-        ),
-        Fraction(0),
-    )
-
-
-def _estimate(tokens: Mapping[K, Quantities], weights: Mapping[K, Coefficients]) -> Fraction:
-    """Estimated GPU-picoseconds of the tokens."""
-    return sum(
-        (
-            Fraction(
-                one.uncached * weights[key].uncached
-                + one.cached * weights[key].cached
-                + one.output * weights[key].output
+                one.uncached * per_token[key].uncached
+                + one.cached * per_token[key].cached
+                + one.output * per_token[key].output
             )
             for key, one in tokens.items()
         ),
