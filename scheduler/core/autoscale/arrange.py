@@ -1,7 +1,7 @@
-"""Which replicas are awake: targets per model fitted onto the GPUs that there are.
+"""Assigns GPUs: the targets of all models are fitted onto the hosts.
 
-A host's GPUs hold one awake set, so waking one model may mean putting another to sleep. Where there are too few GPUs,
-they go to the model that earns most with them; nobody's first replica is taken for another's second.
+The GPUs of a host hold one set of awake replicas, so waking one model may put another to sleep. Scarce GPUs go to the
+model with the highest revenue; no model loses its first replica for another's second.
 """
 
 import math
@@ -16,30 +16,30 @@ from scheduler.core.autoscale.retire import retire_order
 from scheduler.core.autoscale.state import HostObservation, ModelSpec, ReplicaObservation, Rung
 
 MIN_STAY_S = 60.0
-"""A replica that serves is not put to sleep for another model earlier than this after it woke."""
+"""Seconds after a wake in which a replica is not put to sleep for another model."""
 SWAP_GAIN = 1.25
-"""Another model must earn this much more with the GPUs than the one that has them: swapping costs both a wake."""
+"""Factor by which another model's revenue must be higher, because a swap costs both models a wake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What one model should have."""
+    """Desired replicas of one model."""
 
     target: int
     """Replicas awake."""
     needed: int
-    """Of these, how many the load of the last minute needs; the rest is margin that another model may take."""
+    """Replicas that the load of the last minute needs; another model may take the rest."""
     rate: float
-    """Requests a second, for what its GPUs earn."""
+    """Requests per second, for the revenue of its GPUs."""
 
 
 @dataclass(slots=True)
 class Arrangement:
-    """The outcome."""
+    """The result of the assignment."""
 
     replicas: list[ReplicaPlan] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
-    """Model -> replicas that no host has room for."""
+    """By model: replicas that no host has room for."""
 
 
 def arrange(
@@ -50,9 +50,9 @@ def arrange(
     replicas: Sequence[ReplicaObservation],
     retiring: frozenset[str] = frozenset(),
 ) -> Arrangement:
-    """Choose who is awake. `retiring` are replicas chosen by scaling down, `reasons` the models' reasons.
+    """Choose the awake replicas. `retiring` are chosen by scaling down; `reasons` are given per model.
 
-    Whoever is awake stays awake unless it goes or is outbid, so planning again from the planned state changes nothing.
+    An awake replica stays awake unless it retires or is outbid, so a repeated call on its own result changes nothing.
     """
     arranger = _Arranger(specs, desired, hosts, replicas, retiring)
     while (model := arranger.most_valuable()) is not None:
@@ -62,7 +62,7 @@ def arrange(
 
 
 class _Arranger:
-    """The GPUs while they are handed out."""
+    """The GPUs during the assignment."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _Arranger:
         return self._specs[replica.model].capacity.gpus
 
     def most_valuable(self) -> str | None:
-        """The model whose next replica is worth most, of those that still lack one."""
+        """The model with the most valuable missing replica; None when none is missing."""
         lacking = [
             model
             for model, desired in sorted(self._desired.items())
@@ -100,7 +100,7 @@ class _Arranger:
         return max(lacking, key=lambda model: self._value(model, len(self._awake[model]) + 1), default=None)
 
     def _value(self, model: str, nth: int) -> float:
-        """USD a second and GPU that a model's `nth` replica earns; beyond what is needed now, nothing."""
+        """Revenue per second and GPU of a model's `nth` replica, in USD; 0 beyond the needed number."""
         spec, desired = self._specs[model], self._desired[model]
         if nth <= spec.min_awake or (nth == 1 and desired.needed > 0):
             return math.inf
@@ -109,7 +109,8 @@ class _Arranger:
         return spec.usd_per_request * desired.rate / desired.needed / max(1, spec.capacity.gpus)
 
     def wake_one(self, model: str) -> bool:
-        """Wake the quickest of a model's resting replicas that has room, or gets it from a model that earns less."""
+        """Wake the quickest resting replica of a model that has room or outbids others; returns whether one was
+        found."""
         spec = self._specs[model]
         awake = {replica.replica_id for replica in self._awake[model]}
         resting = sorted(
@@ -127,7 +128,7 @@ class _Arranger:
         return any(self._outbid_for(replica) for replica in resting)
 
     def _outbid_for(self, replica: ReplicaObservation) -> bool:
-        """Make room on a replica's host at the cost of others that earn less there; False if they do not."""
+        """Free GPUs for a replica from models with lower revenue; returns whether that was possible."""
         model = replica.model
         gain = self._value(model, len(self._awake[model]) + 1) * self._gpus(replica)
         short = self._gpus(replica) - self._free.get(replica.host_id, 0)
@@ -150,7 +151,7 @@ class _Arranger:
         return True
 
     def _losers(self, replica: ReplicaObservation) -> list[ReplicaObservation]:
-        """Other models' replicas on the same host, the one whose model loses least by it first."""
+        """Replicas of other models on the same host, smallest loss first."""
         found: list[tuple[float, int, ReplicaObservation]] = []
         for model, awake in sorted(self._awake.items()):
             if model == replica.model:
@@ -162,11 +163,11 @@ class _Arranger:
         return [other for _, _, other in sorted(found, key=lambda row: (row[0], row[1], row[2].replica_id))]
 
     def mark_unsatisfiable(self, model: str) -> None:
-        """No host has room for another of `model`."""
+        """Note that no host has room for another replica of `model`."""
         self._unsatisfiable.add(model)
 
     def result(self, reasons: Mapping[str, str]) -> Arrangement:
-        """Everybody's rung with a reason, by name."""
+        """The rung of every replica, with a reason."""
         awake = {replica.replica_id for rows in self._awake.values() for replica in rows}
         asleep_gb = self._asleep_gb(awake)
         outcome = Arrangement()
@@ -195,7 +196,7 @@ class _Arranger:
         return settled_rung(self._specs[replica.model], self._hosts.get(replica.host_id), replica)
 
     def _asleep_gb(self, awake: set[str]) -> dict[str, float]:
-        """Host memory held by those that rest now and will go on resting."""
+        """Host memory of the replicas that rest and will go on resting, in GB."""
         rest: dict[str, list[ReplicaObservation]] = {replica.host_id: [] for replica in self._replicas}
         for replica in self._replicas:
             if replica.replica_id not in awake and replica.rung is not Rung.AWAKE:

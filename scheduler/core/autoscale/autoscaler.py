@@ -1,7 +1,7 @@
-"""The autoscaler: look after look in, a plan out. Deterministic; holds no clock.
+"""The autoscaler: takes observations and returns a plan. Deterministic, without a clock.
 
-Call `observe` every two seconds (the fast loop), then `plan` as often as wanted: planning changes nothing. Arrivals are
-collected into the forecast's bins (the slow loop) on the way.
+Call `observe` every two seconds (the fast loop); `plan` changes nothing and may be called at any time. Arrivals are
+collected into the bins of the forecast (the slow loop).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ from scheduler.core.autoscale.state import (
 
 @contextmanager
 def _attribute_errors(model: str) -> Iterator[None]:
-    """Say whose figures arithmetic failed on. Raises PlanningError instead of ArithmeticError and ValueError."""
+    """Raise PlanningError with the model's name instead of ArithmeticError or ValueError."""
     try:
         yield
     except (ArithmeticError, ValueError) as error:
@@ -34,7 +34,7 @@ def _attribute_errors(model: str) -> Iterator[None]:
 
 
 class Autoscaler:
-    """Plans for all models of a pool."""
+    """Plans for all models of a pool. Times are monotonic seconds."""
 
     def __init__(
         self, specs: Mapping[str, ModelSpec] | None = None, settings: AutoscalerSettings | None = None
@@ -47,7 +47,7 @@ class Autoscaler:
         self._idle_since: dict[str, float] = {}
 
     def add(self, spec: ModelSpec) -> None:
-        """Plan for a model from now on; a known one keeps what was learnt of its demand and takes the specification."""
+        """Plan for a model. A known model keeps its demand and takes the new specification."""
         if known := self._models.get(spec.model):
             known.update_spec(spec)
         else:
@@ -55,11 +55,11 @@ class Autoscaler:
             self._models = dict(sorted(self._models.items()))
 
     def add_history(self, model: str, arrivals: int, time_of_day_s: float) -> None:
-        """A bin of past arrivals that ended at `time_of_day_s`, oldest first: the season is learnt from these."""
+        """Add a bin of past arrivals that ended at `time_of_day_s`, oldest first, to learn the season."""
         self._models[model].add_history(arrivals, time_of_day_s)
 
     def observe(self, observation: Observation) -> None:
-        """Take a look at the pool. Raises PlanningError where a model's figures are out of all range."""
+        """Take an observation. Raises PlanningError when a model's figures are out of range."""
         elapsed = observation.now - self._last.now if self._last is not None else 0.0
         self._last = observation
         demand = {row.model: row for row in observation.demand}
@@ -78,7 +78,8 @@ class Autoscaler:
         }
 
     def plan(self) -> Plan:
-        """The plan as of the last observation. Raises RuntimeError before the first, and PlanningError."""
+        """The plan as of the last observation. Raises RuntimeError before the first observation, and
+        PlanningError."""
         observation = self._last
         if observation is None:
             raise RuntimeError("observe() first")
@@ -111,7 +112,7 @@ class Autoscaler:
     def _target(
         self, model: ModelPlanner, observation: Observation
     ) -> tuple[ModelPlan, list[ReplicaObservation]]:
-        """How many of one model, and who goes if fewer."""
+        """The desired number of a model's replicas, and the replicas to remove."""
         spec = model.spec
         present = [row for row in observation.replicas if row.model == spec.model and row.rung is Rung.AWAKE]
         pending = sum(row.ready_in_s > 0.0 for row in present)
@@ -138,7 +139,7 @@ class Autoscaler:
         return ModelPlan(spec.model, count - pending, pending, target, model.planned_rate, words), removed
 
     def _create(self, missing: Mapping[str, int], reasons: Mapping[str, str]) -> list[HostPlan]:
-        """Droplets for what no host has room for, where the model may have droplets."""
+        """Droplets to create for replicas without room, for models that may have droplets."""
         plans = []
         for name, count in sorted(missing.items()):
             spec = self._models[name].spec
@@ -147,7 +148,7 @@ class Autoscaler:
         return plans
 
     def _destroy(self, observation: Observation, used: set[str]) -> list[HostPlan]:
-        """Droplets on which nobody was awake for as long as the ski-rental rule says."""
+        """Droplets to destroy: no replica was awake on them for their dwell time."""
         plans = []
         for host in sorted(observation.hosts, key=lambda host: host.host_id):
             if host.contracted or host.host_id in used or host.host_id not in self._idle_since:
@@ -162,7 +163,7 @@ class Autoscaler:
         return plans
 
     def _dwell(self, host: HostObservation, observation: Observation) -> float:
-        """The longest that any of the models resting on a host wants to keep it."""
+        """The longest dwell time of the models that rest on a host, in seconds."""
         limits = [0.0]
         for replica in observation.replicas:
             if replica.host_id != host.host_id or replica.model not in self._models:

@@ -1,7 +1,7 @@
-"""How many replicas a load needs: the smallest number at which every promise still holds.
+"""How many replicas a load needs: the smallest number at which every target is met.
 
-Notation and laws are those of the step-time model: R prefill tokens a second, a step of alpha + beta*B + gamma*KV
-seconds yielding `accept` tokens a sequence. Prefill and decode share a replica: while a share phi of its time goes to
+Notation of the step-time model: R prefill tokens per second; a step takes alpha + beta*B + gamma*KV seconds and
+yields `accept` tokens per sequence. Prefill and decode share a replica: while a share phi of its time goes to
 prefill, decoding proceeds at 1 - phi (chunked prefill, one step at a time).
 """
 
@@ -14,41 +14,44 @@ import msgspec
 from workers.wire import Capacity, Targets
 
 MAX_UTILISATION = 0.7
-"""phi: share of a replica's time that may go to prefill."""
+"""phi: largest share of a replica's time that may go to prefill."""
 MAX_KV = 0.8
-"""Share of the KV cache that may be in use."""
+"""Largest share of the KV cache that may be in use."""
 MAX_MISSES = 0.01
-"""Share of requests for which a promise may be broken by chance: the 99th percentile keeps the targets."""
+"""Largest share of requests that may miss a target by chance: the 99th percentile meets the targets."""
 MIN_RATE = 1e-9
-"""Requests a second below which none are expected: one in thirty years. A forecast that fades halves for ever."""
+"""Requests per second below which the rate counts as zero: one in thirty years. A decaying forecast never reaches
+zero."""
 MIN_UTILISATION = 1e-15
-"""Share of the time below which prefill takes none: one part in 10^15 is what a float of 1 still feels."""
+"""Share of a replica's time below which prefill counts as none, close to the resolution of a float."""
 
 _CLASSES = (0.0, 0.01, 0.04, 0.1, 0.2, 0.4, 0.7, 1.0)
 _LENGTHS = tuple((NormalDist().inv_cdf((low + high) / 2.0), high - low) for low, high in pairwise(_CLASSES))
-"""Classes of answer lengths as (standard normal quantile, share), finest at the short end, where promises break."""
+"""Classes of answer lengths as (standard normal quantile, share), finest for short answers, which miss targets
+most."""
 _ONE_LENGTH = ((0.0, 1.0),)
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What a model is asked for."""
+    """The demand for a model."""
 
     rate: float
-    """lambda: requests a second."""
+    """lambda: requests per second."""
     prompt: float
     """Mean prompt tokens."""
     uncached: float
-    """u: mean prompt tokens that no cache has."""
+    """u: mean uncached prompt tokens."""
     output: float
     """o: mean output tokens."""
     cv2: float = 1.0
     """Squared coefficient of variation of the uncached tokens."""
     output_cv2: float = 0.0
-    """The same of the output tokens: short answers have the least time to make up for a prompt that came between."""
+    """Squared coefficient of variation of the output tokens. Short answers have the least time to make up for a
+    prefill between their steps."""
 
 
 class Margins(msgspec.Struct, frozen=True):
-    """How far a pool may be filled."""
+    """Limits of utilisation."""
 
     utilisation: float = MAX_UTILISATION
     kv: float = MAX_KV
@@ -56,29 +59,30 @@ class Margins(msgspec.Struct, frozen=True):
 
 
 DEFAULT_MARGINS = Margins()
+"""Margins of the live autoscaler."""
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What N replicas would make of a load."""
+    """Predicted performance of N replicas under a load."""
 
     utilisation: float
     """phi = lambda*u / (N*R)."""
     tpot_s: float
-    """Seconds per output token; infinite when decoding cannot keep up."""
+    """Mean seconds per output token; infinite when decoding cannot keep up."""
     ttft_s: float
     """Mean seconds to the first token."""
     late: float
-    """Share of requests whose wait for prefill alone exceeds what the target leaves for waiting."""
+    """Share of requests whose wait for prefill alone exceeds the target."""
     slow: float
-    """Share of requests whose time per token misses the target because of prompts that come in between."""
+    """Share of requests whose time per token misses the target because of prefills between their steps."""
     batch: float
-    """B: sequences on a replica."""
+    """B: sequences per replica."""
     kv: float
     """Share of the KV cache in use."""
 
 
 def predict(load: Load, replicas: int, capacity: Capacity, targets: Targets) -> Prediction:
-    """What `replicas` (at least 1) evenly loaded replicas make of `load`; a rate below MIN_RATE is none."""
+    """Performance of `replicas` (at least 1) evenly loaded replicas. A rate below MIN_RATE counts as zero."""
     if load.rate < MIN_RATE:
         load = msgspec.structs.replace(load, rate=0.0)
     phi = load.rate * load.uncached / (replicas * capacity.prefill_tokens_per_s)
@@ -96,16 +100,15 @@ def predict(load: Load, replicas: int, capacity: Capacity, targets: Targets) -> 
 
 
 def _step_s(load: Load, capacity: Capacity, batch: float) -> float:
-    """Seconds of a step that carries `batch` sequences like those of `load` and no prompt."""
+    """Seconds of a step with `batch` sequences of the load and no prefill."""
     tokens = load.prompt + load.output / 2.0
     return capacity.step_base_s + (capacity.step_per_seq_s + capacity.step_per_kv_token_s * tokens) * batch
 
 
 def _tpot(load: Load, replicas: int, capacity: Capacity, phi: float, ttft: float) -> float:
-    """TPOT = (alpha + (beta + gamma*kv) B) / (accept (1 - phi)) with B = lambda*E2E/N (Little's law).
+    """TPOT = (alpha + (beta + gamma*kv) B) / (accept (1 - phi)) with B = lambda*E2E/N (Little's law), in seconds.
 
-    E2E = TTFT + o*TPOT makes it linear in TPOT, so it is solved instead of iterated; where the batch would grow
-    without bound there is no solution.
+    E2E = TTFT + o*TPOT makes the equation linear in TPOT. Infinite when the batch would grow without bound.
     """
     per_sequence = capacity.step_per_seq_s + capacity.step_per_kv_token_s * (load.prompt + load.output / 2.0)
     share = per_sequence * load.rate / replicas
@@ -114,10 +117,10 @@ def _tpot(load: Load, replicas: int, capacity: Capacity, phi: float, ttft: float
 
 
 def wait_exceeds(limit_s: float, replicas: int, phi: float, service_s: float, cv2: float) -> float:
-    """Probability that a request waits longer than `limit_s` for prefill, with a router that finds the idle replica.
+    """Probability that a request waits longer than `limit_s` for prefill, when the router finds an idle replica.
 
-    Erlang's C for the chance of waiting at all, and an exponential tail with the Allen-Cunneen correction for
-    service times that are not exponential: P(W > t) = C(N, N*phi) exp(-2 N (1-phi) t / (s (1 + cv^2))).
+    Erlang's C gives the probability of waiting; the tail is exponential with the Allen-Cunneen correction for general
+    service times: P(W > t) = C(N, N*phi) exp(-2 N (1-phi) t / (s (1 + cv^2))).
     """
     if phi >= 1.0:
         return 1.0
@@ -130,14 +133,15 @@ def wait_exceeds(limit_s: float, replicas: int, phi: float, service_s: float, cv
 def decode_exceeds(
     load: Load, replicas: int, phi: float, service_s: float, limit_s: float, per_token_s: float
 ) -> float:
-    """Probability that an answer's mean time per token exceeds `limit_s`; its own steps take `per_token_s` of it.
+    """Probability that an answer's mean time per token exceeds `limit_s`, when its own steps take `per_token_s` of
+    it.
 
-    An answer of o tokens has o*limit seconds, of which o*(limit - per_token) may go to prompts that come in between.
-    Their work is compound Poisson with mean phi*o*limit; none comes with probability exp(-phi*o*limit/s), and the tail
-    is a lognormal's with the same mean and variance. The variance of arrivals by pure chance, phi*s*(1 + cv^2)*o*limit,
-    holds for one replica; a router that sends prompts to the shortest queue evens out what each of N gets:
-    phi*s*(1/N + cv^2)*(1 + 1/N)/2*o*limit, fitted to the day pool under constant loads (docs/results/autoscaler.md
-    says how well). Answers are lognormal; seven classes of length stand for all.
+    An answer of o tokens has o*limit seconds, of which o*(limit - per_token) may go to prefills between its steps.
+    Their work is compound Poisson with mean phi*o*limit. It is zero with probability exp(-phi*o*limit/s); its tail is
+    taken as a lognormal's with the same mean and variance. The variance for random arrivals, phi*s*(1 +
+    cv^2)*o*limit, holds for one replica. A router that sends prompts to the shortest queue smooths the arrivals at
+    each of N replicas: phi*s*(1/N + cv^2)*(1 + 1/N)/2*o*limit, fitted to the day pool under constant loads (accuracy:
+    docs/results/autoscaler.md). Answer lengths are lognormal, in seven classes.
     """
     if per_token_s >= limit_s:
         return 1.0
@@ -156,10 +160,10 @@ def decode_exceeds(
 
 
 def _lognormal_tail(times: float, cv2: float) -> float:
-    """Probability that a lognormal of squared coefficient of variation `cv2` exceeds so many times its mean.
+    """Probability that a lognormal with squared coefficient of variation `cv2` exceeds `times` its mean.
 
-    Where still more variation would make it smaller (all but a few values crowd at zero), the largest is returned, so
-    that variation never helps; likewise at least half where not even the mean fits.
+    It never decreases with more variation: beyond the maximum, where the values concentrate at zero, the maximum is
+    returned. It is at least one half when the mean itself does not fit.
     """
     sigma2 = math.log(1.0 + cv2)
     above = math.log(times)
@@ -172,9 +176,9 @@ def _lognormal_tail(times: float, cv2: float) -> float:
 
 
 def erlang_c(servers: int, offered: float) -> float:
-    """Erlang's C: the chance that all of `servers` are busy when `offered` Erlangs (below `servers`) arrive.
+    """Erlang's C: the probability that all of `servers` are busy at an offered load in Erlangs (below `servers`).
 
-    By the recursion of Erlang's B, which stays within 0 to 1 for any number of servers.
+    Computed by the recursion of Erlang's B, which stays within 0 to 1 for any number of servers.
     """
     if offered >= servers:
         return 1.0
@@ -187,9 +191,9 @@ def erlang_c(servers: int, offered: float) -> float:
 def shortfall(
     load: Load, replicas: int, capacity: Capacity, targets: Targets, margins: Margins = DEFAULT_MARGINS
 ) -> str:
-    """Why `replicas` are too few for `load`, in words; empty when every margin holds.
+    """Why `replicas` are too few for `load`, in words; empty when every margin is kept.
 
-    The target for the first token is on top of the request's own prefill without any cache (workers.wire.Targets).
+    The target for the first token is on top of the request's own uncached prefill (workers.wire.Targets).
     """
     if load.rate < MIN_RATE:
         return ""
@@ -225,9 +229,9 @@ def needed(
     *,
     at_most: int = 4096,
 ) -> int:
-    """The smallest number of replicas at which no margin is broken; `at_most` where even that breaks one.
+    """The smallest number of replicas at which every margin is kept; `at_most` when none is.
 
-    Every law is monotone in the number of replicas, so the answer is found by doubling and halving.
+    Every law is monotone in the number of replicas, so the number is found by doubling and bisection.
     """
     if load.rate < MIN_RATE:
         return 0

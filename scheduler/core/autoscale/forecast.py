@@ -1,9 +1,9 @@
-"""How many requests will come by the time a woken replica serves: level, damped trend, time of day, and how sure.
+"""Forecasts the arrival rate at the time when a woken replica serves, with its uncertainty.
 
-Holt-Winters with a damped additive trend and a multiplicative season (Hyndman and Athanasopoulos, "Forecasting",
-ch. 8.3), updated once per bin of arrivals. The season belongs to a place in the day and starts at 1: without a day of
-history the forecast is level and trend alone. Its uncertainty is not assumed: every forecast is kept and compared
-with what came.
+Holt-Winters with a damped additive trend and a multiplicative season (Hyndman and Athanasopoulos, "Forecasting", ch.
+8.3), updated once per bin of arrivals. The season has a factor for each part of the day and starts at 1: without a
+day of history the forecast consists of level and trend. Its uncertainty is measured: every forecast is compared with
+the later arrivals.
 """
 
 import math
@@ -14,44 +14,44 @@ import msgspec
 from scheduler.core.autoscale.capacity import MIN_RATE
 
 MIN_FACTOR = 0.05
-"""No place of the day is taken to be quieter than this share of the mean: dividing by it must stay sane."""
+"""Smallest seasonal factor, so that the division by it stays stable."""
 
 
 class Smoothing(msgspec.Struct, frozen=True):
-    """How quickly each part follows."""
+    """Smoothing parameters of the forecast."""
 
     bin_s: float = 30.0
-    """Arrivals are counted in bins of this length."""
+    """Length of a bin of arrivals, in seconds."""
     day_s: float = 86_400.0
-    """Length of the season."""
+    """Length of the season, in seconds."""
     seasons: int = 96
-    """Places in the day that have a factor of their own (15 minutes each)."""
+    """Parts of the day with a factor of their own (15 minutes each)."""
     level: float = 0.25
     trend: float = 0.05
     damping: float = 0.9
-    """The trend fades by this each bin of the horizon."""
+    """Factor by which the trend decays per bin of the horizon."""
     season: float = 0.3
-    """Weight of a new day's factor against the days before."""
+    """Weight of a new day's factor."""
     error: float = 0.1
     """Weight of a new error in the running variance."""
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """Arrivals a second to expect."""
+    """Expected arrivals per second."""
 
     rate: float
-    """The largest expected within the horizon."""
+    """The largest rate within the horizon."""
     sigma: float
-    """Standard deviation of the true rate around that, from past errors at this horizon."""
+    """Standard deviation of the true rate, from past errors at this horizon."""
 
     def upper(self, z: float) -> float:
-        """Rate that is exceeded with the probability that belongs to `z` standard deviations; 0 below MIN_RATE."""
+        """The rate plus `z` standard deviations; 0 below MIN_RATE."""
         rate = self.rate + z * self.sigma
         return rate if rate >= MIN_RATE else 0.0
 
 
 class Forecaster:
-    """Arrival-rate forecast of one model at one horizon."""
+    """Forecasts the arrival rate of one model at one horizon."""
 
     def __init__(self, horizon_s: float, smoothing: Smoothing) -> None:
         self._set = smoothing
@@ -68,11 +68,11 @@ class Forecaster:
 
     @property
     def ready(self) -> bool:
-        """Whether it has seen enough bins to say anything."""
+        """Whether at least two bins were counted."""
         return self._bins > 1
 
     def count(self, arrivals: int, time_of_day_s: float) -> None:
-        """Take one whole bin of arrivals that ended at `time_of_day_s`."""
+        """Take a whole bin of arrivals that ended at `time_of_day_s`."""
         middle = time_of_day_s - self._set.bin_s / 2.0
         rate = arrivals / self._set.bin_s
         deseasoned = rate / self._factor(middle)
@@ -85,8 +85,7 @@ class Forecaster:
             self._trend = fade + self._set.trend * (self._level - before - fade)
         if len(self._made) == self._ahead:
             made = self._made[0]
-            # What a count of a Poisson process with exactly that rate would miss by is no error of the forecast:
-            # the laws of capacity allow for it already.
+            # The variance of a Poisson count with this rate is no forecast error: the capacity laws include it.
             excess = (rate - made) ** 2 - made / self._set.bin_s
             self._variance += self._set.error * (excess - self._variance)
         self._bins += 1
@@ -94,7 +93,7 @@ class Forecaster:
         self._made.append(self._at(self._ahead, time_of_day_s))
 
     def forecast(self, time_of_day_s: float) -> Forecast:
-        """What to expect within the horizon from `time_of_day_s`, the end of the last bin."""
+        """The forecast for the horizon from `time_of_day_s`, the end of the last bin."""
         rate = max(self._at(step, time_of_day_s) for step in range(1, self._ahead + 1))
         return Forecast(rate, math.sqrt(max(0.0, self._variance)))
 
@@ -105,7 +104,7 @@ class Forecaster:
         return max(0.0, self._level + drift) * self._factor(later)
 
     def _factor(self, time_of_day_s: float) -> float:
-        """The season's factor, interpolated between the middles of its places."""
+        """The seasonal factor, interpolated between the middles of the parts of the day."""
         place = (time_of_day_s % self._set.day_s) / self._set.day_s * self._set.seasons - 0.5
         low = math.floor(place)
         share = place - low
@@ -113,7 +112,7 @@ class Forecaster:
         return self._season[low % count] * (1.0 - share) + self._season[(low + 1) % count] * share
 
     def _learn_season(self, rate: float, middle: float, end: float) -> None:
-        """Collect the rate of the bin's place in the day; a whole day later all factors move together."""
+        """Collect the rate of a bin; after a whole day all factors are updated together."""
         place = int((middle % self._set.day_s) / self._set.day_s * self._set.seasons)
         self._sums[place] += rate
         self._counts[place] += 1
@@ -121,7 +120,7 @@ class Forecaster:
             self._close_day(end)
 
     def _close_day(self, time_of_day_s: float) -> None:
-        """Factors move towards what this day was like; the level is restated so that the forecast does not jump."""
+        """Update the factors with the past day, and rescale the level so that the forecast does not jump."""
         mean = math.fsum(self._sums) / max(1, sum(self._counts))
         weight = self._set.season if self._days else 1.0
         before = self._factor(time_of_day_s)

@@ -1,7 +1,7 @@
-"""The ladder: how long a replica rests on a rung before it goes down one, and on which rung it can rest at all.
+"""The ladder of rungs: how long a replica rests on each, and on which it can rest.
 
-Ski rental (Karlin et al., "Competitive snoopy caching", 1988): stay until what staying has cost equals what coming back
-from below would cost. Whatever the future brings, that is at most twice the cost of having known it.
+Ski rental (Karlin et al., "Competitive snoopy caching", 1988): stay until the cost of staying equals the cost of
+waking from below. This costs at most twice the optimum.
 """
 
 import math
@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from scheduler.core.autoscale.state import HostObservation, ModelSpec, ReplicaObservation, Rung, RungFigures
 
 RESTING = (Rung.SLEEP_1, Rung.SLEEP_2, Rung.STOPPED)
+"""Rungs on which a replica can rest, from the shallowest."""
 
 
 def dwell_s(wake_s: float, wake_below_s: float, hold_usd_per_s: float, busy_usd_per_s: float) -> float:
-    """Seconds to stay on a rung: the extra wake cost of the rung below over what holding this one costs.
+    """Seconds to stay on a rung: the extra cost of waking from the rung below over the cost of holding this one.
 
-    `hold_usd_per_s` is what going down saves each second; a wake costs `busy_usd_per_s` (the GPUs that load weights
-    instead of serving) for as long as it takes. Infinite where holding costs nothing, as on a contracted host.
+    `hold_usd_per_s` is saved per second by going down. A wake costs `busy_usd_per_s`, for the GPUs that load weights
+    instead of serving. Infinite when holding costs nothing, as on a contracted host.
     """
     if hold_usd_per_s <= 0.0:
         return math.inf
@@ -24,10 +25,10 @@ def dwell_s(wake_s: float, wake_below_s: float, hold_usd_per_s: float, busy_usd_
 
 
 def rung_dwell_s(spec: ModelSpec, host: HostObservation, rung: Rung, below: Rung) -> float:
-    """Seconds a replica rests on `rung` before it goes down to `below`; infinite on a contracted host.
+    """Seconds that a replica rests on `rung` before it goes down to `below`; infinite on a contracted host.
 
-    Holding costs the share of the host's price that belongs to the memory which going down would free; coming back from
-    below costs that of the replica's GPUs for as long as it wakes later. The price itself cancels.
+    Holding costs the part of the host's price for the memory that going down would free. Waking from below costs the
+    GPUs for the longer wake. The price cancels.
     """
     if host.contracted:
         return math.inf
@@ -37,7 +38,7 @@ def rung_dwell_s(spec: ModelSpec, host: HostObservation, rung: Rung, below: Rung
 
 
 def settled_rung(spec: ModelSpec, host: HostObservation | None, replica: ReplicaObservation) -> Rung:
-    """Where a resting replica should be by now: one rung further down once it has rested for that rung's dwell."""
+    """The rung on which a resting replica should be now: one further down after that rung's dwell time."""
     if host is None or replica.draining or replica.rung not in spec.ladder:
         return replica.rung
     deeper = (rung for rung in RESTING if rung.depth > replica.rung.depth and rung in spec.ladder)
@@ -48,10 +49,10 @@ def settled_rung(spec: ModelSpec, host: HostObservation | None, replica: Replica
 
 
 def host_dwell_s(host: HostObservation, wake: RungFigures, destroyed: RungFigures) -> float:
-    """Seconds a host may rest with nobody awake before it is destroyed; infinite for a contracted one.
+    """Seconds that a host without awake replicas is kept; infinite for a contracted host.
 
-    A droplet costs the same whatever rests on it, and is paid for while it boots, so the price cancels: it stays as
-    long as bringing a new one up would take longer than waking the best of what it holds.
+    A droplet costs the same whatever rests on it and while it boots, so the price cancels: it is kept as long as a
+    new droplet takes longer than waking the best of its replicas.
     """
     if host.contracted:
         return math.inf
@@ -60,7 +61,7 @@ def host_dwell_s(host: HostObservation, wake: RungFigures, destroyed: RungFigure
 
 
 def resting_rung(spec: ModelSpec, host: HostObservation, asleep_gb: float) -> Rung:
-    """The shallowest rung that fits into the host's memory beside the `asleep_gb` that rest there already."""
+    """The shallowest rung that fits into the host's memory beside `asleep_gb`, which is in use."""
     for rung in RESTING:
         figures = spec.ladder.get(rung)
         if figures is not None and (rung is Rung.STOPPED or asleep_gb + figures.host_gb <= host.ram_gb):
@@ -69,7 +70,7 @@ def resting_rung(spec: ModelSpec, host: HostObservation, asleep_gb: float) -> Ru
 
 
 def host_memory_gb(specs: dict[str, ModelSpec], replicas: Iterable[ReplicaObservation]) -> float:
-    """Host memory that resting replicas hold, in GB."""
+    """Host memory of resting replicas, in GB."""
     held = 0.0
     for replica in replicas:
         figures = specs[replica.model].ladder.get(replica.rung) if replica.model in specs else None
@@ -78,7 +79,7 @@ def host_memory_gb(specs: dict[str, ModelSpec], replicas: Iterable[ReplicaObserv
 
 
 def wake_s(spec: ModelSpec, replica: ReplicaObservation) -> float:
-    """Seconds until a replica could serve: nothing for one that still drains, else its rung's figure."""
+    """Seconds until a replica can serve; 0 for one that is still draining."""
     if replica.rung is Rung.AWAKE:
         return replica.ready_in_s
     if replica.draining:
@@ -88,7 +89,7 @@ def wake_s(spec: ModelSpec, replica: ReplicaObservation) -> float:
 
 
 def next_rung(spec: ModelSpec, replicas: Iterable[ReplicaObservation]) -> Rung:
-    """The rung that the next replica would come up from: the quickest of those that rest, else a new droplet."""
+    """The rung of the next replica to wake: the quickest that rests, else a new droplet."""
     resting = [replica for replica in replicas if replica.rung is not Rung.AWAKE]
     if resting:
         return min(resting, key=lambda replica: (wake_s(spec, replica), replica.replica_id)).rung

@@ -1,4 +1,4 @@
-"""What a model is asked for, measured: a quick rate with its uncertainty, and the means of its requests."""
+"""Measured demand for a model: arrival rates with their uncertainty, and the means of its requests."""
 
 import math
 
@@ -6,13 +6,13 @@ from scheduler.core.autoscale.capacity import Load
 from scheduler.core.autoscale.state import DemandObservation
 
 QUICK_S = 20.0
-"""Time constant of the quick rate: a tripled load shows in a few seconds."""
+"""Time constant of the quick rate, in seconds: a tripled load shows in a few seconds."""
 BURST_S = 7.0
-"""Time constant of the burst rate, which has most of a crowd in it ten seconds after it came."""
+"""Time constant of the burst rate, in seconds: ten seconds after a sudden increase it includes most of it."""
 MIX_REQUESTS = 1000.0
-"""Requests over which the means of lengths are taken: at cv 1 they are then good to 3 %."""
+"""Requests over which the means of lengths are taken; with a coefficient of variation of 1 their error is 3 %."""
 MIN_TOKENS = 1e-6
-"""A mean of tokens below this is none: its square must not vanish."""
+"""Mean tokens below which the coefficient of variation is taken as 0, so that the squared mean does not underflow."""
 
 
 class DemandMeter:
@@ -20,15 +20,15 @@ class DemandMeter:
 
     def __init__(self) -> None:
         self.rate = 0.0
-        """Arrivals a second, over about QUICK_S."""
+        """Arrivals per second, averaged over about QUICK_S."""
         self.burst = 0.0
-        """The same over about BURST_S."""
+        """Arrivals per second, averaged over about BURST_S."""
         self._prompt = self._uncached = self._uncached_sq = 0.0
         self._output = self._output_sq = 0.0
         self._seen = 0.0
 
     def observe(self, seen: DemandObservation, elapsed_s: float) -> None:
-        """Take what came in the last `elapsed_s` seconds."""
+        """Take the demand of the last `elapsed_s` seconds."""
         if elapsed_s > 0.0:
             weight = 1.0 - math.exp(-elapsed_s / QUICK_S)
             self.rate += weight * (seen.arrivals / elapsed_s - self.rate)
@@ -45,16 +45,16 @@ class DemandMeter:
 
     @property
     def rate_sigma(self) -> float:
-        """Standard deviation of the quick rate of Poisson arrivals."""
+        """Standard deviation of the quick rate for Poisson arrivals."""
         return _sigma(self.rate, QUICK_S)
 
     @property
     def burst_sigma(self) -> float:
-        """The same of the burst rate."""
+        """Standard deviation of the burst rate for Poisson arrivals."""
         return _sigma(self.burst, BURST_S)
 
     def load(self, rate: float) -> Load:
-        """Requests like those seen lately, `rate` of them a second."""
+        """A load of `rate` requests per second like those observed."""
         return Load(
             rate,
             self._prompt,
@@ -66,10 +66,10 @@ class DemandMeter:
 
 
 def _sigma(rate: float, memory_s: float) -> float:
-    """Of an exponential average of Poisson arrivals: sqrt(lambda / 2 tau)."""
+    """Standard deviation of an exponential average of Poisson arrivals: sqrt(lambda / 2 tau)."""
     return math.sqrt(max(rate, 1.0 / memory_s) / (2.0 * memory_s))
 
 
 def _cv2(mean: float, mean_square: float) -> float:
-    """Squared coefficient of variation; 0 where the mean square is not known, or the mean is no part of a token."""
+    """Squared coefficient of variation; 0 when the mean square is not known or the mean is below MIN_TOKENS."""
     return max(0.0, mean_square / (mean * mean) - 1.0) if mean >= MIN_TOKENS else 0.0

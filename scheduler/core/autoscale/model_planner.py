@@ -1,7 +1,7 @@
-"""One model under watch: its demand measured and forecast, and how many replicas that needs, look after look.
+"""Demand, forecast and needed replicas of one model.
 
-The slow loop closes a bin of arrivals, forecasts and applies the laws of capacity; the fast loop, at every look, sees
-whether arrivals have outrun the forecast and whether what waits can be served in time.
+The slow loop closes a bin of arrivals, forecasts and applies the capacity laws. The fast loop, at every observation,
+checks whether arrivals exceed the forecast and whether queued and running requests can be served in time.
 """
 
 from collections import deque
@@ -16,36 +16,37 @@ from scheduler.core.autoscale.state import DemandObservation, ModelSpec, Observa
 from scheduler.core.autoscale.surge import BURST_Z, needed_for_backlog, needed_for_running, surge_rate
 
 UNKNOWN_WAKE_S = 60.0
-"""Where the ladder has no figure for the rung that the next replica would come from."""
+"""Seconds to wake a replica when the ladder has no figure for its rung."""
 
 
 class AutoscalerSettings(msgspec.Struct, frozen=True):
-    """What may be tuned."""
+    """Tunables of the autoscaler."""
 
     margins: Margins = DEFAULT_MARGINS
     smoothing: Smoothing = Smoothing()
     z: float = 2.33
-    """Standard deviations of forecast error kept as spare replicas: 2.33 = enough in 99 of 100 cases."""
+    """Standard deviations of the forecast error that are covered by spare replicas; 2.33 = 99 % of cases."""
     stabilization_s: float = 300.0
-    """Scale down only when every look of this long would have kept all margins without the replica."""
+    """Seconds for which all observations must allow the removal of a replica."""
     tolerance: float = 0.08
-    """A replica goes only if the rest would also carry this much more: noise does not wake it again."""
+    """Share of additional load that the remaining replicas must carry, so that noise does not wake the replica
+    again."""
     swap_stabilization_s: float = 60.0
-    """How long a replica must have been margin before another model may have its GPUs."""
+    """Seconds for which a replica must have been spare before another model may take its GPUs."""
     forecasting: bool = True
-    """False = plan for what comes now (to see what forecasting is worth)."""
+    """False = plan for the present rate, to measure the benefit of forecasts."""
 
 
 class ModelPlanner:
-    """What is known of one model."""
+    """The state of one model's planning. Times are monotonic seconds."""
 
     def __init__(self, spec: ModelSpec, settings: AutoscalerSettings) -> None:
         self.spec = spec
         self.meter = DemandMeter()
         self.planned_rate = 0.0
-        """Arrivals a second that are planned for."""
+        """Arrivals per second that are planned for."""
         self.need = 0
-        """Replicas needed as things look now."""
+        """Replicas needed at the last observation."""
         self.reason = ""
         self._settings = settings
         self._forecasters: dict[Rung, Forecaster] = {}
@@ -54,13 +55,13 @@ class ModelPlanner:
         self._bin_began: float | None = None
         self._bin_ended_tod = 0.0
         self._needs: deque[tuple[float, int, int]] = deque()
-        """(when, replicas needed, replicas to keep), back to `stabilization_s` ago."""
+        """(time, replicas needed, replicas to keep) of the observations within `stabilization_s`."""
         self._slow = (0, 0)
         self._slow_rung: Rung | None = None
         self._reason = ""
 
     def update_spec(self, spec: ModelSpec) -> None:
-        """Plan by other figures: demand and forecasts stay, needs found with the old figures are forgotten."""
+        """Plan with another specification. Demand and forecasts are kept; needs found before are dropped."""
         self.spec = spec
         self._add_forecasters()
         self._needs.clear()
@@ -73,7 +74,7 @@ class ModelPlanner:
         elapsed_s: float,
         replicas: list[ReplicaObservation],
     ) -> None:
-        """Measure, forecast, and note how many are needed as things look now."""
+        """Measure, forecast and compute the needed replicas. `elapsed_s`: seconds since the last observation."""
         self.meter.observe(seen, elapsed_s)
         closed = self._fill_bin(observation, seen)
         rung = next_rung(self.spec, replicas)
@@ -86,24 +87,24 @@ class ModelPlanner:
             self._needs.popleft()
 
     def add_history(self, arrivals: int, time_of_day_s: float) -> None:
-        """A bin of arrivals that ended at `time_of_day_s`."""
+        """Add a bin of arrivals that ended at `time_of_day_s` to the forecasts."""
         for forecaster in self._forecasters.values():
             forecaster.count(arrivals, time_of_day_s)
 
     def max_needed(self, since: float) -> int:
-        """The largest need of all looks since then."""
+        """The largest need of all observations since then."""
         return max((need for at, need, _ in self._needs if at >= since), default=self.need)
 
     def max_kept(self, since: float) -> int:
-        """The same with the dead band: below this, no replica goes."""
+        """The largest number of replicas to keep, with the tolerance, since then."""
         return max((keep for at, _, keep in self._needs if at >= since), default=self.need)
 
     def observed_since(self, when: float) -> bool:
-        """Whether looks go back to `when`."""
+        """Whether observations reach back to `when`."""
         return bool(self._needs) and self._needs[0][0] <= when + 1e-6
 
     def shortfall(self, replicas: int) -> str:
-        """What `replicas` would lack, in words."""
+        """What `replicas` replicas lack, in words; empty when they suffice."""
         return shortfall(self.load, replicas, self.spec.capacity, self.spec.targets, self._settings.margins)
 
     @property
@@ -112,16 +113,15 @@ class ModelPlanner:
         return self.meter.load(self.planned_rate)
 
     def _add_forecasters(self) -> None:
-        """One for each rung of the ladder: as far ahead as a wake takes, and a bin more, because the next forecast,
-        and with it the next chance to wake somebody in time, comes a bin later.
-        """
+        """Add a forecaster for each rung. Its horizon is the wake time and one bin, because the next forecast comes a
+        bin later."""
         smoothing = self._settings.smoothing
         for rung, figures in self.spec.ladder.items():
             if rung not in self._forecasters:
                 self._forecasters[rung] = Forecaster(figures.wake_s + smoothing.bin_s, smoothing)
 
     def _fill_bin(self, observation: Observation, seen: DemandObservation) -> bool:
-        """Collect arrivals; True when a bin was closed."""
+        """Count arrivals; returns whether a bin was closed."""
         if self._bin_began is None:
             self._bin_began = observation.now
             return False
@@ -129,7 +129,7 @@ class ModelPlanner:
         length, took = self._settings.smoothing.bin_s, observation.now - self._bin_began
         if took < length - 1e-6:
             return False
-        # A late look makes a longer bin; what it held is scaled to the bin's length.
+        # A late observation makes the bin longer; its arrivals are scaled to the length of a bin.
         self.add_history(round(self._bin_arrivals * length / took), observation.time_of_day_s)
         self._bin_ended_tod = observation.time_of_day_s
         self._bin_began, self._bin_arrivals = observation.now, 0
@@ -144,7 +144,8 @@ class ModelPlanner:
         return figures.wake_s if figures is not None else UNKNOWN_WAKE_S
 
     def _slow_loop(self, rung: Rung) -> None:
-        """Forecast to when a replica from `rung` would serve, and apply the laws of capacity to the upper estimate."""
+        """Forecast to the time when a replica from `rung` would serve, and apply the capacity laws to the upper
+        estimate."""
         z = self._settings.z
         if self._forecasts(rung):
             forecast = self._forecasters[rung].forecast(self._bin_ended_tod)
@@ -160,7 +161,7 @@ class ModelPlanner:
         )
 
     def _fast_loop(self, seen: DemandObservation, replicas: list[ReplicaObservation], wake_s: float) -> None:
-        """More than the slow loop's number where arrivals outran the forecast or what waits would wait too long."""
+        """Raise the need when arrivals exceed the forecast, or when queued or running requests would be too slow."""
         spec, reason, target = self.spec, self._reason, self._slow[0]
         meter = self.meter
         surge = max(

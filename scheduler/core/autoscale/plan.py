@@ -1,4 +1,4 @@
-"""The autoscaler's answer: on which rung every replica should be, and why. Deterministic and serialisable."""
+"""The plan of the autoscaler: the rung of every replica, with reasons. Deterministic and serialisable."""
 
 from collections.abc import Sequence
 
@@ -8,24 +8,25 @@ from scheduler.core.autoscale.state import ReplicaObservation, Rung
 from scheduler.wire import ModelPlanView, PlanChangeView, PlanView
 
 MAX_CHANGES_SHOWN = 64
+"""Changes shown in a snapshot."""
 
 
 class ModelPlan(msgspec.Struct, frozen=True):
-    """How many of a model should be awake."""
+    """Desired number of awake replicas of a model."""
 
     model: str
     awake: int
-    """Replicas that serve."""
+    """Serving replicas."""
     pending: int
-    """On their way up."""
+    """Replicas that are waking."""
     target: int
     forecast_rps: float
-    """Upper estimate of arrivals a second when a replica woken now would serve."""
+    """Upper estimate of arrivals per second at the time when a replica woken now would serve."""
     reason: str
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True):
-    """Where one replica should be."""
+    """Desired rung of a replica."""
 
     replica_id: str
     model: str
@@ -44,7 +45,7 @@ class HostPlan(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One difference between the plan and the present."""
+    """One difference between the plan and the present state."""
 
     replica_id: str
     model: str
@@ -54,7 +55,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Desired state of every replica and host."""
+    """Desired state of all replicas and hosts."""
 
     at: float
     models: list[ModelPlan]
@@ -64,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def changes(plan: Plan, replicas: Sequence[ReplicaObservation]) -> list[Change]:
-    """What has to be done to get from the present to the plan: descents first, they free the GPUs that ascents need."""
+    """Steps from the present state to the plan. Replicas go down first, which frees GPUs for those that wake."""
     before = {replica.replica_id: replica.rung for replica in replicas}
     found = [
         Change(want.replica_id, want.model, before[want.replica_id], want.rung, want.reason)
@@ -75,7 +76,7 @@ def changes(plan: Plan, replicas: Sequence[ReplicaObservation]) -> list[Change]:
 
 
 def view(plan: Plan, replicas: Sequence[ReplicaObservation]) -> PlanView:
-    """The plan as snapshots show it: every model, and at most MAX_CHANGES_SHOWN of the changes."""
+    """The plan for snapshots, with at most MAX_CHANGES_SHOWN changes."""
     found = changes(plan, replicas)
     return PlanView(
         models=[

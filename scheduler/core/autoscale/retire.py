@@ -1,4 +1,4 @@
-"""Scaling down: whether the pool can spare replicas, and which ones lose least with their caches."""
+"""Scaling down: which replicas can be removed, and which lose least with their caches."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from scheduler.core.autoscale.state import ReplicaObservation
 from workers.wire import Capacity, Targets
 
 REUSE_S = 600.0
-"""How far ahead a cache is taken to be useful: what was hot in the last minutes stays hot about as long."""
+"""Seconds for which a cache is assumed to stay useful."""
 
 
 def retire_order(replicas: Sequence[ReplicaObservation], capacity: Capacity) -> list[ReplicaObservation]:
-    """Replicas in the order in which they may go: the one whose cache saves least prefill first.
+    """Replicas in the order of removal: the one whose cache saves least prefill first.
 
-    Among equals the one that does not serve yet, then the least busy; names decide the rest, so that two looks at
-    the same pool choose the same one.
+    Ties: replicas that do not serve yet, then the least busy, then by name, so that equal observations give equal
+    orders.
     """
 
     def worth(replica: ReplicaObservation) -> tuple[float, bool, int, str]:
@@ -27,7 +27,7 @@ def retire_order(replicas: Sequence[ReplicaObservation], capacity: Capacity) -> 
 
 
 def after_removal(load: Load, gone: Sequence[ReplicaObservation]) -> Load:
-    """The load as the rest would see it: prompts that hit the caches that go have to be prefilled again."""
+    """The load without the caches of `gone`: their hits have to be prefilled."""
     if load.rate <= 0.0:
         return load
     lost = sum(replica.cache.hit_tokens_per_s for replica in gone) / load.rate
@@ -42,7 +42,7 @@ def removable(
     targets: Targets,
     margins: Margins,
 ) -> list[ReplicaObservation]:
-    """Replicas that can go with every margin kept, down to `at_least`: the longest such prefix of the retire order."""
+    """Replicas that can be removed with all margins kept, down to `at_least`, in the order of removal."""
     order = retire_order(awake, capacity)
     gone: list[ReplicaObservation] = []
     for replica in order[: max(0, len(order) - at_least)]:

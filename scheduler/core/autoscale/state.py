@@ -1,6 +1,6 @@
-"""What the autoscaler sees: hosts, replicas on their rungs, and what each model is asked for.
+"""Inputs of the autoscaler: hosts, replicas with their rungs, and the demand for each model.
 
-Seconds are seconds of one monotonic clock that the caller reads; tokens are tokens; money is USD.
+Times are seconds of one monotonic clock that the caller reads; money is USD.
 """
 
 from enum import StrEnum
@@ -11,7 +11,7 @@ from workers.wire import Capacity, Targets
 
 
 class Rung(StrEnum):
-    """The ladder, from fastest to serve to cheapest to hold."""
+    """The states of a replica, from quickest to serve to cheapest to hold."""
 
     AWAKE = "awake"
     SLEEP_1 = "sleep_1"
@@ -21,11 +21,11 @@ class Rung(StrEnum):
     STOPPED = "stopped"
     """No process."""
     DESTROYED = "destroyed"
-    """No host: the droplet has to be created first."""
+    """No host: a droplet has to be created first."""
 
     @property
     def depth(self) -> int:
-        """0 for awake, counting down the ladder."""
+        """Number of the rung from the top; 0 = awake."""
         return _ORDER.index(self)
 
 
@@ -33,7 +33,8 @@ _ORDER = (Rung.AWAKE, Rung.SLEEP_1, Rung.SLEEP_2, Rung.STOPPED, Rung.DESTROYED)
 
 
 class PlanningError(ValueError):
-    """The laws have no answer for a model: some figure of it is out of all range."""
+    """A model's figures are so far out of range that the capacity laws have no result. `cause` is the arithmetic
+    error."""
 
     def __init__(self, model: str, why: Exception) -> None:
         super().__init__(f"{model}: {type(why).__name__}: {why}")
@@ -42,105 +43,102 @@ class PlanningError(ValueError):
 
 
 class CacheValue(msgspec.Struct, frozen=True):
-    """What a replica's prefix cache has been good for lately: the read interface to the prefix index."""
+    """Recent use of a replica's prefix cache."""
 
     hit_tokens_per_s: float = 0.0
-    """Prompt tokens a second served from its cache, averaged over the last minutes."""
+    """Prompt tokens served from the cache per second, averaged over the last minutes."""
     cached_tokens: int = 0
-    """Tokens in the cache that were reused at least once."""
+    """Cached tokens that were reused at least once."""
 
     def seconds_saved(self, prefill_tokens_per_s: float, over_s: float) -> float:
-        """Prefill seconds the cache would save over the next `over_s`, if it is used as it was.
-
-        No more than all cached tokens once per second of reuse: the rate is observed, not guessed from size.
-        """
+        """Prefill seconds that the cache saves in the next `over_s` seconds at its present hit rate."""
         return self.hit_tokens_per_s * over_s / prefill_tokens_per_s
 
 
 class ReplicaObservation(msgspec.Struct, frozen=True):
-    """One replica as it stands."""
+    """One replica at the time of the observation."""
 
     replica_id: str
     model: str
     host_id: str
     rung: Rung
-    """Where it is, or, while `ready_in_s` is above zero, where it is going."""
+    """The present rung; while `ready_in_s` is above zero, the rung that is being reached."""
     since_s: float = 0.0
     """Seconds on this rung."""
     ready_in_s: float = 0.0
-    """Seconds until a waking replica serves; 0 = it serves (or rests)."""
+    """Seconds until a waking replica serves; 0 = it serves or rests."""
     draining: bool = False
-    """Finishes what it has; holds its GPUs until then."""
+    """It finishes its requests and holds its GPUs until then."""
     running: int = 0
     waiting_tokens: int = 0
-    """Uncached prompt tokens routed there and not yet prefilled."""
+    """Uncached prompt tokens that are routed there and not prefilled."""
     kv_usage: float = 0.0
     cache: CacheValue = CacheValue()
 
 
 class HostObservation(msgspec.Struct, frozen=True):
-    """One host."""
+    """One host at the time of the observation."""
 
     host_id: str
     gpus: int
     ram_gb: float
     contracted: bool
-    """Paid for whatever happens: never destroyed, its hours are no cost of a decision."""
+    """Paid for in any case: it is never destroyed, and its hours do not count as cost."""
     usd_per_hour: float = 0.0
 
 
 class DemandObservation(msgspec.Struct, frozen=True):
-    """What came for a model since the last observation, and what waits."""
+    """Demand for a model since the last observation, and its queue."""
 
     model: str
     arrivals: int = 0
     prompt_tokens: float = 0.0
-    """Mean of the requests that came; 0 when none came. Likewise below."""
+    """Mean prompt tokens of the requests that arrived; 0 when none arrived. The other token fields are means too."""
     uncached_tokens: float = 0.0
     uncached_sq: float = 0.0
     """Mean square of the uncached tokens."""
     output_tokens: float = 0.0
     output_sq: float = 0.0
-    """Mean square of the output tokens; 0 where only their mean is known."""
+    """Mean square of the output tokens; 0 when only their mean is known."""
     waiting: int = 0
-    """Requests in the queue that no replica has."""
+    """Queued requests without a replica."""
     waiting_tokens: float = 0.0
-    """Their uncached prompt tokens."""
+    """Uncached prompt tokens of the queued requests."""
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """One look at everything."""
+    """Hosts, replicas and demand at one time."""
 
     now: float
     hosts: list[HostObservation]
     replicas: list[ReplicaObservation]
     demand: list[DemandObservation]
     time_of_day_s: float = 0.0
-    """Seconds since midnight, for the daily season; any origin will do if it stays the same."""
+    """Seconds since midnight, for the daily season. Any constant origin is possible."""
 
 
 class RungFigures(msgspec.Struct, frozen=True):
-    """What a rung costs and how long the way up from it takes."""
+    """Cost of a rung and time to wake from it."""
 
     wake_s: float
-    """Seconds until it serves."""
+    """Seconds until a replica on this rung serves."""
     host_gb: float = 0.0
-    """Host memory it holds."""
+    """Host memory that it holds, in GB."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
-    """A model as the autoscaler handles it."""
+    """What the autoscaler knows of a model."""
 
     model: str
     capacity: Capacity
     targets: Targets
     ladder: dict[Rung, RungFigures]
-    """The rungs below awake that its engine has; `stopped` is always among them."""
+    """The rungs below awake that the engine supports; STOPPED is always included."""
     min_awake: int = 0
     max_awake: int = 64
     usd_per_request: float = 1.0
-    """What an average answer earns: who gets the GPUs when there are too few."""
+    """Revenue of an average answer; decides which model gets scarce GPUs."""
     host_kind: str = ""
-    """Where another replica would run; empty = no droplets may be created for it."""
+    """Kind of the hosts for further replicas; empty = no droplets are created for the model."""
     per_host: int = 1
-    """Replicas that a host of that kind runs."""
+    """Replicas per host of that kind."""
