@@ -238,9 +238,9 @@ def test_a_draft_advances_by_itself(
 ) -> None:
     draft = client.v1.invoices.create({"customer": customer, "auto_advance": True})
     client.v1.invoices.add_lines(draft.id, {"lines": [{"amount": 700}]})
-    fake_stripe.advance(3599)
+    fake_stripe.advance(3_000)
     assert client.v1.invoices.retrieve(draft.id).status == "draft"
-    fake_stripe.advance(1)
+    fake_stripe.advance(600)
     assert client.v1.invoices.retrieve(draft.id).status == "paid"
 
 
