@@ -1,1 +1,1 @@
-"""Where a request runs."""
+"""Places requests on replicas."""

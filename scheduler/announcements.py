@@ -1,4 +1,4 @@
-"""What a client tells the next scheduler: what it holds and waits for, and what earlier ones had counted."""
+"""Announcements of a client to the next scheduler: placements, queued requests and counters."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -7,13 +7,13 @@ from scheduler.messages import Announce, AnnouncedPlacement, AnnouncedRequest, T
 from scheduler.wire import Placement, PlaceRequest
 
 MAX_COUNTERS = 16_384
-"""Tenants' counters kept for the next scheduler, those heard of last; a few megabytes."""
+"""Counters that a client keeps, those updated last; they take a few megabytes."""
 ANNOUNCED_PART_BYTES = 1024 * 1024
-"""About so much is announced in one frame."""
+"""Approximate size of one frame of an announcement."""
 QUEUED_BYTES = 1024
-"""What a queued request takes there at most without its blocks ..."""
+"""Largest size of a queued request in a frame, without its blocks."""
 HASH_BYTES = 9
-"""... and each of them."""
+"""Largest size of a block hash in a frame."""
 
 
 def announced_placement(
@@ -25,9 +25,9 @@ def announced_placement(
     age_s: float,
     counted_by: str,
 ) -> AnnouncedPlacement:
-    """A placement as its client announces it, `age_s` seconds old.
+    """A placement in the form of an announcement, `age_s` seconds after it was placed.
 
-    `counted_by`: epoch of the scheduler that last took it into its counters, empty where none has.
+    `counted_by`: epoch of the scheduler that charged it last; empty = none.
     """
     return AnnouncedPlacement(
         placement.request_id,
@@ -50,7 +50,7 @@ def announced_placement(
 def announcements(
     held: list[AnnouncedPlacement], queued: list[AnnouncedRequest], counters: list[TenantCounter]
 ) -> Iterator[Announce]:
-    """An announcement in frames of bounded size: what is held, then the counters, then what waits, oldest first."""
+    """The frames of an announcement: placements, then counters, then queued requests, oldest first."""
     yield Announce(held, [])
     if counters:
         yield Announce([], [], counters, more=True)
@@ -67,14 +67,14 @@ def announcements(
 
 
 class CounterCache:
-    """What schedulers said of tenants' counters: bounded, those heard of longest ago are forgotten first."""
+    """Tenants' counters as received from schedulers; the least recently updated are dropped first."""
 
     def __init__(self, limit: int) -> None:
         self._most = limit
         self._counters: OrderedDict[tuple[str, str, str], tuple[str, float]] = OrderedDict()
 
     def update(self, epoch: str, counters: Sequence[TenantCounter]) -> None:
-        """The newest word replaces the older."""
+        """Store the counters of the scheduler `epoch`."""
         for counter in counters:
             key = (counter.model, counter.tier, counter.tenant_id)
             self._counters[key] = (epoch, counter.service)
@@ -83,7 +83,7 @@ class CounterCache:
             self._counters.popitem(last=False)
 
     def not_from(self, epoch: str) -> list[TenantCounter]:
-        """Those that were not heard from the scheduler `epoch` itself."""
+        """The counters that were last received from another scheduler than `epoch`."""
         return [
             TenantCounter(tenant_id, model, service, tier)
             for (model, tier, tenant_id), (source, service) in self._counters.items()

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class AutoscalerRunner:
-    """Looks, shows what the autoscaler would do, and says where it has no answer."""
+    """Runs the planner, sets the plan's metrics, and counts and logs failures."""
 
     def __init__(
         self, planner: LivePlanner, state: SchedulerState, hosts: HostRegistry, clock: Clock
@@ -22,12 +22,13 @@ class AutoscalerRunner:
         self._planner = planner
         self._state, self._hosts, self._clock = state, hosts, clock
         self._failed: set[tuple[str, str]] = set()
-        """Models and the kinds of failures that have been logged of them."""
+        """Models and error types that have been logged."""
 
     def run(self, now: float) -> PlanView | None:
-        """The plan as of `now` (monotonic seconds); None where there is none, or arithmetic failed on some figure.
+        """The plan at `now` (monotonic seconds); None without one, or when the arithmetic failed on a model's
+        figures.
 
-        A failure is counted each time and logged the first time; the next look begins anew.
+        A failure is counted each time and logged the first time. The next run starts afresh.
         """
         today = self._clock.now()
         try:

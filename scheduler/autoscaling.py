@@ -1,6 +1,6 @@
-"""The autoscaler beside the live scheduler: counts what comes, looks at the fleet, and says what it would do.
+"""The autoscaler beside the live scheduler: counts demand, observes the fleet, and computes a plan.
 
-It acts on nothing. It listens to requests that come and go, and the service calls `plan` every PLAN_INTERVAL_S seconds.
+Nothing acts on the plan. LivePlanner listens to requests, and the service calls `plan` every PLAN_INTERVAL_S seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,16 +28,16 @@ from workers.catalog import Catalog, CatalogModel
 from workers.wire import Capacity, ReplicaState, ReplicaStatus, Targets
 
 PLAN_INTERVAL_S = 2.0
-"""Seconds between two looks."""
+"""Seconds between two observations."""
 HIT_RATE_WEIGHT = 0.02
-"""Weight of a look in a replica's hit rate: what was hot within the last minutes."""
+"""Weight of one observation in a replica's hit rate, which covers about the last minutes."""
 _UP = frozenset({ReplicaState.READY, ReplicaState.LOADING})
 
 
 def model_spec(catalog: Catalog, model: CatalogModel, capacity: Capacity, targets: Targets) -> ModelSpec:
-    """A model as the autoscaler handles it, with the ladder's figures of the catalog.
+    """A model's specification for the autoscaler, with the ladder's figures of the catalog.
 
-    What an answer earns is its list price at 1,000 prompt and 300 answer tokens: it only ranks models.
+    The revenue of an answer is its list price at 1,000 prompt and 300 output tokens; it only ranks models.
     """
     price = model.list_price
     usd = (1000.0 * float(price.input) + 300.0 * float(price.output)) / 1e6
@@ -45,7 +45,7 @@ def model_spec(catalog: Catalog, model: CatalogModel, capacity: Capacity, target
 
 
 def ladder_of(catalog: Catalog, model: CatalogModel) -> dict[Rung, RungFigures]:
-    """The rungs below awake, as far as the catalog has figures; sleeping needs the engine's sleep mode."""
+    """The rungs below awake with figures in the catalog. Sleep rungs need the engine's sleep mode."""
     figures = catalog.ladder
     if figures is None:
         return {Rung.STOPPED: RungFigures(0.0)}
@@ -62,7 +62,7 @@ def ladder_of(catalog: Catalog, model: CatalogModel) -> dict[Rung, RungFigures]:
 
 
 class _Counts(msgspec.Struct):
-    """One model's requests since the last look."""
+    """One model's requests since the last observation."""
 
     arrivals: int = 0
     prompt: int = 0
@@ -73,7 +73,7 @@ class _Counts(msgspec.Struct):
     uncached_sq: int = 0
 
     def observed(self, model: str, queue: QueueView | None) -> DemandObservation:
-        """As the autoscaler takes it; requests that ended tell what was uncached."""
+        """The demand as the autoscaler takes it; the uncached tokens are those of the requests that ended."""
         came, ended = max(1, self.arrivals), max(1, self.served)
         prompt = self.prompt / came
         waiting = queue.waiting if queue is not None else 0
@@ -91,7 +91,7 @@ class _Counts(msgspec.Struct):
 
 
 class LivePlanner(Listener):
-    """Plans for a running fleet: every model of the catalog that some replica serves. Others are left alone."""
+    """Plans for every model of the catalog that some replica serves."""
 
     def __init__(self, catalog: Catalog, settings: AutoscalerSettings | None = None) -> None:
         self._catalog = catalog
@@ -104,7 +104,7 @@ class LivePlanner(Listener):
         self._last = 0.0
 
     def on_submit(self, client: str, request: PlaceRequest, at: float, *, announced: bool) -> None:
-        """Count an arrival. A request that is announced again after a reconnection has been counted before."""
+        """Count an arrival, unless the request is announced again."""
         if not announced:
             self.count_arrival(request.model, request.prompt_tokens, request.output_tokens)
 
@@ -118,7 +118,7 @@ class LivePlanner(Listener):
             )
 
     def count_arrival(self, model: str, prompt_tokens: int, output_tokens: int) -> None:
-        """A request came, with the estimate of its answer."""
+        """Count a request with its estimated output tokens."""
         if counts := self._counts.get(model):
             counts.arrivals += 1
             counts.prompt += prompt_tokens
@@ -126,7 +126,7 @@ class LivePlanner(Listener):
             counts.output_sq += output_tokens * output_tokens
 
     def count_release(self, model: str, replica_id: str, prompt_tokens: int, cached_tokens: int) -> None:
-        """A request ended, and its replica had so much of its prompt cached."""
+        """Count a served request, `cached_tokens` of whose prompt were cached on the replica."""
         if (counts := self._counts.get(model)) and replica_id in self._states:
             uncached = max(0, prompt_tokens - cached_tokens)
             counts.served += 1
@@ -142,7 +142,11 @@ class LivePlanner(Listener):
         now: float,
         time_of_day_s: float,
     ) -> PlanView | None:
-        """Observe and plan; None where nothing in the catalog is served."""
+        """Observe and plan. None when no model of the catalog is served.
+
+        `now` is in monotonic seconds, `time_of_day_s` in seconds since midnight. Raises PlanningError when a model's
+        figures are out of range.
+        """
         elapsed, self._last = max(1e-3, now - self._last), now
         for replica in _representatives(replicas):
             self._learn(replica)
@@ -164,7 +168,7 @@ class LivePlanner(Listener):
         return view(self._autoscaler.plan(), observed)
 
     def _learn(self, replica: Replica) -> None:
-        """Capacity and targets of a model as its replica reports them now: engines come back with other profiles."""
+        """Take a model's capacity and targets from its replica: an engine may return with another profile."""
         status = replica.status
         if status.model not in self._catalog.models:
             return
@@ -217,9 +221,9 @@ class LivePlanner(Listener):
 
 
 def _representatives(replicas: Mapping[str, Replica]) -> Iterable[Replica]:
-    """One replica a model, whose figures stand for all: one that serves if any does, the first by name.
+    """One replica per model, whose figures stand for the model: the first by name that serves, else the first.
 
-    One that does not know the room of its KV cache stands for nobody.
+    Replicas that report no KV cache are left out.
     """
     chosen: dict[str, Replica] = {}
     for _, replica in sorted(replicas.items()):

@@ -1,7 +1,7 @@
-"""The API process's side of the scheduler: many calls over one connection, and what happens when it breaks.
+"""The client of the scheduler in an API process: many calls over one connection, with reconnection and fallback.
 
-A call lives through a restart of the scheduler: whatever is open or waiting is announced again to the next one.
-Away for longer than `FALLBACK_AFTER_S`, the client places by itself (scheduler/fallback.py).
+A call survives a restart of the scheduler: placements and queued requests are announced to the next incarnation.
+After FALLBACK_AFTER_S without a scheduler the client places requests itself (scheduler/fallback.py).
 """
 
 import asyncio
@@ -34,16 +34,19 @@ from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from workers.wire import CommandResult, ReplicaCommand
 
 FALLBACK_AFTER_S = 1.0
-"""A supervised restart is over by then; until then calls wait for it."""
+"""Seconds without a scheduler after which the client places requests itself; a supervised restart takes less."""
 SILENT_S = 4.0
-"""The scheduler pushes a snapshot every second; one silent for this long is taken for dead."""
+"""Seconds without a message after which the scheduler counts as dead; it sends a snapshot every second."""
 SWEEP_S = 0.1
+"""Seconds between two runs of the timer for silence, fallback, deadlines and progress."""
 DEADLINE_SLACK_S = 1.0
-"""The scheduler refuses at the deadline; the client itself only this much later, should it not answer."""
+"""Seconds after a deadline until the client refuses the request itself, when the scheduler has not answered."""
 BACKOFF_S = (0.05, 1.0)
+"""Shortest and longest pause between two connection attempts, in seconds."""
 CONNECT_TIMEOUT_S = 2.0
+"""Timeout of a connection attempt, in seconds."""
 MAX_ANNOUNCED_BYTES = 256 * 1024 * 1024
-"""What a client that waits for much may have to announce at once; it holds all of it in memory anyway."""
+"""Unsent bytes that the client's connection may hold, for large announcements."""
 
 log = logging.getLogger(__name__)
 _decoder = msgspec.msgpack.Decoder(ToClient)
@@ -67,10 +70,10 @@ class _HeldPlacement:
     reported: int = 0
     prefilled: bool = False
     counted_by: str = ""
-    """Epoch of the scheduler that last took it into its counters."""
+    """Epoch of the scheduler that charged the placement last."""
 
     def announced(self, now: float) -> AnnouncedPlacement:
-        """As a scheduler is told that may not know it."""
+        """The placement as it is announced to a scheduler that may not know it."""
         return announced_placement(
             self.request,
             self.placement,
@@ -82,7 +85,7 @@ class _HeldPlacement:
 
 
 class _ClientLink(Link):
-    """One connection; hands everything to its client."""
+    """One connection, which reports its events to the client."""
 
     def __init__(self, client: "SchedulerClient") -> None:
         super().__init__(max_unsent_bytes=MAX_ANNOUNCED_BYTES)
@@ -99,9 +102,9 @@ class _ClientLink(Link):
 
 
 class SchedulerClient:
-    """Multiplexes placements, releases and commands over one connection; keeps the last snapshot.
+    """Placements, releases and commands over one connection, and the last snapshot.
 
-    `name` says which role this is; a random part is added, so that every process has its own.
+    `name` is the role of the process; a random part is appended to make it unique.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ class SchedulerClient:
         self.name = incarnation(name)
         self.connected = False
         self.denied = ""
-        """Why the scheduler turned us away, should it have."""
+        """Why the scheduler rejected the connection; empty if it did not."""
         self._host, self._port, self._token = host, port, token
         self._clock, self._rng = clock, rng
         self._link: _ClientLink | None = None
@@ -124,15 +127,15 @@ class SchedulerClient:
         self._tasks: list[asyncio.Task[None]] = []
         self._counters = CounterCache(MAX_COUNTERS)
         self._snapshot_received = asyncio.Event()
-        """Connected, and the first snapshot of this connection is here."""
+        """Set once a snapshot has arrived on the present connection."""
 
     async def start(self) -> None:
-        """Begin to connect; calls made before the connection is up wait for it."""
+        """Start to connect. Calls wait until the connection is up."""
         self._away_since = self._clock.monotonic()
         self._tasks = [asyncio.create_task(self._stay_connected()), asyncio.create_task(self._sweep())]
 
     async def close(self) -> None:
-        """Hang up. Calls still waiting are refused; the scheduler frees open placements two seconds later."""
+        """Disconnect. Waiting calls are refused; the scheduler frees the placements two seconds later."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -143,10 +146,10 @@ class SchedulerClient:
             self._refuse(waiting, 503, "shutting_down", "this API process is shutting down", 1.0)
 
     async def place(self, request: PlaceRequest) -> Placement:
-        """Wait for a replica, at most `request.deadline_s`. Cancelling the caller gives up the place in the queue.
+        """Wait for a replica, at most `request.deadline_s` seconds. Cancellation removes the request from the queue.
 
-        Raises Refused (429 or 503, with `details`: reason, position, warm_replicas, predicted_wait_s) and ValueError
-        when the same request already waits. The placement must be released exactly once.
+        The placement must be released exactly once. Raises Refused (429 or 503, with `details`: reason, position,
+        warm_replicas, predicted_wait_s), and ValueError when a request with this id waits already.
         """
         if request.request_id in self._waiting:
             raise ValueError(f"request {request.request_id} already waits for a placement")
@@ -164,20 +167,20 @@ class SchedulerClient:
             raise
 
     def prefill_done(self, placement: Placement) -> None:
-        """The first token was seen."""
+        """Report the first token of a placement."""
         held = self._held.get((placement.request_id, placement.replica_id))
         if held is not None and not held.prefilled:
             held.prefilled = True
             self._send(PrefillDone(placement.request_id, placement.replica_id))
 
     def progress(self, placement: Placement, output_tokens: int) -> None:
-        """Output tokens so far; told to the scheduler a few times a second at most."""
+        """Note the output tokens of a placement so far; they are reported every SWEEP_S."""
         held = self._held.get((placement.request_id, placement.replica_id))
         if held is not None:
             held.produced = max(held.produced, output_tokens)
 
     def release(self, released: Released) -> None:
-        """A placement is over. Releasing it again, or one that was never given, does nothing."""
+        """Release a placement. An unknown or released placement is ignored."""
         if self._drop((released.request_id, released.replica_id)) is None:
             return
         self._send(released)
@@ -185,11 +188,11 @@ class SchedulerClient:
             self._place_waiting_locally()
 
     def snapshot(self) -> PoolSnapshot:
-        """The last pool state the scheduler pushed; empty before the first."""
+        """The last snapshot; empty before the first."""
         return self._snapshot
 
     async def fresh_snapshot(self) -> PoolSnapshot:
-        """The pool state of a live connection; waits for one. Raises Unavailable when the scheduler is away."""
+        """A snapshot of a live connection, waiting for one. Raises Unavailable without a scheduler."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S * 2):
                 await self._snapshot_received.wait()
@@ -199,7 +202,7 @@ class SchedulerClient:
         return self._snapshot
 
     async def command(self, command: ReplicaCommand) -> CommandResult:
-        """Have a replica drained, slept, woken ...; waits for the agent's answer.
+        """Send a command to a replica and wait for its agent's answer.
 
         Raises Unavailable when the scheduler cannot be reached.
         """
@@ -212,7 +215,7 @@ class SchedulerClient:
         finally:
             self._commands.pop(command.command_id, None)
 
-    # The connection
+    # Connection
 
     async def _stay_connected(self) -> None:
         backoff_s = BACKOFF_S[0]
@@ -285,7 +288,7 @@ class SchedulerClient:
             return
         self._link = None
         self._snapshot_received.clear()
-        if self.connected:  # a connection that nobody answered on does not make the absence begin anew
+        if self.connected:  # a connection without an answer does not restart the time without a scheduler
             self._away_since = self._clock.monotonic()
         self.connected = False
         for command_id, future in self._commands.items():
@@ -294,7 +297,7 @@ class SchedulerClient:
                 future.set_result(CommandResult(command_id, False, lost))
 
     def _send(self, message: msgspec.Struct) -> None:
-        """Dropped when not connected: the next announcement says what then still matters."""
+        """Send a message; dropped when not connected, because the next announcement contains what still matters."""
         if self.connected and self._link is not None:
             self._link.send(message)
 
@@ -360,7 +363,7 @@ class SchedulerClient:
             )
 
     def _abandon(self, waiting: _Waiting) -> None:
-        """The caller was cancelled, perhaps in the very tick in which its placement came."""
+        """Handle the cancellation of a caller, possibly in the tick in which its placement arrived."""
         request_id = waiting.request.request_id
         if self._waiting.get(request_id) is waiting:
             del self._waiting[request_id]
@@ -384,7 +387,7 @@ class SchedulerClient:
             self._place_locally(waiting)
 
     async def _sweep(self) -> None:
-        """Ten times a second: dead connections, the fallback, deadlines, progress."""
+        """The timer: dead connections, fallback, deadlines and progress."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self._clock.monotonic()

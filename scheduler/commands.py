@@ -1,4 +1,4 @@
-"""Commands to replicas: forwarded to the agent, the answer returned to who asked, always exactly one."""
+"""Forwards commands for replicas to their agents and returns exactly one answer for each."""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,14 +17,17 @@ ACTIONS = {
     "restart": ReplicaState.LOADING,
     "kill": ReplicaState.FAILED,
 }
-"""What may be asked of a replica, and the state to assume until its next heartbeat (None = wait for it)."""
+"""Actions on a replica, and the state to assume until its next heartbeat; None = no assumption."""
 ANSWER_SLACK_S = 5.0
+"""Seconds beyond a command's deadline until it is answered as failed."""
 MAX_DEADLINE_S = 3600.0
+"""Longest deadline of a command, in seconds."""
 MAX_OPEN = 1000
+"""Commands that may be pending."""
 
 
 class Peer(Protocol):
-    """A connection something can be sent over."""
+    """A connection that can send."""
 
     name: str
 
@@ -40,13 +43,13 @@ class _Pending:
 
 
 class CommandRouter:
-    """The commands under way."""
+    """The pending commands."""
 
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
 
     def forward(self, command: ReplicaCommand, requester: Peer, agent: Peer) -> bool:
-        """Send `command` to `agent`; False when it was refused, and the asker knows why."""
+        """Send `command` to `agent`. Returns False when it is refused; the requester then has its answer."""
         if command.action not in ACTIONS:
             known = ", ".join(ACTIONS)
             self._refuse(command, requester, f"unknown action {command.action!r}; it must be one of {known}")
@@ -62,20 +65,20 @@ class CommandRouter:
         return True
 
     def answer(self, result: CommandResult) -> None:
-        """Pass a result on; one that nobody waits for is dropped."""
+        """Send a result to the requester; a result of an unknown command is dropped."""
         pending = self._pending.pop(result.command_id, None)
         if pending is not None:
             pending.timer.cancel()
             pending.requester.send(result)
 
     def agent_lost(self, agent: Peer) -> None:
-        """Whoever waits for this agent is told."""
+        """Answer all commands of an agent whose connection is lost."""
         lost = "the agent's connection was lost; the command may or may not have run"
         for command_id in [name for name, pending in self._pending.items() if pending.agent is agent]:
             self.answer(CommandResult(command_id, False, lost))
 
     def close(self) -> None:
-        """Forget the timers."""
+        """Cancel the timers."""
         for pending in self._pending.values():
             pending.timer.cancel()
         self._pending.clear()

@@ -1,9 +1,8 @@
 """Follows engines' token counters and stores them in PostgreSQL every few seconds, apart from placement.
 
-Besides the counters it finds **cuts**: instants at which an engine stood still. Every request placed before a cut has
-ended by then and none placed after it has begun, so what the engine counted up to a cut is exactly what those requests
-used. An engine stands still while nothing is placed on it, nothing runs or waits in it, and two scrapes begun after
-that show the same counters.
+It also finds **cuts**: instants at which an engine was idle. All requests placed before a cut have ended by then, and
+none placed after it has begun, so the counters at a cut are exactly the usage of the former. An engine is idle while
+it has no placements and no running or waiting requests, and two scrapes that began later show the same counters.
 """
 
 import logging
@@ -20,24 +19,28 @@ from workers.engine_counters import CounterReport, Cut
 from workers.wire import EngineCounters, Heartbeat, ReplicaState, ReplicaStatus
 
 STORE_EVERY_S = 3.0
+"""Seconds between two writes."""
 KEEPALIVE_S = 30.0
-"""An engine whose counters stand still is written this often, to show that it lives."""
+"""Seconds after which an engine with unchanged counters is written again, to show that it is alive."""
 CUT_EVERY_S = 10.0
+"""Shortest time between two cuts of an engine, in seconds."""
 QUIET_SCRAPES = 2
-"""Scrapes after an engine was seen idle before it is believed: the first may have begun before."""
+"""Scrapes after which an idle engine is believed to be idle: the first may have begun before."""
 CUT_AFTER_S = 0.5
-"""A cut lies this long after the engine was first seen idle: beyond clocks' errors and before those scrapes."""
+"""Seconds from the first idle heartbeat to the cut: more than the clocks' errors, and before the later scrapes."""
 FORGET_S = 300.0
+"""Seconds without a heartbeat after which an engine is dropped."""
 MAX_BOOTS = 10_000
+"""Engine incarnations that are followed."""
 
 log = logging.getLogger(__name__)
 Record = Callable[[AsyncConnection, CounterReport], Awaitable[None]]
 OpenPlacements = Callable[[str], int]
-"""Placements on a replica that are not released."""
+"""Returns the number of active placements on a replica."""
 
 
 class _Boot:
-    """One engine incarnation as far as it was heard of."""
+    """One engine incarnation."""
 
     def __init__(self, status: ReplicaStatus, now: float) -> None:
         self.status = status
@@ -53,7 +56,7 @@ class _Boot:
         self.cuts: list[tuple[float, EngineCounters]] = []
 
     def on_heartbeat(self, status: ReplicaStatus, open_placements: int, now: float) -> None:
-        """Take a heartbeat's view of it."""
+        """Take the engine's part of a heartbeat."""
         before = self.status
         self.changed |= (before.counters, before.warmup_counters) != (status.counters, status.warmup_counters)
         if status.scrape != before.scrape:
@@ -64,7 +67,7 @@ class _Boot:
         self._look_for_a_cut(before.counters == status.counters, open_placements, now)
 
     def end(self) -> None:
-        """The process is gone: its counters are final."""
+        """Mark the counters as final, because the process has ended."""
         self.changed |= not self.ended
         self.ended = True
 
@@ -85,11 +88,11 @@ class _Boot:
             self.cut_at, self.cut_counters, self.changed = now, status.counters, True
 
     def needs_keepalive(self, now: float) -> bool:
-        """Whether it lives and has not been written for a while."""
+        """Whether the engine is alive and has not been written for KEEPALIVE_S."""
         return not self.ended and now - self.stored_at >= KEEPALIVE_S and self.last_seen_at > self.stored_at
 
     def report(self, now: float) -> CounterReport:
-        """What to store."""
+        """The report to store."""
         status = self.status
         return CounterReport(
             boot_id=status.boot_id,
@@ -110,14 +113,14 @@ class _Boot:
 
 
 class EngineCounterTracker:
-    """All engine incarnations heard of. Pure: the caller says what time it is."""
+    """All known engine incarnations. Pure: times are arguments, in monotonic seconds."""
 
     def __init__(self) -> None:
         self._boots: dict[str, _Boot] = {}
         self._of_replica: dict[str, str] = {}
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: OpenPlacements, now: float) -> None:
-        """Take a heartbeat. Engines that somebody else runs serve others too: their counters prove nothing."""
+        """Take a heartbeat. External engines are left out: they also serve requests of others."""
         for status in beat.replicas:
             if not status.boot_id or status.engine == "external":
                 continue
@@ -132,11 +135,11 @@ class EngineCounterTracker:
             boot.on_heartbeat(status, open_placements(status.replica_id), now)
 
     def due(self, now: float) -> list[_Boot]:
-        """What has changed, or has not been written for a while."""
+        """The incarnations that have changed or need a keepalive."""
         return [boot for boot in self._boots.values() if boot.changed or boot.needs_keepalive(now)]
 
     def stored(self, boots: list[_Boot], reports: list[CounterReport], now: float) -> None:
-        """These reports are in PostgreSQL; what came in the meantime stays due."""
+        """Note that reports are stored. Changes since then stay due."""
         for boot, report in zip(boots, reports, strict=True):
             del boot.cuts[: len(report.cuts)]
             fresh = (boot.status.counters, boot.status.warmup_counters, boot.ended)
@@ -146,8 +149,8 @@ class EngineCounterTracker:
         self._forget(now)
 
     def refused(self, boot: _Boot) -> bool:
-        """PostgreSQL does not take this one's report; returns whether that is new. It stays due with what is heard
-        next, without the cuts so far, until it is forgotten."""
+        """Note that PostgreSQL rejected a report; returns whether it is the first time. The incarnation stays due
+        without its cuts, with its next figures, until it is dropped."""
         is_new = not boot.refused
         boot.refused = True
         boot.cuts.clear()
@@ -163,7 +166,8 @@ class EngineCounterTracker:
 
 
 class EngineCounterStore(StoreLoop, Listener):
-    """Stores what an EngineCounterTracker has; PostgreSQL away holds up nothing, the counters are cumulative."""
+    """Stores what an EngineCounterTracker collects. Counters are cumulative, so nothing is lost while PostgreSQL is
+    away."""
 
     def __init__(
         self, database: Database, record: Record, now: Callable[[], float], *, every_s: float = STORE_EVERY_S
@@ -176,12 +180,12 @@ class EngineCounterStore(StoreLoop, Listener):
         self._record, self._now = record, now
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: OpenPlacements, at: float) -> None:
-        """Note a heartbeat; never waits."""
+        """Take a heartbeat, without waiting."""
         self.tracker.on_heartbeat(beat, open_placements, at)
 
     async def write(self) -> None:
-        """Store what is due in one transaction; on failure it stays due. A report that PostgreSQL refuses, such as one
-        of a number that no column holds, does not stop the others."""
+        """Store all due reports in one transaction; on failure they stay due. A report that PostgreSQL rejects, such
+        as one with a number out of range, does not stop the others."""
         boots = sorted(self.tracker.due(self._now()), key=lambda boot: boot.status.boot_id)
         if not boots:
             return
@@ -194,7 +198,8 @@ class EngineCounterStore(StoreLoop, Listener):
         self.tracker.stored([boot for boot, _ in stored], [report for _, report in stored], self._now())
 
     async def _stored(self, connection: AsyncConnection, boot: _Boot, report: CounterReport) -> bool:
-        """Store one report behind a savepoint; False when PostgreSQL refuses it. Raises when PostgreSQL is away."""
+        """Store one report in a savepoint. Returns False when PostgreSQL rejects it; raises DBAPIError when
+        PostgreSQL is away."""
         try:
             async with connection.begin_nested():
                 await self._record(connection, report)

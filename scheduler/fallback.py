@@ -1,4 +1,4 @@
-"""Placing without the scheduler: power of two choices on the last snapshot, under a local cap."""
+"""Placement without the scheduler: power of two choices on the last snapshot, under a local cap."""
 
 from collections.abc import Mapping
 
@@ -7,13 +7,13 @@ from scheduler.wire import Placement, PlaceRequest, PoolSnapshot
 from workers.wire import ReplicaState, ReplicaStatus
 
 LOCAL_CAP = 8
-"""Most requests one process runs on one replica by its own choice."""
+"""Most requests that one process places on a replica without the scheduler."""
 LOCAL_CAP_SHARE = 0.25
-"""The same as a share of the replica's sequence slots: other processes choose blindly too."""
+"""The same as a share of the replica's slots, because other processes place requests independently."""
 
 
 def local_cap(replica: ReplicaStatus) -> int:
-    """Requests this process may run on `replica` while nobody coordinates."""
+    """Requests that this process may place on `replica` without the scheduler."""
     return max(1, min(LOCAL_CAP, int(replica.capacity.max_num_seqs * LOCAL_CAP_SHARE)))
 
 
@@ -22,7 +22,7 @@ def choose(
 ) -> Placement | None:
     """The less loaded of two random ready replicas under their local cap; None when there is none.
 
-    `running` counts this process's open placements by replica.
+    `running` counts this process's placements by replica.
     """
     able = [
         replica

@@ -11,14 +11,16 @@ from scheduler.store_loop import StoreLoop
 from workers.wire import Heartbeat
 
 STORE_EVERY_S = 5.0
+"""Seconds between two writes."""
 MAX_BOOTS = 10_000
-"""Accountings (host, boot) kept while PostgreSQL is away; seconds are cumulative, so the latest of each is enough."""
+"""Pairs of host and boot that are kept while PostgreSQL is away. Seconds are cumulative, so the latest heartbeat of
+each is enough."""
 
 Record = Callable[[AsyncConnection, Heartbeat], Awaitable[None]]
 
 
 class HostHours(StoreLoop, Listener):
-    """Keeps the latest heartbeat of each accounting until it is stored."""
+    """Keeps the latest heartbeat of each host and boot until it is stored."""
 
     def __init__(self, database: Database, record: Record, *, every_s: float = STORE_EVERY_S) -> None:
         """`record` is workers.host_hours.record_heartbeat."""
@@ -27,13 +29,13 @@ class HostHours(StoreLoop, Listener):
         self._unstored: dict[tuple[str, str], Heartbeat] = {}
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: Callable[[str], int], at: float) -> None:
-        """Note a heartbeat; never waits."""
+        """Take a heartbeat, without waiting."""
         key = (beat.host_id, beat.boot_id)
         if key in self._unstored or len(self._unstored) < MAX_BOOTS:
             self._unstored[key] = beat
 
     async def write(self) -> None:
-        """Store every unstored accounting in one transaction; on failure all are kept for the next round."""
+        """Store all heartbeats in one transaction; on failure they are kept for the next round."""
         batch = dict(self._unstored)
         if not batch:
             return

@@ -1,7 +1,7 @@
-"""Whatever a peer says, every figure that goes on to the scheduler state is finite and in range.
+"""Validates the figures of peers: what reaches the scheduler state is finite and in range.
 
-msgpack carries NaN, infinities and 64-bit integers, and engines print NaN in their metrics. One such figure in a cost
-or an age would end the decision loop, which is everybody's.
+msgpack carries NaN, infinities and 64-bit integers, and engines report NaN in their metrics. One such figure in a
+cost or an age would end the service's decision loop.
 """
 
 import math
@@ -11,20 +11,23 @@ from scheduler.wire import PlaceRequest, Released
 from workers.wire import ReplicaStatus
 
 MAX_TOKENS = 1 << 30
-"""Of one request, or of one replica's cache: far above what any model reads."""
+"""Most tokens of a request or of a replica's cache, far above those of any model."""
 MAX_AGE_S = 86_400.0
+"""Largest age of an announced request or placement, in seconds."""
 MAX_SERVICE = 1e15
-"""A counter beyond this would not feel single tokens any more."""
+"""Largest counter: beyond it a float cannot represent single tokens."""
 MAX_STEP_S = 3_600.0
+"""Longest step time or target, in seconds."""
 MIN_STEP_S = 1e-6
-"""Promised times are divided by: no engine keeps shorter ones."""
+"""Shortest step time or target, in seconds, because they are divided by."""
 MAX_RATE = 1e9
+"""Largest prefill rate, in tokens per second."""
 MIN_RATE = 1e-3
-"""Prompt tokens a second, and tokens a step, are divided by too: no engine is slower."""
+"""Smallest prefill rate (tokens per second) and smallest yield per step, because they are divided by."""
 
 
 def clamp_client_message(message: FromClient) -> None:
-    """Put a client's figures in range, in place."""
+    """Bring a client's figures into range, in place."""
     match message:
         case PlaceRequest():
             _request(message)
@@ -39,9 +42,9 @@ def clamp_client_message(message: FromClient) -> None:
 
 
 def valid_replicas(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], list[str]]:
-    """The replicas of a heartbeat with figures to reckon with, and the names of those that have none.
+    """The replicas of a heartbeat with valid figures, and the names of the others.
 
-    What an engine measures is put in range; a capacity or a target that is no number cannot be guessed.
+    Measured values are brought into range. A capacity or target that is out of range makes the replica invalid.
     """
     good, bad = [], []
     for status in statuses:
@@ -56,7 +59,7 @@ def valid_replicas(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], 
 
 
 def _is_valid(status: ReplicaStatus) -> bool:
-    """Whether every figure can be reckoned with. An engine that loads may not know the room of its KV cache (0)."""
+    """Whether capacity and targets are in range. An engine that is loading may report a KV cache of 0."""
     capacity, targets = status.capacity, status.targets
     steps = (capacity.step_base_s, capacity.step_per_seq_s, capacity.step_per_kv_token_s)
     return (
@@ -93,5 +96,5 @@ def _count(number: int) -> int:
 
 
 def _within(number: float, limit: float) -> float:
-    """`number` from 0 to `most`; 0 when it is none."""
+    """`number` limited to 0 to `limit`; 0 for NaN."""
     return 0.0 if math.isnan(number) else min(max(number, 0.0), limit)

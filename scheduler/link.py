@@ -1,4 +1,4 @@
-"""One framed connection, either end: frames in as calls, messages out in one write per loop tick, both bounded."""
+"""One framed connection, for both ends: frames arrive as calls, messages leave in one write per event loop tick."""
 
 import asyncio
 from typing import cast
@@ -8,21 +8,22 @@ import msgspec
 from core.framing import MAX_FRAME_BYTES, FrameSplitter, FrameTooLarge, pack
 
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
-"""A peer that lets more than this pile up is cut off: it must not hold our memory."""
+"""Unsent bytes above which a peer is disconnected, so that a peer that does not read cannot exhaust memory."""
 HANG_UP_S = 2.0
+"""Seconds for which `hang_up` waits until everything is sent."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encoded(message: msgspec.Struct) -> bytes:
-    """A message as it goes over the wire; encode once to send to many."""
+    """A message as a frame; encode once to send to several peers."""
     return pack(_encoder.encode(message))
 
 
 class Link(asyncio.Protocol):
-    """Base of both ends. Subclasses take frames in `on_frame`, the end of a read in `on_read`, the end in `on_lost`.
+    """Base of both ends. Subclasses override `on_frame`, `on_read` and `on_lost`.
 
-    A frame that is too large or does not decode closes this connection and no other.
+    A frame that is too large or not valid closes this connection only.
     """
 
     def __init__(
@@ -37,20 +38,20 @@ class Link(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """Nothing can be sent any more."""
+        """Whether the connection cannot send any more."""
         return self.transport is None or self.transport.is_closing()
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes the peer has not taken off our hands."""
+        """Bytes in the write buffer."""
         return self.transport.get_write_buffer_size() if self.transport else 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open (asyncio and uvloop set TCP_NODELAY themselves)."""
+        """Keep the transport (asyncio and uvloop set TCP_NODELAY)."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Cut what came into frames and handle them."""
+        """Split the data into frames and handle them."""
         try:
             for frame in self.splitter.feed(data):
                 self.on_frame(frame)
@@ -62,18 +63,18 @@ class Link(asyncio.Protocol):
         self.on_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is gone."""
+        """Drop what is queued and report the end of the connection."""
         self.transport = None
         self._out.clear()
         self.lost.set()
         self.on_lost()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message for the end of this loop tick; dropped when the connection is closed."""
+        """Queue a message until the end of this event loop tick. It is dropped when the connection is closed."""
         self.send_encoded(encoded(message))
 
     def send_encoded(self, packed: bytes) -> None:
-        """Queue bytes made by `encoded`."""
+        """Queue a frame made by `encoded`."""
         if self.closed:
             return
         if not self._out:
@@ -81,7 +82,7 @@ class Link(asyncio.Protocol):
         self._out.append(packed)
 
     def flush(self) -> None:
-        """Write what is queued in one go; cut the peer off when it does not read."""
+        """Write all queued frames at once; disconnect a peer with more than `max_unsent_bytes` unsent."""
         out, self._out = self._out, []
         if not out or self.transport is None or self.transport.is_closing():
             return
@@ -90,13 +91,13 @@ class Link(asyncio.Protocol):
             self.abort()
 
     def close(self) -> None:
-        """Send what is queued, then close."""
+        """Send what is queued and close."""
         self.flush()
         if self.transport is not None:
             self.transport.close()
 
     async def hang_up(self) -> None:
-        """Close and wait until it is; a peer that does not take our last words is cut off."""
+        """Close and wait for the end; disconnect after HANG_UP_S."""
         self.close()
         try:
             async with asyncio.timeout(HANG_UP_S):
@@ -106,19 +107,19 @@ class Link(asyncio.Protocol):
             await self.lost.wait()
 
     def abort(self) -> None:
-        """Close at once; what is queued is lost."""
+        """Close at once and drop what is queued."""
         if self.transport is not None:
             self.transport.abort()
 
     def on_frame(self, frame: bytes) -> None:
-        """One frame came."""
+        """Handle one frame."""
         raise NotImplementedError
 
     def on_read(self) -> None:
-        """All frames of one read are handled."""
+        """Called after all frames of one read."""
 
     def on_malformed(self, error: Exception) -> None:
-        """The peer sent what we cannot read; the connection is about to be closed."""
+        """Called before the connection is closed because of an invalid frame."""
 
     def on_lost(self) -> None:
-        """The connection is gone."""
+        """Called when the connection is closed."""

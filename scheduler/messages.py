@@ -1,6 +1,6 @@
-"""The rest of the scheduler socket's vocabulary: greetings, refusals, progress and re-announcement.
+"""Further messages of the scheduler's socket: hello frames, refusals, progress and announcements.
 
-scheduler/wire.py holds what other packages see; these frames stay between client.py and service.py.
+scheduler/wire.py has the messages that other packages use; these are used by client.py and service.py only.
 """
 
 import msgspec
@@ -10,49 +10,49 @@ from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand
 
 
 class ClientHello(msgspec.Struct, tag="client_hello"):
-    """A client's first frame. The same name after a reconnect takes its placements over."""
+    """A client's first frame. A new connection with the same name takes over the placements of the old one."""
 
     token: str
     name: str
 
 
 class Welcome(msgspec.Struct, tag="welcome"):
-    """The scheduler's first frame to a client, or its last when `error` says why it hangs up."""
+    """The scheduler's first frame to a client. With `error`, the connection is closed for this reason."""
 
     epoch: str
     error: str = ""
 
 
 class PlaceRefused(msgspec.Struct, tag="refused"):
-    """The other answer to a PlaceRequest."""
+    """The answer to a PlaceRequest that is refused."""
 
     request_id: str
     status: int
-    """429 = the caller's share is used up while others wait, 503 = no capacity for anyone."""
+    """429 = the tenant's share is used up while others wait, 503 = no capacity for anyone."""
     reason: str
     message: str
     retry_after_s: float
     position: int = 0
-    """Place in the queue when it ended, 1 = next; 0 = it never queued."""
+    """Position in the queue at the refusal, 1 = next; 0 = it never queued."""
     warm_replicas: int = 0
     predicted_wait_s: float = 0.0
 
 
 class CancelPlace(msgspec.Struct, tag="cancel"):
-    """The caller of a PlaceRequest is gone; whatever was placed for it in between is taken back."""
+    """The caller of a PlaceRequest no longer waits. A placement that crosses this message is released."""
 
     request_id: str
 
 
 class PrefillDone(msgspec.Struct, tag="prefill_done"):
-    """The first token arrived: the prompt no longer waits for prefill."""
+    """The first token of a placement has arrived."""
 
     request_id: str
     replica_id: str
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """Output tokens so far."""
+    """Output tokens of a placement so far."""
 
     request_id: str
     replica_id: str
@@ -60,7 +60,7 @@ class Progress(msgspec.Struct, tag="progress"):
 
 
 class AnnouncedPlacement(msgspec.Struct):
-    """A placement the client holds, as it tells a scheduler that may not know it."""
+    """A placement that the client holds, for a scheduler that may not know it."""
 
     request_id: str
     tenant_id: str
@@ -70,38 +70,38 @@ class AnnouncedPlacement(msgspec.Struct):
     prompt_tokens: int
     hit_tokens: int
     output_tokens: int
-    """Estimated."""
+    """Estimated output tokens."""
     produced: int = 0
-    """Output tokens so far, as far as reported."""
+    """Output tokens so far."""
     prefilled: bool = False
     age_s: float = 0.0
     tier: str = "standard"
     weight: float = 1.0
     epoch: str = ""
-    """The scheduler that last counted it, so that announced counters include its estimate; empty = none has."""
+    """The scheduler that charged it last, so that announced counters contain its estimate; empty = none."""
 
 
 class AnnouncedRequest(msgspec.Struct):
-    """A request the client still waits for; `request.deadline_s` is what remains of its deadline."""
+    """A request that the client waits for; `request.deadline_s` is the rest of its deadline."""
 
     request: PlaceRequest
     age_s: float
 
 
 class TenantCounter(msgspec.Struct):
-    """What a tenant has been served of a model, in the fair queue's unit (weighted tokens)."""
+    """The service that a tenant received from a model, in weighted tokens."""
 
     tenant_id: str
     model: str
     service: float
     tier: str = "standard"
-    """Counters are kept per band: what batches took of spare capacity is not held against interactive requests."""
+    """Counters are kept per band: spare capacity used by batches does not count against interactive requests."""
 
 
 class Counters(msgspec.Struct, tag="counters"):
-    """Scheduler to clients, twice a second: the counters that changed, for the next scheduler.
+    """The counters that changed, sent to clients twice a second for the next scheduler.
 
-    The nameless tenant stands for a newcomer: the counter that one would start with.
+    The tenant with an empty id stands for new tenants: its counter is where they start.
     """
 
     epoch: str
@@ -109,17 +109,18 @@ class Counters(msgspec.Struct, tag="counters"):
 
 
 class Announce(msgspec.Struct, tag="announce"):
-    """All a client holds and waits for, sent after every (re)connection; it replaces what was known.
+    """A client's placements and queued requests, sent after every (re)connection; it replaces what was known of the
+    client.
 
-    Where it is more than a frame takes, further ones follow that add to it.
+    Large announcements take several frames.
     """
 
     placements: list[AnnouncedPlacement]
     queued: list[AnnouncedRequest]
     counters: list[TenantCounter] = []
-    """The fair queue's counters as last heard from a scheduler; the largest announced wins."""
+    """The counters of the fair queue as last received from a scheduler. The largest announced value wins."""
     more: bool = False
-    """It goes on from the announcement before it; nothing is replaced."""
+    """Whether this frame continues the announcement before it, so that nothing is replaced."""
 
 
 FromClient = PlaceRequest | CancelPlace | Released | PrefillDone | Progress | Announce | ReplicaCommand

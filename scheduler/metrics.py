@@ -1,4 +1,4 @@
-"""What the scheduler counts, pre-bound."""
+"""The Prometheus metrics of the scheduler."""
 
 import heapq
 from collections.abc import Sequence
@@ -13,16 +13,19 @@ from scheduler.messages import PlaceRefused, TenantCounter
 from scheduler.wire import Placement, PlanView, QueueView, Released
 
 MAX_TENANTS = 20
-"""Tenants shown by name per model."""
+"""Tenants with a label of their own per model."""
 MAX_REFUSED_MODELS = 1024
-"""Names of models that refusals are counted by; clients can make up any number of them."""
+"""Models with a label of their own in the counts of refusals; clients can invent any number of model names."""
 OTHER = "other"
+"""Label for everything beyond the bounded number of names."""
 
 PLACEMENTS = Counter("penstock_scheduler_placements", "Requests placed on a replica", ["model"])
 REFUSALS = Counter("penstock_scheduler_refusals", "Requests refused", ["model", "status", "reason"])
-QUEUE_WAITING = Gauge("penstock_scheduler_queue_waiting", "Requests waiting for a replica", ["model", "band"])
-QUEUE_OLDEST = Gauge("penstock_scheduler_queue_oldest_seconds", "Age of who waits longest", ["model", "band"])
-IN_FLIGHT = Gauge("penstock_scheduler_in_flight", "Placements not released yet", ["model"])
+QUEUE_WAITING = Gauge("penstock_scheduler_queue_waiting", "Queued requests", ["model", "band"])
+QUEUE_OLDEST = Gauge(
+    "penstock_scheduler_queue_oldest_seconds", "Age of the oldest queued request", ["model", "band"]
+)
+IN_FLIGHT = Gauge("penstock_scheduler_in_flight", "Active placements", ["model"])
 QUEUE_SECONDS = Histogram(
     "penstock_scheduler_queue_seconds",
     "Seconds from arrival to placement",
@@ -31,12 +34,12 @@ QUEUE_SECONDS = Histogram(
 )
 DECISION_SECONDS = Histogram(
     "penstock_scheduler_decision_seconds",
-    "Processor seconds of one round of decisions",
+    "Processor seconds of one dispatch with decisions",
     buckets=(1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1),
 )
 DISPATCH_SECONDS = Counter(
     "penstock_scheduler_dispatch_seconds",
-    "Processor seconds spent deciding, rounds without a decision included",
+    "Processor seconds of all dispatches",
 )
 _RATIOS = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10)
 TTFT_RATIO = Histogram(
@@ -50,7 +53,7 @@ ITL_RATIO = Histogram(
 )
 PREDICTION_MAPE = Gauge(
     "penstock_scheduler_prediction_mape",
-    "Mean absolute error as a share of what was observed",
+    "Mean absolute error as a share of the observed value",
     ["model", "kind"],
 )
 PREDICTION_BIAS = Gauge(
@@ -58,12 +61,12 @@ PREDICTION_BIAS = Gauge(
 )
 PREDICTION_COVERAGE = Gauge(
     "penstock_scheduler_prediction_coverage",
-    "Share of outcomes within the bound stated with them",
+    "Share of outcomes within the stated bound",
     ["model", "kind"],
 )
 TENANT_SERVICE = Gauge(
     "penstock_scheduler_tenant_service",
-    "Counter of the fair queue in weighted tokens: the tenants served most, the rest summed up as other",
+    "Counters of the fair queue in weighted tokens: the tenants served most, the rest as other",
     ["model", "tenant"],
 )
 PREFIX_ENTRIES = Gauge(
@@ -73,7 +76,7 @@ KV_EVENTS_REFUSED = Counter(
     "penstock_scheduler_kv_events_refused", "Rejected frames of KV events", ["reason"]
 )
 KV_RESYNCS = Counter(
-    "penstock_scheduler_kv_resyncs", "Times an agent was asked for all of a cache: what it said had a gap"
+    "penstock_scheduler_kv_resyncs", "Full cache states requested from agents after a missing delta"
 )
 REPLICAS_REFUSED = Counter(
     "penstock_scheduler_replicas_refused",
@@ -81,12 +84,12 @@ REPLICAS_REFUSED = Counter(
 )
 HIT_TOKENS_PREDICTED = Counter(
     "penstock_scheduler_hit_tokens_predicted",
-    "Prompt tokens believed cached at placement, by what was known: exact (token blocks) or mirrored (text blocks)",
+    "Prompt tokens believed to be cached at placement, by source: exact (token blocks) or mirrored (text blocks)",
     ["model", "source"],
 )
 HIT_TOKENS_ACTUAL = Counter(
     "penstock_scheduler_hit_tokens_actual",
-    "Prompt tokens the engine said were cached, by what was known at placement",
+    "Prompt tokens that the engine found cached, by source at placement",
     ["model", "source"],
 )
 CONNECTIONS = Gauge("penstock_scheduler_connections", "Open connections", ["kind"])
@@ -97,11 +100,11 @@ REPLICAS_DESIRED = Gauge(
     "penstock_scheduler_replicas_desired", "Replicas that the autoscaler would have awake", ["model"]
 )
 FORECAST_RPS = Gauge(
-    "penstock_scheduler_forecast_rps", "Arrivals a second that the autoscaler plans for", ["model"]
+    "penstock_scheduler_forecast_rps", "Arrivals per second that the autoscaler plans for", ["model"]
 )
 PLAN_FAILURES = Counter(
     "penstock_scheduler_plan_failures",
-    "Looks at the fleet without a plan: the autoscaler's arithmetic failed on a model's figures",
+    "Observations without a plan, because the arithmetic failed on a model's figures",
     ["model"],
 )
 HOST_HOURS_FAILURES = Counter(
@@ -117,19 +120,19 @@ TRACE_FAILURES = Counter(
     "penstock_scheduler_request_trace_failures", "Rounds in which recorded requests could not be stored"
 )
 TRACE_DROPPED = Counter(
-    "penstock_scheduler_request_trace_dropped", "Requests that are not recorded because too many waited"
+    "penstock_scheduler_request_trace_dropped", "Requests that were not recorded because of a bound"
 )
 
 
 class BoundedLabels:
-    """A bounded number of label values: a counter of prometheus_client never forgets one."""
+    """A bounded number of label values, because prometheus_client never removes one from a counter."""
 
     def __init__(self, limit: int) -> None:
         self._most = limit
         self._known: set[str] = set()
 
     def label(self, name: str) -> str:
-        """`name` while there is room for one more, then `other` for all that are new."""
+        """`name` while it is known or there is room for one more, else OTHER."""
         if name not in self._known:
             if len(self._known) >= self._most:
                 return "other"
@@ -138,7 +141,7 @@ class BoundedLabels:
 
 
 class RequestMetrics(Listener):
-    """Counts placements and refusals, and compares predictions with what was observed."""
+    """Counts placements and refusals, and compares predictions with observations."""
 
     def __init__(self) -> None:
         self._refused_models = BoundedLabels(MAX_REFUSED_MODELS)
@@ -156,7 +159,7 @@ class RequestMetrics(Listener):
     def on_first_token(
         self, client: str, request_id: str, placement: ActivePlacement | None, at: float
     ) -> None:
-        """Observed over predicted time to first token."""
+        """Observe the ratio of actual to predicted time to first token."""
         if placement is not None and placement.predicted_ttft_s > 0:
             ratio = (at - placement.placed_at) / placement.predicted_ttft_s
             TTFT_RATIO.labels(placement.model).observe(ratio)
@@ -164,7 +167,8 @@ class RequestMetrics(Listener):
     def on_release(
         self, client: str, released: Released, placement: ActivePlacement | None, at: float
     ) -> None:
-        """Predicted and actual cached tokens; observed over predicted time per output token."""
+        """Count predicted and actual cached tokens, and observe the ratio of actual to predicted time per output
+        token."""
         if placement is None or released.failed:
             return
         model, source = placement.model, "exact" if placement.block_tokens else "mirrored"
@@ -177,7 +181,7 @@ class RequestMetrics(Listener):
 
 
 def show_queues(queues: Sequence[QueueView]) -> None:
-    """Set the gauges of every model; those that nobody waits for or runs any more disappear."""
+    """Set the gauges of all queues; models without queued or running requests disappear."""
     QUEUE_WAITING.clear()
     QUEUE_OLDEST.clear()
     IN_FLIGHT.clear()
@@ -189,7 +193,7 @@ def show_queues(queues: Sequence[QueueView]) -> None:
 
 
 def show_state(state: SchedulerState) -> None:
-    """Set the gauges of predictions, tenants' service and the size of prefix knowledge."""
+    """Set the gauges of accuracy, tenants' service and prefix entries."""
     for (model, kind), accuracy in state.accuracy().items():
         if accuracy.count:
             PREDICTION_MAPE.labels(model, kind).set(accuracy.mape)
@@ -210,7 +214,7 @@ def show_state(state: SchedulerState) -> None:
 def service_by_tenant(
     counters: Sequence[TenantCounter], limit: int = MAX_TENANTS
 ) -> dict[str, dict[str, float]]:
-    """Per model the `most` tenants with the largest counters, bands together, and the sum of the rest as `other`."""
+    """By model the `limit` tenants with the largest counters, summed over bands, and the rest as OTHER."""
     models: dict[str, dict[str, float]] = {}
     for counter in counters:
         if counter.tenant_id != NEW_TENANT:
@@ -224,7 +228,7 @@ def service_by_tenant(
 
 
 def show_plan(plan: PlanView | None) -> None:
-    """Set what the autoscaler wants of every model; those it no longer plans for disappear."""
+    """Set the gauges of the plan; models that are no longer planned for disappear."""
     REPLICAS_DESIRED.clear()
     FORECAST_RPS.clear()
     for row in plan.models if plan is not None else ():

@@ -1,8 +1,8 @@
 """Records every request that the scheduler handles: times, counts, salted hashes; never text.
 
-From past traffic a simulation can say what the same traffic would have met on another pool. Pure: the
-caller says what time it is. What the scheduler does not see is missing: requests that clients placed by themselves
-while it was away, and those that ran when it started. What waited then is announced to it and not missing.
+A simulation of past traffic shows how another pool would have served it. Pure: times are arguments. Requests that
+clients placed without the scheduler, and those that ran when it started, are not recorded. Requests that were queued
+then are announced and recorded.
 """
 
 import zlib
@@ -20,51 +20,55 @@ from scheduler.messages import PlaceRefused
 from scheduler.wire import Placement, PlaceRequest, Released
 
 MAX_ACTIVE = 100_000
-"""Requests under way that are followed ..."""
+"""Active requests that are followed; further ones are counted as dropped."""
 MAX_ACTIVE_HASHES = 10_000_000
-"""... and hashes of all of them: 80 MB. A request beyond either is not followed and counted as dropped."""
+"""Hashes of all active requests (80 MB); requests beyond are counted as dropped."""
 MAX_ENDED = 100_000
+"""Ended requests that are kept until they are stored."""
 MAX_ENDED_HASHES = 2_000_000
-"""About 80 MB of ended requests wait to be stored at most; what comes beyond is dropped and counted."""
+"""Hashes of ended requests that are kept until they are stored (about 80 MB in all); requests beyond are counted as
+dropped."""
 ACTIVE_TTL_S = 3_600.0
-"""A request whose end is never heard of (its client died) is dropped after this."""
+"""Seconds after which a request without an end is dropped, because its client has died."""
 SAMPLE_TOKENS = 512
-"""Hashes are thinned to one per this many tokens: enough to tell how much of a prompt was shared."""
+"""One hash is kept per this many tokens, enough to tell how much of a prompt was shared."""
 MAX_HASHES = 256
+"""Hashes that are kept of one request."""
 TEXT_BLOCK_TOKENS = 256
-"""What a text block of the gateway (1 KiB) is taken for."""
+"""Assumed tokens of a text block of the gateway (1 KiB)."""
 MAX_BATCH_BYTES = 64 << 20
+"""Largest size of a batch after decompression."""
 
 
 class TracedRequest(msgspec.Struct, array_like=True, frozen=True):
-    """One request. Written positionally: new fields go to the end, with a default."""
+    """One request. Encoded by position: new fields are appended, with a default."""
 
     at_ms: int
-    """Unix time at which the scheduler heard of it."""
+    """Unix time of its arrival at the scheduler, in milliseconds."""
     tenant_id: str
     tier: str
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-    """Counted by the engine where it ran; estimates where it did not."""
+    """As counted by the engine; an estimate if it did not run."""
     blocks: list[int]
     """Every n-th of the salted, chained hashes of the prompt."""
     block_tokens: int
     """Prompt tokens that each of `blocks` stands for."""
     queue_ms: int
-    """From `at_ms` to its placement or refusal; -1 = neither was heard of."""
+    """Milliseconds from `at_ms` to placement or refusal; -1 = neither happened."""
     ttft_ms: int
-    """From `at_ms` to its first token; -1 = none."""
+    """Milliseconds from `at_ms` to the first token; -1 = none."""
     total_ms: int
-    """From `at_ms` to its end."""
+    """Milliseconds from `at_ms` to the end."""
     outcome: str
-    """done | failed (its replica's fault; tried again it appears again) | cancelled | refused:REASON"""
+    """done | failed (by its replica; a retry is recorded again) | cancelled | refused:REASON"""
     weight: float = 1.0
 
 
 @dataclass(slots=True)
 class _Active:
-    """A request under way, without its whole prompt: of that, the thinned hashes are enough."""
+    """An active request, with sampled hashes of its prompt."""
 
     at: float
     model: str
@@ -74,7 +78,7 @@ class _Active:
     prompt_tokens: int
     output_tokens: int
     blocks: "array[int]"
-    """64 bits each."""
+    """64-bit hashes."""
     block_tokens: int
     queue_ms: int = -1
     ttft_ms: int = -1
@@ -82,13 +86,13 @@ class _Active:
 
 @dataclass
 class RequestTrace(Listener):
-    """Follows requests from the question to their end. `recording` False = notes nothing."""
+    """Follows requests from submission to end. With `recording` False it records nothing."""
 
     recording: bool = True
     wall_offset_s: float = 0.0
-    """Unix time less the monotonic clock that the callers' `now` is of."""
+    """Unix time minus the monotonic clock of the events."""
     dropped: int = 0
-    """Requests of which nothing will be stored, since the start."""
+    """Requests dropped since the start."""
     _active: "OrderedDict[tuple[str, str], _Active]" = field(default_factory=OrderedDict)
     _active_hashes: int = 0
     _ended: dict[str, list[TracedRequest]] = field(default_factory=dict)
@@ -96,7 +100,7 @@ class RequestTrace(Listener):
     _ended_hashes: int = 0
 
     def on_submit(self, client: str, request: PlaceRequest, at: float, *, announced: bool) -> None:
-        """Follow a request from now on, unless it is followed already or there is no room for it."""
+        """Follow a request, unless it is followed already or the bounds are reached."""
         if not self.recording:
             return
         key = (client, request.request_id)
@@ -120,37 +124,38 @@ class RequestTrace(Listener):
         )
 
     def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
-        """Note how long it waited."""
+        """Record its time in the queue."""
         if entry := self._active.get((client, placement.request_id)):
             entry.queue_ms = _ms(at - entry.at)
 
     def on_first_token(
         self, client: str, request_id: str, placement: ActivePlacement | None, at: float
     ) -> None:
-        """Note its time to first token."""
+        """Record its time to first token."""
         if (entry := self._active.get((client, request_id))) and entry.ttft_ms < 0:
             entry.ttft_ms = _ms(at - entry.at)
 
     def on_refuse(self, client: str, model: str, refusal: PlaceRefused, at: float) -> None:
-        """Record it as refused."""
+        """Record its refusal."""
         if entry := self._remove(client, refusal.request_id):
             entry.queue_ms = _ms(at - entry.at)
             self._record(entry, None, f"refused:{refusal.reason}", at)
 
     def on_cancel(self, client: str, request_id: str, at: float) -> None:
-        """Record it as cancelled."""
+        """Record its cancellation."""
         if entry := self._remove(client, request_id):
             self._record(entry, None, "cancelled", at)
 
     def on_release(
         self, client: str, released: Released, placement: ActivePlacement | None, at: float
     ) -> None:
-        """Record it as done, or as failed by its replica."""
+        """Record its end, or its failure on the replica."""
         if entry := self._remove(client, released.request_id):
             self._record(entry, released, "failed" if released.failed else "done", at)
 
     def take_ended(self, now: float) -> dict[str, list[TracedRequest]]:
-        """All that has ended since the last call, by model; forgets those whose end will never come."""
+        """The requests that ended since the last call, by model. Requests without an end are dropped after
+        ACTIVE_TTL_S."""
         while self._active:
             (client, request_id), entry = next(iter(self._active.items()))
             if now - entry.at < ACTIVE_TTL_S:
@@ -162,7 +167,7 @@ class RequestTrace(Listener):
         return ended
 
     def _remove(self, client: str, request_id: str) -> _Active | None:
-        """No longer under way; None when it was not followed."""
+        """Stop following a request; None when it was not followed."""
         entry = self._active.pop((client, request_id), None)
         if entry is not None:
             self._active_hashes -= len(entry.blocks)
@@ -193,15 +198,15 @@ class RequestTrace(Listener):
 
 
 def sampled_blocks(blocks: Sequence[int], block_tokens: int) -> tuple[list[int], int]:
-    """Every n-th hash, and the tokens that each then stands for. n depends on the size of blocks alone, so that
-    requests with a common prefix keep the same hashes. `block_tokens` 0 = text blocks."""
+    """Every n-th hash, and the tokens that each stands for. n depends on the block size only, so that requests with a
+    common prefix keep the same hashes. `block_tokens` 0 = text blocks."""
     size = block_tokens if block_tokens > 0 else TEXT_BLOCK_TOKENS
     step = max(1, SAMPLE_TOKENS // size)
     return list(blocks[step - 1 : step * MAX_HASHES : step]), size * step
 
 
 def _sampled(request: PlaceRequest) -> tuple["array[int]", int]:
-    """Its thinned hashes in 8 bytes each; none when one of them is no 64-bit number, which no prompt has."""
+    """The sampled hashes of a request in an array; empty when one is not a 64-bit number."""
     blocks, block_tokens = sampled_blocks(request.blocks, request.block_tokens)
     try:
         return array("Q", blocks), block_tokens
@@ -210,12 +215,12 @@ def _sampled(request: PlaceRequest) -> tuple["array[int]", int]:
 
 
 def pack(requests: list[TracedRequest]) -> bytes:
-    """A batch of recorded requests for storage."""
+    """Encode and compress a batch for storage."""
     return zlib.compress(msgspec.msgpack.encode(requests), 6)
 
 
 def unpack(data: bytes) -> list[TracedRequest]:
-    """What `pack` was given. Raises Unavailable when it cannot be read."""
+    """Decode a batch of `pack`. Raises Unavailable when it is damaged or too large."""
     try:
         unpacker = zlib.decompressobj()
         plain = unpacker.decompress(data, MAX_BATCH_BYTES)

@@ -1,4 +1,4 @@
-"""Recorded requests in PostgreSQL: written in compressed batches, read by period, forgotten by age and size."""
+"""Recorded requests in PostgreSQL: written in compressed batches, read by period, deleted by age and size."""
 
 import asyncio
 import logging
@@ -22,32 +22,34 @@ from scheduler.tables import request_traces
 log = logging.getLogger(__name__)
 
 STORE_EVERY_S = 5.0
+"""Seconds between two writes."""
 BATCH = 5_000
-"""Requests of one row."""
+"""Most requests in one row."""
 MAX_UNSTORED_BYTES = 64 << 20
-"""Packed batches kept while PostgreSQL is away; the oldest go first."""
+"""Packed bytes that are kept while PostgreSQL is away; the oldest batches are dropped first."""
 
 
 class RequestTraceStore(StoreLoop):
-    """Stores what its book has: a few seconds of traffic at a time."""
+    """Stores the requests of its trace, a few seconds of traffic at a time."""
 
     def __init__(
         self, database: Database, clock: Clock, *, recording: bool = True, every_s: float = STORE_EVERY_S
     ) -> None:
-        """`recording` False = the book notes nothing, and nothing is ever stored."""
+        """With `recording` False nothing is recorded or stored."""
         super().__init__(database, "recorded requests", every_s=every_s, failures=metrics.TRACE_FAILURES)
         self._clock = clock
         self.trace = RequestTrace(recording, self._wall_offset_s())
         self._pending: deque[tuple[str, list[TracedRequest]]] = deque()
-        """Batches taken from the book, with their model; the book is bounded itself and waits until they are packed."""
+        """Batches taken from the trace with their model. No more are taken until they are packed; the trace is
+        bounded itself."""
         self._rows: list[dict[str, Any]] = []
         """Packed batches, oldest first."""
         self._reported_dropped = 0
         self._lost = 0
-        """Requests dropped for want of room since rows were stored last."""
+        """Requests dropped since rows were stored last."""
 
     async def write(self) -> None:
-        """Pack what has ended, off the event loop, and store it; batches that are not stored are kept."""
+        """Pack the ended requests off the event loop and store them. Batches that are not stored are kept."""
         self.trace.wall_offset_s = self._wall_offset_s()
         await self._pack()
         self._bound()
@@ -55,7 +57,7 @@ class RequestTraceStore(StoreLoop):
             return
         rows = list(self._rows)
         async with self.database.system() as connection:
-            # A round whose commit was not confirmed is written again under the same ids.
+            # A round whose commit was not confirmed is repeated with the same ids.
             await connection.execute(insert(request_traces).on_conflict_do_nothing(), rows)
         del self._rows[: len(rows)]
         if self._lost:
@@ -63,7 +65,7 @@ class RequestTraceStore(StoreLoop):
             self._lost = 0
 
     async def close(self) -> None:
-        """Store what is left, if PostgreSQL answers; says how much is lost if it does not."""
+        """Store the rest if PostgreSQL answers, and log how many requests are lost if it does not."""
         await super().close()
         left = sum(row["requests"] for row in self._rows) + sum(
             len(requests) for _, requests in self._pending
@@ -72,7 +74,7 @@ class RequestTraceStore(StoreLoop):
             log.warning("%s recorded requests are lost: they could not be stored before the end", left)
 
     async def _pack(self) -> None:
-        """All that has ended into rows. Interrupted anywhere, nothing is lost: a batch leaves when its row is there."""
+        """Pack ended requests into rows. A batch is removed when its row exists, so an interruption loses nothing."""
         if not self._pending:
             for model, requests in self.trace.take_ended(self._clock.monotonic()).items():
                 for start in range(0, len(requests), BATCH):
@@ -82,7 +84,7 @@ class RequestTraceStore(StoreLoop):
             try:
                 row = await asyncio.to_thread(_row, model, requests)
             except (ValueError, OverflowError) as error:
-                # It will never fit into a row; those behind it must not wait for it.
+                # It will never fit into a row, and must not block the batches behind it.
                 log.warning("%s recorded requests of %r cannot be packed: %s", len(requests), model, error)
                 self.trace.dropped += len(requests)
             else:
@@ -114,7 +116,7 @@ def _row(model: str, requests: list[TracedRequest]) -> dict[str, Any]:
     times = [traced.at_ms for traced in requests]
     return {
         "id": uuid7(),
-        # A name that no column holds must not keep the others from being stored.
+        # A name that PostgreSQL rejects must not block other batches.
         "model": model.replace("\x00", "")[:200],
         "first_at": _instant(min(times)),
         "last_at": _instant(max(times)),
@@ -126,7 +128,7 @@ def _row(model: str, requests: list[TracedRequest]) -> dict[str, Any]:
 async def read_trace(
     connection: AsyncConnection, since: datetime, until: datetime, model: str | None = None
 ) -> AsyncIterator[tuple[str, TracedRequest]]:
-    """Model and record of the requests that came in [since, until), batch by batch, roughly in order of time.
+    """Models and records of requests that arrived in [since, until), by batch, approximately in order of time.
 
     Raises Unavailable for a damaged batch.
     """
@@ -147,7 +149,7 @@ async def read_trace(
 
 
 async def traced_models(connection: AsyncConnection, since: datetime, until: datetime) -> dict[str, int]:
-    """Models recorded around a period, with the requests of the batches that touch it."""
+    """Models with batches that overlap the period, and the requests in these batches."""
     table = request_traces
     query = (
         select(table.c.model, func.sum(table.c.requests))
@@ -160,7 +162,7 @@ async def traced_models(connection: AsyncConnection, since: datetime, until: dat
 async def prune_traces(connection: AsyncConnection, keep_days: int, max_bytes: int) -> int:
     """Delete batches older than `keep_days`, then the oldest until the rest takes at most `max_bytes`.
 
-    Returns how many rows.
+    Returns the number of deleted rows.
     """
     table = request_traces
     now = (await connection.execute(select(func.clock_timestamp()))).scalar_one()

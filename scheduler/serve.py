@@ -1,4 +1,4 @@
-"""The scheduler role: settings in, a service and its internal port up, everything down on SIGTERM."""
+"""The scheduler role: builds the service and its internal port from the settings, and stops on SIGTERM."""
 
 import asyncio
 import gc
@@ -23,9 +23,9 @@ from workers.host_hours import record_heartbeat
 
 
 def main(settings: Settings) -> int:
-    """Run the scheduler until SIGTERM or SIGINT; 0 when it stopped because it was told to.
+    """Run the scheduler until SIGTERM or SIGINT; returns 0.
 
-    Raises Unavailable when its address is taken.
+    Raises Unavailable when its address is in use.
     """
     return uvloop.run(_serve(settings))
 
@@ -57,7 +57,7 @@ async def _serve(settings: Settings) -> int:
         await _listen(service, settings)
         await metrics.start()
         gc.collect()
-        gc.freeze()  # what lives as long as the process need not be walked through between two decisions
+        gc.freeze()  # objects that live as long as the process are not scanned between decisions
         await _until(stop, service)
     finally:
         await metrics.close()
@@ -81,7 +81,8 @@ async def _listen(service: SchedulerService, settings: Settings) -> None:
 
 
 async def _until(stop: asyncio.Event, service: SchedulerService) -> None:
-    """Wait for `stop`; should the service break first, raise what broke it, so that the supervisor starts it anew."""
+    """Wait for `stop`. Raises the error of a service that ended before, so that the supervisor restarts the
+    process."""
     stopping = asyncio.create_task(stop.wait())
     running = asyncio.create_task(service.run())
     done, pending = await asyncio.wait({stopping, running}, return_when=asyncio.FIRST_COMPLETED)

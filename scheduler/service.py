@@ -1,8 +1,8 @@
-"""The scheduler as a service: connections in, the pure scheduler state in the middle, answers out.
+"""The scheduler as a network service around the pure scheduler state.
 
-Agents and API processes share one listening socket. Nothing here waits: every frame is handled in the tick in which
-it comes, decisions follow at the end of each read, and what is slow (PostgreSQL, a peer that does not read) is
-kept outside.
+Agents and API processes share one listening socket. Nothing in this module blocks: every frame is handled in the
+event loop tick in which it arrives, and decisions follow at the end of each read. Slow work, such as PostgreSQL or a
+peer that does not read, is kept elsewhere.
 """
 
 import asyncio
@@ -40,20 +40,24 @@ from scheduler.wire import Placement, PlaceRequest, PlanView, PoolSnapshot, Rele
 from workers.wire import CommandResult, Heartbeat, KvDelta, KvResync, ReplicaCommand
 
 TICK_S = 0.1
+"""Seconds between two runs of the timer for deadlines, counters and snapshots."""
 SNAPSHOT_S = 1.0
+"""Longest time between two snapshots, in seconds."""
 CLIENT_GRACE_S = 2.0
-"""A client's placements outlive its connection by this much: it may only be reconnecting."""
+"""Seconds for which a client's placements are kept after its connection is lost, because it may reconnect."""
 HOST_TTL_S = 60.0
-"""A host silent for this long is no longer shown."""
+"""Seconds without a heartbeat after which a host is no longer shown."""
 COUNTERS_S = 0.5
-"""How often clients hear the counters that moved: what a restart can forget of anybody's service."""
+"""Seconds between two reports of changed counters to clients; a restart can lose charges of this time."""
 COUNTERS_PER_FRAME = 4096
+"""Counters in one frame."""
 MAX_KV_HASHES = 250_000
-"""Hashes taken from one frame of KV events; agents send at most 200,000."""
+"""Hashes that are taken from one frame of KV events; agents send at most 200,000."""
 MAX_COUNTERS_ON_JOIN = 16_384
-"""Counters told to a client that joins: as many as it keeps, those of the most served tenants."""
+"""Counters that are sent to a client that connects, those of the most served tenants first; as many as a client
+keeps."""
 MAX_SNAPSHOT_BACKLOG = 256 * 1024
-"""A client with this much unread skips snapshots; the next one replaces them anyway."""
+"""Unsent bytes of a client above which snapshots are not sent to it; the next snapshot replaces them anyway."""
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +101,12 @@ class SchedulerService:
         self._expiry_timers: dict[str, asyncio.TimerHandle] = {}
         self._changed = True
         self._dispatch_scheduled = False
-        """Another round of decisions is due in the next turn of the loop."""
+        """Whether another dispatch is due in the next tick of the event loop."""
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen; `port` is then the real one."""
+        """Listen. Afterwards `port` is the actual port. Raises OSError when the address is in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._session, self._host, self.port, reuse_address=True)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -110,13 +114,13 @@ class SchedulerService:
         log.info("scheduler %s listens on %s:%s", self.epoch, self._host, self.port)
 
     async def run(self) -> None:
-        """Until cancelled; raises what broke the service should it break."""
+        """Serve until cancelled. Raises the error that ended the service, and RuntimeError before `start`."""
         if self._ticker is None:
             raise RuntimeError("start() first")
         await self._ticker
 
     async def close(self) -> None:
-        """Hang up on everybody. Clients keep what they have and look for the next incarnation."""
+        """Close all connections. Clients keep their placements and connect to the next incarnation."""
         if self._server is not None:
             self._server.close()
         if self._ticker is not None:
@@ -135,11 +139,11 @@ class SchedulerService:
     # scheduler.sessions.SessionHandler
 
     def token_matches(self, token: bytes) -> bool:
-        """Constant-time comparison with our own."""
+        """Whether `token` is the internal token; compared in constant time."""
         return self._token.matches(token)
 
     def on_client(self, session: Session) -> None:
-        """Send the state of the pool; what the client holds and waits for comes in its announcement."""
+        """Send the snapshot and the counters. The client's placements and requests follow in its announcement."""
         if previous := self._clients.get(session.name):
             previous.abort()
         if timer := self._expiry_timers.pop(session.name, None):
@@ -153,7 +157,7 @@ class SchedulerService:
             session.send_encoded(frame)
 
     def on_agent(self, session: Session) -> None:
-        """A newer connection of the same agent replaces the older."""
+        """Register an agent; its older connection is closed."""
         if previous := self._agents.get(session.name):
             previous.abort()
         self._agents[session.name] = session
@@ -213,7 +217,7 @@ class SchedulerService:
             asyncio.get_running_loop().call_soon(self._continue_dispatch)
 
     def on_disconnect(self, session: Session) -> None:
-        """Nobody waits for a lost client's answers; its placements die a little later."""
+        """Remove a connection. A client's queued requests end at once, its placements after CLIENT_GRACE_S."""
         self._sessions.discard(session)
         if not session.kind:
             return
@@ -229,10 +233,10 @@ class SchedulerService:
                 CLIENT_GRACE_S, self._expire_client, session.name
             )
 
-    # Inside
+    # Internals
 
     def _continue_dispatch(self) -> None:
-        """The next part of a dispatch that was cut short, once everybody else had a turn."""
+        """Continue an unfinished dispatch after other events of the loop."""
         self._dispatch_scheduled = False
         self.dispatch()
 
@@ -244,7 +248,7 @@ class SchedulerService:
         self.dispatch()
 
     def _submit(self, client: str, request: PlaceRequest, now: float) -> None:
-        for listener in self._listeners:  # before the scheduler state packs the request's hashes
+        for listener in self._listeners:  # before the state packs the request's hashes
             listener.on_submit(client, request, now, announced=False)
         self.state.submit(client, request, now)
 
@@ -262,7 +266,7 @@ class SchedulerService:
             listener.on_heartbeat(beat, self.state.active_on, now)
 
     def _kv_events(self, session: Session, delta: KvDelta) -> None:
-        """Only an agent's own replicas, and only so much at once."""
+        """Apply KV events of an agent's own replica, up to MAX_KV_HASHES hashes."""
         replica = self.state.fleet.replicas.get(delta.replica_id)
         if replica is None or replica.agent_id != session.name:
             metrics.KV_EVENTS_REFUSED.labels("not_its_replica").inc()
@@ -273,7 +277,7 @@ class SchedulerService:
             self._resync(session, delta.replica_id, self._clock.monotonic())
 
     def _resync(self, session: Session, replica_id: str, now: float) -> None:
-        """Ask an agent for everything where some of what it said has not been heard."""
+        """Ask an agent for the full cache state when deltas are missing."""
         if self.state.fleet.needs_resync(replica_id, now):
             metrics.KV_RESYNCS.inc()
             session.send(KvResync(replica_id))
@@ -314,7 +318,7 @@ class SchedulerService:
         return snapshot
 
     async def _tick(self) -> None:
-        """Deadlines, silent replicas, counters twice a second, snapshots on change and every second."""
+        """The timer: deadlines, silent replicas, counters, plans, and snapshots on change and every SNAPSHOT_S."""
         pushed_at = counters_at = planned_at = self._clock.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
@@ -339,7 +343,7 @@ class SchedulerService:
                 session.send_encoded(frame)
 
     def _frames(self, counters: list[TenantCounter]) -> list[bytes]:
-        """Encoded frames of a bounded size."""
+        """Encoded frames with at most COUNTERS_PER_FRAME counters each."""
         step = COUNTERS_PER_FRAME
         chunks = (counters[at : at + step] for at in range(0, len(counters), step))
         return [encoded(Counters(self.epoch, chunk)) for chunk in chunks]

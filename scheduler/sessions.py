@@ -1,4 +1,4 @@
-"""One connection to the scheduler: first a greeting with the token, then an agent's or a client's frames."""
+"""One connection to the scheduler: a hello frame with the token, then an agent's or a client's frames."""
 
 import asyncio
 import hmac
@@ -14,9 +14,11 @@ from scheduler.messages import ClientHello, FromAgent, FromClient, Welcome
 from workers.wire import AgentHello
 
 HELLO_TIMEOUT_S = 5.0
+"""Seconds within which a peer must send its hello frame."""
 HELLO_MAX_BYTES = 4096
-"""Strangers may not make us keep more than this."""
+"""Largest hello frame, because it is read before the peer is authenticated."""
 MAX_NAME = 200
+"""Longest name of a peer, in characters."""
 
 log = logging.getLogger(__name__)
 _hello = msgspec.msgpack.Decoder(ClientHello | AgentHello)
@@ -25,40 +27,40 @@ _from_agent = msgspec.msgpack.Decoder(FromAgent)
 
 
 class SessionHandler(Protocol):
-    """What a session reports to; the service."""
+    """What a session reports its events to; the service."""
 
     epoch: str
 
     def token_matches(self, token: bytes) -> bool:
-        """Whether a greeting's token is ours."""
+        """Whether a hello frame has the right token."""
 
     def on_client(self, session: "Session") -> None:
-        """A client has greeted."""
+        """A client is authenticated."""
 
     def on_agent(self, session: "Session") -> None:
-        """An agent has greeted."""
+        """An agent is authenticated."""
 
     def on_client_message(self, session: "Session", message: FromClient) -> None:
-        """A client's message."""
+        """A client's message has arrived."""
 
     def on_agent_message(self, session: "Session", message: FromAgent) -> None:
-        """An agent's message."""
+        """An agent's message has arrived."""
 
     def dispatch(self) -> None:
-        """All messages of one read are in: decide."""
+        """All messages of one read were handled."""
 
     def on_disconnect(self, session: "Session") -> None:
-        """A connection is gone; its `kind` is empty when it never greeted."""
+        """A connection is closed; its `kind` is empty when it was never authenticated."""
 
 
 class TokenCheck:
-    """Compares tokens in constant time; never matches while none is set."""
+    """Compares tokens in constant time. An empty token never matches."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
     def matches(self, token: bytes) -> bool:
-        """Whether `token` is ours."""
+        """Whether `token` is the right one."""
         return bool(self._token) and hmac.compare_digest(self._token, token)
 
 
@@ -70,16 +72,16 @@ class Session(Link):
         self.handler = handler
         self.name = ""
         self.kind = ""
-        """"" until greeted, then client or agent."""
+        """Empty until the hello frame, then client or agent."""
         self._hello_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Give the stranger a few seconds to say who it is."""
+        """Start the timeout for the hello frame."""
         super().connection_made(transport)
         self._hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, self._reject, "no greeting in time")
 
     def on_frame(self, frame: bytes) -> None:
-        """Dispatch on who the peer is."""
+        """Handle a frame according to the kind of the peer."""
         if self.kind == "client":
             self.handler.on_client_message(self, _from_client.decode(frame))
         elif self.kind == "agent":
@@ -88,17 +90,17 @@ class Session(Link):
             self._on_hello(_hello.decode(frame))
 
     def on_read(self) -> None:
-        """One round of decisions for everything that came in one read."""
+        """Dispatch once for all frames of one read."""
         if self.kind:
             self.handler.dispatch()
 
     def on_malformed(self, error: Exception) -> None:
-        """Say who sent it; never the frame itself."""
+        """Log the peer, never the frame."""
         metrics.REJECTED_CONNECTIONS.labels("malformed").inc()
         log.warning("closing the connection of %s: %s", self.name or "a stranger", error)
 
     def on_lost(self) -> None:
-        """Forget the timer and tell the service."""
+        """Stop the timeout and report the end of the connection."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         if self.kind:

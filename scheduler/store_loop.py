@@ -1,4 +1,4 @@
-"""Stores what the scheduler has heard in PostgreSQL every few seconds; placement never waits for it."""
+"""Writes collected data to PostgreSQL every few seconds; placement never waits for it."""
 
 import asyncio
 import logging
@@ -9,14 +9,16 @@ from prometheus_client import Counter
 from core.db import Database
 
 STORE_TIMEOUT_S = 10.0
+"""Timeout of one round, in seconds."""
 CLOSE_S = 5.0
+"""Seconds for which `close` waits for the last round."""
 
 
 class StoreLoop(ABC):
-    """A background task that writes every few seconds; while PostgreSQL is away it logs once and goes on trying."""
+    """A background task that writes every few seconds. While PostgreSQL is away it logs once and continues to try."""
 
     def __init__(self, database: Database, what: str, *, every_s: float, failures: Counter) -> None:
-        """`what` is stored, for the log, in the plural; `failures` counts rounds that failed."""
+        """`what` names the stored data in log messages, in the plural; `failures` counts failed rounds."""
         self.database = database
         self._what, self._every_s, self._failures = what, every_s, failures
         self._log = logging.getLogger(type(self).__module__)
@@ -25,14 +27,14 @@ class StoreLoop(ABC):
 
     @abstractmethod
     async def write(self) -> None:
-        """Store what is due; what is not stored when this raises must stay due."""
+        """Store the due data. Data that is not stored when this raises must stay due."""
 
     async def start(self) -> None:
-        """Begin to store."""
+        """Start the background task."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Store what is left, if PostgreSQL answers; a frozen one does not hold up the shutdown."""
+        """Store the rest if PostgreSQL answers within CLOSE_S."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=CLOSE_S)
@@ -41,7 +43,7 @@ class StoreLoop(ABC):
         await asyncio.wait({asyncio.create_task(self.store())}, timeout=CLOSE_S)
 
     async def store(self) -> None:
-        """One round; never raises."""
+        """Run one round. Never raises."""
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 await self.write()

@@ -1,4 +1,4 @@
-"""Tables that the scheduler writes, for SQLAlchemy Core. migrations/ owns the DDL."""
+"""Tables of the scheduler, for SQLAlchemy Core. migrations/ owns the DDL."""
 
 from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, Uuid
 
@@ -15,4 +15,4 @@ request_traces = Table(
     Column("data", LargeBinary, nullable=False),
     Index("ix_request_traces_last_at", "last_at"),
 )
-"""Batches of recorded requests (scheduler/request_trace.py): some seconds of one model, of all tenants."""
+"""Batches of recorded requests (scheduler/request_trace.py), each of one model and a few seconds."""

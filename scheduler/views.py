@@ -1,4 +1,4 @@
-"""The pool as others see it: hosts from heartbeats, replicas with silence made visible, queues."""
+"""Snapshots of the pool: hosts, replicas and queues."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -20,16 +20,16 @@ class HostRegistry(Listener):
         self._beats: dict[str, tuple[Heartbeat, float]] = {}
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: Callable[[str], int], at: float) -> None:
-        """Keep the newest."""
+        """Keep an agent's latest heartbeat."""
         self._beats[beat.agent_id] = (beat, at)
 
     def forget_silent(self, now: float, after_s: float) -> None:
-        """Drop hosts not heard of for `after_s`."""
+        """Drop hosts without a heartbeat for `after_s` seconds."""
         for agent_id in [name for name, (_, at) in self._beats.items() if now - at > after_s]:
             del self._beats[agent_id]
 
     def views(self, now: float) -> list[HostView]:
-        """Every host, by name."""
+        """All hosts, sorted by id."""
         views = [
             HostView(
                 beat.host_id,
@@ -46,14 +46,14 @@ class HostRegistry(Listener):
 
 
 def pool_snapshot(state: SchedulerState, hosts: HostRegistry, now: float, at: datetime) -> PoolSnapshot:
-    """Everything the console, /v1/models and the clients' fallback want to know."""
+    """The snapshot for the console, /v1/models and the clients' fallback."""
     replicas = [_status(replica, now) for _, replica in sorted(state.fleet.replicas.items())]
     unix_ms = int(at.timestamp() * 1000)
     return PoolSnapshot(state.epoch, unix_ms, replicas, hosts.views(now), state.queue_views(now))
 
 
 def _status(replica: Replica, now: float) -> ReplicaStatus:
-    """A replica's status; one that is silent is shown as failed, one just commanded in the state to come."""
+    """The status of a replica. A silent replica is shown as failed, a commanded one in its expected state."""
     silent_s = now - replica.last_seen_at
     if silent_s > HEARTBEAT_STALE_S:
         detail = f"no heartbeat for {silent_s:.0f} s"

@@ -1,6 +1,6 @@
-"""What API processes and the scheduler say to each other: the contract of scheduler.client.
+"""Messages between API processes and the scheduler: the contract of scheduler.client.
 
-Frames on the socket are a 4-byte big-endian length and one msgpack-encoded, tagged struct.
+A frame on the socket is a 4-byte big-endian length and one msgpack-encoded, tagged struct.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from workers.wire import ReplicaStatus
 
 
 class PlaceRequest(msgspec.Struct, tag="place"):
-    """Where should this request run? Never carries text."""
+    """Asks for a replica. Never carries text."""
 
     request_id: str
     tenant_id: str
@@ -23,40 +23,40 @@ class PlaceRequest(msgspec.Struct, tag="place"):
     blocks: Sequence[int] = ()
     """Chained 64-bit hashes of the prompt's text or token blocks, salted per tenant, first to last."""
     block_tokens: int = 0
-    """Tokens in each of `blocks` where they are token blocks; 0 = text blocks, each an even share of the prompt."""
+    """Tokens in each of `blocks`, for token blocks; 0 = text blocks, each an even share of the prompt."""
     deadline_s: float = 30.0
-    """Seconds from now that the request may wait in the queue."""
+    """Longest time in the queue, in seconds from now."""
     tier: str = "standard"
     """priority | standard | batch."""
     weight: float = 1.0
     exclude: list[str] = []
-    """Replicas on which this request has failed already."""
+    """Replicas on which the request has failed."""
 
 
 class Placement(msgspec.Struct, tag="placed"):
-    """The answer: run it here. Must be released exactly once."""
+    """The answer: the replica of the request. It must be released exactly once."""
 
     request_id: str
     epoch: str
-    """The scheduler's incarnation; empty when the client placed by itself because the scheduler was away."""
+    """The scheduler's incarnation; empty when the client placed the request without the scheduler."""
     replica_id: str
     url: str
     model: str
     boot_id: str
     simulated: bool = False
     queue_s: float = 0.0
-    """Seconds it waited in the fair queue."""
+    """Seconds that the request was queued."""
     predicted_ttft_s: float = 0.0
     hit_tokens: int = 0
     """Prompt tokens believed to be cached on the replica."""
     predicted_itl_s: float = 0.0
-    """Predicted seconds between output tokens."""
+    """Predicted seconds per output token."""
     service: float = 0.0
-    """The tenant's counter in the fair queue after this placement; announced again to the next scheduler."""
+    """The tenant's counter in the fair queue after this placement, for announcements to the next scheduler."""
 
 
 class Released(msgspec.Struct, tag="released"):
-    """Client to scheduler: a placement is over; correct the counters."""
+    """A placement is over, with the actual usage."""
 
     request_id: str
     replica_id: str
@@ -64,11 +64,11 @@ class Released(msgspec.Struct, tag="released"):
     cached_input_tokens: int = 0
     output_tokens: int = 0
     failed: bool = False
-    """The attempt failed because of the replica."""
+    """Whether the attempt failed because of the replica."""
 
 
 class PoolSnapshot(msgspec.Struct, tag="snapshot"):
-    """Live state for the console, /v1/models and the local fallback."""
+    """The live state for the console, /v1/models and the local fallback."""
 
     epoch: str = ""
     at_unix_ms: int = 0
@@ -76,7 +76,7 @@ class PoolSnapshot(msgspec.Struct, tag="snapshot"):
     hosts: list["HostView"] = []
     queues: list["QueueView"] = []
     plan: "PlanView | None" = None
-    """What the autoscaler would do now; None until it has seen enough."""
+    """The plan of the autoscaler; None until it has enough observations."""
 
 
 class HostView(msgspec.Struct):
@@ -100,13 +100,13 @@ class QueueView(msgspec.Struct):
     oldest_s: float = 0.0
     in_flight: int = 0
     bands: list["BandView"] = []
-    """Bands that somebody waits in, first served first."""
+    """Bands with queued requests, served first to last."""
     tenants: list["TenantView"] = []
-    """The tenants with most in this queue, largest first; a bounded number."""
+    """The tenants with most queued requests, largest first, at most 20."""
 
 
 class BandView(msgspec.Struct):
-    """Those of one tier that wait for a model."""
+    """The queued requests of one tier."""
 
     tier: str
     waiting: int
@@ -121,11 +121,11 @@ class TenantView(msgspec.Struct):
     waiting: int
     running: int
     service: float
-    """Its counter in the fair queue, weighted tokens."""
+    """The tenant's counter in the fair queue, in weighted tokens."""
 
 
 class ModelPlanView(msgspec.Struct):
-    """How many replicas of a model the autoscaler wants awake, and why."""
+    """Awake replicas that the autoscaler wants of a model, with the reason."""
 
     model: str
     awake: int
@@ -136,7 +136,7 @@ class ModelPlanView(msgspec.Struct):
 
 
 class PlanChangeView(msgspec.Struct):
-    """A replica that the autoscaler would move; rungs are awake, sleep_1, sleep_2, stopped, destroyed."""
+    """A replica that the autoscaler would move. Rungs are awake, sleep_1, sleep_2, stopped, destroyed."""
 
     replica_id: str
     before: str
@@ -145,11 +145,11 @@ class PlanChangeView(msgspec.Struct):
 
 
 class PlanView(msgspec.Struct):
-    """The autoscaler's plan, bounded; it is shown, nobody acts on it yet."""
+    """The plan of the autoscaler, bounded. Nothing acts on it."""
 
     models: list[ModelPlanView] = []
     changes: list[PlanChangeView] = []
     changes_total: int = 0
-    """How many there are; `changes` holds the first of them."""
+    """Number of all changes; `changes` contains the first of them."""
     hosts_to_create: int = 0
     hosts_to_destroy: list[str] = []
