@@ -1,8 +1,9 @@
 """The step model of a replica with learnt corrections, and the accuracy of predictions.
 
-Formulas: DESIGN §6. With prefill beside decode, as in the capacity laws, `ITL = (alpha + beta*B + gamma*KV) / (accept
-* (1 - phi))`; phi is the share of the engine's time that goes to prefill. vLLM mixes prefill chunks into decode
-steps, so decoding sequences see phi as slower steps.
+Formulas: docs/scheduling.md. Prefill beside decode, as in the capacity laws, with phi the share of the engine's time
+that goes to prefill (vLLM mixes prefill chunks into decode steps, so decoding sequences see phi as slower steps):
+
+    ITL = (alpha + beta*B + gamma*KV) / (accept * (1 - phi))
 """
 
 import math
