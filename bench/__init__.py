@@ -1,1 +1,1 @@
-"""Benchmarks: ratios measured side by side in one run."""
+"""Benchmarks, which compare alternatives side by side in one run."""

@@ -1,4 +1,4 @@
-"""What every measurement states beside its figures."""
+"""The provenance that every measurement states beside its figures."""
 
 import platform
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def provenance() -> dict[str, str]:
-    """`date` (UTC, ISO 8601 to the second), `commit` (short; "unknown" outside of a checkout) and `machine`."""
+    """Return `date` (UTC, ISO 8601 to the second), `commit` (short; "unknown" outside of a checkout) and `machine`."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )

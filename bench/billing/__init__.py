@@ -1,1 +1,1 @@
-"""The money benchmark: settlement and sealing, bytes per row, month reports, archive, invoice run."""
+"""The billing benchmark: settlement and sealing, bytes per row, month reports, archive, invoice run."""

@@ -32,9 +32,9 @@ BULK = {
     "wal_level": "minimal", "max_wal_senders": "0", "maintenance_work_mem": "1GB", "max_wal_size": "8GB",
     "shared_buffers": "1GB",
 }  # fmt: skip
-"""Of the server that months are loaded into; settlement and invoices run on the product's own settings."""
+"""PostgreSQL settings of the server that loads months; settlement and invoices use the product's own settings."""
 REPORTS = ("rollup", "gpu", "raw_parquet", "raw_postgres")
-"""Each at every size."""
+"""The reports that are measured at every size."""
 MARKS = {
     "settled_and_sealed_per_s": (10_000, ">="),
     "bytes_per_row": (200, "<"),
@@ -47,14 +47,14 @@ MARKS = {
 
 
 def make_folder(path: Path) -> None:
-    """A folder that the server's account may traverse."""
+    """Create a directory that the server's account may traverse."""
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o755)
 
 
 @asynccontextmanager
 async def server(folder: Path, settings: dict[str, str] | None = None) -> AsyncIterator[str]:
-    """An embedded PostgreSQL; yields its URL."""
+    """Run an embedded PostgreSQL with `settings`, and yield its URL."""
     make_folder(folder)
     postgres = EmbeddedPostgres(folder, settings=settings)
     try:
@@ -64,7 +64,7 @@ async def server(folder: Path, settings: dict[str, str] | None = None) -> AsyncI
 
 
 async def fresh(url: str, name: str) -> str:
-    """A new migrated database on the server of `url`."""
+    """Create a migrated database on the server of `url`, and return its URL."""
     base = url.rsplit("/", 1)[0]
     connection = await asyncpg.connect(f"{base}/postgres")
     await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
@@ -75,7 +75,7 @@ async def fresh(url: str, name: str) -> str:
 
 
 async def settlement(url: str, given: argparse.Namespace, tell: Any) -> dict[str, Any]:
-    """Saturated, then at the promised rate; and what a row takes on disk after both."""
+    """Measure settlement at saturation and at the target rate, then the disk bytes per row."""
     found: dict[str, Any] = {}
     database = await fresh(url, "settle")
     connection = await asyncpg.connect(database)
@@ -95,7 +95,7 @@ async def settlement(url: str, given: argparse.Namespace, tell: Any) -> dict[str
 
 
 async def growth(url: str, folder: Path, given: argparse.Namespace, tell: Any) -> list[dict[str, Any]]:
-    """A month of each size: load it, then ask for its report in every way, each in a process of its own."""
+    """For a month of each size, load it and run every report in a process of its own."""
     await migrate(url)
     connection = await asyncpg.connect(url)
     await connection.execute(
@@ -150,7 +150,7 @@ async def growth(url: str, folder: Path, given: argparse.Namespace, tell: Any) -
 
 
 async def probe(*arguments: object) -> dict[str, Any]:
-    """Run bench.billing.probe."""
+    """Run bench.billing.probe and return its result."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.billing.probe", *map(str, arguments), stdout=asyncio.subprocess.PIPE
     )
@@ -161,7 +161,7 @@ async def probe(*arguments: object) -> dict[str, Any]:
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Measure everything in one run and return the report."""
     scratch = Path(given.data or tempfile.mkdtemp(prefix="penstock-bench-"))
     make_folder(scratch)
     report: dict[str, Any] = {"conditions": conditions(given)}
@@ -186,7 +186,7 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def conditions(given: argparse.Namespace) -> dict[str, object]:
-    """What must be said beside the numbers."""
+    """Return the conditions that must accompany the figures."""
     return {
         **provenance(),
         "tenants": months.TENANTS,
@@ -197,7 +197,7 @@ def conditions(given: argparse.Namespace) -> dict[str, object]:
 
 
 def figures(report: dict[str, Any]) -> dict[str, float]:
-    """The figures that have a mark."""
+    """Return the figures that have a target."""
     largest = report["growth"][-1]
     return {
         "settled_and_sealed_per_s": report["settlement"]["saturated"]["settled_and_sealed_per_s"],
@@ -211,7 +211,7 @@ def figures(report: dict[str, Any]) -> dict[str, float]:
 
 
 def show(report: dict[str, Any]) -> bool:
-    """Print the tables; whether every mark is met."""
+    """Print the tables, and return whether every target is met."""
     console = Console()
     console.print(report["conditions"])
     steady = report["settlement"]["steady"]
@@ -239,7 +239,7 @@ def show(report: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

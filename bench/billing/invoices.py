@@ -1,4 +1,4 @@
-"""The invoice run of many customers: last month's usage and bookings in the books, then `make_invoices`, measured."""
+"""Measures the invoice run of many customers: last month's usage and bookings in the ledger, then `make_invoices`."""
 
 import time
 from datetime import UTC, date, datetime
@@ -14,11 +14,11 @@ from billing.usage.rollups import roll_up
 from core.db import Database
 
 REQUESTS = 20
-"""Of each customer, over two models and the whole month."""
+"""Number of requests per customer, over two models and the whole month."""
 
 
 def last_month() -> date:
-    """The newest month that no usage can reach any more."""
+    """Return the first day of the newest month that no further usage can enter."""
     now = datetime.now(UTC)
     back = 1 if now.day > 3 else 2
     number = now.year * 12 + now.month - 1 - back
@@ -26,7 +26,7 @@ def last_month() -> date:
 
 
 async def seed(url: str, tenants: int, month: date) -> None:
-    """Customers with usage rows, the transfers that settlement would have booked, and rolled hours."""
+    """Insert customers with usage rows, the transfers that settlement would have booked, and hourly rollups."""
     connection = await asyncpg.connect(url, server_settings={"timezone": "UTC"}, command_timeout=3600)
     start, end = bounds(month)
     ids = [UUID(int=(7 << 76) | (2 << 62) | number) for number in range(tenants)]
@@ -83,7 +83,7 @@ async def seed(url: str, tenants: int, month: date) -> None:
 
 
 async def run(url: str, tenants: int) -> dict[str, Any]:
-    """Seed and invoice; the books are verified afterwards."""
+    """Insert the data and run the invoices; the ledger is verified afterwards."""
     month = last_month()
     await seed(url, tenants, month)
     database = Database(url)

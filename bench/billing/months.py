@@ -1,4 +1,6 @@
-"""Months full of usage, the same rows in PostgreSQL and in Parquet: each value is arithmetic on the row's number."""
+"""Generates months of usage, the same rows in PostgreSQL and in Parquet; each value is computed from the row's
+number.
+"""
 
 import asyncio
 import time
@@ -17,13 +19,15 @@ from core.db import Database
 
 Connection = "asyncpg.Connection[asyncpg.Record]"
 TENANTS = 500
+"""Number of tenants with usage."""
 MODELS = ("river-7b", "lake-70b")
 DIMS = TENANTS * len(MODELS)
 HOSTS = 16
+"""Number of hosts with GPU time."""
 HOST_KIND = "gpu-h200x8-1128gb"
-"""Each host serves one of the models."""
+"""Kind of every host; each host serves one of the models."""
 PARTS = 2
-"""Partitions of a month, loaded at the same time."""
+"""Number of partitions of a month that are loaded at the same time."""
 
 _INPUT = "(50 + (i * 31) % 8000)"
 _CACHED = f"({_INPUT} * ((i * 17) % 4) // 4)"
@@ -42,12 +46,12 @@ DISCOUNT = f"(CASE WHEN {_FREE} OR {_DIM} % 10 <> 0 THEN 0 ELSE {_money(30_000, 
 
 
 def tenant(number: int) -> UUID:
-    """The id of a tenant of the benchmark."""
+    """Return the id of a tenant of the benchmark."""
     return UUID(int=(7 << 76) | (2 << 62) | number)
 
 
 async def seed(connection: Connection) -> None:
-    """Tenants, prices and the dimensions that rows point at."""
+    """Insert tenants, prices and the dimension rows to which usage rows refer."""
     await connection.executemany(
         "INSERT INTO tenants (id, name, slug) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
         [(tenant(n), f"Tenant {n:04}", f"tenant-{n:04}") for n in range(TENANTS)],
@@ -88,7 +92,9 @@ async def seed(connection: Connection) -> None:
 
 
 async def load(url: str, month: date, rows: int) -> dict[str, float]:
-    """Fill a month's partitions with `rows` rows, index them, roll its hours up; seconds of each step."""
+    """Fill a month's partitions with `rows` rows, index them and roll up its hours; return the seconds of each
+    step.
+    """
     start, end = bounds(month)
     edges = [start + (end - start) * part / PARTS for part in range(PARTS + 1)]
     step = int((end - start).total_seconds() * 1e6) // rows
@@ -145,7 +151,7 @@ _INSERT = (
 
 
 async def spend(url: str, start: datetime, end: datetime) -> None:
-    """Seconds of every host in every hour: serving for most of it, idle for the rest."""
+    """Insert the GPU time of every host in every hour: mostly serving, otherwise idle."""
     connection = await asyncpg.connect(url, server_settings={"timezone": "UTC"})
     await connection.execute(
         "INSERT INTO host_seconds SELECT 'host-' || n, 'b1', $1::timestamptz + h * interval '1 hour', state, "
@@ -165,7 +171,7 @@ async def spend(url: str, start: datetime, end: datetime) -> None:
 
 
 async def roll_up(url: str, start: datetime, end: datetime) -> float:
-    """Roll every hour up with the product's own function; returns seconds."""
+    """Roll up every hour with the product's own function; return the seconds."""
     began = time.perf_counter()
     hours = int((end - start).total_seconds()) // 3600
 
@@ -198,7 +204,7 @@ async def roll_up(url: str, start: datetime, end: datetime) -> float:
 
 
 def write_parquet(folder: Path, month: date, rows: int) -> float:
-    """The same month as a file with the columns of the archive; returns seconds."""
+    """Write the same month to a file with the columns of the archive; return the seconds."""
     began = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     start, end = bounds(month)
@@ -234,5 +240,5 @@ def write_parquet(folder: Path, month: date, rows: int) -> float:
 
 
 def utc_month(year: int, month: int) -> date:
-    """The first day of a month."""
+    """Return the first day of a month."""
     return datetime(year, month, 1, tzinfo=UTC).date()

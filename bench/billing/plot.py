@@ -1,4 +1,4 @@
-"""The plot of a run: seconds and memory of a month's report as its rows grow, and settlement beside its mark."""
+"""Plots a run: seconds and memory of a month's report by number of rows, and settlement with its target."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ _STYLE = {
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Three panels into `path`."""
+    """Write three panels to `path`."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,6 +1,6 @@
-"""`python -m bench.billing.probe KIND ARGUMENTS`: one measured thing in a process of its own; prints JSON.
+"""Runs one measurement in a process of its own and prints JSON: `python -m bench.billing.probe KIND ARGUMENTS`.
 
-A process of its own, because its peak memory is part of the measurement.
+It is a separate process because its peak memory is part of the measurement.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ BY = ("tenant", "model")
 
 
 async def rollup(url: str, month: date, folder: Path, *, with_gpu: bool = False) -> dict[str, Any]:
-    """The usage report by tenant and model from rollups: the product's own function."""
+    """Measure the usage report by tenant and model from rollups, with the product's own function."""
     start, end = bounds(month)
     database = Database(url)
     async with database.read() as connection:
@@ -49,12 +49,12 @@ async def rollup(url: str, month: date, folder: Path, *, with_gpu: bool = False)
 
 
 async def gpu(url: str, month: date, folder: Path) -> dict[str, Any]:
-    """The same with GPU cost and margin, which must add up to what the hosts cost."""
+    """Measure the same report with GPU cost and margin, and verify that the costs sum to the hosts' cost."""
     return await rollup(url, month, folder, with_gpu=True)
 
 
 async def raw_postgres(url: str, month: date, folder: Path) -> dict[str, Any]:
-    """The same sums from the rows in PostgreSQL."""
+    """Measure the same sums from the rows in PostgreSQL."""
     connection = await asyncpg.connect(url, server_settings={"timezone": "UTC"}, command_timeout=3600)
     began = time.perf_counter()
     rows = await connection.fetch(
@@ -68,7 +68,7 @@ async def raw_postgres(url: str, month: date, folder: Path) -> dict[str, Any]:
 
 
 async def raw_parquet(url: str, month: date, folder: Path) -> dict[str, Any]:
-    """The same sums from the rows in Parquet: the product's own reader."""
+    """Measure the same sums from the rows in Parquet, with the product's own reader."""
     fields = [
         ("tenant_id", pa.string()),
         ("model", pa.string()),
@@ -87,7 +87,7 @@ async def raw_parquet(url: str, month: date, folder: Path) -> dict[str, Any]:
 
 
 async def archive(url: str, month: date, folder: Path) -> dict[str, Any]:
-    """Writing the month to Parquet from PostgreSQL."""
+    """Measure writing the month from PostgreSQL to Parquet."""
     database = Database(url)
     async with database.read() as connection:
         began = time.perf_counter()
@@ -107,13 +107,13 @@ KINDS = {
 
 
 def peak_mb() -> float:
-    """The most memory this process ever had resident (ru_maxrss would count the parent's, too)."""
+    """Return this process's peak resident memory in MB (ru_maxrss would include the parent's)."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def main() -> None:
-    """Run one kind."""
+    """Run one kind of measurement."""
     kind, url, month, folder = sys.argv[1:5]
     found = asyncio.run(KINDS[kind](url, date.fromisoformat(month), Path(folder)))
     found["peak_mb"] = peak_mb()

@@ -1,8 +1,8 @@
-"""Settlement under load: two processes with the product's own queue, the sealer beside them, real commits.
+"""Measures settlement under load: two processes with the product's own queue, with sealing and real commits.
 
-`python -m bench.billing.settle URL NUMBER ROWS RATE` is one such process: it places holds for ROWS requests, waits
-for a line on its input, hands the ended requests to `billing.metering.settlement.Settlement` (RATE a second; 0 = all
-at once), and prints what it saw.
+`python -m bench.billing.settle URL NUMBER ROWS RATE` is one such process: it places holds for ROWS requests,
+waits for a line on its input, passes the ended requests to `billing.metering.settlement.Settlement` (RATE a
+second; 0 = all at once), and prints its measurements.
 """
 
 import asyncio
@@ -27,13 +27,14 @@ from core.tokens import TokenUsage
 from jobs.work import seal
 
 SETTLERS = 2
+"""Number of settling processes."""
 HELD = 10**11
-"""Picodollars held for each request: more than any of them costs."""
+"""Picodollars held for each request, which is more than any request costs."""
 PRICE = PriceVersion(1, 270_000, 27_000, 1_100_000, 1_100_000)
 
 
 def record(rng: random.Random) -> UsageRecord:
-    """A request that has just ended."""
+    """Return the usage record of a request that has just ended."""
     who = tenant(rng.randrange(TENANTS))
     tokens = rng.randrange(50, 8000)
     opened = OpenRecord(
@@ -49,7 +50,7 @@ def record(rng: random.Random) -> UsageRecord:
 
 
 async def place_holds(url: str, records: list[UsageRecord]) -> None:
-    """An open hold for each, as `penstock_hold` leaves it."""
+    """Insert an open hold for each record, as `penstock_hold` does."""
     connection = await asyncpg.connect(url)
     now = datetime.now(UTC)
     await connection.copy_records_to_table(
@@ -68,7 +69,7 @@ async def place_holds(url: str, records: list[UsageRecord]) -> None:
 
 
 async def settler(url: str, number: int, rows: int, rate: float) -> None:
-    """One process."""
+    """Run one settling process."""
     rng = random.Random(number)
     records = [record(rng) for _ in range(rows)]
     await place_holds(url, records)
@@ -112,7 +113,7 @@ async def settler(url: str, number: int, rows: int, rate: float) -> None:
 
 
 async def run(url: str, rows: int, rate: float) -> dict[str, Any]:
-    """`rows` requests over all processes at `rate` a second together (0 = at once), sealing every two seconds."""
+    """Settle `rows` requests at `rate` a second over all processes (0 = all at once), sealing every two seconds."""
     children = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.billing.settle", url, str(n), str(rows // SETTLERS), str(rate / SETTLERS),

@@ -30,7 +30,7 @@ from workers.engine_command import CHECKOUT, cpu_environment, tiny_directory
 MODEL = "penstock/tiny"
 VOCABULARY = 4096
 MAX_BATCHED_TOKENS = 2048
-"""Set on the command line, so that the model knows it."""
+"""Token budget of a step, set on the command line so that the step model can use the same value."""
 LOADS = (
     Shape("light", 2.0, 40.0, (64, 600), (32, 160)),
     Shape("half", 7.0, 40.0, (64, 600), (32, 160)),
@@ -42,14 +42,14 @@ LOADS = (
 
 
 def free_port() -> int:
-    """A free loopback port."""
+    """Return a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 async def healthy(url: str, engine: subprocess.Popen[bytes]) -> None:
-    """Wait for the engine. Raises RuntimeError when it ends instead."""
+    """Wait until the engine is healthy. Raises RuntimeError when it exits instead."""
     async with aiohttp.ClientSession() as session:
         while True:
             if engine.poll() is not None:
@@ -64,7 +64,7 @@ async def healthy(url: str, engine: subprocess.Popen[bytes]) -> None:
 
 
 async def measure(url: str, engine: subprocess.Popen[bytes], seed: int) -> Measurement:
-    """All loads, after a warm-up."""
+    """Run all loads after a warm-up, and return their measurement."""
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
         starting = progress.add_task("starting the engine", total=None)
         await healthy(url, engine)
@@ -93,7 +93,7 @@ async def measure(url: str, engine: subprocess.Popen[bytes], seed: int) -> Measu
 
 
 def start(engine_env: Path, port: int, scratch: Path) -> subprocess.Popen[bytes]:
-    """penstock/tiny on this port, as the platform starts it. Raises RuntimeError when the model cannot be made."""
+    """Start penstock/tiny on this port as the platform does. Raises RuntimeError when the model cannot be created."""
     python = engine_env / "bin" / "python"
     catalog = load_catalog()
     model = catalog.models[MODEL]
@@ -110,7 +110,7 @@ def start(engine_env: Path, port: int, scratch: Path) -> subprocess.Popen[bytes]
 
 
 def main() -> None:
-    """Parse, start the engine, measure, write."""
+    """Parse the command line, start the engine, measure and write the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog="Example: python -m bench.engine --out engine-cpu.json"
     )

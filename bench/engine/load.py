@@ -1,4 +1,4 @@
-"""Sends loads of known lengths to a real engine and notes when its tokens come back."""
+"""Sends loads of known lengths to a real engine and records when its tokens arrive."""
 
 import asyncio
 import json
@@ -16,16 +16,16 @@ _TIMEOUT = aiohttp.ClientTimeout(total=300)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a load is made of. Lengths are in tokens, drawn evenly between the two figures."""
+    """The parameters of a load. Lengths are in tokens, drawn uniformly between the two figures."""
 
     name: str
     rate: float
-    """Requests a second; arrivals are a Poisson process."""
+    """Requests per second; arrivals are a Poisson process."""
     seconds: float
     prompt: tuple[int, int]
     output: tuple[int, int]
     prefixes: int = 0
-    """Shared prefixes that prompts begin with; 0 = none."""
+    """Number of shared prefixes that prompts begin with; 0 = none."""
     prefix_tokens: int = 0
 
 
@@ -38,7 +38,7 @@ class _Planned:
 
 
 def plan(shape: Shape, vocabulary: int, rng: random.Random) -> list[_Planned]:
-    """The load's requests, token by token."""
+    """Return the load's requests with their token ids."""
 
     def tokens(count: int) -> list[int]:
         return [rng.randrange(100, vocabulary) for _ in range(count)]
@@ -63,7 +63,7 @@ async def run_load(
     *,
     tick: Callable[[], None],
 ) -> MeasuredLoad:
-    """Send one load, open loop; `tick` is called as each answer ends. Raises RuntimeError when one fails."""
+    """Send one load in an open loop and call `tick` as each answer ends. Raises RuntimeError when a request fails."""
     planned = plan(shape, vocabulary, rng)
     async with aiohttp.ClientSession(timeout=_TIMEOUT, connector=aiohttp.TCPConnector(limit=0)) as session:
         began = time.perf_counter()

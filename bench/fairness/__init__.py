@@ -1,1 +1,1 @@
-"""What fairness costs under backlog: see __main__."""
+"""The fairness benchmark, described in __main__."""

@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
 
 
 def played(args: argparse.Namespace) -> Runs:
-    """Every cell with every seed."""
+    """Run every cell with every seed and return the figures."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (

@@ -1,17 +1,17 @@
-"""What is played, one run at a time: importable by the processes that play it."""
+"""Defines and runs the cells one at a time; importable by worker processes."""
 
 from sim.pool.fairness_runs import CASES, Figures, play, queues, swept
 from workers.catalog import load_catalog
 
 
 def cells() -> list[tuple[int, str]]:
-    """Scene and queue of everything that is played; Q is swept in the first scene."""
+    """Return the case and queue of every cell; Q is swept in the first case."""
     return [(index, name) for index in range(len(CASES)) for name in queues()] + [
         (0, name) for name in swept()
     ]
 
 
 def one(index: int, name: str, model: str, seconds: float, seed: int) -> Figures:
-    """A run, in a process of its own."""
+    """Run one cell, in a worker process."""
     options = {**queues(), **swept()}[name]
     return play(CASES[index], options, load_catalog(), model, seconds, seed)

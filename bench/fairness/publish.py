@@ -1,4 +1,4 @@
-"""Figures of all runs -> docs: data/fairness.json, images/scheduling-fairness.svg, results/fairness.md."""
+"""Publishes the figures of all runs: docs/data/fairness.json, images/scheduling-fairness.svg, results/fairness.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from sim.pool.fairness_runs import BASE, CASES, OURS, Figures, queues, swept
 from sim.pool.stats import Interval, interval
 
 Runs = Mapping[tuple[str, str], Sequence[Figures]]
-"""By scene and queue, one for each seed."""
+"""Figures by case and queue, one for each seed."""
 COLOURS = {"fifo": "#bbbbbb", "vtc_spread": "#edae49", BASE: "#d1495b", OURS: "#0b6e4f"}
 
 
 def publish(runs: Runs, conditions: Mapping[str, Any], docs: Path) -> list[Path]:
-    """Write everything under `docs`; the files written."""
+    """Write all files under `docs` and return their paths."""
     for name in ("data", "images", "results"):
         (docs / name).mkdir(parents=True, exist_ok=True)
     data = docs / "data" / "fairness.json"
@@ -32,7 +32,7 @@ def publish(runs: Runs, conditions: Mapping[str, Any], docs: Path) -> list[Path]
 
 
 def as_json(runs: Runs, conditions: Mapping[str, Any]) -> str:
-    """One run a line, so that a new run is a readable change."""
+    """Return JSON with one run per line, so that a new run gives a readable diff."""
     rows = ",\n".join(
         json.dumps({"scene": scene, "queue": queue, "seed": seed} | asdict(figures))
         for (scene, queue), seeds in runs.items()
@@ -42,7 +42,7 @@ def as_json(runs: Runs, conditions: Mapping[str, Any]) -> str:
 
 
 def over_seeds(runs: Runs, scene: str, queue: str) -> dict[str, Interval]:
-    """Each figure's mean and interval; `gain` = throughput over plain VTC's, pair by pair of seeds."""
+    """Return each figure's mean and interval; `gain` = throughput over plain VTC's, in pairs by seed."""
     here, base = runs[scene, queue], runs[scene, BASE]
     figures = {each.name: interval([getattr(run, each.name) for run in here]) for each in fields(Figures)}
     pairs = zip(here, base, strict=True)
@@ -51,7 +51,7 @@ def over_seeds(runs: Runs, scene: str, queue: str) -> dict[str, Interval]:
 
 
 def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the results page."""
     rules = QueueRules()
     backlog = CASES[0].backlog
     parts = [
@@ -88,7 +88,7 @@ def page_text(runs: Runs, conditions: Mapping[str, Any]) -> str:
 
 
 def table(runs: Runs, scene: str, names: Sequence[str]) -> str:
-    """One line a queue."""
+    """Return the table of a case with one row per queue."""
     lines = [
         "| queue | ktokens/s | requests/s | over vtc | hits | Jain | gap, ktokens | bound | gap at most |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -110,7 +110,7 @@ def _shown(value: Interval, scale: float = 1.0, digits: int = 1) -> str:
 
 
 def draw(runs: Runs, path: Path) -> None:
-    """Throughput over plain VTC's and the gap, by scene and queue; both over Q."""
+    """Plot throughput relative to plain VTC's and the service gap, by case and queue; both over Q."""
     with rc_context({"svg.hashsalt": "penstock", "svg.fonttype": "none"}):
         canvas = Figure(figsize=(9.5, 3.2), layout="constrained")
         gains, gaps, sweep = canvas.subplots(1, 3)

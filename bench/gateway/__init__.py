@@ -1,1 +1,1 @@
-"""What the gateway costs, beside the direct engine and a bare pass-through in the same run."""
+"""The gateway benchmark: its cost beside the direct engine and a bare pass-through in the same run."""

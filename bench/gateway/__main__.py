@@ -16,20 +16,21 @@ from bench.provenance import provenance
 OUT = Path(__file__).resolve().parents[1] / "out"
 MARKS = {"cpu_ms_per_request": 1.0, "cpu_us_per_chunk": 20.0}
 ANSWER_TOKENS = 16
+"""Number of tokens in each answer."""
 DISTANCE_MS = 10
-"""Between chunks of a stream."""
+"""Milliseconds between chunks of a stream."""
 RAMP_PER_S = 100.0
-"""Streams begun per second."""
+"""Streams opened per second."""
 
 
 def cpu_s(pid: int) -> float:
-    """User and system seconds of a process so far."""
+    """Return the user and system CPU seconds of a process so far."""
     times = psutil.Process(pid).cpu_times()
     return times.user + times.system
 
 
 async def requests_cost(target: Target, requests: int, concurrency: int) -> dict[str, float]:
-    """Non-streaming requests at saturation."""
+    """Measure non-streaming requests at saturation."""
     raw = target.raw(max_tokens=ANSWER_TOKENS)
     await closed_loop(target, raw, concurrency=concurrency, requests=requests // 4, stream=False)
     before = cpu_s(target.pid)
@@ -43,7 +44,7 @@ async def requests_cost(target: Target, requests: int, concurrency: int) -> dict
 
 
 async def chunks_cost(target: Target, streams: int, seconds: float) -> dict[str, float]:
-    """Paced streams, all open: CPU per chunk while nothing but chunks happens."""
+    """Measure the CPU per chunk while all paced streams are open and nothing but chunks is processed."""
     chunks = int((seconds + streams / RAMP_PER_S + 25) * 1000 / DISTANCE_MS)
     load = Streams(target, target.raw(max_tokens=chunks, stream=True, seed=DISTANCE_MS), streams)
     await load.begin(RAMP_PER_S)
@@ -60,7 +61,7 @@ async def chunks_cost(target: Target, streams: int, seconds: float) -> dict[str,
 
 
 async def latency(target: Target, rate: float, seconds: float) -> dict[str, float]:
-    """Open loop, non-streaming."""
+    """Measure non-streaming requests in an open loop."""
     raw = target.raw(max_tokens=ANSWER_TOKENS)
     await open_loop(target, raw, rate=rate, seconds=2)
     took = await open_loop(target, raw, rate=rate, seconds=seconds)
@@ -68,7 +69,7 @@ async def latency(target: Target, rate: float, seconds: float) -> dict[str, floa
 
 
 async def measure(given: argparse.Namespace) -> dict[str, object]:
-    """One run over all targets."""
+    """Measure all targets in one run and return the report."""
     results: dict[str, dict[str, float]] = {}
     async with rig(given.api_core, given.other_core) as targets:
         for name, target in targets.items():
@@ -87,7 +88,7 @@ async def measure(given: argparse.Namespace) -> dict[str, object]:
 
 
 def conditions(given: argparse.Namespace) -> dict[str, object]:
-    """What must be said beside the numbers."""
+    """Return the conditions that must accompany the figures."""
     return {
         **provenance(),
         "answer_tokens": ANSWER_TOKENS,
@@ -99,7 +100,7 @@ def conditions(given: argparse.Namespace) -> dict[str, object]:
 
 
 def show(report: dict[str, object], streams: int) -> bool:
-    """Print the table; whether the marks are met."""
+    """Print the table, and return whether the targets are met."""
     results = report["results"]
     rows = [
         ("CPU ms per request", "cpu_ms_per_request", "{:.3f}"),
@@ -127,7 +128,7 @@ def show(report: dict[str, object], streams: int) -> bool:
 
 
 def plot(report: dict[str, object], streams: int, path: Path) -> None:
-    """Bars of the three targets."""
+    """Plot bars of the three measured systems."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -153,7 +154,7 @@ def plot(report: dict[str, object], streams: int, path: Path) -> None:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=6000)
     parser.add_argument("--concurrency", type=int, default=64)

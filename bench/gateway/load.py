@@ -1,4 +1,4 @@
-"""The load: a minimal HTTP client that costs little itself, in closed and open loops."""
+"""The load generator: a minimal HTTP client with low CPU cost, in closed and open loops."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ class Connection(asyncio.Protocol):
             self.done.set_result(None)
 
     async def request(self, raw: bytes) -> tuple[int, bytes]:
-        """Send and wait for the whole answer: its status and last bytes."""
+        """Send a request and return the whole answer's status and last bytes."""
         self.done = asyncio.get_running_loop().create_future()
         self.size = self.reads = 0
         self.first_at = 0.0
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
 
 @dataclass
 class Target:
-    """Where to send what."""
+    """A server to measure, and the requests for it."""
 
     name: str
     port: int
@@ -65,7 +65,7 @@ class Target:
     idle: list[Connection] = field(default_factory=list)
 
     def raw(self, **fields: object) -> bytes:
-        """A request as bytes."""
+        """Return a request as bytes."""
         body = json.dumps(
             {
                 "model": "qwen3.5-397b",
@@ -83,7 +83,7 @@ class Target:
         return head.encode() + body
 
     async def connection(self) -> Connection:
-        """An idle connection, or a new one."""
+        """Return an idle connection or a new one."""
         while self.idle:
             connection = self.idle.pop()
             if not connection.transport.is_closing():
@@ -92,9 +92,10 @@ class Target:
         return protocol
 
     async def ask(self, raw: bytes, stream: bool) -> float:
-        """One request; its seconds, asked again when refused for lack of room (counted in `refused`).
+        """Send one request and return its seconds; a refusal for lack of capacity is retried (counted in
+        `refused`).
 
-        Raises AssertionError on any other answer than a good one.
+        Raises AssertionError for any other answer that is not a success.
         """
         connection = await self.connection()
         start = time.perf_counter()
@@ -111,7 +112,7 @@ class Target:
 
 
 async def closed_loop(target: Target, raw: bytes, *, concurrency: int, requests: int, stream: bool) -> float:
-    """`concurrency` callers share `requests`; the seconds it took."""
+    """Send `requests` requests with `concurrency` callers, and return the seconds it took."""
     left = requests
 
     async def caller() -> None:
@@ -126,7 +127,7 @@ async def closed_loop(target: Target, raw: bytes, *, concurrency: int, requests:
 
 
 async def open_loop(target: Target, raw: bytes, *, rate: float, seconds: float) -> list[float]:
-    """Constant arrivals, whatever the answers take; the seconds of each."""
+    """Send requests at constant intervals regardless of the answers, and return the seconds of each."""
     loop = asyncio.get_running_loop()
     begin = loop.time() + 0.05
     tasks = []
@@ -137,7 +138,7 @@ async def open_loop(target: Target, raw: bytes, *, rate: float, seconds: float) 
 
 
 class Streams:
-    """Many paced streams, begun a few at a time, kept open while something is measured."""
+    """Many paced streams, opened in small groups and kept open during a measurement."""
 
     def __init__(self, target: Target, raw: bytes, count: int) -> None:
         self.target, self.raw, self.count = target, raw, count
@@ -146,7 +147,7 @@ class Streams:
         self.refused = 0
 
     async def begin(self, per_s: float) -> None:
-        """Open all of them, and wait until each has had its first events."""
+        """Open all streams, `per_s` per second, and wait until each has received its first events."""
         for _ in range(self.count):
             connection = await self.target.connection()
             connection.events = 0
@@ -163,7 +164,7 @@ class Streams:
         )
 
     async def _ask(self, connection: Connection) -> tuple[int, bytes]:
-        """Ask until admitted: a process at its limit refuses some with 503, as it should."""
+        """Retry until admitted: a process at its limit correctly refuses some requests with 503."""
         while True:
             status, tail = await connection.request(self.raw)
             if status != 503:
@@ -173,11 +174,11 @@ class Streams:
 
     @property
     def events(self) -> int:
-        """Events that have arrived so far."""
+        """Number of events received so far."""
         return sum(connection.events for connection in self.connections)
 
     async def end(self) -> None:
-        """Hang up."""
+        """Close all streams."""
         for connection in self.connections:
             connection.transport.close()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""A fast mock engine: one process, asyncio and httptools, vLLM's stream shapes with running usage.
+"""A fast mock engine: one process with asyncio and httptools, vLLM's stream format with running usage.
 
-The body decides: `max_tokens` chunks follow, and `seed` is their distance in milliseconds (0 = all at once).
-One timer serves all streams of a distance, so that the engine is not what is measured.
+The request body determines the answer: `max_tokens` chunks, `seed` milliseconds apart (0 = all at once). One
+timer serves all streams with the same interval, so that the engine itself is not the bottleneck.
 """
 
 import argparse
@@ -16,16 +16,17 @@ HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
 PROMPT = 20
+"""Number of prompt tokens that every usage object reports."""
 
 
 def event(body: bytes) -> bytes:
-    """One event as one HTTP chunk."""
+    """Return one event as one HTTP chunk."""
     data = b"data: " + body + b"\n\n"
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def piece(request_id: bytes, delta: bytes, tokens: int, finish: bytes) -> bytes:
-    """One chunk of vLLM's."""
+    """Return one of vLLM's chunks."""
     return event(
         b'{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":1700000000,"model":"qwen3.5-397b",'
         b'"choices":[{"index":0,"delta":%s,"logprobs":null,"finish_reason":%s,"token_ids":null}],'
@@ -35,7 +36,7 @@ def piece(request_id: bytes, delta: bytes, tokens: int, finish: bytes) -> bytes:
 
 
 def ending(request_id: bytes, tokens: int) -> bytes:
-    """Usage, [DONE] and the end of the body."""
+    """Return usage, [DONE] and the end of the body."""
     last = event(
         b'{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":1700000000,"model":"qwen3.5-397b",'
         b'"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,'
@@ -45,13 +46,13 @@ def ending(request_id: bytes, tokens: int) -> bytes:
 
 
 def word(request_id: bytes, position: int, count: int) -> bytes:
-    """The chunk of one token."""
+    """Return the chunk of one token."""
     finish = b'"length"' if position == count else b"null"
     return piece(request_id, b'{"content":" word"}', position, finish)
 
 
 def whole(tokens: int) -> bytes:
-    """An answer that is not streamed, for direct requests."""
+    """Return an answer that is not streamed, for direct requests."""
     body = json.dumps(
         {
             "id": "chatcmpl-1", "object": "chat.completion", "created": 1700000000, "model": "qwen3.5-397b",
@@ -68,13 +69,13 @@ def whole(tokens: int) -> bytes:
 
 
 class Pacer:
-    """Writes the next chunk of every paced stream when its time has come."""
+    """Writes the next chunk of every paced stream at its interval."""
 
     def __init__(self) -> None:
         self.streams: dict[int, set[Connection]] = {}
 
     def add(self, distance_ms: int, connection: "Connection") -> None:
-        """Join the streams of a distance; the first one starts their timer."""
+        """Add a stream with an interval of `distance_ms`; the first one starts the timer."""
         members = self.streams.setdefault(distance_ms, set())
         if not members:
             asyncio.get_running_loop().call_later(
@@ -138,7 +139,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(opening + words + ending(self.request_id, self.count))
 
     def advance(self) -> bool:
-        """Write the next chunk; False when it was the last."""
+        """Write the next chunk; returns False when it was the last."""
         if self.transport is None:
             return False
         self.position += 1

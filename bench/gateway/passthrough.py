@@ -1,4 +1,4 @@
-"""The least an ASGI process can do: forward the body, pass the bytes back. No keys, no money, no counting."""
+"""The minimal ASGI proxy: it forwards the body and returns the bytes, without keys, billing or counting."""
 
 import argparse
 
@@ -9,7 +9,7 @@ from api.serve import bind
 
 
 class PassThrough:
-    """Raw ASGI in front of one engine."""
+    """A raw ASGI application in front of one engine."""
 
     def __init__(self, engine: str) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""Everything around the measured process: PostgreSQL, Redis, scheduler, a stand-in agent, mock engine, targets."""
+"""The environment of the measured process: PostgreSQL, Redis, scheduler, a substitute agent, mock engine, targets."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from workers.wire import AgentHello, Capacity, Heartbeat, ReplicaState, ReplicaS
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "qwen3.5-397b"
-"""Lends its context length; nothing of it runs here."""
+"""Name of the model, used for its context length only; the model itself does not run."""
 ACTOR = system_actor("bench")
 _ROLE = (
     "import os,sys; os.sched_setaffinity(0, {{{core}}}); from {module} import main; "
@@ -41,13 +41,13 @@ _MODULE = (
 
 
 def spawn(code: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A child that runs `code` in the checkout."""
+    """Start a child process that runs `code` in the checkout."""
     return subprocess.Popen([sys.executable, "-c", code], env=env, cwd=ROOT)
 
 
 @asynccontextmanager
 async def rig(api_core: int, other_core: int) -> AsyncIterator[dict[str, Target]]:
-    """All parts up; yields the targets: direct, bare, penstock."""
+    """Start all parts, and yield the targets: direct, bare, penstock."""
     os.sched_setaffinity(0, {other_core})
     async with AsyncExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))
@@ -112,7 +112,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _answers(target: Target) -> None:
-    """Wait until a target gives a good answer."""
+    """Wait until a target answers with success."""
     raw = target.raw(max_tokens=1)
     for attempt in range(200):
         try:
@@ -125,7 +125,7 @@ async def _answers(target: Target) -> None:
 
 
 async def _seed(database_url: str, pepper: bytes) -> str:
-    """An organisation with credit and a key, and a priced model."""
+    """Create an organisation with credit and a key, and a priced model; return the key."""
     database = Database(database_url)
     try:
         tenant = await admin_tenants.create_tenant(database, ACTOR, name="Bench")
@@ -145,7 +145,7 @@ async def _seed(database_url: str, pepper: bytes) -> str:
 
 
 async def _limits(database: Database, tenant_id: object) -> None:
-    """Limits that never bite, so that Redis is asked for every request."""
+    """Set limits that never apply, so that every request consults Redis."""
     from admin import limits as admin_limits
     from tenants.principal import Limits
 
@@ -156,7 +156,7 @@ async def _limits(database: Database, tenant_id: object) -> None:
 
 
 async def _agent(port: int, token: str, engine_url: str) -> None:
-    """Heartbeats of one replica with room for everything."""
+    """Send heartbeats of one replica with unlimited capacity."""
     replica = ReplicaStatus(
         replica_id="bench/r0", model=MODEL, url=engine_url, engine="external", boot_id="b1", state=ReplicaState.READY,
         capacity=Capacity(

@@ -1,4 +1,4 @@
-"""Rows of all workloads -> docs/: data/scheduling-comparison.json, images/scheduling-*.svg, results/placement.md."""
+"""Publishes all workloads: docs/data/scheduling-comparison.json, images/scheduling-*.svg, results/placement.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ PLOTS = (
 
 
 def publish(outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any], docs: Path) -> list[Path]:
-    """Write everything under `docs`; the files written."""
+    """Write all files under `docs` and return their paths."""
     ranked = standings([row for outcome in outcomes.values() for row in outcome.rows])
     for name in ("data", "images", "results"):
         (docs / name).mkdir(exist_ok=True)
@@ -36,7 +36,7 @@ def publish(outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any], docs
 def as_json(
     ranked: Sequence[Standing], outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any]
 ) -> str:
-    """One standing a line, so that a new run is a readable change."""
+    """Return JSON with one standing per line, so that a new run gives a readable diff."""
     knees = {
         name: {
             "knee_rps": round(outcome.knee.rate_rps, 3),
@@ -58,7 +58,7 @@ def as_json(
 def page_text(
     ranked: Sequence[Standing], outcomes: Mapping[str, Outcome], conditions: Mapping[str, Any]
 ) -> str:
-    """The whole page."""
+    """Return the results page."""
     first = next(iter(outcomes.values())).rows[0]
     parts = [
         "# Placement beside published policies",
@@ -86,7 +86,7 @@ def page_text(
 
 
 def summary(ranked: Sequence[Standing]) -> str:
-    """Ours against the best published policy of each workload and load."""
+    """Return a table of the best published policy and Penstock's lead, by workload and load."""
     by_place: dict[str, dict[float, list[Standing]]] = {}
     for each in ranked:
         if each.policy == OURS or each.policy in BASELINES:

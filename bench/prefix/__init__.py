@@ -1,1 +1,1 @@
-"""Exact prefix knowledge beside the mirror: what each costs, and what each finds on two real engines."""
+"""The benchmark of exact and mirrored prefix knowledge: the cost of each, and the hit rate on two real engines."""

@@ -24,14 +24,17 @@ from bench.provenance import provenance
 OUT = Path(__file__).resolve().parents[1] / "out"
 KINDS = ("mirrored", "exact")
 TENANTS = 4
+"""Number of tenants."""
 TURNS = 4
+"""Number of turns of each conversation."""
 OPENING_CHARS = 2_400
-"""Of a conversation's first message, after its tenant's system prompt."""
+"""Characters of a conversation's first message, after its tenant's system prompt."""
 SYSTEM_CHARS = 1_200
+"""Characters of each tenant's system prompt."""
 
 
 async def converse(api: openai.AsyncOpenAI, system: str, opening: str, seen: list[dict[str, float]]) -> None:
-    """One conversation, turn by turn; a row per request."""
+    """Run one conversation turn by turn, and append one row per request to `seen`."""
     messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": opening}]
     for turn in range(TURNS):
         began, first, text, usage = time.perf_counter(), 0.0, [], None
@@ -59,7 +62,7 @@ async def converse(api: openai.AsyncOpenAI, system: str, opening: str, seen: lis
 
 
 async def load(running: Platform, conversations: int, concurrency: int, seed: int) -> list[dict[str, float]]:
-    """All conversations, at most `concurrency` at once, in an order drawn from `seed`."""
+    """Run all conversations, at most `concurrency` at once, in an order drawn from `seed`."""
     texts = "".join(text for _, text in sorted(pydoc_data.topics.topics.items()))
     keys = [running.key(f"bench {seed} {number}") for number in range(TENANTS)]
     apis = [
@@ -85,9 +88,9 @@ async def load(running: Platform, conversations: int, concurrency: int, seed: in
 def measure(
     kind: str, engine: str, conversations: int, concurrency: int, seed: int
 ) -> tuple[dict[str, Any], Any]:
-    """One kind's figures, and the cost of hashing with the tokenizer that its agent made, if it did."""
+    """Return one kind's figures, and the cost of hashing if its agent built a tokenizer."""
     with platform(kind, engine) as running:
-        asyncio.run(load(running, TENANTS, TENANTS, seed + 1))  # tokenizers, engines and pools are warm
+        asyncio.run(load(running, TENANTS, TENANTS, seed + 1))  # warm up tokenizers, engines and pools
         before = running.cpu_s()
         predicted, actual = (running.metric("scheduler", name) for name in _HITS)
         seen = asyncio.run(load(running, conversations, concurrency, seed))
@@ -117,7 +120,7 @@ _HITS = (
 
 
 def main() -> None:
-    """Run, print, write."""
+    """Run the benchmark, print the table and write the JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.prefix", description=__doc__)
     parser.add_argument("--engine", choices=("vllm", "sim"), default="vllm")
     parser.add_argument("--conversations", type=int, default=60)

@@ -1,4 +1,6 @@
-"""What hashing a prompt costs an API process: by its text, and by its tokens cold, cached and grown by a turn."""
+"""Measures the cost of hashing a prompt in an API process: by text, and by tokens uncached, cached and extended
+by a turn.
+"""
 
 import itertools
 import json
@@ -16,7 +18,9 @@ from gateway.tokenization.text_encoder import TokenCache
 from workers.token_blocks import TOKEN_BYTES, token_block_hashes
 
 BLOCK_TOKENS = 64
+"""Number of tokens per hashed block."""
 ROUNDS = 7
+"""Number of rounds, of which the fastest counts."""
 _TEXT = " ".join(text for _, text in sorted(pydoc_data.topics.topics.items()))
 _PROMPTS = {
     "short": ["Tell me of the river."],
@@ -27,7 +31,7 @@ _PROMPTS = {
 
 
 def costs(tokenizer_dir: Path) -> list[dict[str, float | str]]:
-    """CPU microseconds per prompt, the best of several rounds each."""
+    """Return CPU microseconds per prompt, the best of several rounds each."""
     model = ModelTokenizer(tokenizer_dir, "bench", TokenCache(), lambda: datetime.now(UTC))
     return [_row(model, name, turns) for name, turns in _PROMPTS.items()]
 
@@ -60,7 +64,7 @@ def _chat(turns: list[str]) -> PreparedRequest:
 
 
 def _best(work: Callable[[], object]) -> float:
-    """CPU microseconds of all threads."""
+    """Return the CPU microseconds of all threads in the fastest round."""
     taken = []
     for _ in range(ROUNDS):
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""A whole platform with two engines, matched by one kind of prefix knowledge."""
+"""Starts a whole platform with two engines that use one kind of prefix knowledge."""
 
 import json
 import os
@@ -32,13 +32,13 @@ class Platform:
         self.base_url = str(self._ready["base_url"]).rstrip("/").removesuffix("/v1")
 
     def admin(self, method: str, path: str, **options: Any) -> Any:
-        """Call the admin REST; returns the decoded body."""
+        """Call the admin REST API and return the decoded body."""
         headers = {"Authorization": f"Bearer {self._ready['admin_token']}"}
         answer = httpx.request(method, f"{self.base_url}/admin/v1{path}", headers=headers, **options)
         return answer.raise_for_status().json()
 
     def key(self, name: str) -> str:
-        """A new organisation with credit; its API key."""
+        """Create an organisation with credit and return its API key."""
         tenant = self.admin("POST", "/tenants", json={"name": name})["id"]
         project = self.admin("GET", f"/tenants/{tenant}/projects")["data"][0]["id"]
         self.admin("POST", f"/tenants/{tenant}/credits", json={"amount_usd": "5.00", "reason": "bench"})
@@ -46,7 +46,10 @@ class Platform:
         return str(made["secret"])
 
     def await_knowledge(self, kind: str, timeout_s: float = 300.0) -> None:
-        """Until both replicas are ready and say how their caches are known. Raises TimeoutError."""
+        """Wait until both replicas are ready and report their kind of prefix knowledge.
+
+        Raises TimeoutError after `timeout_s` seconds.
+        """
         wanted = [("ready", "tokens" if kind == "exact" else "text")] * 2
         deadline = time.monotonic() + timeout_s
         while True:
@@ -58,7 +61,7 @@ class Platform:
             time.sleep(0.2)
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of each role so far."""
+        """Return the CPU seconds of each role so far."""
         used = {}
         for role in ROLES:
             times = [process.cpu_times() for process in self._processes(role)]
@@ -66,7 +69,7 @@ class Platform:
         return used
 
     def metric(self, role: str, name: str) -> float:
-        """The sum of a role's samples of that name."""
+        """Return the sum of a role's samples of that metric."""
         total = 0.0
         for process in self._processes(role):
             port = int(process.environ()["PENSTOCK_METRICS_PORT"])
@@ -81,7 +84,10 @@ class Platform:
 
 @contextmanager
 def platform(kind: str, engine: str, timeout_s: float = 400.0) -> Iterator[Platform]:
-    """Start it and stop it again. Raises RuntimeError with its last words when it does not come up."""
+    """Start the platform, yield it and stop it.
+
+    Raises RuntimeError with its last output when it does not start within `timeout_s` seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         os.chmod(name, 0o755)
         ready, log = Path(name) / "ready.json", Path(name) / "up.log"

@@ -1,1 +1,1 @@
-"""What one scheduling decision costs, and how that grows with replicas, cached blocks and prompts."""
+"""The scheduler benchmark: the cost of one decision, by number of replicas, cached blocks and prompt length."""

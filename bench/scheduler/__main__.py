@@ -30,16 +30,19 @@ from bench.scheduler.world import TENANTS, Size
 OUT = Path(__file__).resolve().parents[1] / "out"
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "bench-scheduler.png"
 TARGETS = {"mean_us": 40.0, "p99_us": 100.0}
+"""Upper limits of the decision's CPU time in microseconds."""
 REPLICAS = (8, 32, 128)
+"""Numbers of replicas that are measured."""
 BLOCKS = (300_000, 3_000_000)
-"""A replica may always remember 1,024: 262,144 for all of them."""
+"""Numbers of cached blocks: every replica may remember 1,024 blocks, 262,144 in total."""
 PROMPTS = (1, 16, 128, 1024, 4096)
+"""Prompt lengths in blocks, each of which is measured separately."""
 WIDTH = 130
-"""Width of the tables in characters where no terminal sets one."""
+"""Width of the tables in characters when no terminal sets one."""
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in one run."""
+    """Measure everything in one run and return the report."""
     full = Size(given.replicas, given.blocks, 1, given.longest, given.queued)
     report: dict[str, Any] = {"conditions": conditions(given), "targets": TARGETS}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -68,7 +71,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def conditions(given: argparse.Namespace) -> dict[str, Any]:
-    """What must be said beside the numbers."""
+    """Return the conditions that must accompany the figures."""
     return {
         **provenance(),
         "decisions": f"{given.decisions} in {ROUNDS} rounds, the best of them counts",
@@ -81,7 +84,7 @@ def conditions(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any], console: Console) -> bool:
-    """Print the table; whether the targets are met."""
+    """Print the table, and return whether the targets are met."""
     table = Table(
         "replicas",
         "cached blocks",
@@ -125,7 +128,7 @@ def show(report: dict[str, Any], console: Console) -> bool:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Measuring one decision after another: the queue's choice, `place` and the counters, with a full queue behind."""
+"""Measures consecutive decisions: the queue's choice, `place` and the counters, with a full queue."""
 
 import gc
 import random
@@ -11,16 +11,17 @@ from scheduler.core.config import PolicyConfig
 from scheduler.core.fleet import Fleet
 
 BEAT_EVERY = 500
-"""Decisions between heartbeats of the whole pool: half a second at a thousand a second."""
+"""Number of decisions between heartbeats of the whole pool: half a second at a thousand decisions a second."""
 MEMORY_BLOCKS = 200_000
+"""Number of blocks over which the memory per block is measured."""
 ROUNDS = 3
-"""Every point is measured so often and the best round counts: the others show what else ran on the machine."""
+"""Number of rounds per point; the best one counts, because the others include load from other processes."""
 PARTS = ("choice", "place", "opened")
 AROUND = ("dispatch", "dispatch_wall", "submit", "release")
 
 
 def figures(seconds: list[float]) -> dict[str, float]:
-    """Microseconds."""
+    """Return mean and quantiles in microseconds."""
     ordered = sorted(seconds)
     return {
         "mean_us": 1e6 * sum(ordered) / len(ordered),
@@ -31,7 +32,7 @@ def figures(seconds: list[float]) -> dict[str, float]:
 
 
 class Stopwatch:
-    """CPU time of the deciding thread inside some methods, less what reading the clock takes."""
+    """CPU time of the deciding thread inside some methods, minus the cost of reading the clock."""
 
     def __init__(self) -> None:
         empty = []
@@ -44,11 +45,11 @@ class Stopwatch:
         self.calls = 0
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset all times to zero."""
         self.spent, self.calls = dict.fromkeys(PARTS, 0.0), 0
 
     def watch(self, owner: object, method: str, part: str) -> None:
-        """Count the time inside `owner.method` to `part`."""
+        """Add the time inside `owner.method` to `part`."""
         inner = getattr(owner, method)
 
         def timed(*args: Any, **named: Any) -> Any:
@@ -62,7 +63,7 @@ class Stopwatch:
 
 
 def watched(world: World) -> Stopwatch:
-    """A stopwatch on the three parts of a decision."""
+    """Return a stopwatch on the three parts of a decision."""
     watch, state = Stopwatch(), world.state
     queue = state.queues[MODEL].queue
     watch.watch(queue, "pick", "choice")
@@ -73,12 +74,13 @@ def watched(world: World) -> Stopwatch:
 
 
 def decisions(world: World, watch: Stopwatch, count: int) -> dict[str, dict[str, float]]:
-    """Free one slot at a time and let the scheduler state fill it from its queue; CPU time of each decision.
+    """Release one slot at a time so that the scheduler state fills it from its queue; return each decision's
+    CPU time.
 
-    A decision is the queue's choice and `place`; `recorded` is that with the counters and prefix beliefs that `opened`
-    moves, so that the next decision knows of it. `dispatch` is the whole call around it, with what is done once for
-    each call: deadlines, a review of who has become late, the ticket's leaving the queue, the answer. What happens to
-    a request before and after (submit, release) is measured beside it.
+    A decision is the queue's choice and `place`; `recorded` adds the counters and prefix knowledge that
+    `opened` updates for the next decision. `dispatch` is the whole call, including the work done once per call:
+    deadlines, a review of late requests, the removal of the request from the queue, the answer. The steps of a
+    request before and after (submit, release) are measured separately.
     """
     found: dict[str, list[float]] = {name: [] for name in (*PARTS, "decision", "recorded", *AROUND)}
     done = 0
@@ -111,7 +113,7 @@ def decisions(world: World, watch: Stopwatch, count: int) -> dict[str, dict[str,
 
 
 def run(size: Size, count: int, ranges: list[tuple[int, int]] | None = None) -> list[dict[str, object]]:
-    """Build a world and measure it, once for each range of prompt lengths (by default the size's own)."""
+    """Build a world and measure it, once for each range of prompt lengths in blocks (by default the size's own)."""
     gc.collect()
     world = World(size)
     gc.collect()
@@ -138,7 +140,7 @@ def run(size: Size, count: int, ranges: list[tuple[int, int]] | None = None) -> 
 
 
 def bytes_per_block() -> float:
-    """Memory of what is remembered of prefixes, per block and replica, by the allocator's own count."""
+    """Return the memory of prefix knowledge in bytes per block and replica, by the allocator's own count."""
     rng = random.Random(1)
     fleet = Fleet(PolicyConfig(max_blocks=MEMORY_BLOCKS, max_replica_blocks=MEMORY_BLOCKS))
     for beat in heartbeats(64):

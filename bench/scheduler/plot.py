@@ -1,4 +1,4 @@
-"""The plot of a run: a decision's cost over replicas, cached blocks and prompt length."""
+"""Plots a run: a decision's cost over replicas, cached blocks and prompt length."""
 
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ SERIES = (
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Three panels into `path`: CPU microseconds per decision, mean, median and 99th percentile,
-    and the mean with its recording."""
+    """Write three panels to `path`: CPU microseconds per decision, mean, median and 99th percentile, and the
+    mean with recording.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")

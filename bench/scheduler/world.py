@@ -1,6 +1,6 @@
-"""A pool under load with full caches, ten thousand requests in its queue, and prompts that partly hit what is cached.
+"""A pool under load with full caches, ten thousand queued requests, and prompts that partly match the caches.
 
-Conversations are chains of random 64-bit hashes behind a shared system prompt, as the gateway's hashes are.
+Conversations are chains of random 64-bit hashes after a shared system prompt, as the gateway's hashes are.
 """
 
 import random
@@ -21,14 +21,19 @@ from workers.wire import Capacity, Heartbeat, ReplicaState, ReplicaStatus
 MODEL = "penstock/bench"
 CLIENT = "api-1"
 BLOCK_TOKENS = 64
+"""Number of tokens per prefix block."""
 OUTPUT_TOKENS = 300
+"""Number of output tokens of each request."""
 SLOTS = 16
-"""Sequences per replica: few, so that thousands wait while the pool is full."""
+"""Sequences per replica; a small number, so that thousands of requests wait while the pool is full."""
 TENANTS = 200
+"""Number of tenants with queued requests."""
 SYSTEM_PROMPTS = 50
+"""Number of different system prompts."""
 SYSTEM_BLOCKS = (2, 32)
+"""Shortest and longest system prompt in blocks."""
 CONVERSATIONS = 5000
-"""Conversations that go on; half of the prompts belong to one of them."""
+"""Number of open conversations; half of the prompts continue one of them."""
 Chain: TypeAlias = "array[int]"
 """64-bit hashes in an array, which the garbage collector does not traverse."""
 CAPACITY = Capacity(
@@ -44,26 +49,27 @@ CAPACITY = Capacity(
 
 @dataclass(frozen=True)
 class Size:
-    """What the cost of a decision may grow with."""
+    """The parameters that may affect the cost of a decision."""
 
     replicas: int = 256
     cached_blocks: int = 1_000_000
-    """Blocks that the index remembers, over all replicas."""
+    """Number of blocks that the index remembers, over all replicas."""
     shortest: int = 1
     longest: int = 4096
-    """Blocks of a prompt, even on a logarithmic scale."""
+    """Longest prompt in blocks; lengths are uniform on a logarithmic scale."""
     queued: int = 10_000
 
 
 FILL_STEP = 1024
+"""Number of prompts between two checks of how full the caches are."""
 GROWTH = 1.002
-"""Caches that have grown by less than this over so many prompts hold what they can."""
+"""Growth factor over FILL_STEP prompts up to which the caches count as unable to hold more."""
 FULL = 0.95
-"""Share of the blocks that may be remembered from which on caches count as full."""
+"""Share of the requested cached blocks (0 to 1) from which on caches count as full."""
 
 
 class Prompts:
-    """Chains to draw prompts from: half continue a conversation, half begin one."""
+    """Prompts as chains of hashes: half continue a conversation, half begin one."""
 
     def __init__(self, rng: random.Random, shortest: int, longest: int) -> None:
         self._rng = rng
@@ -75,7 +81,7 @@ class Prompts:
         return array("Q", self._rng.randbytes(8 * count))
 
     def draw(self) -> Chain:
-        """A prompt's blocks."""
+        """Return a prompt's blocks."""
         rng, (shortest, longest) = self._rng, self.range
         length = round(shortest * (longest / shortest) ** rng.random())
         if self._known and rng.random() < 0.5:
@@ -90,8 +96,8 @@ class Prompts:
         return chain
 
     def request(self, number: int) -> PlaceRequest:
-        """A request of some tenant for such a prompt."""
-        blocks = self.draw().tolist()  # as it comes off the wire
+        """Return a request of a random tenant with such a prompt."""
+        blocks = self.draw().tolist()  # a list, as decoded from the wire
         tenant = f"tenant-{self._rng.randrange(TENANTS)}"
         return PlaceRequest(
             f"request-{number}",
@@ -106,7 +112,7 @@ class Prompts:
 
 
 def heartbeats(replicas: int) -> list[Heartbeat]:
-    """One agent for every eight replicas."""
+    """Return the heartbeats of all agents, one for every eight replicas."""
     beats = []
     for first in range(0, replicas, 8):
         agent = f"agent-{first // 8}"
@@ -121,14 +127,15 @@ def heartbeats(replicas: int) -> list[Heartbeat]:
 
 
 def remembered_blocks(fleet: Fleet) -> int:
-    """Blocks remembered over all replicas."""
+    """Return the number of blocks remembered over all replicas."""
     return sum(len(replica.prefix) for replica in fleet.replicas.values())
 
 
 def fill(fleet: Fleet, cached_blocks: int, prompts: Prompts, rng: random.Random) -> None:
-    """Let prompts run on random replicas until nearly `cached_blocks` are remembered, or no more fit into their caches.
+    """Run prompts on random replicas until nearly `cached_blocks` are remembered, or no more fit into their
+    caches.
 
-    Evicting leaves gaps, and few replicas have too little room for many blocks.
+    Evictions leave gaps, and a small number of replicas cannot hold many blocks.
     """
     names, number, before = list(fleet.replicas), 0, -1
     goal = FULL * cached_blocks
@@ -195,17 +202,17 @@ class World:
             self.submit()
 
     def heartbeat_all(self) -> None:
-        """Every agent's heartbeat."""
+        """Send every agent's heartbeat."""
         for beat in self.beats:
             self.state.heartbeat(beat, self.now)
 
     def submit(self) -> None:
-        """One more request."""
+        """Submit one more request."""
         self._number += 1
         self.state.submit(CLIENT, self.prompts.request(self._number), self.now)
 
     def record_placed(self, decisions: Sequence[Decision]) -> int:
-        """Note what was placed, each prefilled at once; how many there were."""
+        """Record the placements, each prefilled at once, and return their number."""
         placed = [decision.placement for decision in decisions if isinstance(decision, Placed)]
         for placement in placed:
             self.state.prefill_done(CLIENT, placement.request_id, placement.replica_id, self.now)
@@ -213,7 +220,7 @@ class World:
         return len(placed)
 
     def release(self) -> None:
-        """One of the open placements ends, as its caches were believed to be."""
+        """End one of the open placements, with the cache contents that were predicted."""
         place = self.rng.randrange(len(self.open))
         self.open[place], self.open[-1] = self.open[-1], self.open[place]
         ended = self.open.pop()

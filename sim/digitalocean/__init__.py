@@ -1,1 +1,3 @@
-"""DigitalOcean's API as far as Penstock uses it, held to the published description."""
+"""A simulation of the parts of DigitalOcean's API that Penstock uses, validated against the published
+specification.
+"""

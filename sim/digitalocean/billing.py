@@ -1,4 +1,6 @@
-"""DigitalOcean's billing API as far as we use it, for tests: pages, tokens and refusals as its description says."""
+"""DigitalOcean's billing API as far as Penstock uses it, for tests: pages, tokens and errors follow the
+specification.
+"""
 
 from typing import Any
 
@@ -7,7 +9,7 @@ from aiohttp import web
 
 
 class FakeInvoice(msgspec.Struct):
-    """An invoice and its items, in DigitalOcean's own fields."""
+    """An invoice and its items, with DigitalOcean's field names."""
 
     invoice_uuid: str
     invoice_id: str
@@ -17,17 +19,17 @@ class FakeInvoice(msgspec.Struct):
 
 
 class FakeBilling:
-    """Answers GET /v2/customers/my/invoices and /{invoice_uuid}; `refuse` answers the next call with that status."""
+    """Serves GET /v2/customers/my/invoices and /{invoice_uuid}; `refuse` sets the status of the next response."""
 
     def __init__(self, token: str, invoices: list[FakeInvoice]) -> None:
         self.token = token
         self.invoices = invoices
         self.refuse = 0
         self.answers: list[tuple[str, dict[str, Any]]] = []
-        """Path and body of every answer, to hold them against the description."""
+        """Path and body of every response, for validation against the specification."""
 
     def app(self) -> web.Application:
-        """The application to serve."""
+        """Return the application to serve."""
         app = web.Application()
         app.router.add_get("/v2/customers/my/invoices", self._list)
         app.router.add_get("/v2/customers/my/invoices/{invoice_uuid}", self._items)

@@ -1,4 +1,4 @@
-"""`python -m sim.engine --model penstock/tiny --port 9000`: run the simulated engine."""
+"""Runs the simulated engine: `python -m sim.engine --model penstock/tiny --port 9000`."""
 
 import argparse
 import os
@@ -21,11 +21,11 @@ from workers.catalog import load_catalog
 
 FAILPOINTS_VARIABLE = "PENSTOCK_SIM_FAILPOINTS"
 KEY_VARIABLE = "VLLM_API_KEY"
-"""The variable from which vLLM takes its key; the simulated engine does the same."""
+"""The environment variable from which vLLM, and so the simulated engine, takes its API key."""
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, showing its transport to the application so that a failpoint can cut it."""
+    """uvicorn's protocol, which also exposes its transport so that a failpoint can cut the connection."""
 
     def on_message_begin(self) -> None:
         """Called by the parser for every request."""
@@ -34,7 +34,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Return the parsed command line; `argv` None = sys.argv."""
     parser = argparse.ArgumentParser(prog="python -m sim.engine", description="A simulated engine.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=9000)
@@ -63,7 +63,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def build(arguments: argparse.Namespace) -> SimServer:
-    """The application that the command line describes. Raises PenstockError when it makes no sense."""
+    """Return the application that the command line describes. Raises PenstockError for invalid arguments."""
     model = load_catalog(arguments.catalog).model(arguments.model)
     profile = model.profile(arguments.profile)
     config = StepConfig(
@@ -85,7 +85,7 @@ def build(arguments: argparse.Namespace) -> SimServer:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, then finish what runs."""
+    """Serve until SIGTERM or SIGINT, then complete running requests; return the exit status."""
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         app = build(arguments)

@@ -1,4 +1,4 @@
-"""One answer in the making: texts, stop strings, finish reasons, usage, and vLLM's JSON for all of it."""
+"""Builds one answer: texts, stop strings, finish reasons, usage, and vLLM's JSON for them."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ _encode = msgspec.json.encode
 
 
 class Choice:
-    """Text of one choice: holds back text that may begin a stop string, and cuts at a stop string."""
+    """Text of one choice. Text that may begin a stop string is held back; a stop string ends the text."""
 
     def __init__(self, sequence: Sequence, stops: list[str]) -> None:
         self.sequence = sequence
@@ -23,7 +23,7 @@ class Choice:
         self._tail = ""
 
     def feed(self, new: bytes) -> str:
-        """Take new tokens; returns the text that may be shown now."""
+        """Add the bytes of new tokens and return the text that can be emitted now."""
         self.received += len(new) // BYTES_PER_TOKEN
         shown = self._tail + new.decode()
         if self._stops:
@@ -46,7 +46,7 @@ class Choice:
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything of this choice has been fed."""
+        """Whether all tokens of this choice have been added."""
         return bool(self.stopped) or self._at_end()
 
     @property
@@ -56,7 +56,7 @@ class Choice:
 
 
 class Answer:
-    """The answer to one request, streamed or not; `chat` picks the shape."""
+    """The answer to one request, streamed or not; `chat` selects the chat format."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Answer:
         return all(choice.finished for choice in self.choices)
 
     def feed(self, engine: EngineModel, news: list[tuple[int, bytes]]) -> bytes:
-        """Take new tokens by choice; returns the SSE events they make."""
+        """Add new tokens by choice and return the SSE events for them."""
         merged: dict[int, bytes] = {}
         for index, new in news:
             merged[index] = merged.get(index, b"") + new
@@ -146,14 +146,14 @@ class Answer:
         return b',"usage":{' + counts + b',"completion_tokens_details":null}'
 
     def closing(self) -> bytes:
-        """The last events of a stream: usage when asked for, then [DONE]."""
+        """Return the last events of a stream: usage if requested, then [DONE]."""
         if not self._usage:
             return b"data: [DONE]\n\n"
         tail = b'],"usage":%s,"system_fingerprint":"%s"}\n\ndata: [DONE]\n\n'
         return self._chunk_head + tail % (_encode(self.usage()), FINGERPRINT.encode())
 
     def usage(self) -> dict[str, object]:
-        """vLLM's final usage object."""
+        """Return vLLM's final usage object."""
         output = sum(choice.sequence.generated for choice in self.choices)
         cached = self.choices[0].sequence.cached_tokens
         return {
@@ -164,7 +164,7 @@ class Answer:
         }
 
     def full_body(self) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         choices: list[dict[str, object]] = []
         for index, choice in enumerate(self.choices):
             words = "".join(choice.parts)

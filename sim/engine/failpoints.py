@@ -1,4 +1,4 @@
-"""Failures on order, for tests: set by flag, by environment, or by POST /failpoints."""
+"""Fault injection for tests, set by flag, by environment, or by POST /failpoints."""
 
 import msgspec
 
@@ -6,26 +6,26 @@ from core.errors import InvalidRequest
 
 
 class Failpoints(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What is to go wrong. All off by default."""
+    """The faults to inject; all are off by default."""
 
     die_after_tokens: int | None = None
-    """End the process at once when that many more tokens have been generated."""
+    """Number of further generated tokens after which the process ends at once; None = never."""
     stall_after_tokens: int | None = None
-    """Stop generating (connections stay open) when that many more tokens have been generated."""
+    """Number of further generated tokens after which generation stops while connections stay open; None = never."""
     error_next: int = 0
-    """Answer that many requests with status 500."""
+    """Number of next requests that receive status 500."""
     drop_next: int = 0
-    """Close the connection of that many requests before the first byte of an answer."""
+    """Number of next requests whose connection is closed before the first byte of the response."""
     no_usage: bool = False
-    """Leave usage out of every answer."""
+    """Whether to omit usage from every answer."""
     step_delay_s: float = 0.0
-    """Added to every step, in real seconds."""
+    """Real seconds added to every step."""
 
 
 def parse_failpoints(text: str) -> Failpoints:
-    """Failpoints of a text such as `die_after_tokens=20,no_usage=true`.
+    """Return the failpoints of a text such as `die_after_tokens=20,no_usage=true`.
 
-    Raises InvalidRequest naming the wrong part.
+    Raises InvalidRequest naming the invalid part.
     """
     values: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -1,8 +1,8 @@
-"""KV-cache events of the simulated engine, on the wire as vLLM's publisher sends them.
+"""KV-cache events of the simulated engine, in the wire format of vLLM's publisher.
 
-Three frames a message: topic, 8-byte big-endian sequence number, msgpack of `[ts, [events], dp_rank]`. A
-subscriber that missed messages sends `[b"", first sequence number]` from a DEALER to the replay socket. It receives
-every message still in the buffer as `[b"", topic, sequence, payload]`, then one with sequence -1.
+A message has three frames: topic, 8-byte big-endian sequence number, msgpack of `[ts, [events], dp_rank]`. A
+subscriber that missed messages sends `[b"", first sequence number]` from a DEALER to the replay socket. It
+receives every message still in the buffer as `[b"", topic, sequence, payload]`, then one with sequence -1.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from sim.engine.text import BYTES_PER_TOKEN, token_ids
 from workers.kv_events_wire import END_OF_REPLAY, BlockRemoved, BlockStored, KvEvent
 
 KEPT_MESSAGES = 10_000
-"""Messages kept for replay, as vLLM's `buffer_steps` is by default."""
+"""Number of messages kept for replay; the default of vLLM's `buffer_steps`."""
 _MEDIUM = "GPU"
 _END = END_OF_REPLAY.to_bytes(8, "big", signed=True)
 
 
 class Stored(BlockStored, tag="BlockStored"):
-    """`BlockStored` with the field that vLLM still sends though it is deprecated."""
+    """`BlockStored` with the deprecated field that vLLM still sends."""
 
     lora_id: int | None = None
 
 
 def cache_events(changes: Several[CacheChange], block_size: int) -> list[KvEvent]:
-    """vLLM's events for changes of the cache, in order."""
+    """Return vLLM's events for changes of the cache, in order."""
     events: list[KvEvent] = []
     for change in changes:
         if change.sequence is None:
@@ -41,7 +41,7 @@ def cache_events(changes: Several[CacheChange], block_size: int) -> list[KvEvent
 
 
 def _stored(sequence: Sequence, hashes: tuple[int, ...], block_size: int) -> list[KvEvent]:
-    """One event for each run of neighbours: a block in between may have been findable before."""
+    """Return one event for each run of adjacent new blocks; a block between two runs may have been cached before."""
     chain = sequence.hashes
     places = {value: place for place, value in enumerate(chain)}
     runs: list[list[int]] = []
@@ -70,7 +70,7 @@ def _stored(sequence: Sequence, hashes: tuple[int, ...], block_size: int) -> lis
 
 
 class KvPublisher:
-    """PUB and ROUTER sockets with a bounded replay buffer. Both bind, whatever the address."""
+    """PUB and ROUTER sockets with a bounded replay buffer. Both sockets bind for any address."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, *, topic: str = "") -> None:
         self._endpoint = endpoint

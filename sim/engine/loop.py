@@ -61,7 +61,7 @@ class EngineLoop:
         self._die = die
         self._publisher = publisher
         self._wall = wall
-        """Seconds since 1970: the time stamps of KV events."""
+        """Returns seconds since 1970, for the time stamps of KV events."""
         self._pending_events: list[KvEvent] = []
         """Cache events of the current step, published when the step ends."""
         self._collectors: dict[int, tuple[RequestOutputCollector, int]] = {}
@@ -103,7 +103,7 @@ class EngineLoop:
             self._collectors.pop(id(sequence), None)
 
     def set_failpoints(self, failpoints: Failpoints) -> None:
-        """Replace all failpoints; a stalled engine goes on when the new ones do not stall it."""
+        """Replace all failpoints; a stalled engine resumes unless the new failpoints stall it."""
         self.failpoints = failpoints
         self._changed.set()
 
@@ -114,7 +114,7 @@ class EngineLoop:
         await self._publish_events(AllBlocksCleared())
 
     def wake(self) -> None:
-        """Go on after `sleep`."""
+        """Resume after `sleep`."""
         self.asleep, self.sleep_level = False, 0
         self._changed.set()
 
@@ -162,5 +162,5 @@ class EngineLoop:
         if points.die_after_tokens is not None:
             points.die_after_tokens -= generated
             if points.die_after_tokens <= 0:
-                await asyncio.sleep(_FLUSH_S)  # the tokens before the death reach their clients
+                await asyncio.sleep(_FLUSH_S)  # let the tokens generated before the exit reach their clients
                 self._die(DEATH_CODE)

@@ -1,4 +1,4 @@
-"""/metrics of the simulated engine, under vLLM's names, with values that agree with the usage of its answers."""
+"""/metrics of the simulated engine, under vLLM's names; the values agree with the usage of its answers."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ _E2E = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 
 
 
 class SimMetrics(Collector):
-    """Gauges and counters read from the model at scrape time; latency histograms fed by the server."""
+    """Gauges and counters read from the model at scrape time; the server feeds the latency histograms."""
 
     def __init__(self, loop: EngineLoop, model_name: str) -> None:
         self._loop = loop
@@ -33,11 +33,11 @@ class SimMetrics(Collector):
         self.e2e = histogram("e2e_request_latency_seconds", "Time of a request, real seconds.", _E2E)
 
     def render(self) -> bytes:
-        """Prometheus text."""
+        """Return the metrics in Prometheus text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry at every scrape."""
+        """Yield the metrics; called by the registry at every scrape."""
         model, counters = self._loop.model, self._loop.model.counters
         gauges = {
             "num_requests_running": model.running,
@@ -66,7 +66,7 @@ class SimMetrics(Collector):
             "vllm:request_success", "Finished.", labels=[*_LABELS, "finished_reason"]
         )
         for reason, total in counters.finished.items():
-            # vLLM's own counter does not move for a client that went away
+            # vLLM's own counter does not count requests whose client disconnected
             finished.add_metric([*self._values, reason], 0 if reason == "abort" else total)
         yield finished
         yield self._state()

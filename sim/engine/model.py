@@ -1,7 +1,7 @@
 """The simulated engine's requests: the step model schedules them, this module generates their text.
 
-Batching, KV pool, preemption and step time are `sim.engine.step_model`'s, taken one step at a time; here a job carries
-text, and the blocks of its answer become findable as the words are chosen. Pure: no clock, no I/O.
+Batching, KV pool, preemption and step time are those of `sim.engine.step_model`, run one step at a time. Here a
+job also has text, and the blocks of its answer become cached as the words are chosen. Pure: no clock, no I/O.
 """
 
 import random
@@ -14,49 +14,49 @@ from sim.engine.text import HashSampler, block_hashes, count
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of one request. `content` is the prompt and, after it, what was generated."""
+    """One choice of one request. `content` is the prompt, followed by the generated text."""
 
     content: bytearray
     prompt_tokens: int
     max_tokens: int
     natural_length: int | None
-    """Tokens after which it stops by itself; None = never."""
+    """Number of tokens after which the answer ends by itself; None = never."""
     sampler: HashSampler
     salt: str = ""
     counts_prompt: bool = True
-    """False for the second and further choices of a request: its usage has the prompt once."""
+    """Whether usage counts the prompt for this choice; False for all but the first choice of a request."""
     generated: int = 0
     finish_reason: str | None = None
-    """stop | length | abort once it is over."""
+    """Reason of the end: stop, length or abort; None while the sequence is not finished."""
     hashes: list[int] = field(default_factory=list)
-    """Of the full blocks of `content` so far."""
+    """Hashes of the full blocks of `content` so far."""
     job: Job | None = None
-    """Its place in the step model; None before `EngineModel.add`."""
+    """The sequence's job in the step model; None before `EngineModel.add`."""
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens found in the prefix cache when it was first scheduled."""
+        """Number of prompt tokens found in the prefix cache when the sequence was first scheduled."""
         return self.job.cached_tokens if self.job is not None else 0
 
     @property
     def max_total_tokens(self) -> int:
-        """Prompt and the longest answer it may have."""
+        """Number of tokens of the prompt and the longest permitted answer."""
         return self.prompt_tokens + self.max_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and generated tokens."""
+        """Number of prompt tokens and generated tokens."""
         return self.prompt_tokens + self.generated
 
     @property
     def length(self) -> int:
-        """Tokens of its answer when nothing but its own end and its limit stops it."""
+        """Number of tokens of the answer when only its natural end and its limit apply."""
         return self.max_tokens if self.natural_length is None else min(self.max_tokens, self.natural_length)
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Cumulative counters, as /metrics shows them; they agree with the usage of the answers."""
+    """Cumulative counters as /metrics shows them; they agree with the usage of the answers."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -71,7 +71,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class CacheChange:
-    """Blocks that can be found from now on (of `sequence`), or, without a sequence, no longer."""
+    """Blocks of `sequence` that can be found from now on or, without a sequence, no longer."""
 
     sequence: Sequence | None
     hashes: tuple[int, ...]
@@ -79,19 +79,19 @@ class CacheChange:
 
 @dataclass(slots=True)
 class Step:
-    """What one forward pass did."""
+    """The result of one forward pass."""
 
     seconds: float
     produced: list[tuple[Sequence, bytes]]
-    """New tokens by sequence, in whole tokens."""
+    """Bytes of the new tokens by sequence, in whole tokens."""
     prefilled: int
-    """Uncached prompt tokens computed."""
+    """Number of uncached prompt tokens computed."""
     cache: list[CacheChange]
-    """In order, where the configuration asks for KV events."""
+    """Cache changes in order; recorded only where the configuration enables KV events."""
 
 
 class EngineModel:
-    """Requests with text on one `StepEngine`, a step at a time."""
+    """Requests with text on one `StepEngine`, executed one step at a time."""
 
     def __init__(self, config: StepConfig, seed: int = 0) -> None:
         self.config = config
@@ -106,27 +106,27 @@ class EngineModel:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step would do any work."""
         return self._engine.busy
 
     @property
     def running(self) -> int:
-        """Sequences in the batch."""
+        """Number of sequences in the batch."""
         return self._engine.running
 
     @property
     def waiting(self) -> int:
-        """Sequences queued."""
+        """Number of queued sequences."""
         return self._engine.waiting
 
     @property
     def kv_usage(self) -> float:
-        """Share of the blocks in use, 0 to 1."""
+        """Share of the KV blocks in use, 0 to 1."""
         return self._engine.kv_usage
 
     @property
     def counters(self) -> Counters:
-        """All counters as of now."""
+        """Return all counters at present."""
         engine = self._engine.counters
         return Counters(
             prompt_tokens=engine.prompt_tokens,
@@ -160,15 +160,15 @@ class EngineModel:
         self._sequences[job.key] = sequence
 
     def abort(self, sequence: Sequence) -> None:
-        """Stop a sequence now, wherever it is; a finished one is left alone."""
+        """Abort a queued or running sequence; a finished one is left unchanged."""
         self._drop(sequence, "abort")
 
     def stop(self, sequence: Sequence) -> None:
-        """End a sequence whose text has hit a stop string."""
+        """End a sequence whose text contains a stop string."""
         self._drop(sequence, "stop")
 
     def step(self) -> Step:
-        """One forward pass over what fits; its time includes noise."""
+        """Run one forward pass over what fits; its duration includes noise."""
         engine = self._engine
         began, prefilled = engine.clock, engine.counters.prefilled_tokens
         events = engine.step()
@@ -188,11 +188,11 @@ class EngineModel:
         return Step(engine.clock - began, said, engine.counters.prefilled_tokens - prefilled, cache)
 
     def forget_cache(self) -> None:
-        """Nothing can be found in the prefix cache any more (sleep, or an operator's reset)."""
+        """Clear the prefix cache (sleep, or an operator's reset)."""
         self.pool.reset_prefix_cache()
 
     def _generate(self, sequence: Sequence, tokens: int) -> bool:
-        """Choose words up to `tokens` tokens of the answer; whether that filled a block of the cache."""
+        """Choose words up to `tokens` tokens of the answer; return whether they filled a block of the cache."""
         new = tokens - sequence.generated
         if new <= 0:
             return False
@@ -210,7 +210,7 @@ class EngineModel:
         return filled
 
     def _end(self, job: Job) -> None:
-        """Called by the step engine when a job ends with this step."""
+        """Record the end of a job; called by the step engine for each job that ends with this step."""
         sequence = self._sequences[job.key]
         self._generate(sequence, job.output_tokens)
         natural = sequence.natural_length
@@ -237,7 +237,7 @@ def new_sequence(
     stops_by_itself: bool = True,
     salt: str = "",
 ) -> Sequence:
-    """A sequence for a prompt of whole tokens."""
+    """Return a sequence for a prompt of whole tokens."""
     speaker = HashSampler(content, seed, choice)
     return Sequence(
         content=bytearray(content),

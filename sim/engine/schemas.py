@@ -1,4 +1,4 @@
-"""Request bodies of the simulated engine: the fields that change what it does; others are ignored, as vLLM does."""
+"""Request bodies of the simulated engine: the fields that affect it; other fields are ignored, as vLLM does."""
 
 import msgspec
 
@@ -6,14 +6,14 @@ from sim.engine import text
 
 
 class StreamOptions(msgspec.Struct):
-    """OpenAI's stream options and vLLM's addition."""
+    """OpenAI's stream options and vLLM's additional one."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message; only text counts."""
+    """A part of a message; only text is used."""
 
     type: str = "text"
     text: str = ""
@@ -26,14 +26,14 @@ class Message(msgspec.Struct):
     content: str | list[ContentPart] | None = None
 
     def plain(self) -> str:
-        """Its text."""
+        """Return the message's text."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
-    """What both endpoints share."""
+    """The fields that both endpoints share."""
 
     model: str = ""
     max_tokens: int | None = None
@@ -47,29 +47,29 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
 
     def stops(self) -> list[str]:
-        """Stop strings, empty ones left out."""
+        """Return the stop strings without empty ones."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [item for item in given if item]
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: list[Message]
 
     def prompts(self) -> list[bytes]:
-        """The one prompt, in whole tokens."""
+        """Return a list with the one prompt, in whole tokens."""
         return [text.chat_prompt([(message.role, message.plain()) for message in self.messages])]
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: str | list[int | str | list[int]] | None = None
     max_tokens: int | None = 16
 
     def prompts(self) -> list[bytes]:
-        """Every prompt, in whole tokens."""
+        """Return every prompt, in whole tokens."""
         prompt = self.prompt if self.prompt is not None else ""
         if isinstance(prompt, str):
             return [text.encode(prompt)]
@@ -83,14 +83,14 @@ class CompletionBody(GenerationBody):
 
 
 class TokenizeBody(msgspec.Struct):
-    """POST /tokenize: a prompt or messages."""
+    """The body of POST /tokenize: a prompt or messages."""
 
     model: str = ""
     prompt: str | None = None
     messages: list[Message] | None = None
 
     def content(self) -> bytes:
-        """What is to be tokenised, in whole tokens."""
+        """Return the text to tokenise, in whole tokens."""
         if self.messages is not None:
             return text.chat_prompt([(message.role, message.plain()) for message in self.messages])
         return text.encode(self.prompt or "")

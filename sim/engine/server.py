@@ -1,4 +1,4 @@
-"""HTTP of the simulated engine: raw ASGI, vLLM's paths, statuses and error objects."""
+"""HTTP interface of the simulated engine: raw ASGI with vLLM's paths, statuses and error objects."""
 
 import asyncio
 import hmac
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class HttpError(Exception):
-    """An answer with vLLM's error object."""
+    """An error response with vLLM's error object."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class SimServer:
         self.metrics = SimMetrics(loop, model)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request (or the server's start and stop)."""
+        """Handle one request, or the server's startup and shutdown."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
@@ -116,7 +116,7 @@ class SimServer:
                 await self._control(scope, receive, send)
 
     async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sleep mode (vLLM's development endpoints) and failpoints."""
+        """Handle sleep mode (vLLM's development endpoints) and failpoints."""
         match scope["method"], scope["path"]:
             case "POST", "/sleep":
                 query = scope.get("query_string", b"").decode()
@@ -247,7 +247,7 @@ class SimServer:
     async def _relay(
         self, send: Send, collector: RequestOutputCollector, answer: Answer, stream: bool, started: float
     ) -> None:
-        """Turn tokens into the answer as they come."""
+        """Convert tokens to the answer as they are generated."""
         if stream:
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), _MARK]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -271,7 +271,7 @@ class SimServer:
 
 
 async def _abort_on_disconnect(receive: Receive, collector: RequestOutputCollector, loop: EngineLoop) -> None:
-    """Abort the request the moment its client goes away."""
+    """Abort the request when its client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     loop.abort(collector)

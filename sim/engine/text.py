@@ -1,12 +1,14 @@
-"""Tokens and words of the simulated engine: four bytes of UTF-8 are one token, and every word it says is one token.
+"""Tokens and words of the simulated engine: four bytes of UTF-8 are one token, and so is every word it
+generates.
 
-So a prompt that carries an earlier answer tokenises to the tokens that were generated, and prefix caching works
-over several turns as it does with a real tokenizer.
+A prompt that contains an earlier answer is therefore tokenised to the generated tokens, and prefix caching
+works over several turns as with a real tokenizer.
 """
 
 from hashlib import blake2b
 
 BYTES_PER_TOKEN = 4
+"""Number of bytes per token of the simulated tokenizer."""
 _PAD = b" "
 _WORDS = (
     "the and for are but not you all any can had her was one our out day get has him his how man new now old see two "
@@ -15,7 +17,7 @@ _WORDS = (
     "tie top toy try war wet win yes yet zoo air arm art ask bad bag bar bay bed bit bow bus buy"
 )
 VOCABULARY = tuple(f"{word} ".encode() for word in _WORDS.split())
-"""Everything the simulated engine can say; each entry is exactly one token."""
+"""All words that the simulated engine generates; each entry is exactly one token."""
 
 _STEP = 6364136223846793005
 _INCREMENT = 1442695040888963407
@@ -23,19 +25,19 @@ _MASK = (1 << 64) - 1
 
 
 def encode(text: str) -> bytes:
-    """UTF-8 of `text`, padded with blanks to whole tokens."""
+    """Return `text` as UTF-8, padded with blanks to whole tokens."""
     raw = text.encode("utf-8", "replace")
     rest = len(raw) % BYTES_PER_TOKEN
     return raw + _PAD * (BYTES_PER_TOKEN - rest) if rest else raw
 
 
 def count(content: bytes) -> int:
-    """Tokens in padded content."""
+    """Return the number of tokens in padded content."""
     return len(content) // BYTES_PER_TOKEN
 
 
 def token_ids(content: bytes) -> list[int]:
-    """Token ids of padded content: its four bytes as a number."""
+    """Return the token ids of padded content: each token's four bytes as a number."""
     return [
         int.from_bytes(content[start : start + BYTES_PER_TOKEN], "big")
         for start in range(0, len(content), BYTES_PER_TOKEN)
@@ -43,14 +45,15 @@ def token_ids(content: bytes) -> list[int]:
 
 
 def from_ids(ids: list[int]) -> bytes:
-    """Content of token ids."""
+    """Return the content of token ids."""
     return b"".join((token & 0xFFFFFFFF).to_bytes(BYTES_PER_TOKEN, "big") for token in ids)
 
 
 def block_hashes(content: bytes, block_size: int, salt: str, known: list[int]) -> list[int]:
-    """Chained hashes of the full blocks of `content`; `known` (hashes of its first blocks) is extended and returned.
+    """Return chained hashes of the full blocks of `content`, extending `known` (the hashes of its first
+    blocks).
 
-    The salt enters the first hash and so all of them: tenants with different salts never share a block.
+    The salt is part of the first hash and so of all: tenants with different salts never share a block.
     """
     width = block_size * BYTES_PER_TOKEN
     previous = known[-1].to_bytes(8, "big") if known else blake2b(salt.encode(), digest_size=8).digest()
@@ -61,13 +64,13 @@ def block_hashes(content: bytes, block_size: int, salt: str, known: list[int]) -
 
 
 def chat_prompt(messages: list[tuple[str, str]]) -> bytes:
-    """The chat template: every message in whole tokens, then the assistant's opening."""
+    """Apply the chat template: every message in whole tokens, then the assistant's opening."""
     parts = [encode(f"<|{role}|>") + encode(content) for role, content in messages]
     return b"".join([*parts, encode("<|assistant|>")])
 
 
 class HashSampler:
-    """Words chosen by a hash of prompt, seed and choice number: the same question, the same answer."""
+    """Chooses words by a hash of prompt, seed and choice number; equal requests have equal answers."""
 
     def __init__(self, content: bytes, seed: int, choice: int) -> None:
         digest = blake2b(
@@ -76,10 +79,10 @@ class HashSampler:
         self._state = int.from_bytes(digest.digest(), "big")
 
     def length(self) -> int:
-        """How many tokens the answer has when nothing limits it: 16 to 271, by the hash."""
+        """Return the tokens of an unlimited answer: 16 to 271, by the hash."""
         return 16 + (self._state >> 40) % 256
 
     def next(self) -> bytes:
-        """The next token's bytes."""
+        """Return the next token's bytes."""
         self._state = (self._state * _STEP + _INCREMENT) & _MASK
         return VOCABULARY[(self._state >> 33) % len(VOCABULARY)]

@@ -1,4 +1,4 @@
-"""Tokens as the simulated engine counts them, so that exact matching can be tried without a GPU."""
+"""The simulated engine's tokenizer, for exact prefix matching without a GPU."""
 
 import msgspec
 
@@ -12,10 +12,10 @@ _messages = msgspec.json.Decoder(list[Message])
 
 
 class SimulatedTokenizer:
-    """The simulated engine's template and tokens: four bytes of text each."""
+    """Applies the simulated engine's chat template and counts four bytes of text as one token."""
 
     def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
-        """The prompt's packed token ids. Raises TokenizationError."""
+        """Return the prompt's packed token ids. Raises TokenizationError."""
         del salt, reasoning
         if prepared.endpoint == "chat":
             messages = _messages.decode(prepared.fields["messages"])

@@ -1,1 +1,1 @@
-"""The cluster in a box: the live scheduler's own core against simulated replicas, baselines and workloads."""
+"""The pool simulator: the live scheduler's own core with simulated replicas, baselines and workloads."""

@@ -1,8 +1,10 @@
-"""What scaling policies cost at equal service: days of load, each policy tuned to the same share of promises kept.
+"""Compares what scaling policies cost at equal service: days of load, each policy tuned to the same SLO
+attainment.
 
-Every policy has one knob. It is found by bisection on days that are then left out (tuning seeds), so that each policy
-keeps the same share of promises at the fewest GPU hours it can; the days compared are others. Only the static peak is
-found on the compared days themselves: what a few other days need may be too few for these, and then nothing is equal.
+Every policy has one knob. It is found by bisection on tuning days (tuning seeds), which are then left out, so
+that each policy reaches the same SLO attainment with the fewest GPU hours it can. The days compared are others.
+Only the static peak is tuned on the compared days themselves: a replica count that suffices for the tuning days
+may be too small for the compared ones, and the policies would no longer offer equal service.
 """
 
 import math
@@ -21,10 +23,11 @@ from sim.pool.autoscaling_scenario import ANTIPHASE, Scenario, play
 from sim.pool.stats import Interval, interval
 
 PAST_DAYS = 3
-"""Days that the forecast has seen before the day that is played."""
+"""Number of days that the forecast has observed before the simulated day."""
 TUNING_SEED = 1_000
+"""Seed of the first tuning day."""
 STEPS = 5
-"""Bisection steps on a knob."""
+"""Number of bisection steps when a knob is tuned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +36,28 @@ class Policy:
 
     name: str
     make: Callable[[Scenario, float, int], Scaler]
-    """From a knob and the day's seed (for what a pool remembers of the days before)."""
+    """Builds the scaler from the scenario, a knob and the day's seed, which also determines the history it
+    starts with.
+    """
     loosest_knob: float
-    """The knob at which it keeps most promises."""
+    """The knob value at which the policy meets the SLO most often."""
     tightest_knob: float
     whole: bool = False
     """Whether the knob is a whole number."""
     within: Callable[[Scenario, float], Scenario] = lambda scenario, _: scenario
-    """The scenario at a knob: where the knob is the number of hosts, the scenario on so many."""
+    """Returns the scenario for a knob; where the knob is a number of hosts, the scenario with that many hosts."""
     hindsight: bool = False
-    """Whether its knob is found on the very days that are compared."""
+    """Whether the knob is tuned on the same days that are compared."""
 
     def play(self, scenario: Scenario, knob: float, seed: int, day: Sequence[Arrival]) -> DayResult:
-        """A day with this knob."""
+        """Simulate one day of arrivals with this knob."""
         found = self.within(scenario, knob)
         return play(found, self.make(found, knob, seed), day)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One policy on one workload."""
+    """The results of one policy on one workload."""
 
     policy: str
     workload: str
@@ -67,7 +72,9 @@ class Outcome:
 def penstock_scaler(
     scenario: Scenario, knob: float, seed: int, *, forecasting: bool = True, name: str = "penstock"
 ) -> PenstockScaler:
-    """Our autoscaler with `knob` as the share of promises that chance may break, and its memory of the days before."""
+    """Return Penstock's autoscaler with the history of earlier days; `knob` is its tolerated share of SLO
+    violations.
+    """
     smoothing = Smoothing(day_s=scenario.day_s)
     settings = AutoscalerSettings(Margins(misses=knob), smoothing, forecasting=forecasting)
     scaler = PenstockScaler(scenario.specs, settings, name)
@@ -92,7 +99,7 @@ POLICIES: dict[str, Policy] = {
     "penstock": Policy("penstock", penstock_scaler, 0.0005, 0.5),
     "bound": Policy("bound", oracle, 1_000.0, 3.0),
 }
-"""`reactive` is ours without the forecast; `bound` knows the day."""
+"""Scaling policies by name: `reactive` is Penstock's without the forecast, `bound` knows the whole day in advance."""
 
 SHARED: dict[str, Policy] = {
     "static": Policy(
@@ -115,21 +122,24 @@ SHARED: dict[str, Policy] = {
         24, 2, whole=True, within=lambda s, hosts: s.on(round(hosts)),
     ),
 }  # fmt: skip
-"""Policies for contracted hosts that two models share; the knob is the number of hosts, which are paid for at all
-times. `static` divides the hosts between the models. The competitors do not know hosts and are left out.
+"""Policies by name for contracted hosts that two models share.
+
+The knob is the number of hosts, which are paid for at all times. `static` divides the hosts between the models.
+The competitors do not model hosts and are left out.
 """
 
 
 def policies_for(workload: str) -> Mapping[str, Policy]:
-    """The policies that a workload can be played with, by name."""
+    """Return the policies that can run a workload, by name."""
     return SHARED if workload == ANTIPHASE else POLICIES
 
 
 def tune(scenario: Scenario, policy: Policy, target: float, days: Mapping[int, Sequence[Arrival]]) -> float:
-    """The stingiest knob that keeps `target` of the promises on the tuning days, by bisection on a log scale.
+    """Return the cheapest knob that reaches the attainment `target` (0 to 1) on the tuning days, by bisection
+    on a log scale.
 
-    Attainment is taken to fall with the knob, which it does but for noise; where even the generous end does not reach
-    the target, that end is returned.
+    Attainment is assumed to fall from the loosest to the tightest knob, apart from noise. Where even the loosest
+    knob misses the target, that knob is returned.
     """
 
     def keeps(knob: float) -> bool:
@@ -158,7 +168,7 @@ def compare(
     tuning_days: int = 2,
     on_progress: Callable[[str], None] = lambda words: None,
 ) -> list[Outcome]:
-    """All policies on one scenario at equal service."""
+    """Run all policies on one scenario at equal service."""
     trial = {TUNING_SEED + n: scenario.arrivals(TUNING_SEED + n) for n in range(tuning_days)}
     days = {seed: scenario.arrivals(seed) for seed in range(1, seeds + 1)}
     outcomes = []

@@ -1,10 +1,11 @@
-"""What any policy could save: a schedule made in full knowledge of the day, with the same delays and the same routing.
+"""Computes what any policy could save: a schedule with full knowledge of the day, under the same delays and
+routing.
 
-The day is played at every constant number of replicas, which tells how many promises each number breaks in each slice
-of the day. Dynamic programming then finds the schedule with the fewest GPU seconds plus `price` times broken promises,
-where a replica that comes up holds its GPUs for as long as it wakes. The price is tuned like every other policy's knob.
-The schedule may break its promises where breaking them saves most, which no law of margins can; what it does not see is
-that a replica comes up with an empty cache.
+The day is simulated at every constant number of replicas, which gives the SLO violations of each number in each
+slice of the day. Dynamic programming then finds the schedule that minimises GPU seconds plus `price` times
+violations, where a waking replica holds its GPUs for its wake time. The price is tuned like every other
+policy's knob. The schedule may accept violations where that saves most. It ignores that a woken replica starts
+with an empty cache.
 """
 
 import math
@@ -17,20 +18,25 @@ from sim.pool.autoscaling_policies import Static
 from sim.pool.autoscaling_scenario import Scenario, first_need, play
 
 SLICE_S = 60.0
-"""Length of a slice of the schedule: shorter than a wake, long enough for its promises to be its own."""
+"""Length of a slice of the schedule in seconds: shorter than a wake, long enough to attribute violations to one
+slice.
+"""
 PATIENCE_S = 10.0
-"""Seconds after which requests leave while constant replica counts are played, so that one overloaded hour does not
-spoil the next."""
+"""Queue timeout in seconds while constant replica counts are simulated, so that one overloaded hour does not
+affect the next.
+"""
 
 NEGLIGIBLE_SHARE = 0.005
-"""Share of SLO violations at which no larger replica count is tried."""
+"""Share of SLO violations (0 to 1) at or below which no larger replica count is tried."""
 
 ViolationTable = Sequence[Sequence[int]]
-"""Promises broken in each slice of the day, by number of replicas; the first row is of one replica."""
+"""SLO violations in each slice of the day, by number of replicas; the first row is for one replica."""
 
 
 def slices(violations: Sequence[float], day_s: float) -> list[int]:
-    """Broken promises counted by the slice of the day in which their requests came."""
+    """Count SLO violations by the slice of the day in which their requests arrived; times and `day_s` are in
+    seconds.
+    """
     counts = [0] * math.ceil(day_s / SLICE_S)
     for at in violations:
         counts[min(int(at / SLICE_S), len(counts) - 1)] += 1
@@ -38,10 +44,11 @@ def slices(violations: Sequence[float], day_s: float) -> list[int]:
 
 
 def schedule(table: ViolationTable, price_s: float, wake: float, start: int) -> list[int]:
-    """Replicas that should serve in each slice: least `SLICE_S * N + wake * ups + price_s * broken promises`.
+    """Return the replicas for each slice that minimise `SLICE_S * N + wake * ups + price_s * violations`.
 
-    `price_s` is what a broken promise may cost in replica seconds, `wake` how long one that comes up holds its GPUs,
-    and `start` how many serve when the day begins. Exact, by dynamic programming over slices.
+    `price_s` is the cost of one violation in replica seconds, `wake` the seconds for which a waking replica
+    holds its GPUs without serving, and `start` the number of replicas at the start of the day. The result is
+    exact, by dynamic programming over slices.
     """
     numbers = range(1, len(table) + 1)
     best = [wake * max(0, n - start) for n in numbers]
@@ -57,7 +64,9 @@ def schedule(table: ViolationTable, price_s: float, wake: float, start: int) -> 
 
 
 def _step(best: Sequence[float], wake: float) -> tuple[list[float], list[int]]:
-    """Cheapest ways into each number from the slice before: down is free, up costs a wake each."""
+    """Return the lowest cost of each replica count and its predecessor: scaling down is free, each wake costs
+    `wake`.
+    """
     costs, steps = list(best), list(range(len(best)))
     for index in range(len(best) - 2, -1, -1):
         if costs[index + 1] < costs[index]:
@@ -69,9 +78,10 @@ def _step(best: Sequence[float], wake: float) -> tuple[list[float], list[int]]:
 
 
 def shares(first: ViolationTable, second: ViolationTable, hosts: int) -> list[int]:
-    """Hosts of `hosts` that the first of two models should have in each slice, the second having the rest.
+    """Return how many of `hosts` the first of two models gets in each slice; the second model gets the rest.
 
-    Fewest broken promises, by dynamic programming; a host that changes hands costs a promise, so that ties stay put.
+    Dynamic programming minimises SLO violations. Moving a host between models costs as much as one violation,
+    which keeps the assignment stable on ties.
     """
     numbers = range(1, hosts)
     best = [0.0 for _ in numbers]
@@ -102,7 +112,7 @@ def _violations(table: ViolationTable, number: int, index: int) -> int:
 
 
 def _backwards(best: Sequence[float], came: Sequence[Sequence[int]]) -> list[int]:
-    """The numbers of the cheapest way, found from its end."""
+    """Trace the cheapest schedule back from its last slice."""
     path = [min(range(len(best)), key=best.__getitem__)]
     for steps in reversed(came):
         path.append(steps[path[-1]])
@@ -110,16 +120,20 @@ def _backwards(best: Sequence[float], came: Sequence[Sequence[int]]) -> list[int
 
 
 class OraclePolicy:
-    """A policy that follows numbers found for the day, waking each replica so that it serves in time."""
+    """A policy that follows replica counts computed for the day and wakes each replica early enough to serve on
+    time.
+    """
 
     name = "bound"
 
     def __init__(self, specs: Mapping[str, ModelSpec], numbers: Mapping[str, Sequence[int]]) -> None:
-        """`numbers`: replicas that should serve in each slice, by model."""
+        """`numbers` holds, for each model, the replicas that should serve in each slice."""
         self._specs, self._numbers = specs, numbers
 
     def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
-        """Retire what the day needs no more, the coldest cache first; wake what it needs by the time it would serve."""
+        """Retire surplus replicas, coldest cache first, and wake those that are needed by the time they would
+        serve.
+        """
         rungs: dict[str, Rung] = {}
         free = {host.host_id: host.gpus for host in seen.hosts}
         lacking: list[tuple[ModelSpec, list[ReplicaObservation], int]] = []
@@ -140,7 +154,9 @@ class OraclePolicy:
         return rungs
 
     def _wanted(self, spec: ModelSpec, resting: Sequence[ReplicaObservation], now: float) -> int:
-        """The most that any slice needs between now and when the quickest of those that rest would serve."""
+        """Return the largest count of any slice between `now` and the time at which the fastest resting replica
+        would serve.
+        """
         ahead = min((wake_s(spec, replica) for replica in resting), default=0.0)
         plan = self._numbers[spec.model]
         first, last = (min(int(at / SLICE_S), len(plan) - 1) for at in (now, now + ahead))
@@ -150,7 +166,7 @@ class OraclePolicy:
 def _woken(
     spec: ModelSpec, resting: Sequence[ReplicaObservation], count: int, free: dict[str, int]
 ) -> dict[str, Rung]:
-    """The quickest `count` of those that rest where there is room, which is taken from `free`."""
+    """Wake the `count` resting replicas with the shortest wake time that fit, and subtract their GPUs from `free`."""
     rungs: dict[str, Rung] = {}
     for replica in sorted(resting, key=lambda replica: (wake_s(spec, replica), replica.replica_id)):
         if len(rungs) < count and free[replica.host_id] >= spec.capacity.gpus:
@@ -160,7 +176,7 @@ def _woken(
 
 
 def oracle(scenario: Scenario, price_s: float, seed: int) -> OraclePolicy:
-    """The bound for pools that hold GPUs only as long as they use them; `price_s` as in `schedule`."""
+    """Return the bound for pools that pay for GPUs only while they use them; `price_s` is as in `schedule`."""
     numbers = {}
     for model, spec in scenario.specs.items():
         wake = spec.ladder[scenario.rest].wake_s
@@ -169,7 +185,7 @@ def oracle(scenario: Scenario, price_s: float, seed: int) -> OraclePolicy:
 
 
 def shared_oracle(scenario: Scenario, seed: int) -> OraclePolicy:
-    """The bound for contracted hosts that two models share, each host with one of them awake at a time."""
+    """Return the bound for contracted hosts that two models share, where each host has one model awake at a time."""
     one, other = scenario.specs
     hosts = len(scenario.hosts)
     numbers = shares(_table(scenario, one, seed), _table(scenario, other, seed), hosts)
@@ -177,7 +193,9 @@ def shared_oracle(scenario: Scenario, seed: int) -> OraclePolicy:
 
 
 def _table(scenario: Scenario, model: str, seed: int) -> ViolationTable:
-    """Promises broken in each slice of the day that belongs to `seed`, at every number up to where few are broken."""
+    """Return the violations in each slice of the day of `seed`, for every replica count until violations are
+    negligible.
+    """
     if (model, seed) not in scenario.tables:
         alone = scenario.alone(model)
         day = alone.arrivals(seed)

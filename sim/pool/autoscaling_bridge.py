@@ -1,4 +1,4 @@
-"""Any scaling policy as a controller of the stepwise cluster: its view in, rungs out as actions."""
+"""Runs any scaling policy as a controller of the stepwise cluster: translates its view and the resulting actions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,11 +19,15 @@ from workers.wire import ReplicaState
 
 _BLOCK_TOKENS = 64
 _CACHE_S = 600.0
-"""Reused blocks are taken to have been hit once in this time: the cluster counts blocks, not hits."""
+"""Seconds within which each reused block is assumed to have been hit once, because the cluster counts blocks,
+not hits.
+"""
 
 
 class ScalerController:
-    """Implements the cluster's Controller. Every replica has GPUs of its own; `day_s` is the forecast's season."""
+    """Implements the cluster's Controller. Each replica has its own GPUs; `day_s` is the forecast's season in
+    seconds.
+    """
 
     every_s = PLAN_INTERVAL_S
 
@@ -34,7 +38,7 @@ class ScalerController:
         self._known: dict[str, ReplicaView] = {}
 
     def observe(self, view: PoolView, now: float) -> Sequence[PoolAction]:
-        """Look through the policy's eyes and do what it wants."""
+        """Translate the pool's view for the policy, and return the actions that its decision requires."""
         demand = [self._demand(model, view.loads.get(model, ModelLoad())) for model in self._specs]
         # No agent reports a stopped replica: its last report is kept.
         present = {each.replica_id: each for each in view.replicas if each.model in self._specs}
@@ -99,7 +103,9 @@ class ScalerController:
         return Rung.SLEEP_2 if view.sleep_levels.get(each.replica_id, 1) >= 2 else Rung.SLEEP_1
 
     def _demand(self, model: str, load: ModelLoad) -> DemandObservation:
-        """The cluster tells totals, not squares: lengths are taken to scatter like an exponential."""
+        """Return the model's demand; the cluster reports only totals, so lengths are assumed to vary like an
+        exponential.
+        """
         prompt, uncached, output = self._means.get(model, (0.0, 0.0, 0.0))
         if load.arrived:
             prompt = load.prompt_tokens / load.arrived

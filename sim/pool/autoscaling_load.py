@@ -1,7 +1,7 @@
-"""What a day asks of a pool: curves of load over a day, and the requests that follow them.
+"""Generates a day's load for a pool: arrival-rate curves over a day, and the requests that follow them.
 
-A day may be compressed: `day_s` is its length in the simulation. Wake times and the five minutes before scaling down
-are not compressed with it, so a compressed day is harder on every policy than a real one.
+A day may be compressed: `day_s` is its length in the simulation. Wake times and the five minutes before scaling
+down are not compressed with it, so a compressed day is harder for every policy than a real one.
 """
 
 import math
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 Curve = Callable[[float], float]
-"""Place in the day (0 to 1) -> load as a share of the daily peak."""
+"""Maps the position in the day (0 to 1) to the load as a share of the daily peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request, as little of it as a pool needs."""
+    """One request, reduced to the fields that a pool needs."""
 
     key: int
     at: float
@@ -25,26 +25,28 @@ class Arrival:
     output: int
     session: int
     prefix: int
-    """Leading prompt tokens that the session's previous request left in the cache of where it ran."""
+    """Number of leading prompt tokens that the session's previous request left in the cache of the replica that
+    ran it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What requests look like: lognormal lengths, and conversations that come back."""
+    """Request lengths: lognormal token counts, and conversations that return."""
 
     prompt: float = 6000.0
     prompt_cv: float = 1.0
     output: float = 350.0
     output_cv: float = 0.8
     returning: float = 0.5
-    """Share of requests that continue a conversation of the last few hundred."""
+    """Share of requests (0 to 1) that continue one of the open conversations."""
     max_prompt: int = 60_000
     conversations: int = 64
-    """How many are open at once; of these the hottest come back most (Zipf-like)."""
+    """Number of conversations open at once; recent ones return most often (Zipf-like)."""
 
 
 def diurnal(place: float) -> float:
-    """A consumer product's day: low at four in the morning, a shoulder at noon, the peak in the evening."""
+    """Return a consumer product's load: lowest at four in the morning, a shoulder at noon, the peak in the evening."""
     hour = 24.0 * place
     return max(
         0.12,
@@ -55,7 +57,9 @@ def diurnal(place: float) -> float:
 
 
 def office(place: float) -> float:
-    """A working day: nothing much before eight, two steep ramps around lunch, quiet from seven on."""
+    """Return an office product's load: almost none before eight, two steep ramps around lunch, low from seven
+    in the evening.
+    """
     hour = 24.0 * place
     work = (
         _ramp(hour, 7.5, 9.5)
@@ -66,7 +70,7 @@ def office(place: float) -> float:
 
 
 def evening(place: float) -> float:
-    """The office's day, twelve hours later."""
+    """Return the office curve shifted by twelve hours."""
     return office((place + 0.5) % 1.0)
 
 
@@ -76,20 +80,20 @@ def _ramp(hour: float, start: float, end: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The load of one model over one simulated day: a curve with weather, and perhaps a flash crowd."""
+    """The load of one model over one simulated day: a curve with noise, and optionally a flash crowd."""
 
     curve: Curve
     peak_rps: float
     day_s: float
     weather: float = 0.06
-    """Standard deviation of slow multiplicative noise; days also differ by this as a whole."""
+    """Standard deviation of the slow multiplicative noise, and of the factor by which whole days differ."""
     flash: float = 0.0
-    """Height of a flash crowd in shares of the peak; 0 = none."""
+    """Height of a flash crowd as a share of the daily peak; 0 = none."""
     flash_rise_s: float = 60.0
     flash_fade_s: float = 600.0
 
     def rates(self, rng: random.Random, step_s: float = 10.0) -> list[float]:
-        """Requests a second, for every `step_s` of the day."""
+        """Return the arrival rate in requests per second for every `step_s` of the day."""
         count = round(self.day_s / step_s)
         whole = math.exp(rng.gauss(0.0, self.weather))
         stay = math.exp(-step_s / 900.0)
@@ -112,7 +116,9 @@ class Day:
 
 
 def past(day: Day, days: int, bin_s: float, seed: int) -> list[int]:
-    """Arrivals a bin of the days before, as a pool that has run for a while remembers them; without flash crowds."""
+    """Return arrivals per bin of `bin_s` seconds for the preceding `days`, without flash crowds, as the
+    forecast's history.
+    """
     rng = random.Random(f"past {seed}")  # noqa: S311
     counts: list[int] = []
     plain = Day(day.curve, day.peak_rps, day.day_s, day.weather)
@@ -122,7 +128,7 @@ def past(day: Day, days: int, bin_s: float, seed: int) -> list[int]:
 
 
 def arrivals(days: Sequence[tuple[str, Day, Lengths]], seed: int) -> list[Arrival]:
-    """The requests of one day of all models, in order of arrival; the same seed gives the same requests."""
+    """Return one day's requests of all models in order of arrival; the same seed gives the same requests."""
     found: list[Arrival] = []
     for model, day, lengths in days:
         rng = random.Random(f"{model} {seed}")  # noqa: S311
@@ -140,7 +146,7 @@ def arrivals(days: Sequence[tuple[str, Day, Lengths]], seed: int) -> list[Arriva
 
 
 def _times(day: Day, rng: random.Random, step_s: float = 10.0) -> Iterator[float]:
-    """A Poisson process with the day's rates: unit arrivals through the inverse of the cumulative rate."""
+    """Yield the arrivals of a Poisson process with the day's rates, by inverting the cumulative rate."""
     rates = day.rates(rng, step_s)
     total, sums = 0.0, [0.0]
     for rate in rates:
@@ -154,7 +160,7 @@ def _times(day: Day, rng: random.Random, step_s: float = 10.0) -> Iterator[float
 
 
 class _Conversations:
-    """Open conversations; the front of the list continues more often than its end."""
+    """Open conversations; those at the front of the list continue more often than those at its end."""
 
     def __init__(self, lengths: Lengths, rng: random.Random) -> None:
         self._lengths, self._rng = lengths, rng
@@ -163,7 +169,7 @@ class _Conversations:
         self._count = 0
 
     def next(self) -> tuple[int, int, int]:
-        """Session, prompt tokens, and how many of them its last request already had."""
+        """Return a session, its prompt tokens, and how many of them its previous request already contained."""
         fresh = _lognormal(self._lengths.prompt, self._lengths.prompt_cv, self._rng)
         if self._open and self._rng.random() < self._lengths.returning:
             session = self._open[int(len(self._open) * self._rng.random() ** 2)]
@@ -181,7 +187,7 @@ class _Conversations:
         return self._count, min(fresh, self._lengths.max_prompt), 0
 
     def record(self, session: int, tokens: int) -> None:
-        """The conversation is now so long."""
+        """Record that the conversation now has `tokens` tokens."""
         if session in self._sizes:
             self._sizes[session] = tokens
 
@@ -192,7 +198,7 @@ def _lognormal(mean: float, cv: float, rng: random.Random) -> int:
 
 
 def _poisson(mean: float, rng: random.Random) -> int:
-    """A Poisson number, by counting exponential gaps (small means) or the normal approximation."""
+    """Draw a Poisson number: by counting exponential gaps for small means, otherwise by the normal approximation."""
     if mean > 60.0:
         return max(0, round(rng.gauss(mean, math.sqrt(mean))))
     count, mark = 0, rng.expovariate(1.0)

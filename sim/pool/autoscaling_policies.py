@@ -1,7 +1,7 @@
-"""Scaling policies: ours, and what is in use elsewhere, behind one protocol. Each competitor has one knob.
+"""Scaling policies behind one protocol: Penstock's and those in use elsewhere. Each competitor has one knob.
 
-The competitors decide a number; replicas come up quickest rung first and go down youngest first, as a Kubernetes
-deployment removes its newest pods.
+The competitors decide a replica count. Replicas wake in order of wake time and stop newest first, as a
+Kubernetes deployment removes its newest pods.
 """
 
 import math
@@ -29,14 +29,14 @@ class PenstockScaler:
         self.plan: Plan | None = None
 
     def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
-        """Observe and plan."""
+        """Record the observation and plan the rungs."""
         self.autoscaler.observe(seen)
         self.plan = self.autoscaler.plan()
         return {row.replica_id: row.rung for row in self.plan.replicas}
 
 
 class ByCount:
-    """A policy that decides how many; `decide` is its whole subject."""
+    """Base of the policies that decide a replica count; subclasses implement `decide`."""
 
     name = ""
     every_s = 15.0
@@ -48,7 +48,7 @@ class ByCount:
         self._wanted: dict[str, deque[tuple[float, int]]] = {model: deque() for model in specs}
 
     def evaluate(self, seen: Observation) -> Mapping[str, Rung]:
-        """Decide anew every `every_s`; down only to the largest number wanted in the stabilisation window."""
+        """Decide every `every_s` seconds; scale down only to the largest count wanted in the stabilisation window."""
         if seen.now < self._next_at:
             return {}
         self._next_at = seen.now + self.every_s
@@ -62,7 +62,9 @@ class ByCount:
         return rungs
 
     def decide(self, spec: ModelSpec, awake: list[ReplicaObservation], waiting: int) -> int:
-        """How many should be awake, given those that are (or come up) and the requests that wait for none."""
+        """Return how many replicas should be awake, given those that are awake or waking and the requests
+        without a replica.
+        """
         raise NotImplementedError
 
     def _stabilised(self, model: str, want: int, now: float, count: int) -> int:
@@ -74,7 +76,7 @@ class ByCount:
 
 
 class Static(ByCount):
-    """The same number all day. Knob: the number."""
+    """A constant number of replicas for the whole day. Its knob is that number."""
 
     name = "static"
 
@@ -83,14 +85,15 @@ class Static(ByCount):
         self._replicas = replicas
 
     def decide(self, spec: ModelSpec, awake: list[ReplicaObservation], waiting: int) -> int:
-        """Always the same."""
+        """Return the constant number."""
         del spec, awake, waiting
         return self._replicas
 
 
 class Hpa(ByCount):
-    """Kubernetes' horizontal pod autoscaler on requests in flight per replica: N' = ceil(N * metric / target), with
-    a tolerance of 10 %, every 15 s, five minutes' stabilisation before going down. Knob: the target.
+    """Kubernetes' horizontal pod autoscaler on requests in flight per replica: N' = ceil(N * metric / target),
+    with a tolerance of 10 %, evaluated every 15 s, and five minutes of stabilisation before scaling down. Its
+    knob is the target.
     """
 
     name = "hpa"
@@ -100,7 +103,7 @@ class Hpa(ByCount):
         self._target = target
 
     def decide(self, spec: ModelSpec, awake: list[ReplicaObservation], waiting: int) -> int:
-        """The published formula over the replicas that serve."""
+        """Apply the published formula to the serving replicas."""
         del spec
         serving = max(1, sum(replica.ready_in_s <= 0.0 for replica in awake))
         flight = waiting + sum(replica.running for replica in awake)
@@ -111,9 +114,12 @@ class Hpa(ByCount):
 
 
 class Wva(ByCount):
-    """llm-d's workload variant autoscaler, by saturation: one more when the mean spare KV cache is below 0.1 or the
-    mean spare queue below 3, none while one comes up; one less when the rest, with the load of the one that goes,
-    would keep both. A replica counts as full at 80 % KV or 5 waiting. Knob: a factor on the KV figures.
+    """llm-d's workload variant autoscaler, by saturation.
+
+    It adds one replica when the mean spare KV cache is below 0.1 or the mean spare queue is below 3, and none
+    while one is waking. It removes one when the remaining replicas would still have both after taking over its
+    load. A replica counts as full at 80 % KV usage or 5 waiting requests. The knob is a factor on the KV
+    figures.
     """
 
     name = "wva"
@@ -128,7 +134,7 @@ class Wva(ByCount):
         self._factor = factor
 
     def decide(self, spec: ModelSpec, awake: list[ReplicaObservation], waiting: int) -> int:
-        """The published rule."""
+        """Apply the published rule."""
         serving = [replica for replica in awake if replica.ready_in_s <= 0.0]
         if not serving:
             return max(1, len(awake))
@@ -150,7 +156,9 @@ class Wva(ByCount):
 
 
 def count_rungs(spec: ModelSpec, replicas: list[ReplicaObservation], count: int) -> dict[str, Rung]:
-    """Rungs for `count` awake: quickest to wake first, youngest to go first."""
+    """Return the rungs for `count` awake replicas: those that wake fastest are woken first, the newest are
+    stopped first.
+    """
     awake = [replica for replica in replicas if replica.rung is Rung.AWAKE]
     if len(awake) < count:
         resting = [replica for replica in replicas if replica.rung is not Rung.AWAKE]

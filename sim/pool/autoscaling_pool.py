@@ -1,7 +1,8 @@
-"""A pool played for a day under a scaling policy: GPUs held, promises kept.
+"""Simulates a pool for a day under a scaling policy, and measures GPU time and SLO attainment.
 
-Routing is the same for every policy, in the scheduler's manner: to the warm replica unless another would be a second
-faster, engine queues short, the rest waits in one queue a model. Only what the policies decide differs.
+Routing follows the scheduler for every policy: to the warm replica unless another would be one second faster,
+with short engine queues, and one queue per model for the remaining requests. Only the policies' decisions
+differ.
 """
 
 import math
@@ -25,13 +26,13 @@ from sim.pool.autoscaling_replica import FluidReplica, RunningRequest
 from sim.pool.autoscaling_result import DayResult
 
 PLAN_INTERVAL_S = 2.0
-"""Seconds between two evaluations of a policy; slower policies skip some."""
+"""Seconds between two evaluations of a policy; slower policies skip some evaluations."""
 SHORT_QUEUE_S = 0.6
-"""Prefill work that a replica may have before requests wait in the scheduler's queue instead."""
+"""Seconds of prefill work that a replica may have before requests wait in the scheduler's queue instead."""
 AFFINITY_SLACK_S = 1.0
-"""How much later a warm replica may be than the best one."""
+"""Seconds by which a warm replica may be slower than the best one and still be chosen."""
 HIT_MEMORY_S = 180.0
-"""Time constant of a replica's hit rate."""
+"""Time constant of a replica's hit rate, in seconds."""
 
 
 class Scaler(Protocol):
@@ -53,7 +54,7 @@ class PoolReplica:
     rung: Rung
     engine: FluidReplica
     ready_at: float = 0.0
-    """When a waking replica serves; infinity while it waits for its GPUs."""
+    """Time at which a waking replica starts to serve, in seconds; infinity while it waits for its GPUs."""
     draining: bool = False
     since: float = 0.0
     came_from: Rung = Rung.STOPPED
@@ -62,7 +63,7 @@ class PoolReplica:
     version: int = 0
 
     def holds_gpus(self) -> bool:
-        """Whether its GPUs are its own now."""
+        """Whether the replica holds its GPUs at present."""
         return self.draining or (self.rung is Rung.AWAKE and self.ready_at < math.inf)
 
     def serves(self, now: float) -> bool:
@@ -70,7 +71,7 @@ class PoolReplica:
         return self.rung is Rung.AWAKE and not self.draining and self.ready_at <= now
 
     def hits(self, now: float, tokens: float = 0.0) -> float:
-        """Hit tokens a second of late; `tokens` more have just been hit."""
+        """Return the recent rate of cached tokens per second, after adding `tokens` cached tokens at `now`."""
         self.hit_rate *= math.exp((self.hit_at - now) / HIT_MEMORY_S)
         self.hit_rate += tokens / HIT_MEMORY_S
         self.hit_at = now
@@ -78,14 +79,14 @@ class PoolReplica:
 
 
 class _Demand:
-    """What came for a model since the last look."""
+    """Arrivals of one model since the last observation."""
 
     def __init__(self) -> None:
         self.count = 0
         self.prompt = self.uncached = self.uncached_sq = self.output = self.output_sq = 0.0
 
     def take(self, model: str, queue: Sequence[Arrival]) -> DemandObservation:
-        """As an observation; counting begins anew."""
+        """Return the counts as an observation and reset them."""
         count = max(1, self.count)
         seen = DemandObservation(
             model,
@@ -115,7 +116,9 @@ class DayPool:
         *,
         patience_s: float = math.inf,
     ) -> None:
-        """Requests that waited longer than `patience_s` for a replica leave unanswered, with their promises broken."""
+        """Requests that wait longer than `patience_s` seconds for a replica leave unanswered and count as SLO
+        violations.
+        """
         self._patience_s = patience_s
         self._slots = {slot.replica_id: slot for slot in slots}
         self._hosts = {host.host_id: host for host in hosts}
@@ -134,7 +137,7 @@ class DayPool:
         self.result = DayResult()
 
     def play(self, arrivals: Sequence[Arrival]) -> DayResult:
-        """The whole day; what still runs at its end is served by what is awake then."""
+        """Simulate the whole day; requests that still run at its end are completed by the awake replicas."""
         look_at, index, last = 0.0, 0, len(arrivals)
         self.result.requests = last
         for arrival in arrivals:
@@ -175,7 +178,7 @@ class DayPool:
             self._send(queue.popleft(), slot, now)
 
     def _choose(self, arrival: Arrival, now: float) -> PoolReplica | None:
-        """The warm replica, or the one with the shortest prefill; None when every engine queue is full."""
+        """Return the warm replica or the one with the shortest prefill; None when every engine queue is full."""
         best, best_s = None, math.inf
         warm, warm_s, warm_hit = None, math.inf, 0
         for slot in self._of[arrival.model]:
@@ -277,7 +280,7 @@ class DayPool:
         self._start_waiting(now)
 
     def observation(self, now: float) -> Observation:
-        """What a policy sees."""
+        """Return the observation that a policy receives."""
         replicas = [
             ReplicaObservation(
                 slot.replica_id,
@@ -315,7 +318,7 @@ class DayPool:
             self.result.scale_ups += 1
 
     def _start_waiting(self, now: float) -> None:
-        """Begin to wake those whose GPUs are free."""
+        """Start to wake the replicas whose GPUs have become free."""
         for slot in self._slots.values():
             if slot.rung is Rung.AWAKE and slot.ready_at == math.inf and not slot.draining:
                 used = sum(

@@ -1,8 +1,9 @@
 """A replica fast enough for whole days: the step-time model with its steps smoothed into rates.
 
-Between two events (a prompt done, an answer done) prefill and decoding advance at constant rates; a step of
-`alpha + beta*B + gamma*KV` seconds yields `accept` tokens a sequence, one that carries a chunk of prompt takes
-`chunk / R` longer. The same formulas as the stepwise engine, two events a request instead of hundreds of steps.
+Between two events (a completed prompt or answer) prefill and decoding advance at constant rates. A step of
+`alpha + beta*B + gamma*KV` seconds yields `accept` tokens per sequence; one that carries a chunk of prompt
+takes `chunk / R` longer. The formulas are those of the stepwise engine, with two events per request instead of
+hundreds of steps.
 """
 
 import math
@@ -13,7 +14,7 @@ from sim.pool.autoscaling_load import Arrival
 from workers.wire import Capacity
 
 CHUNK_TOKENS = 8192
-"""Prompt tokens that a step may carry."""
+"""Largest number of prompt tokens in one step."""
 
 
 class RunningRequest:
@@ -29,18 +30,20 @@ class RunningRequest:
 
 
 class FluidReplica:
-    """Prefill in order of arrival, decoding shared by all; a cache of conversations, least recently used first out."""
+    """A replica with prefill in order of arrival, decoding shared by all requests, and an LRU cache of
+    conversations.
+    """
 
     def __init__(self, capacity: Capacity) -> None:
         self.capacity = capacity
         self.prefills: deque[RunningRequest] = deque()
         self.unprefilled = 0.0
-        """Uncached prompt tokens that wait or are being prefilled."""
+        """Number of uncached prompt tokens that wait or are being prefilled."""
         self.kv_tokens = 0.0
-        """Tokens of sequences that decode, at half their answers' length."""
+        """Number of KV tokens of decoding sequences, assuming half of each answer."""
         self._decodes: list[tuple[float, int, RunningRequest]] = []
         self._done_tokens = 0.0
-        """Tokens that a sequence decoding since the beginning would have."""
+        """Tokens that a sequence decoding since the start of the simulation would have generated."""
         self._head_left = 0.0
         self._now = 0.0
         self._prefill_rate = 0.0
@@ -50,20 +53,20 @@ class FluidReplica:
 
     @property
     def running(self) -> int:
-        """Requests on it."""
+        """Number of requests on the replica."""
         return len(self.prefills) + len(self._decodes)
 
     @property
     def kv_usage(self) -> float:
-        """Share of the cache in use by what runs."""
+        """Share of the KV cache (0 to 1) that running requests use."""
         return self.kv_tokens / self.capacity.kv_cache_tokens
 
     def cached(self, arrival: Arrival) -> int:
-        """Prompt tokens it would find in the cache."""
+        """Return how many prompt tokens of `arrival` are in the cache."""
         return min(arrival.prefix, self._cache.get(arrival.session, 0))
 
     def add(self, run: RunningRequest, now: float) -> None:
-        """A request arrives."""
+        """Add a request that arrives at `now`."""
         self._advance(now)
         if not self.prefills:
             self._head_left = float(run.uncached)
@@ -72,7 +75,7 @@ class FluidReplica:
         self._update_rates()
 
     def next_at(self) -> float:
-        """When the next prompt or answer is done; infinity when idle."""
+        """Return the time of the next completed prompt or answer; infinity when idle."""
         at = math.inf
         if self.prefills and self._prefill_rate > 0.0:
             at = self._now + self._head_left / self._prefill_rate
@@ -81,7 +84,7 @@ class FluidReplica:
         return at
 
     def step(self, now: float) -> list[RunningRequest]:
-        """Play up to `now`, an instant of `next_at`; the requests that ended."""
+        """Advance to `now`, a time that `next_at` returned, and return the requests that ended."""
         self._advance(now)
         ended: list[RunningRequest] = []
         if self.prefills and self._head_left <= 1e-6 * self._prefill_rate:
@@ -96,7 +99,7 @@ class FluidReplica:
         return ended
 
     def clear_cache(self) -> None:
-        """It slept or stopped: the cache is gone."""
+        """Empty the cache after a sleep or stop."""
         self._cache.clear()
         self._cache_tokens = 0
 
@@ -121,7 +124,7 @@ class FluidReplica:
         self._now = now
 
     def _update_rates(self) -> None:
-        """Rates until the next event. A prompt waits while the batch or the cache is full."""
+        """Set the rates until the next event. A prompt waits while the batch or the cache is full."""
         capacity, batch = self.capacity, len(self._decodes)
         decode_s = (
             capacity.step_base_s

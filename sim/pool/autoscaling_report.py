@@ -1,4 +1,4 @@
-"""The comparison of scaling policies as rows, and as a picture."""
+"""Presents the comparison of scaling policies as table rows and as a plot."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +18,10 @@ COLOURS = {
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """One row a policy: means over days with half-widths of 95 % intervals.
+    """Return one row per policy: means over days with half-widths of 95 % confidence intervals.
 
-    GPU hours are compared day by day: what ours saves against each, and what each saves against the static peak.
+    GPU hours are compared day by day: what Penstock saves against each policy, and what each policy saves
+    against the static peak.
     """
     by_name = {row.policy: row for row in outcomes}
     mine, static = by_name.get("penstock"), by_name.get("static")
@@ -48,7 +49,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def _saved(one: Outcome, other: Outcome) -> tuple[float, float | None]:
-    """Share of the GPU hours of `other` that `one` saves, day by day, with the half-width of its interval."""
+    """Return the share of the GPU hours of `other` that `one` saves, day by day, with its interval's half-width."""
     shares = [1.0 - row.gpu_s / against.gpu_s for row, against in zip(one.days, other.days, strict=True)]
     saved = interval(shares)
     return round(saved.mean, 4), _finite(saved.half)
@@ -59,7 +60,9 @@ def _finite(half: float) -> float | None:
 
 
 def plot(groups: Sequence[Sequence[Outcome]], path: Path) -> None:
-    """Replicas that hold GPUs over the first day, a panel a workload; the format follows the file's name."""
+    """Plot the replicas that hold GPUs over the first day, one panel per workload; the suffix of `path` sets
+    the format.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""Pools and their days for the comparison of scaling policies, and how a day is played."""
+"""Pools and days for the comparison of scaling policies, and the simulation of one day."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,51 +14,53 @@ from sim.pool.autoscaling_replica import FluidReplica
 from sim.pool.autoscaling_result import DayResult
 
 CURVES: dict[str, Curve] = {"diurnal": diurnal, "office": office, "flash": diurnal}
-"""Days of one model."""
+"""Load curves of the workloads with one model, by name."""
 ANTIPHASE = "antiphase"
-"""The day of two models on contracted hosts."""
+"""Name of the workload with two models on contracted hosts."""
 FLASH = 0.6
-"""Height of the flash crowd in shares of the daily peak."""
+"""Height of the flash crowd as a share of the daily peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A pool and its days."""
+    """A pool and the load of its days."""
 
     workload: str
     days: Mapping[str, tuple[Day, Lengths]]
     specs: Mapping[str, ModelSpec]
     hosts: Sequence[HostObservation]
     homes: Sequence[tuple[str, str]]
-    """(model, host) of every replica that there may be."""
+    """Model and host of every replica that may exist."""
     rest: Rung
-    """Where replicas rest."""
+    """The rung on which replicas rest."""
     tables: dict[tuple[str, int], Sequence[Sequence[int]]] = field(default_factory=dict, compare=False)
-    """What the bound has found out about the days of this scenario, by model and seed: costly, so kept."""
+    """Violation tables that the bound has computed for this scenario, by model and seed; kept because they are
+    expensive.
+    """
 
     @property
     def day_s(self) -> float:
-        """Length of a day."""
+        """Length of a day in seconds."""
         return next(iter(self.days.values()))[0].day_s
 
     def arrivals(self, seed: int) -> list[Arrival]:
-        """The requests of a day."""
+        """Return the requests of the day that belongs to `seed`."""
         return arrivals([(model, day, lengths) for model, (day, lengths) in self.days.items()], seed)
 
     def on(self, hosts: int) -> "Scenario":
-        """The same with only the first `hosts` of its hosts."""
+        """Return the scenario with only the first `hosts` of its hosts."""
         kept = self.hosts[:hosts]
         names = {host.host_id for host in kept}
         return self._with(kept, [home for home in self.homes if home[1] in names])
 
     def parted(self, hosts: int) -> "Scenario":
-        """The first `hosts` of its hosts dealt out to the models: each host has one, and no other ever."""
+        """Return the scenario with its first `hosts` hosts divided between the models, one fixed model per host."""
         models = list(self.specs)
         owner = {host.host_id: models[n % len(models)] for n, host in enumerate(self.hosts[:hosts])}
         return self._with(self.hosts[:hosts], [home for home in self.homes if owner.get(home[1]) == home[0]])
 
     def alone(self, model: str) -> "Scenario":
-        """The same with one of its models only."""
+        """Return the scenario with one of its models only."""
         homes = [home for home in self.homes if home[0] == model]
         kept = self._with(self.hosts, homes)
         return replace(kept, specs={model: kept.specs[model]}, days={model: self.days[model]})
@@ -82,7 +84,7 @@ def single_model(
     replicas: int,
     wake_s: float,
 ) -> Scenario:
-    """One model on hosts of its own that cost only while they are used."""
+    """Return a scenario of one model on its own hosts, which cost only while they are used."""
     ladder = {Rung.STOPPED: RungFigures(wake_s)}
     gpus = max(1, spec.capacity.gpus)
     mine = ModelSpec(spec.model, spec.capacity, spec.targets, ladder, 1, replicas)
@@ -99,9 +101,10 @@ def two_models(
     first: ModelSpec, second: ModelSpec, *, day_s: float, peak_rps: tuple[float, float], lengths: Lengths,
     hosts: int, wake_s: float,
 ) -> Scenario:  # fmt: skip
-    """Two models with opposite days on contracted hosts: each host has both, one set awake at a time.
+    """Return a scenario of two models with opposite days on contracted hosts, with one model awake per host at
+    a time.
 
-    `wake_s` is that of sleep level 1, on which they rest.
+    `wake_s` is the wake time in seconds from sleep level 1, on which the replicas rest.
     """
     ladder = {Rung.SLEEP_1: RungFigures(wake_s, 1.0), Rung.STOPPED: RungFigures(wake_s)}
     gpus = max(first.capacity.gpus, second.capacity.gpus)
@@ -127,9 +130,10 @@ def play(
     start: int | None = None,
     patience_s: float = math.inf,
 ) -> DayResult:
-    """A day under a policy, which begins with `start` replicas of each model, or with what the first minutes need.
+    """Simulate a day under a policy that begins with `start` replicas of each model, or with those of the first
+    minutes.
 
-    Requests that no replica has taken after `patience_s` leave.
+    Requests that no replica has taken after `patience_s` seconds leave.
     """
     begin = {model: first_need(scenario, model) if start is None else start for model in scenario.specs}
     free = {host.host_id: host.gpus for host in scenario.hosts}
@@ -149,7 +153,7 @@ def play(
 
 
 def first_need(scenario: Scenario, model: str) -> int:
-    """Replicas that the first minutes of the day need, by the laws."""
+    """Return the replicas that the scaling laws require for the first minutes of the day."""
     day, lengths = scenario.days[model]
     rate = day.peak_rps * max(day.curve(place / 200.0) for place in range(5))
     spec = scenario.specs[model]

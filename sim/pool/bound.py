@@ -38,20 +38,21 @@ _PRICES = tuple(2.0**power for power in range(-12, 7))
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Work with a window."""
+    """A task with a release time and a deadline, in seconds."""
 
     release: float
     seconds: float
-    """Of the pooled server."""
+    """Seconds of work of the pooled server."""
     deadline: float
 
 
 def served_at_most(
     requests: Iterable[SimRequest], pool: Sequence[ReplicaSpec], *, warmup_s: float = 0.0
 ) -> int:
-    """Requests arriving from `warmup_s` on that any policy could serve within both targets, at most.
+    """Return an upper bound on the requests arriving from `warmup_s` on that any policy could serve within both
+    targets.
 
-    `requests` are in order of arrival, those of the warm-up included.
+    `requests` are in order of arrival and include those of the warm-up.
     """
     models: dict[str, list[ReplicaSpec]] = {}
     for replica in pool:
@@ -71,14 +72,15 @@ def served_at_most(
 
 
 def on_time(tasks: Sequence[Task]) -> int:
-    """The most tasks that one server can finish in time, where deadlines may be no earlier than earlier releases'.
+    """Return the most tasks that one server can finish in time; deadlines must be in the same order as
+    releases.
 
     `tasks` are in order of release.
     """
     count = 0
     latest = -math.inf
     block: list[tuple[float, float, float]] = []
-    """Accepted tasks of the current busy period: release, start, seconds."""
+    """Accepted tasks of the current busy period: release, start and duration in seconds."""
     free_at = -math.inf
     for task in tasks:
         latest = max(latest, task.deadline)
@@ -95,7 +97,9 @@ def on_time(tasks: Sequence[Task]) -> int:
 
 
 def decode_step_s(cost: StepCost, max_batch: int, tau: float) -> float:
-    """Least replica seconds per good sequence and step, where step times may be `tau` on average (point 2)."""
+    """Return the least replica seconds per good sequence and step, where step times may be `tau` on average
+    (point 2).
+    """
     shares = [(cost.base(batch) / batch, cost.base(batch)) for batch in range(1, max_batch + 1)]
     best = min(share for share, _ in shares)
     for price in _PRICES:
@@ -105,7 +109,7 @@ def decode_step_s(cost: StepCost, max_batch: int, tau: float) -> float:
 
 
 class _Server:
-    """All replicas of a model as one; where they differ, each figure is that of the best."""
+    """All replicas of a model as one server; where they differ, each figure is that of the best."""
 
     def __init__(self, replicas: Sequence[ReplicaSpec]) -> None:
         speed = len(replicas)
@@ -122,18 +126,18 @@ class _Server:
         )
 
     def deadlines(self, request: SimRequest) -> tuple[float, float]:
-        """When its first and its last token are due."""
+        """Return when the request's first and last token are due, in seconds."""
         first_by = request.at + self._ttft_s + request.prompt_tokens / self._slowest_prefill
         return first_by, first_by + (request.output_tokens - 1) * self._tpot_s
 
     def decode_s(self, request: SimRequest) -> float:
-        """Seconds of the pooled server that its decode steps take at least."""
+        """Return the least seconds of the pooled server for the request's decode steps."""
         steps = (request.output_tokens - 1) / self._per_step
         return steps * (self._step_s + self._gamma * request.prompt_tokens)
 
 
 def _uncached(requests: Iterable[SimRequest]) -> Iterable[tuple[SimRequest, int]]:
-    """Each request with the prompt tokens that no earlier arrival can have left in any cache."""
+    """Yield each request with the prompt tokens that no earlier arrival can have left in any cache."""
     seen: set[int] = set()
     for request in requests:
         found = 0
@@ -148,7 +152,7 @@ def _uncached(requests: Iterable[SimRequest]) -> Iterable[tuple[SimRequest, int]
 
 
 def _drop_best(block: list[tuple[float, float, float]], free_at: float) -> float:
-    """Drop the task of the busy period without which it ends earliest; when it ends then."""
+    """Drop the task without which the busy period ends earliest, and return that end in seconds."""
     slack = math.inf
     best_gain, best = -1.0, 0
     for place in range(len(block) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""A request under way: its record, and where it stands."""
+"""A request in progress: its record and its phase."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -9,16 +9,16 @@ from sim.pool.network import CallDelays
 
 
 class Phase(Enum):
-    """Where a call stands."""
+    """Phase of a call."""
 
     WAITING = auto()
-    """The routing system has it, or is about to."""
+    """The routing system has the request, or is about to receive it."""
     SENT = auto()
-    """Under way to a replica, or there without a first token."""
+    """The request is on its way to a replica, or there without a first token."""
     DECODING = auto()
-    """Its first token was seen."""
+    """The first token has arrived."""
     OVER = auto()
-    """It has its outcome."""
+    """The request has its outcome."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Call:
     delays: CallDelays
     phase: Phase = Phase.WAITING
     job: Job | None = None
-    """Of the present attempt, once it has reached the engine."""
+    """Job of the present attempt, once it has reached the engine; None before that."""
 
     @property
     def key(self) -> int:

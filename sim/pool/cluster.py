@@ -35,17 +35,17 @@ from sim.pool.timeline import Timeline
 from workers.wire import KvDelta
 
 CLIENT_GRACE_S = 2.0
-"""After an API process's connection is gone, its placements are dropped (scheduler/service.py)."""
+"""Seconds after which the placements of a lost API process are dropped (scheduler/service.py)."""
 
 
 _WIND_DOWN_S = CLIENT_GRACE_S + 1.0
-"""After the last outcome, for messages under way."""
+"""Seconds simulated after the last outcome, so that messages in transit arrive."""
 TOO_LONG = "too_long"
-"""Refused by the API process itself, whatever the policy: no replica takes so long a sequence."""
+"""Reason of a refusal by the API process, whatever the policy: no replica accepts a sequence of this length."""
 
 
 class Cluster:
-    """One run. Make it, `run` it, take its `result`."""
+    """One run: construct it, call `run`, then `result`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Cluster:
             on_change=self._schedule_engine,
         )
         self._longest: dict[str, int] = {}
-        """Model -> longest prompt plus answer that every replica of it takes."""
+        """Longest prompt plus answer, in tokens, that every replica of a model accepts, by model."""
         for spec in pool:
             length = spec.capacity.max_model_len
             self._longest[spec.model] = min(length, self._longest.get(spec.model, length))
@@ -100,7 +100,7 @@ class Cluster:
     # The run
 
     def run(self) -> None:
-        """Play until every request has its outcome."""
+        """Run until every request has its outcome."""
         self.scraper.start()
         self._next_arrival()
         for fault in self.config.faults:
@@ -119,7 +119,7 @@ class Cluster:
         self.timeline.run(lambda: True, self._ended + _WIND_DOWN_S)
 
     def result(self, workload: str, load: float) -> RunResult:
-        """The records and what the pool did."""
+        """Return the records and the pool's GPU time."""
         return RunResult(
             policy=self.routing.name,
             workload=workload,
@@ -171,7 +171,7 @@ class Cluster:
             self.routing.arrive(call.record.request, call.record.router, self.timeline.now)
 
     def _on_decision(self, decision: Decision) -> None:
-        """The routing system has decided; the answer travels back to the API process."""
+        """Handle a decision of the routing system: its message travels back to the API process."""
         call = self.calls.get(decision.key)
         if call is None:
             return  # its API process is dead
@@ -215,7 +215,7 @@ class Cluster:
         self._schedule_engine(replica)
 
     def _on_first_token(self, call: Call, job: Job) -> None:
-        """The API process sees the first token of this attempt."""
+        """Handle the first token of this attempt at the API process."""
         if call.job is not job:
             return
         call.phase = Phase.DECODING
@@ -228,7 +228,7 @@ class Cluster:
             self.routing.first_token(call.key, call.record.replica_id, self.timeline.now)
 
     def _on_finished(self, call: Call, job: Job) -> None:
-        """The API process sees the end of the answer."""
+        """Handle the end of the answer at the API process."""
         if call.job is not job:
             return
         call.record.finished_at = self.timeline.now
@@ -252,7 +252,7 @@ class Cluster:
         )
 
     def _on_attempt_failed(self, call: Call, produced: int) -> None:
-        """The API process sees that the replica is gone: try another, or give up."""
+        """Handle a lost replica at the API process: retry the request, or give up."""
         if call.phase is Phase.OVER:
             return
         job = call.job or Job(call.key, call.record.request.prompt_tokens, 0)
@@ -300,7 +300,7 @@ class Cluster:
         self.routing.kv_events(delta, self.timeline.now)
 
     def _progress(self) -> None:
-        """API processes report how far their answers are."""
+        """Report the progress of answers from API processes to the routing system."""
         self.timeline.after(self.config.network.progress_every_s, self._progress)
         if self.link.unavailable:
             return
@@ -317,7 +317,7 @@ class Cluster:
     # Engines
 
     def _schedule_engine(self, replica: SimReplica) -> None:
-        """Plan to advance an engine at its next event."""
+        """Schedule the engine's next advance at its next event."""
         at = replica.next_event_at()
         if at != replica.wake_at:
             replica.wake_at = at
@@ -330,7 +330,7 @@ class Cluster:
             self._advance(replica)
 
     def _advance(self, replica: SimReplica) -> None:
-        """Play an engine up to now and pass on what happened."""
+        """Advance an engine to the present and handle its events."""
         now = self.timeline.now
         after = self.timeline.after
         stored: list[int] = []
@@ -356,7 +356,7 @@ class Cluster:
         self._schedule_engine(replica)
 
     def _on_jobs_lost(self, jobs: Sequence[Job]) -> None:
-        """An engine died: the API processes see broken connections."""
+        """Handle broken connections at the API processes after an engine died."""
         for job in jobs:
             call = self.calls.get(job.key)
             if call is not None and call.job is job:
@@ -380,7 +380,7 @@ class Cluster:
                 self._kill_api_process(router)
 
     def _agents_reconnect(self) -> None:
-        """A new scheduler: agents send a heartbeat, and all that engines have cached."""
+        """Send a heartbeat and all cached blocks from every agent to a restarted scheduler."""
         self._notify_metrics(self.scraper.views())
         if self.routing.wants_kv_events:
             for replica in self.replicas.values():

@@ -1,7 +1,7 @@
-"""Many runs beside each other: every policy meets the same requests, at several loads, with several seeds.
+"""Runs policies side by side: every policy gets the same requests, at several loads, with several seeds.
 
-The unit of work is a *cell*: one load with one seed, all policies. Cells run in processes of their own; each yields
-one row per policy. Everything that a cell needs is in it, so that it gives the same rows wherever it runs.
+The unit of work is a *cell*: one load with one seed, all policies. Cells run in processes of their own; each
+yields one row per policy. A cell contains everything that it needs, so it gives the same rows in any process.
 """
 
 import math
@@ -25,37 +25,40 @@ from sim.pool.workloads.registry import workload
 from workers.catalog import Catalog, load_catalog
 
 Row = dict[str, Any]
-"""One run's figures, as they go into the JSON file."""
+"""One run's figures, as they are written to the JSON file."""
 SHEDDING = ("zero", "equal")
+"""Modes of the published policies: no refusals, or the same share as Penstock's."""
 MIN_WARMUP_S = 20.0
+"""Shortest warm-up in seconds."""
 WARMUP_SHARE = 0.2
+"""Share of a run's seconds (0 to 1) that is warm-up."""
 _EXACT = 6
-"""Significant digits kept of a figure."""
+"""Number of significant digits kept of a figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all cells of a comparison have in common."""
+    """Settings that all cells of a comparison share."""
 
     workload: str
-    """Name or file."""
+    """Name or file of the workload."""
     models: tuple[str, ...]
-    """NAME or NAME:PROFILE."""
+    """Models, each as NAME or NAME:PROFILE."""
     hosts: int
-    """Of each model."""
+    """Number of hosts for each model."""
     seconds: float
-    """Arrivals are simulated for so long, the warm-up included; then the run drains."""
+    """Seconds of simulated arrivals, including the warm-up; afterwards the run drains."""
     prefix: str = "mirrored"
     shed: str = "zero"
     api_processes: int = 3
 
     @property
     def warmup_s(self) -> float:
-        """Arrivals before this fill caches and are not counted."""
+        """Seconds of warm-up: earlier arrivals fill caches and are not counted."""
         return min(self.seconds / 2, max(MIN_WARMUP_S, WARMUP_SHARE * self.seconds))
 
     def pool(self, catalog: Catalog) -> list[ReplicaSpec]:
-        """The replicas."""
+        """Return the replicas of the comparison."""
         return pool_of(catalog, self.models, self.hosts)
 
 
@@ -67,21 +70,24 @@ class Cell:
     policies: tuple[str, ...]
     load: float
     rate: float
-    """Arrivals a second that `load` stands for."""
+    """Arrivals per second at `load`."""
     seed: int
 
 
 def cells(
     setting: Setting, policies: Sequence[str], rates: Sequence[tuple[float, float]], seeds: Iterable[int]
 ) -> list[Cell]:
-    """Every (load, rate) with every seed, one seed of all loads after the other: what is broken off is still even."""
+    """Return a cell for every (load, rate) and seed, ordered by seed, so that an interrupted comparison is
+    still balanced.
+    """
     return [Cell(setting, tuple(policies), load, rate, seed) for seed in seeds for load, rate in rates]
 
 
 def play(cell: Cell) -> list[Row]:
-    """Run every policy of a cell over the same requests. Ours comes first: the others shed what it shed.
+    """Run every policy of a cell over the same requests and return their rows.
 
-    Raises InvalidRequest for a workload, model or policy that does not exist.
+    Penstock's runs first, because the others shed the share that it shed. Raises InvalidRequest for a workload,
+    model or policy that does not exist.
     """
     setting = cell.setting
     catalog = load_catalog()
@@ -117,10 +123,12 @@ def play(cell: Cell) -> list[Row]:
 
 
 class Players:
-    """Processes that play cells, as a context. They are forked at once: make them before anything starts a thread."""
+    """A context manager with worker processes that run cells. They fork at once, so create it before starting
+    any thread.
+    """
 
     def __init__(self, workers: int) -> None:
-        """`workers` processes; 1 = cells are played in this one."""
+        """Start `workers` processes; 1 = cells run in this process."""
         self._executor: ProcessPoolExecutor | None = None
         self._processes: list[BaseProcess] = []
         if workers > 1:
@@ -140,9 +148,9 @@ class Players:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     def play(self, todo: Sequence[Cell]) -> Iterator[tuple[Cell, list[Row]]]:
-        """Play all cells; each with its rows as it ends.
+        """Run all cells, and yield each with its rows as it ends.
 
-        A cell that fails ends the comparison with its error: no hole is left.
+        An error in a cell is raised and ends the comparison, so the results have no gaps.
         """
         if self._executor is None:
             for cell in todo:
@@ -159,12 +167,12 @@ def _ignore_interrupts() -> None:
 
 
 def key_of(row: Row) -> tuple[float, int, str]:
-    """What names a row within a comparison."""
+    """Return the key of a row within a comparison: load, seed and policy."""
     return float(row["load"]), int(row["seed"]), str(row["policy"])
 
 
 def missing(todo: Sequence[Cell], rows: Iterable[Row]) -> list[Cell]:
-    """Cells of which not every policy has a row yet."""
+    """Return the cells for which the row of some policy is missing."""
     have = {key_of(row) for row in rows}
     return [cell for cell in todo if any((cell.load, cell.seed, name) not in have for name in cell.policies)]
 
@@ -178,7 +186,7 @@ def _names(models: Sequence[str]) -> list[str]:
 
 
 def _patience_s(pool: Sequence[ReplicaSpec]) -> float:
-    """Where requests may be refused, they wait no longer than their first token may take."""
+    """Return the queue timeout in seconds where refusals are possible: the longest target for the first token."""
     return max(spec.targets.ttft_s for spec in pool)
 
 
@@ -211,7 +219,7 @@ def _row(cell: Cell, name: str, summary: Summary, pool: Sequence[ReplicaSpec], b
 
 
 def _rounded(value: float) -> float | int | None:
-    """Six digits say enough; a quantile of nothing is null in JSON."""
+    """Return the value with _EXACT significant digits; None (JSON null) for a value that is not finite."""
     if isinstance(value, int):
         return value
     return float(f"{value:.{_EXACT}g}") if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""A whole comparison: find the knee, play every cell that has not been played, hand back all rows."""
+"""Runs a whole comparison: finds the knee, runs every missing cell, and returns all rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -9,23 +9,24 @@ from sim.pool.journal import Journal
 from sim.pool.knee import Knee, find
 
 ARRIVALS = 800.0
-"""Requests of a run at the knee where no length is given: enough for a steady state, quick enough for hundreds."""
+"""Number of requests per run at the knee when no length is given: enough for a steady state."""
 SECONDS_RANGE = (45.0, 600.0)
+"""Shortest and longest run in simulated seconds when no length is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be compared."""
+    """The plan of a comparison."""
 
     setting: Setting
-    """Its `seconds` of 0 = as long as ARRIVALS take at the knee, within SECONDS_RANGE."""
+    """Settings of the cells; `seconds` of 0 = the duration of ARRIVALS at the knee, within SECONDS_RANGE."""
     policies: tuple[str, ...]
     loads: tuple[float, ...]
     seeds: int
-    """Seeds 1 to this."""
+    """Number of seeds; they are 1 to this number."""
 
     def subject(self) -> dict[str, Any]:
-        """What distinguishes it from other comparisons; more seeds or other processes do not."""
+        """Return the fields that identify the comparison; the number of seeds and of processes is not among them."""
         return {"setting": asdict(self.setting), "policies": list(self.policies), "loads": list(self.loads)}
 
 
@@ -38,13 +39,13 @@ class ProgressCallbacks:
     on_start: Callable[[Knee, Setting, int, int], None] = field(
         default=lambda knee, setting, done, total: None
     )
-    """Called before the cells are played: (knee, setting, cells already done, cells in total)."""
+    """Called before the cells run: (knee, setting, cells already done, cells in total)."""
     on_cell_done: Callable[[Cell], None] = field(default=lambda cell: None)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All rows, and what load 1.0 was."""
+    """All rows of a comparison, and the rate of load 1.0."""
 
     knee: Knee
     setting: Setting
@@ -54,7 +55,7 @@ class Outcome:
 def compare(
     plan: Plan, players: Players, journal: Journal | None = None, callbacks: ProgressCallbacks | None = None
 ) -> Outcome:
-    """Play a plan; rows that the journal has are not played again. Raises InvalidRequest for a plan that cannot be."""
+    """Run a plan; rows in the journal are not repeated. Raises InvalidRequest for an invalid plan."""
     callbacks = callbacks or ProgressCallbacks()
     knee = _knee(plan, players, journal, callbacks)
     setting = plan.setting
@@ -75,13 +76,13 @@ def compare(
 
 
 def seconds_at(rate: float) -> float:
-    """Simulated seconds for ARRIVALS at this rate, rounded."""
+    """Return the simulated seconds for ARRIVALS at this rate, rounded."""
     low, high = SECONDS_RANGE
     return float(round(min(high, max(low, ARRIVALS / rate))))
 
 
 def in_order(rows: Sequence[Row], plan: Plan) -> list[Row]:
-    """The plan's rows once each, by load, policy and seed."""
+    """Return the plan's rows without duplicates, by load, policy and seed."""
     place = {name: number for number, name in enumerate(plan.policies)}
     wanted = {
         (float(row["load"]), place[row["policy"]], int(row["seed"])): row

@@ -1,6 +1,6 @@
-"""What the parts of the simulator agree on: requests, routing systems, replicas as they are seen, results.
+"""Shared types of the simulator: requests, routing systems, the visible state of replicas, and results.
 
-Times are seconds of simulated time from the start of a run; tokens are tokens.
+Times are seconds of simulated time from the start of a run; lengths are in tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,21 +15,21 @@ class SimRequest:
     """One request of a workload."""
 
     key: int
-    """Unique in its workload, counting up by arrival."""
+    """Unique in its workload, ascending by arrival."""
     at: float
-    """When it arrives at an API process."""
+    """Time at which the request arrives at an API process, in seconds."""
     tenant: str
     model: str
     prompt_tokens: int
     output_tokens: int
-    """True length; routing systems only see an estimate."""
+    """Number of tokens the answer really has; routing systems only see an estimate."""
     blocks: tuple[int, ...] = ()
-    """Chained hashes of the prompt's leading whole blocks; the tenant's salt is part of them."""
+    """Chained hashes of the prompt's leading whole blocks, which include the tenant's salt."""
     block_tokens: int = 64
     output_blocks: tuple[int, ...] = ()
-    """The hashes that continue `blocks` once the answer is there, where a later prompt continues this answer."""
+    """Hashes that continue `blocks` after the answer, for a later prompt that contains this answer."""
     session: str = ""
-    """Conversation or agent run it belongs to; what session-hash routing hashes."""
+    """Id of the conversation or agent run; session-hash routing hashes it."""
     tier: str = "standard"
     weight: float = 1.0
 
@@ -39,22 +39,22 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """As users ask for it."""
+        """The name under which users select the workload."""
 
     @property
     def models(self) -> Sequence[str]:
-        """Models it asks for; one or more."""
+        """Names of the models it requests; at least one."""
 
     def requests(self, *, rate: float, seconds: float, seed: int) -> Iterator[SimRequest]:
-        """Requests in order of arrival: `rate` a second on average over `seconds`.
+        """Yield requests in order of arrival: `rate` per second on average over `seconds`.
 
-        Traces are stretched or compressed in time to that rate, starting at a place that `seed` chooses.
+        Traces are stretched or compressed in time to that rate, starting at a position that `seed` chooses.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica's metrics as a scrape shows them; always a little old when a routing system sees it."""
+    """One replica's metrics as a scrape shows them; always slightly out of date when a routing system sees them."""
 
     replica_id: str
     model: str
@@ -65,25 +65,25 @@ class ReplicaView:
     running: int
     waiting: int
     kv_usage: float
-    """0 to 1."""
+    """Share of the KV cache in use, 0 to 1."""
     scraped_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Run this request there, now."""
+    """A decision to run this request on a replica now."""
 
     key: int
     replica_id: str
     predicted_hit_tokens: int = -1
-    """Prompt tokens it expects to be cached there; -1 = it does not predict."""
+    """Number of prompt tokens expected in the replica's cache; -1 = the system does not predict it."""
     predicted_ttft_s: float = -1.0
-    """Seconds to the first token from now on; -1 = it does not predict."""
+    """Predicted seconds from now to the first token; -1 = the system does not predict it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Do not run this request."""
+    """A decision not to run this request."""
 
     key: int
     reason: str
@@ -94,30 +94,31 @@ Decision = Dispatch | Refuse
 
 
 class Routing(Protocol):
-    """A routing system under test: Penstock's scheduler, or a published policy.
+    """A routing system under test: Penstock's scheduler or a published policy.
 
-    `router` numbers the API process (router instance) that a request came to. A system whose instances do not share
-    state keeps one state per `router`; one with a central scheduler ignores it.
+    `router` is the number of the API process (router instance) that received a request. A system whose
+    instances do not share state keeps one state per `router`; one with a central scheduler ignores it.
     """
 
     name: str
     central: bool
-    """Whether a decision crosses the network to a scheduler and back (the cluster then adds that delay)."""
+    """Whether a decision requires a round trip to a central scheduler; the cluster then adds the network delay."""
 
     def arrive(self, request: SimRequest, router: int, now: float) -> None:
-        """A request wants a replica; the answer comes from `decide`, at once or later.
+        """Accept a request that needs a replica; a later `decide` returns the decision.
 
-        `request.output_tokens` is the truth and must not be looked at; `estimate` of the run says what is known.
+        The system must not read `request.output_tokens`, which is the true length; it may use the run's
+        `estimates`.
         """
 
     def decide(self, now: float) -> list[Decision]:
-        """What is to happen now; called after every event that could change the answer."""
+        """Return the decisions due now; called after every event that could change them."""
 
     def first_token(self, key: int, replica_id: str, now: float) -> None:
-        """The API process saw the first token."""
+        """Handle the first token, as the API process receives it."""
 
     def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
-        """Output tokens so far; a few times a second for long answers."""
+        """Handle the output tokens so far; called several times a second for long answers."""
 
     def finished(
         self,
@@ -130,39 +131,41 @@ class Routing(Protocol):
         failed: bool,
         now: float,
     ) -> None:
-        """The answer is complete, or failed because of the replica (the cluster then calls `arrive` again)."""
+        """Handle the end of an attempt, complete or failed with the replica (the cluster then calls `arrive`
+        again).
+        """
 
     def metrics(self, views: Sequence[ReplicaView], now: float) -> None:
-        """Scraped metrics arrive: the whole pool, some 50-200 ms old."""
+        """Handle scraped metrics of the whole pool, 50 to 200 ms old."""
 
     def kv_events(self, delta: KvDelta, now: float) -> None:
-        """KV events arrive (5-50 ms old); only called where `wants_kv_events`."""
+        """Handle KV events, 5 to 50 ms old; only called where `wants_kv_events`."""
 
     wants_kv_events: bool
 
     def next_wake(self, now: float) -> float | None:
-        """When `decide` should be called though nothing has happened (deadlines); None = never."""
+        """Return when `decide` should run without another event (deadlines), in seconds; None = never."""
 
 
 @runtime_checkable
 class Restartable(Protocol):
-    """A central routing system whose scheduler process can die and be replaced."""
+    """A central routing system whose scheduler process can fail and be replaced."""
 
     def restart(self, now: float) -> None:
-        """All that the process held in memory is gone; what API processes would announce again may be kept."""
+        """Discard the process's memory; state that API processes would announce again may be kept."""
 
 
 @runtime_checkable
 class LosesRouters(Protocol):
-    """A routing system that wants to know of API processes that died."""
+    """A routing system that handles the failure of API processes."""
 
     def router_lost(self, router: int, now: float) -> None:
-        """The process is dead, with all it waited for and everything it ran; its requests never `finish`."""
+        """Handle a dead API process: its queued and running requests are gone and never reach `finished`."""
 
 
 @dataclass(slots=True)
 class Record:
-    """What became of one request."""
+    """The outcome of one request."""
 
     request: SimRequest
     router: int
@@ -171,18 +174,18 @@ class Record:
     first_token_at: float = -1.0
     finished_at: float = -1.0
     refused: str = ""
-    """Reason; empty when it was not refused."""
+    """Reason of the refusal; empty when the request was not refused."""
     retry_after_s: float = 0.0
     cached_tokens: int = 0
     predicted_hit_tokens: int = -1
-    """-1 = the routing system does not predict."""
+    """Number of prompt tokens predicted to be cached; -1 = the routing system does not predict it."""
     predicted_ttft_s: float = -1.0
     attempts: int = 0
     preemptions: int = 0
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from arrival to the first token; only for a request that got one."""
+        """Seconds from arrival to the first token; only valid for a request that received one."""
         return self.first_token_at - self.request.at
 
     @property
@@ -194,7 +197,7 @@ class Record:
 
 @dataclass(slots=True)
 class RunResult:
-    """One run: every request's record and what the pool did."""
+    """The result of one run: every request's record and the pool's GPU time."""
 
     policy: str
     workload: str
@@ -204,13 +207,13 @@ class RunResult:
     seconds: float
     """Simulated seconds from the first arrival to the last event."""
     gpu_hours: float
-    """GPUs held (loading, ready, draining, failed; asleep replicas have given theirs to others) times hours."""
+    """GPUs held (loading, ready, draining, failed) times hours; sleeping replicas hold none."""
     replica_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of replica time by state, e.g. ready, loading, asleep."""
+    """Replica seconds by state, such as ready, loading or asleep."""
     gpu_seconds: dict[str, float] = field(default_factory=dict)
-    """The same, each replica's seconds times its GPUs."""
+    """GPU seconds by state: each replica's seconds times its GPUs."""
     usd_per_gpu_hour: float = 0.0
     arrivals_s: float = 0.0
-    """When the last request arrived; afterwards the run only drains."""
+    """Time of the last arrival in seconds; afterwards the run only drains."""
     warmup_s: float = 0.0
-    """Arrivals before this time fill caches and are left out of every figure."""
+    """Seconds of warm-up: earlier arrivals fill caches and are excluded from every figure."""

@@ -1,4 +1,4 @@
-"""The seam to an autoscaler: what it sees of a simulated pool and what it may do."""
+"""The interface of an autoscaler: its view of a simulated pool and its actions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from sim.pool.contract import ReplicaView
 
 
 class ActionKind(StrEnum):
-    """What can be done to a replica."""
+    """Kind of an action on a replica."""
 
     WAKE = "wake"
-    """asleep -> loading for its level's wake time -> ready."""
+    """asleep -> loading for the wake time of its sleep level -> ready."""
     SLEEP = "sleep"
-    """ready or draining -> asleep, once nothing runs on it."""
+    """ready or draining -> asleep, when the replica is idle."""
     STOP = "stop"
-    """any -> stopped, once nothing runs on it: the droplet is destroyed."""
+    """any -> stopped, when the replica is idle; the droplet is then destroyed."""
     START = "start"
     """stopped -> loading for droplet creation and a cold start -> ready."""
     DRAIN = "drain"
@@ -26,12 +26,12 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolAction:
-    """Do this to that replica."""
+    """An action on one replica."""
 
     kind: ActionKind
     replica_id: str
     level: int = 1
-    """For SLEEP: 1 = weights in host memory, 2 = weights dropped."""
+    """Sleep level, for SLEEP only: 1 = weights in host memory, 2 = weights dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,21 @@ class ModelLoad:
     finished_prompt_tokens: int = 0
     output_tokens: int = 0
     waiting: int = 0
-    """Requests not yet sent to a replica, now."""
+    """Number of requests not yet sent to a replica, now."""
     in_flight: int = 0
-    """Requests on replicas, now."""
+    """Number of requests on replicas, now."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """What an autoscaler sees: every replica, in whatever state, and what each model was asked for."""
+    """What an autoscaler observes: every replica in any state, and the load of each model."""
 
     replicas: Sequence[ReplicaView]
     sleep_levels: Mapping[str, int]
-    """Of the replicas that are asleep."""
+    """Sleep level of each replica that is asleep."""
     loads: Mapping[str, ModelLoad]
     cached_blocks: Mapping[str, int] = field(default_factory=dict)
-    """Prefix blocks that a replica has served hits from in the last ten minutes; what is lost when it goes."""
+    """Prefix blocks that served hits within the last ten minutes, by replica; they are lost when it leaves."""
 
 
 class Controller(Protocol):
@@ -69,4 +69,4 @@ class Controller(Protocol):
     """Seconds between two calls of `observe`."""
 
     def observe(self, view: PoolView, now: float) -> Sequence[PoolAction]:
-        """Look at the pool and say what is to be done. Actions that a replica's state forbids are ignored."""
+        """Observe the pool and return actions. Actions that a replica's state forbids are ignored."""

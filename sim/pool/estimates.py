@@ -1,17 +1,17 @@
-"""What an API process knows of a request before it has run: guesses, learned as gateway/estimate.py learns them."""
+"""An API process's estimates of a request's lengths before it runs, learned as in gateway/estimate.py."""
 
 from dataclasses import dataclass
 
 from sim.pool.contract import SimRequest
 
 _SHARE = 0.05
-"""Weight of the newest request in the moving averages."""
+"""Weight of the newest request in the moving averages, 0 to 1."""
 _FIRST_TOKENS_PER_BYTE = 0.3
 _FIRST_OUTPUT = 256.0
 BYTES_PER_TOKEN = 4.0
-"""Of the simulated prompts, on average."""
+"""Average bytes per token of the simulated prompts."""
 BYTES_SPREAD = 0.2
-"""Prompts have up to this share more or fewer bytes per token: 11.5 % standard deviation."""
+"""Largest relative deviation of a prompt's bytes per token; its standard deviation is 11.5 %."""
 
 
 @dataclass(slots=True)
@@ -21,22 +21,22 @@ class _Learned:
 
 
 class Estimates:
-    """The guesses of every API process; each learns from the requests that it has seen end."""
+    """The estimates of every API process; each learns from its own completed requests."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._learned: dict[tuple[int, str], _Learned] = {}
 
     def prompt_tokens(self, request: SimRequest, router: int) -> int:
-        """Prompt tokens as guessed from the prompt's bytes: no tokenizer runs on the way in."""
+        """Return the estimated prompt tokens from the prompt's bytes, because no tokenizer runs on arrival."""
         return max(1, int(self._bytes(request) * self._of(request, router).tokens_per_byte))
 
     def output_tokens(self, request: SimRequest, router: int) -> int:
-        """Output tokens as guessed from the answers of the same model."""
+        """Return the estimated output tokens from earlier answers of the same model."""
         return max(1, int(self._of(request, router).output))
 
     def learn(self, request: SimRequest, router: int) -> None:
-        """A request ended: its true counts are in its usage."""
+        """Update the averages with the true counts of a completed request."""
         learned = self._of(request, router)
         ratio = request.prompt_tokens / self._bytes(request)
         learned.tokens_per_byte += _SHARE * (ratio - learned.tokens_per_byte)
@@ -54,7 +54,7 @@ class Estimates:
 
 
 def _unit(seed: int, key: int) -> float:
-    """A number from 0 to 1 that depends on `seed` and `key` alone (SplitMix64's finaliser)."""
+    """Return a number from 0 to 1 that depends on `seed` and `key` alone (SplitMix64's finaliser)."""
     mixed = (key + 1) * 0x9E3779B97F4A7C15 + seed * 0xD1B54A32D192ED03 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF

@@ -1,7 +1,8 @@
-"""How evenly tenants were served: shares against the max-min fair ones, and the gap while two of them waited.
+"""Measures fairness between tenants: shares against max-min fair shares, and the service gap while two tenants
+wait.
 
-Service is counted in weighted tokens as in the fair queue: 1 for an uncached prompt token when its request's first
-token comes, 2 for an output token as it comes, divided by the tenant's weight (Sheng et al., OSDI'24).
+Service is counted in weighted tokens as in the fair queue: 1 for an uncached prompt token when its request's
+first token comes, 2 for an output token as it comes, divided by the tenant's weight (Sheng et al., OSDI'24).
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 from sim.pool.contract import Record
 
 INPUT_WEIGHT = 1.0
+"""Service units per uncached prompt token."""
 OUTPUT_WEIGHT = 2.0
+"""Service units per output token."""
 STEP_S = 0.5
-"""Grid on which service and backlog are compared."""
+"""Seconds between the times at which service and backlog are compared."""
 MAX_TENANTS = 64
-"""Tenants compared pair by pair: those that asked for most."""
+"""Maximum number of tenants compared in pairs: those with the largest demand."""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -25,16 +28,16 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """Fairness of one run."""
+    """The fairness of one run."""
 
     jain: float
-    """Jain's index of each tenant's service over its max-min fair share of all service; 1 = as fair as can be."""
+    """Jain's index of each tenant's service over its max-min fair share (0 to 1); 1 = perfectly fair."""
     max_service_gap: float
-    """Largest difference in service, weighted tokens, that built up between two tenants while both waited."""
+    """Largest difference in service, in weighted tokens, that arose between two tenants while both waited."""
 
 
 def fairness(records: Sequence[Record], start: float, end: float) -> Fairness:
-    """Over [start, end] seconds: the time in which load was offered, otherwise every request is served in the end."""
+    """Return the fairness over [start, end] seconds, in which load was offered; afterwards every request is served."""
     by_tenant: dict[str, list[Record]] = {}
     for record in records:
         by_tenant.setdefault(record.request.tenant, []).append(record)
@@ -59,22 +62,23 @@ def fairness(records: Sequence[Record], start: float, end: float) -> Fairness:
 
 
 def demand_of(record: Record) -> float:
-    """What a request asks for, in weighted tokens; cached prompt tokens cost nothing."""
+    """Return a request's demand in weighted tokens; cached prompt tokens cost nothing."""
     request = record.request
     uncached = request.prompt_tokens - record.cached_tokens
     return INPUT_WEIGHT * uncached + OUTPUT_WEIGHT * request.output_tokens
 
 
 def jain_index(values: Floats) -> float:
-    """(sum x)^2 / (n * sum x^2): 1 when all are equal, 1/n when one has everything (Jain, Chiu, Hawe 1984)."""
+    """Return (sum x)^2 / (n * sum x^2): 1 when all are equal, 1/n when one has everything (Jain, Chiu, Hawe 1984)."""
     squares = float(np.square(values).sum())
     return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else 1.0
 
 
 def max_min_shares(demand: Floats, weights: Floats, total: float) -> Floats:
-    """Each tenant's weighted max-min fair share of `total`, per unit of weight: min(demand, water level).
+    """Return each tenant's weighted max-min fair share of `total`, per unit of weight: min(demand, water
+    level).
 
-    `demand` is per unit of weight; the level is raised until the shares use up `total`.
+    `demand` is per unit of weight; the level rises until the shares use up `total`.
     """
     shares = np.zeros_like(demand)
     left, unfilled = total, float(weights.sum())
@@ -87,7 +91,7 @@ def max_min_shares(demand: Floats, weights: Floats, total: float) -> Floats:
 
 
 def service_curve(records: Sequence[Record], times: Floats) -> Floats:
-    """Service received by each of `times`: prompts at their first token, outputs evenly until the end."""
+    """Return the service received by each of `times`: prompts at their first token, outputs evenly until the end."""
     step = float(times[1] - times[0])
     ends = times[-1] + step
     steps = np.zeros(len(times) + 1)
@@ -115,7 +119,7 @@ def service_curve(records: Sequence[Record], times: Floats) -> Floats:
 
 
 def waits(records: Sequence[Record], times: Floats) -> Flags:
-    """Whether the tenant has a request waiting for its first token at each of `times`, and up to the next."""
+    """Return, for each of `times` and until the next, whether the tenant has a request waiting for its first token."""
     changes = np.zeros(len(times) + 1)
     for record in records:
         until = record.first_token_at if record.first_token_at >= 0 else record.request.at
@@ -129,9 +133,10 @@ def waits(records: Sequence[Record], times: Floats) -> Flags:
 
 
 def max_gap(service: Floats, backlogged: Flags) -> float:
-    """Largest |difference in service gained| between two tenants over any time in which both were backlogged.
+    """Return the largest |difference in service gained| between two tenants over any time in which both were
+    backlogged.
 
-    Rows are tenants, columns times. Within a stretch of common backlog the gap of a pair is the spread of the
+    Rows are tenants, columns times. Within an interval of common backlog the gap of a pair is the spread of the
     difference of their curves.
     """
     tenants, steps = service.shape

@@ -1,7 +1,7 @@
-"""Tenants that always want more: each keeps a number of requests open, and asks its next when one is over.
+"""Closed-loop tenants: each keeps a number of requests open and sends the next one when one ends.
 
-What fairness costs shows only where every tenant is backlogged and caches cannot hold what all of them ask about: a
-tenant has documents, and each of its requests is one document with a question about it.
+The cost of fairness is visible only where every tenant is backlogged and the caches cannot hold all tenants'
+documents. Each tenant has documents, and each request is one document with a question.
 """
 
 from collections.abc import Iterator
@@ -14,28 +14,28 @@ from sim.pool.workloads.hashes import key_of, stream
 from sim.pool.workloads.sessions import BLOCK_TOKENS, Tokens
 
 SPREAD_S = 1.0
-"""The first requests come within this, so that they do not all come at once."""
+"""Seconds within which the first requests arrive, so that they do not all arrive at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What every tenant asks, and how much of it at once."""
+    """Each tenant's requests and their concurrency."""
 
     weights: tuple[float, ...]
-    """One tenant each."""
+    """Weight of each tenant; one entry per tenant."""
     concurrency: int
-    """Requests that every tenant keeps open."""
+    """Number of requests that every tenant keeps open."""
     documents: int
-    """Of each tenant, equally popular."""
+    """Number of documents per tenant, equally popular."""
     document: Tokens
     question: Tokens
     answer: Tokens
 
 
 class ClosedLoop:
-    """The callers of one run: `first` is its workload, `following` its `RunConfig.next_request`.
+    """The callers of one run: `initial_requests` is its workload, `next_request` its `RunConfig.next_request`.
 
-    What a tenant asks n-th depends on the seed alone, whatever the order in which answers come.
+    A tenant's n-th request depends on the seed alone, regardless of the order of the answers.
     """
 
     def __init__(self, backlog: Backlog, model: str, seconds: float, seed: int) -> None:
@@ -49,14 +49,14 @@ class ClosedLoop:
         }
 
     def initial_requests(self) -> Iterator[SimRequest]:
-        """What is open from the start, spread over the tenants."""
+        """Yield the requests that are open from the start, spread over the tenants."""
         count = self._backlog.concurrency * len(self._tenants)
         for number in range(count):
             name = list(self._tenants)[number % len(self._tenants)]
             yield self._request(name, SPREAD_S * number / count)
 
     def next_request(self, record: Record, now: float) -> SimRequest | None:
-        """The caller of a request that is over asks again at once; none after the run's seconds."""
+        """Return the caller's next request when one ends; None after the run's seconds."""
         return self._request(record.request.tenant, now) if now < self._seconds else None
 
     def _request(self, name: str, at: float) -> SimRequest:
@@ -80,7 +80,7 @@ class ClosedLoop:
 
 
 class _Tenant:
-    """One tenant's documents, and its generator."""
+    """One tenant's documents and random generator."""
 
     def __init__(self, backlog: Backlog, weight: float, rng: np.random.Generator) -> None:
         self.weight = weight
@@ -89,7 +89,7 @@ class _Tenant:
         self.sizes: list[int] = backlog.document.draw(rng, backlog.documents).tolist()
 
     def draw(self) -> tuple[int, int, int]:
-        """The next request: document, prompt tokens, answer tokens."""
+        """Return the next request: document, prompt tokens, answer tokens."""
         document = int(self._rng.integers(self._backlog.documents))
         question = int(self._backlog.question.draw(self._rng, 1)[0])
         answer = int(self._backlog.answer.draw(self._rng, 1)[0])

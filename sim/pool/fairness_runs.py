@@ -1,7 +1,8 @@
-"""What fairness costs: backlogged tenants with documents of their own, under several queues.
+"""Measures the cost of fairness: backlogged tenants with documents of their own, under several queues.
 
-Every queue serves the same tenants on the same pool. Throughput counts prompt and output tokens of finished requests,
-cached or not, as Sheng et al. (OSDI'24) and Cao et al. (arXiv 2501.14312) do; service counts what was charged.
+Every queue serves the same tenants on the same pool. Throughput counts prompt and output tokens of finished
+requests, cached or not, as Sheng et al. (OSDI'24) and Cao et al. (arXiv 2501.14312) do; service counts what was
+charged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +24,11 @@ from workers.catalog import Catalog
 PATIENCE_S = 3600.0
 """Queue deadline in seconds, long enough that no request is abandoned."""
 DRAIN_S = 60.0
+"""Seconds for which a run may continue after its last arrival."""
 BASE = "vtc"
-"""What throughput is compared with."""
+"""Name of the queue with which throughput is compared."""
 OURS = "penstock"
+"""Name of Penstock's queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,18 @@ class FairnessCase:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run, between warm-up and end."""
+    """Figures of one run, between warm-up and end."""
 
     tokens_per_s: float
     requests_per_s: float
     hit_rate: float
     jain: float
     max_gap: float
-    """Largest difference in weighted tokens per weight that built up between two tenants while both waited."""
+    """Largest difference in weighted tokens per weight that arose between two tenants while both waited."""
     bound: float
-    """2 * max(w_p * L_in, w_q * M) / least weight + Q, with the longest prompt and the most tokens in flight seen."""
+    """2 * max(w_p * L_in, w_q * M) / least weight + Q, with the longest prompt and the most tokens in flight
+    observed.
+    """
 
 
 def _backlog(weights: tuple[float, ...], documents: int) -> Backlog:
@@ -71,11 +76,11 @@ CASES = (
     ),
 )  # fmt: skip
 SLACKS = (0.0, 5_000.0, 20_000.0, 100_000.0, 1_000_000.0)
-"""Values of Q."""
+"""Values of Q, in weighted tokens."""
 
 
 def queues() -> Mapping[str, PenstockOptions]:
-    """What is compared. `vtc_spread` is plain VTC over a load balancer that knows nothing of prefixes."""
+    """Return the queues that are compared. `vtc_spread` is plain VTC behind a load balancer without prefix routing."""
     return {
         "fifo": _options("fifo", fifo()),
         "vtc_spread": replace(_options("vtc_spread", plain_vtc()), blind=True),
@@ -85,7 +90,9 @@ def queues() -> Mapping[str, PenstockOptions]:
 
 
 def swept() -> Mapping[str, PenstockOptions]:
-    """Ours with other values of Q; and with the default, but only ever the next of each tenant to choose from."""
+    """Return Penstock's queue with other values of Q, and with the default Q but only each tenant's next
+    request eligible.
+    """
     rules = QueueRules()
     names = {f"Q = {slack:,.0f}": replace(rules, slack=slack) for slack in SLACKS}
     names["no reordering"] = replace(rules, reorder_window=1)
@@ -100,7 +107,7 @@ def _options(name: str, state: SchedulerConfig) -> PenstockOptions:
 def play(
     scene: FairnessCase, options: PenstockOptions, catalog: Catalog, model: str, seconds: float, seed: int
 ) -> Figures:
-    """One run of `seconds`, the first third of it warm-up; the same arguments give the same figures."""
+    """Run for `seconds`, of which the first third is warm-up; the same arguments give the same figures."""
     pool = pool_of(catalog, [model], 1)[: scene.replicas]
     callers = ClosedLoop(scene.backlog, model, seconds, seed)
     start = seconds / 3
@@ -125,14 +132,14 @@ def play(
 
 
 def gap_bound(records: Sequence[Record], slack: float, least_weight: float) -> float:
-    """Two backlogged tenants differ by at most this (Sheng et al., theorem 4.4, with the slack of DLPM on top)."""
+    """Return the largest possible gap of two backlogged tenants (Sheng et al., theorem 4.4, plus DLPM's slack)."""
     longest = max(record.request.prompt_tokens for record in records)
     worst = 2.0 * max(INPUT_WEIGHT * longest, OUTPUT_WEIGHT * most_in_flight(records))
     return worst / least_weight + slack
 
 
 def most_in_flight(records: Sequence[Record]) -> float:
-    """M: most uncached prompt and output tokens of requests that ran at the same time."""
+    """Return M: the most uncached prompt and output tokens of requests that ran at the same time."""
     changes = sorted(_changes(records))
     return float(np.cumsum([tokens for _, tokens in changes]).max(initial=0.0))
 

@@ -8,7 +8,7 @@ from core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A replica dies: its requests fail, and it comes back after a cold start with an empty cache."""
+    """A replica dies: its requests fail, and it returns after a cold start with an empty cache."""
 
     at: float
     replica_id: str
@@ -16,7 +16,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A replica runs at `speed` times its own for `seconds`: a straggler, or with 0 one that hangs."""
+    """A replica runs at `speed` times its own speed for `seconds`; 0 makes it hang."""
 
     at: float
     replica_id: str
@@ -26,7 +26,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class RestartScheduler:
-    """The central scheduler dies and is replaced after `away_s`; messages to it wait."""
+    """The central scheduler dies and is replaced after `away_s` seconds; messages to it wait."""
 
     at: float
     away_s: float = 1.0
@@ -49,11 +49,11 @@ _FAULT = re.compile(
 
 
 def parse_fault(text: str) -> Fault:
-    """A fault as the command line writes it, times in seconds.
+    """Return a fault from its command-line form, with times in seconds.
 
-    `host-1/a@60` kills a replica at 60 s, `hang:host-1/a@60+20` stops it for 20 s, `slow:host-1/a@60+30x0.5` halves
-    its speed for 30 s, `scheduler@60+2` takes the scheduler away for 2 s, `api:1@60` kills an API process.
-    Raises InvalidRequest.
+    `host-1/a@60` kills a replica at 60 s, `hang:host-1/a@60+20` stops it for 20 s, `slow:host-1/a@60+30x0.5`
+    halves its speed for 30 s, `scheduler@60+2` stops the scheduler for 2 s, `api:1@60` kills an API process.
+    Raises InvalidRequest for any other text.
     """
     match = _FAULT.fullmatch(text)
     if match is None:

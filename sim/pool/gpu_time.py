@@ -1,4 +1,4 @@
-"""What a run cost: replica and GPU time by state."""
+"""The cost of a run: replica and GPU time by state."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ class GpuTime:
     """Time and GPUs of a whole pool."""
 
     by_state: dict[str, float] = field(default_factory=dict)
-    """Replica seconds."""
+    """Replica seconds by state."""
     gpus_by_state: dict[str, float] = field(default_factory=dict)
-    """GPU seconds."""
+    """GPU seconds by state."""
     gpus_held_s: float = 0.0
-    """GPU seconds of the states that hold GPUs."""
+    """GPU seconds in states that hold GPUs."""
     usd_per_gpu_hour: float = 0.0
-    """Mean price of those; 0 = unknown."""
+    """Mean price of the held GPUs in US dollars per GPU hour; 0 = unknown."""
 
 
 def gpu_time(replicas: Iterable[SimReplica], now: float) -> GpuTime:
-    """What `replicas` have cost from the start of the run to `now`."""
+    """Return the time and GPUs of `replicas` from the start of the run to `now`."""
     total = GpuTime()
     cost = 0.0
     for replica in replicas:

@@ -1,4 +1,4 @@
-"""Rows of a comparison on disk as they come, so that one that was stopped goes on where it was."""
+"""Writes a comparison's rows to disk as they arrive, so that an interrupted comparison can resume."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from core.errors import InvalidRequest
 
 
 class Journal:
-    """A file of JSON lines: first what is compared, then rows. Only one process writes it."""
+    """A file of JSON lines: first the comparison's identity, then rows. Only one process may write it."""
 
     def __init__(self, path: Path, subject: Mapping[str, Any], *, resume: bool) -> None:
-        """Begin a journal, or with `resume` go on with the one at `path`, if there is one.
+        """Begin a journal or, with `resume`, continue the one at `path` if it exists.
 
-        Raises InvalidRequest where that one is of another comparison.
+        Raises InvalidRequest when that journal belongs to another comparison.
         """
         self.path = path
         self.rows: list[dict[str, Any]] = []
@@ -28,12 +28,12 @@ class Journal:
         path.write_text(json.dumps({"subject": subject}) + "\n")
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep rows."""
+        """Append rows."""
         self._append([{"row": row} for row in rows])
         self.rows += [dict(row) for row in rows]
 
     def note(self, name: str, value: Any) -> None:
-        """Keep a finding."""
+        """Append a finding."""
         self._append([{"note": name, "value": value}])
         self.notes[name] = value
 
@@ -46,7 +46,7 @@ class Journal:
         try:
             lines = [json.loads(line) for line in whole.split("\n") if line]
         except ValueError:
-            lines = []  # nothing of ours
+            lines = []  # not a journal
         if not lines or not isinstance(lines[0], dict) or lines[0].get("subject") != subject:
             raise InvalidRequest(
                 f"{self.path} holds another comparison; leave out --resume to begin anew", param="resume"

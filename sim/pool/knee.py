@@ -1,4 +1,4 @@
-"""Load 1.0: the highest rate at which the strongest published policy still serves nine of ten requests in time."""
+"""Finds load 1.0: the highest rate at which the strongest published policy still serves 90 % of requests in time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,23 +10,24 @@ from sim.pool.workloads.registry import workload
 from workers.catalog import load_catalog
 
 SERVED = 0.9
-"""Share of requests within both targets at the knee."""
+"""Share of requests (0 to 1) within both targets at the knee."""
 PRECISION = 0.03
+"""Relative width of the rate interval at which the search ends."""
 SEEDS = (9001, 9002)
-"""Not those of the comparison."""
+"""Seeds of the search; they differ from those of the comparison."""
 _SAMPLE_S = 200.0
 _DOUBLINGS = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """Where the pool's capacity ends for a workload."""
+    """The capacity of the pool for a workload."""
 
     rate_rps: float
     slo_met: float
-    """Share served in time there."""
+    """Share of requests (0 to 1) served in time at the knee."""
     runs: int
-    """Rates that were tried."""
+    """Number of rates that were tried."""
 
 
 def find(
@@ -36,10 +37,11 @@ def find(
     on_rate_tried: Callable[[float, float], None] | None = None,
     seconds_at: Callable[[float], float] | None = None,
 ) -> Knee:
-    """Bisect for the knee of llm-d's sticky-until-saturated, to 3 % of the rate. No policy sheds.
+    """Bisect for the knee of llm-d's sticky-until-saturated, to 3 % of the rate. No policy sheds requests.
 
     `on_rate_tried` is called with each rate (requests/s) and the share served in time. `seconds_at` gives the
-    simulated seconds at a rate; default: the setting's. Raises InvalidRequest where every rate is served, or none.
+    simulated seconds at a rate; default: the setting's. Raises InvalidRequest where every rate is served, or
+    none.
     """
     shares: dict[float, float] = {}
     players = players or Players(1)
@@ -62,7 +64,7 @@ def find(
 
 
 def first_guess(setting: Setting) -> float:
-    """Requests a second that the pool could do if caches were empty and batches full."""
+    """Return the requests per second that the pool could serve with empty caches and full batches."""
     pool = setting.pool(load_catalog())
     context = min(spec.capacity.max_model_len for spec in pool)
     source = workload(setting.workload, models=_plain(setting.models), context=context)
@@ -87,7 +89,7 @@ def _share(setting: Setting, rate: float, players: Players) -> float:
 
 
 def _bracket(guess: float, served: Callable[[float], bool]) -> tuple[float, float]:
-    """A rate that is served and one within twice of it that is not."""
+    """Return a rate that is served and a rate at most twice as high that is not."""
     rate, ever = guess, served(guess)
     for _ in range(_DOUBLINGS):
         further = rate * 2.0 if ever else rate / 2.0

@@ -1,4 +1,4 @@
-"""How replicas die, hang, start, wake, sleep and stop."""
+"""Replica lifecycle: failures, hangs, start, wake, sleep and stop."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,9 +23,10 @@ class Lifecycle:
         on_jobs_lost: Callable[[Sequence[Job]], None],
         on_change: Callable[[SimReplica], None],
     ) -> None:
-        """`on_jobs_lost` gets the jobs of an engine that died, `on_change` a replica whose next event may have moved.
+        """`on_jobs_lost` receives the jobs of an engine that died, `on_change` a replica whose next event may
+        have moved.
 
-        `hang_limit_s` is the seconds after which a hanging engine is killed.
+        An engine that hangs for `hang_limit_s` seconds is killed.
         """
         self._timeline = timeline
         self._replicas = replicas
@@ -36,7 +37,7 @@ class Lifecycle:
         """Sleep and stop actions that wait until their replica is idle, by replica."""
 
     def kill(self, replica_id: str) -> None:
-        """The engine dies now; its agent starts it again: a cold start with an empty cache."""
+        """Kill the engine now; its agent restarts it with a cold start and an empty cache."""
         replica = self._replicas[replica_id]
         if not replica.takes_work:
             return
@@ -48,7 +49,9 @@ class Lifecycle:
         self._on_jobs_lost(lost)
 
     def slow(self, replica_id: str, speed: float, seconds: float) -> None:
-        """The engine runs at `speed` times its own for `seconds`; hanging too long, it is killed by its agent."""
+        """Run the engine at `speed` times its own speed for `seconds`; its agent kills it when it hangs for too
+        long.
+        """
         replica, now = self._replicas[replica_id], self._timeline.now
         replica.set_speed(speed, now)
         self._on_change(replica)
@@ -58,7 +61,7 @@ class Lifecycle:
             self._timeline.after(seconds, self._recover, replica, replica.boots)
 
     def act(self, action: PoolAction) -> bool:
-        """Do what a controller wants; False where the replica's state forbids it."""
+        """Execute a controller's action; returns False where the replica's state forbids it."""
         replica = self._replicas.get(action.replica_id)
         if replica is None:
             return False
@@ -85,12 +88,12 @@ class Lifecycle:
         return True
 
     def suspend_if_idle(self, replica: SimReplica) -> None:
-        """Carry out the replica's pending sleep or stop once it is idle; call whenever a request leaves it."""
+        """Execute the replica's pending sleep or stop if it is idle; call this whenever a request leaves it."""
         if not replica.jobs and (action := self._pending_stops.pop(replica.spec.replica_id, None)):
             self._suspend(replica, action)
 
     def _suspend(self, replica: SimReplica, action: PoolAction) -> None:
-        """Sleep or stop; either way the prefix cache is gone, as vLLM drops it when it sleeps."""
+        """Put the replica to sleep or stop it; both clear the prefix cache, as vLLM does when it sleeps."""
         now = self._timeline.now
         replica.become(ReplicaState.STOPPED if action.kind is ActionKind.STOP else ReplicaState.ASLEEP, now)
         replica.sleep_level = action.level if action.kind is ActionKind.SLEEP else 0

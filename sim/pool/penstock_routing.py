@@ -1,7 +1,7 @@
-"""Penstock's own scheduler as a routing system: the SchedulerState that serves live, driven by simulated events.
+"""Penstock's own scheduler as a routing system: the live SchedulerState, driven by simulated events.
 
-Every API process is a client of it. What each process holds and waits for is kept here as a real client keeps it, and
-is announced again after a restart of the scheduler.
+Every API process is a client of it. The placements and waiting requests of each process are kept here as a real
+client keeps them, and are announced again after a restart of the scheduler.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,30 +18,30 @@ from sim.pool.settings import RoutingSetup
 from workers.wire import Heartbeat, KvDelta, ReplicaStatus
 
 TICK_S = 0.1
-"""The live service looks at every queue so often, though nothing has happened (scheduler/service.py)."""
+"""Seconds between two checks of every queue without an event (scheduler/service.py)."""
 _AGENT = "pool"
 
 
 @dataclass(frozen=True, slots=True)
 class PenstockOptions:
-    """How the scheduler under test is set."""
+    """Options of the scheduler under test."""
 
     exact: bool = False
-    """Prefix knowledge from KV events and token blocks; otherwise mirrored from routed prompts."""
+    """Whether prefix knowledge comes from KV events and token blocks; otherwise it is mirrored from routed prompts."""
     deadline_s: float = 600.0
-    """Seconds a request may wait in the queue."""
+    """Maximum seconds that a request may wait in the queue."""
     state: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(admission=AdmissionRules(enabled=False))
     )
-    """Rules of placement, queue and admission; admission is off where refusals are held equal."""
+    """Rules of placement, queue and admission; admission is off where all policies refuse the same share."""
     name: str = "penstock"
     blind: bool = False
-    """Place by load alone, as if prompts had nothing in common: a plain queue's pool without prefix routing."""
+    """Whether placement uses load alone, as in a pool without prefix routing."""
 
 
 @dataclass(slots=True)
 class _ClientRequest:
-    """What a client knows of one of its requests."""
+    """A client's state of one of its requests."""
 
     request: PlaceRequest
     router: int
@@ -67,14 +67,14 @@ class PenstockRouting:
         self._state = self._new_state(0.0)
         self._held: dict[int, _ClientRequest] = {}
         self._counters: dict[tuple[str, str, str], TenantCounter] = {}
-        """Model, tenant, tier: the fair queue's counters as last sent to the clients."""
+        """The fair queue's counters as last sent to the clients, by model, tenant and tier."""
         self._beats = 0
         self._tick_at = 0.0
 
     # Events of API processes
 
     def arrive(self, request: SimRequest, router: int, now: float) -> None:
-        """A request to place; one that failed somewhere excludes that replica's present incarnation."""
+        """Submit a request; one that failed on a replica excludes that replica's present incarnation."""
         held = self._held.get(request.key)
         if held is None:
             held = self._held[request.key] = _ClientRequest(self._place_request(request, router), router, now)
@@ -86,13 +86,13 @@ class PenstockRouting:
         self._state.submit(_client(router), held.request, now)
 
     def first_token(self, key: int, replica_id: str, now: float) -> None:
-        """Its prompt no longer waits for prefill."""
+        """Report the first token: the prompt no longer waits for prefill."""
         if held := self._held.get(key):
             held.prefilled = True
             self._state.prefill_done(_client(held.router), str(key), replica_id, now)
 
     def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
-        """So many output tokens so far."""
+        """Report the number of output tokens so far."""
         if held := self._held.get(key):
             held.produced = produced
             self._state.progress(_client(held.router), str(key), replica_id, produced)
@@ -108,7 +108,7 @@ class PenstockRouting:
         failed: bool,
         now: float,
     ) -> None:
-        """The placement is over; a failed request stays known, to be placed elsewhere."""
+        """End the placement; a failed request stays known, to be placed on another replica."""
         held = self._held.get(key)
         if held is None:
             return
@@ -130,7 +130,7 @@ class PenstockRouting:
     # Events of agents
 
     def metrics(self, views: Sequence[ReplicaView], now: float) -> None:
-        """One agent's heartbeat with the whole pool; as often, clients hear of the fair queue's counters."""
+        """Send one agent's heartbeat for the whole pool, and the fair queue's counters to the clients."""
         self._beats += 1
         beat = Heartbeat(
             _AGENT, "pool", "boot", self._beats, "sim", "sim", 0, [self._status(view) for view in views], {}
@@ -146,7 +146,7 @@ class PenstockRouting:
     # Decisions
 
     def decide(self, now: float) -> list[Decision]:
-        """What the scheduler state says now."""
+        """Return the scheduler state's decisions."""
         if now >= self._tick_at:
             self._state.tick()
             self._tick_at = now + TICK_S
@@ -161,7 +161,7 @@ class PenstockRouting:
         return decisions
 
     def next_wake(self, now: float) -> float | None:
-        """While requests wait: after TICK_S, or now where a decision was cut short. None = no request waits."""
+        """Return the next wake: after TICK_S while requests wait, now where a decision was interrupted, else None."""
         if self._state.unfinished:
             return now
         return None if self._state.next_deadline() is None else max(now, self._tick_at)
@@ -169,7 +169,7 @@ class PenstockRouting:
     # Faults
 
     def restart(self, now: float) -> None:
-        """A new scheduler: clients announce what they hold, wait for and know of counters."""
+        """Replace the scheduler: clients announce their placements, waiting requests and counters."""
         self._state = self._new_state(now)
         counters = list(self._counters.values())
         for router in range(self._setup.routers):
@@ -200,12 +200,14 @@ class PenstockRouting:
         self._held = {key: held for key, held in self._held.items() if held.router != router}
 
     def open_requests(self) -> int:
-        """Requests that the scheduler state or a client still knows of; 0 after a run, or something leaks."""
+        """Return the requests that the scheduler state or a client still holds; anything but 0 after a run is a
+        leak.
+        """
         waiting = sum(view.waiting + view.in_flight for view in self._state.queue_views(0.0))
         return len(self._held) + waiting
 
     def prefix_entries(self) -> int:
-        """Prefix entries held of all replicas together."""
+        """Return the prefix entries held for all replicas together."""
         return sum(len(replica.prefix) for replica in self._state.fleet.replicas.values())
 
     # Translation
@@ -259,7 +261,7 @@ class PenstockRouting:
 
 
 def penstock(options: PenstockOptions | None = None) -> Callable[[RoutingSetup], PenstockRouting]:
-    """A factory for `simulate`."""
+    """Return a factory for `simulate`."""
     chosen = options or PenstockOptions()
     return lambda setup: PenstockRouting(setup, chosen)
 

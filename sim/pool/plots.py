@@ -1,4 +1,4 @@
-"""Plots of a comparison: goodput, TTFT and hit rate over load, a panel per workload. Needs matplotlib."""
+"""Plots of a comparison: goodput, TTFT and hit rate over load, one panel per workload. Requires matplotlib."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -10,7 +10,7 @@ from sim.pool.registry import OURS
 from sim.pool.report import Standing
 
 SHOWN = (OURS, "llmd_sticky", "llmd_blend", "dynamo", "cache_aware", "least_request", "round_robin")
-"""Few enough to be told apart; the tables have all."""
+"""Policies shown in plots: few enough to distinguish; the tables show all."""
 _STYLES: dict[str, tuple[str, float]] = {
     OURS: ("#0b6e4f", 2.4),
     "llmd_sticky": ("#d1495b", 1.4),
@@ -25,9 +25,9 @@ _LEGEND_INCHES = 0.55
 
 
 def plot(rows: Sequence[Standing], path: Path, figure: str, label: str, *, log: bool = False) -> None:
-    """Write one figure over load to `path` (.svg or .png), a panel per workload.
+    """Write one figure over load to `path` (.svg or .png), one panel per workload.
 
-    Raises InvalidRequest where matplotlib is not installed or the ending is neither.
+    Raises InvalidRequest when matplotlib is not installed or the suffix is neither.
     """
     if path.suffix not in (".svg", ".png"):
         raise InvalidRequest(f"a plot is written as .svg or .png, not {path.name!r}", param="plot")
@@ -103,7 +103,7 @@ def _panels(workloads: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _style() -> AbstractContextManager[None]:
-    """Text as text, and the same file for the same figures."""
+    """Return a style with text as text and reproducible files: the same figures give the same file."""
     try:
         from matplotlib import rc_context
     except ImportError:

@@ -1,4 +1,4 @@
-"""The replicas of a run: what each is made of, and a pool built from the catalog."""
+"""The replicas of a run: the definition of each, and a pool built from the catalog."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,13 +8,15 @@ from workers.catalog import Catalog
 from workers.wire import Capacity, ReplicaState, Targets
 
 COLD_START_S = 98.0
-"""Process start, weights, warm-up: vLLM's published figure for a 235B model."""
+"""Seconds of a cold start: process start, weights and warm-up; vLLM's published figure for a 235B model."""
 WAKE_S = (5.5, 30.0)
-"""From sleep level 1 (published: 5-6 s for a 235B model) and level 2, where weights are read again."""
+"""Wake seconds from sleep level 1 (published: 5-6 s for a 235B model) and level 2, where weights are read again."""
 CREATE_S = 180.0
-"""From asking for a droplet until its engine starts."""
+"""Seconds from the request for a droplet until its engine starts."""
 TPOT_SLACK = 5.0
+"""Default target for the time per token, as a multiple of a single request's."""
 TTFT_TARGET_S = 2.0
+"""Default target for the first token in seconds, in addition to the request's prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,35 +29,37 @@ class ReplicaSpec:
     targets: Targets
     host: str = "host-1"
     state: ReplicaState = ReplicaState.READY
-    """At the start of the run."""
+    """State of the replica at the start of the run."""
     sleep_level: int = 1
-    """Where it is asleep at the start."""
+    """Sleep level at the start, when the replica is asleep."""
     cold_start_s: float = COLD_START_S
     wake_s: tuple[float, float] = WAKE_S
     create_s: float = CREATE_S
     speed: float = 1.0
-    """Of its own clock; a permanent straggler has less than 1."""
+    """Factor on the speed of the replica's own clock; a permanent straggler has less than 1."""
     usd_per_gpu_hour: float = 0.0
 
     @property
     def capacity(self) -> Capacity:
-        """What it can do."""
+        """The replica's capacity, from its profile."""
         return self.engine.capacity
 
 
 def default_targets(capacity: Capacity) -> Targets:
-    """Targets where the catalog names none.
+    """Return the targets of a model for which the catalog has none.
 
-    A first token within 2 s on top of the request's own prefill; five times a lone request's time per token.
+    The first token is due within 2 s plus the request's own prefill time; the time per token may be five times
+    that of a single request.
     """
     alone_s = (capacity.step_base_s + capacity.step_per_seq_s) / max(1.0, capacity.accept_per_step)
     return Targets(TTFT_TARGET_S, TPOT_SLACK * alone_s)
 
 
 def pool_of(catalog: Catalog, models: Iterable[str], hosts: int, *, first_host: int = 1) -> list[ReplicaSpec]:
-    """`hosts` hosts for each of `models` (NAME or NAME:PROFILE), each with as many replicas as its GPUs allow.
+    """Return `hosts` hosts for each of `models` (NAME or NAME:PROFILE), each with as many replicas as its GPUs
+    allow.
 
-    Raises InvalidRequest when the catalog does not know a model or profile.
+    Raises InvalidRequest when the catalog has no such model or profile.
     """
     pool: list[ReplicaSpec] = []
     number = first_host

@@ -1,4 +1,4 @@
-"""All routing policies by name: ours, its variants, and what others have published."""
+"""All routing policies by name: Penstock's, its variants, and published ones."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,36 +17,38 @@ from sim.pool.settings import RoutingFactory, RoutingSetup
 from sim.pool.shed import SheddingPolicy
 
 OURS = "penstock"
+"""Name of Penstock's policy."""
 STRONGEST = Sticky.name
-"""The published policy that loads are measured by."""
+"""Name of the published policy that defines load 1.0."""
 PREFIX_KINDS = ("mirrored", "exact")
+"""Kinds of prefix knowledge; the first is the default."""
 _LLMD_SCRAPE_S = 0.05
-"""llm-d's endpoint picker refreshes metrics every 50 ms (`--refresh-metrics-interval`)."""
+"""Seconds between two refreshes of metrics by llm-d's endpoint picker (`--refresh-metrics-interval`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How a run of `penstock` is set."""
+    """Options of a run of `penstock`."""
 
     prefix: str = PREFIX_KINDS[0]
-    """Of the plain name; `penstock_exact` and `penstock_mirrored` say it themselves."""
+    """Prefix knowledge of the plain name; `penstock_exact` and `penstock_mirrored` state it in the name."""
     admission: bool = False
-    """Whether requests are refused by prediction: only where shed rates are held equal."""
+    """Whether requests are refused by prediction; only where shed rates are held equal."""
     deadline_s: float = 600.0
-    """How long a request may wait."""
+    """Maximum seconds that a request may wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One entry of the comparison."""
+    """One policy of the comparison."""
 
     name: str
     make: RoutingFactory
     metrics_every_s: float | None = None
-    """Its own scrape interval where it is deployed with another one than the run's."""
+    """The policy's own scrape interval in seconds; None = the run's."""
 
     def network(self, network: Network) -> Network:
-        """The run's network as this policy is deployed in it."""
+        """Return the run's network with this policy's scrape interval."""
         return (
             network
             if self.metrics_every_s is None
@@ -63,12 +65,12 @@ BASELINES: Mapping[str, type[Baseline]] = {
 }  # fmt: skip
 
 _QUEUES: Mapping[str, Callable[[], SchedulerConfig]] = {"fifo": fifo, "vtc": plain_vtc}
-"""Our placement behind another queue, for the fairness table."""
+"""Penstock's placement with other queues, for the fairness table."""
 NAMES = (OURS, "penstock_exact", "penstock_mirrored", *_QUEUES, *BASELINES)
 
 
 def names_of(text: str, prefix: str = PREFIX_KINDS[0]) -> list[str]:
-    """Policies of a comma-separated list; `all` = everything, without ours a second time under its other name.
+    """Return the policies of a comma-separated list; `all` = every policy, with Penstock's under one name only.
 
     Raises InvalidRequest for a name that does not exist.
     """
@@ -86,7 +88,11 @@ def names_of(text: str, prefix: str = PREFIX_KINDS[0]) -> list[str]:
 
 
 def policy(name: str, variant: Variant | None = None, *, shed_rate: float = 0.0) -> Policy:
-    """The policy of that name. `shed_rate` puts a published one behind a gate that refuses such a share."""
+    """Return the policy of that name; `shed_rate` (0 to 1) adds a gate to a published one that refuses this
+    share.
+
+    Raises InvalidRequest for a name that does not exist.
+    """
     if name in BASELINES:
         every_s = _LLMD_SCRAPE_S if name.startswith("llmd_") else None
         return Policy(name, _baseline(BASELINES[name], shed_rate), every_s)
@@ -119,7 +125,7 @@ def _prefix_of(name: str, variant: Variant) -> str:
 
 
 def checked_prefix(text: str) -> str:
-    """The kind of prefix knowledge that `text` names. Raises InvalidRequest."""
+    """Return the kind of prefix knowledge that `text` names. Raises InvalidRequest for any other text."""
     if text not in PREFIX_KINDS:
         raise InvalidRequest(
             f"prefix knowledge is one of {', '.join(PREFIX_KINDS)}, not {text!r}", param="prefix"

@@ -1,8 +1,9 @@
-"""Replays recorded requests against another pool: what would this traffic have met with N hosts of kind K?
+"""Replays recorded requests against another pool, to predict how N hosts of kind K would have served this
+traffic.
 
-What was recorded has times, counts and salted hashes (scheduler/request_trace.py). A request that failed because of its
-replica and was tried again appears in the record once for each attempt; only the last one is replayed. Caches are
-empty at the start of a replay, so that a short one finds less in them than the running platform did.
+A recording has times, counts and salted hashes (scheduler/request_trace.py). A request that failed with its
+replica and was tried again appears once for each attempt; only the last attempt is replayed. Caches are empty
+at the start of a replay, so a short replay has a lower hit rate than the running platform had.
 """
 
 from array import array
@@ -28,13 +29,13 @@ from sim.pool.workloads.trace import TraceWorkload
 from workers.catalog import Catalog, EngineProfile
 
 MAX_REQUESTS = 500_000
-"""Of one replay; about 2 GB of memory with long prompts."""
+"""Maximum number of requests in one replay; they need about 2 GB of memory with long prompts."""
 SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How requests were served. Seconds, tokens; None = not known or nothing to measure."""
+    """How requests were served, in seconds and tokens; None = unknown or nothing to measure."""
 
     requests: int
     refused: int
@@ -44,34 +45,34 @@ class Figures:
     tpot_p50_s: float | None
     tpot_p95_s: float | None
     hit_rate: float | None
-    """Cached prompt tokens / prompt tokens of what was answered."""
+    """Share of the answered requests' prompt tokens (0 to 1) that were cached."""
     gpu_hours: float | None = None
     usd_per_mtok: str | None = None
-    """Exact decimal dollars for a million prompt and output tokens answered; None where the host has no price."""
+    """Exact decimal US dollars per million prompt and output tokens answered; None where the host has no price."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A pool to try."""
+    """A pool to simulate."""
 
     hosts: int
-    """Of each model."""
+    """Number of hosts for each model."""
     kind: str | None = None
-    """Kind of host; None = that of each model's default profile."""
+    """Kind of host; None = the kind of each model's default profile."""
     policy: str = "penstock"
     prefix: str = "mirrored"
     scale: float = 1.0
-    """Traffic times this: the same requests in less time."""
+    """Factor on the arrival rate: the same requests in less time."""
     deadline_s: float = 30.0
-    """How long a request may wait in the queue."""
+    """Maximum seconds that a request may wait in the queue."""
     warmup_s: float = 0.0
-    """Arrivals before this fill caches and are left out of the figures."""
+    """Seconds of warm-up: earlier arrivals fill caches and are excluded from the figures."""
     seed: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a pool would have done."""
+    """The predicted service of a pool."""
 
     hosts: int
     host_kinds: dict[str, str]
@@ -80,14 +81,15 @@ class ReplayResult:
     figures: Figures
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result as a JSON object."""
         return asdict(self)
 
 
 def rows_of(requests: Iterable[tuple[str, TracedRequest]]) -> list[Row]:
-    """Recorded requests by model as lines of a trace, in order of time, which counts from the first.
+    """Return recorded requests by model as rows of a trace, in order of time, which starts at the first
+    request.
 
-    Raises InvalidRequest when there are more than one replay takes.
+    Raises InvalidRequest when there are more than MAX_REQUESTS.
     """
     kept: list[tuple[int, str, TracedRequest]] = []
     for model, traced in requests:
@@ -124,7 +126,10 @@ def _row(model: str, traced: TracedRequest, at_ms: int) -> Row:
 
 
 def export(rows: Sequence[Row], path: Path) -> None:
-    """Write rows as JSON lines that every command that takes a workload can read. Raises InvalidRequest."""
+    """Write rows as JSON lines that every command with a workload option can read.
+
+    Raises InvalidRequest when `path` cannot be written.
+    """
     encoder = msgspec.json.Encoder(enc_hook=list)  # for packed hashes, the one field that is no JSON
     try:
         with path.open("wb") as file:
@@ -135,7 +140,7 @@ def export(rows: Sequence[Row], path: Path) -> None:
 
 
 def measured(rows: Sequence[Row]) -> Figures | None:
-    """What was really measured; None where the rows do not say."""
+    """Return the measured figures of the rows; None where the rows do not contain them."""
     known = [row for row in rows if row.outcome]
     if not known:
         return None
@@ -162,7 +167,7 @@ def replay(
     plan: Plan,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ReplayResult:
-    """Play `rows` against the pool of `plan`.
+    """Simulate `rows` against the pool of `plan`.
 
     Raises InvalidRequest for a model, kind of host or policy that does not exist.
     """
@@ -189,9 +194,9 @@ def replay(
 
 
 def profile_on(catalog: Catalog, model: str, kind: str | None) -> EngineProfile:
-    """The model's first profile for a kind of host, or its default profile.
+    """Return the model's first profile for a kind of host, or its default profile.
 
-    Raises InvalidRequest naming the kinds that there are.
+    Raises InvalidRequest listing the known kinds.
     """
     known = catalog.model(model)
     if kind is None:
@@ -212,7 +217,7 @@ def profile_on(catalog: Catalog, model: str, kind: str | None) -> EngineProfile:
 def served(
     result: RunResult, catalog: Catalog, pool: Sequence[ReplicaSpec], kinds: dict[str, str]
 ) -> Figures:
-    """The figures of a run."""
+    """Return the figures of a run."""
     records = [record for record in result.records if record.request.at >= result.warmup_s]
     done = [record for record in records if record.finished_at >= 0]
     tokens = sum(
@@ -239,7 +244,7 @@ def served(
 def _cost_pico(
     catalog: Catalog, pool: Sequence[ReplicaSpec], kinds: dict[str, str], seconds: float
 ) -> int | None:
-    """What the pool's hosts cost for so long, in picodollars; None where one has no price."""
+    """Return the cost of the pool's hosts for the given time in picodollars; None where a host has no price."""
     prices = catalog.host_prices
     hosts = {spec.host: kinds[spec.model] for spec in pool}
     if any(kind not in prices for kind in hosts.values()):

@@ -1,4 +1,4 @@
-"""From rows to what people read: means with confidence intervals, differences to ours, and tables of them."""
+"""Summarises rows: means with confidence intervals, differences to Penstock's policy, and tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,18 +27,18 @@ class Standing:
     load: float
     rate_rps: float
     figures: Mapping[str, Interval]
-    """Missing where some seed has no value: nothing was served."""
+    """Each figure with its interval; figures without a value for some seed are omitted."""
     lead: Interval | None
-    """Goodput of ours minus its own, pair by pair; None for ours and where ours did not run."""
+    """Penstock's goodput minus this policy's, in pairs by seed; None for Penstock's and where it did not run."""
 
     def mean(self, figure: str) -> float | None:
-        """Mean of a figure."""
+        """Return the mean of a figure; None when it is missing."""
         known = self.figures.get(figure)
         return None if known is None else known.mean
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """One per workload, load and policy; within a load the best goodput first."""
+    """Return one standing per workload, load and policy; within a load the best goodput comes first."""
     groups: dict[tuple[str, float, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["workload"], row["load"], row["policy"]), []).append(row)
@@ -68,7 +68,7 @@ def _standing(rows: Sequence[Row], ours: Sequence[Row]) -> Standing:
 
 
 def cells(each: Standing) -> list[str]:
-    """A standing as a row of COLUMNS."""
+    """Return a standing as a row of COLUMNS."""
     return [
         each.policy,
         _with_interval(each.figures["goodput_rps"]),
@@ -86,7 +86,7 @@ def cells(each: Standing) -> list[str]:
 
 
 def compact(rows: Sequence[Standing]) -> list[dict[str, Any]]:
-    """For a file that is kept: mean, half interval and n of every figure."""
+    """Return mean, half interval and n of every figure, for storage in a file."""
     return [
         {
             "workload": each.workload,
@@ -105,7 +105,7 @@ def compact(rows: Sequence[Standing]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[Standing]) -> str:
-    """One workload as a Markdown table: goodput at every load, and latency and hits at the knee."""
+    """Return one workload as a Markdown table: goodput at every load, and latency and hits at the knee."""
     loads = sorted({each.load for each in rows})
     knee = min(loads, key=lambda load: abs(load - 1.0))
     by_place = {(each.policy, each.load): each for each in rows}
@@ -143,7 +143,9 @@ def _with_interval(figure: Interval) -> str:
 
 
 def _lead(each: Standing) -> str:
-    """Our lead in per cent of the other's goodput, with the paired interval; marked where it is beyond chance."""
+    """Return Penstock's lead in per cent of the other's goodput, with the paired interval; significant leads
+    are marked.
+    """
     goodput = each.mean("goodput_rps")
     if each.lead is None:
         return "" if each.policy == OURS else "-"

@@ -1,4 +1,4 @@
-"""Between API processes and the routing system under test: messages with their delays, decisions, its restarts."""
+"""Connects API processes with the routing system under test: delayed messages, decisions and restarts."""
 
 import math
 from collections.abc import Callable
@@ -17,10 +17,10 @@ class RoutingLink:
         self._routing = routing
         self._on_decision = on_decision
         self._wake_at = math.inf
-        """Time of the planned `collect_decisions`; infinity = none planned."""
+        """Time of the planned `collect_decisions` in seconds; infinity = none planned."""
         self._on_reconnect: Callable[[], None] = lambda: None
         self._unavailable_until = 0.0
-        """Time at which a restarting central scheduler is back; messages to it wait until then."""
+        """Time in seconds at which a restarting central scheduler is back; messages to it wait until then."""
 
     @property
     def unavailable(self) -> bool:
@@ -28,14 +28,16 @@ class RoutingLink:
         return self._timeline.now < self._unavailable_until
 
     def send(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
-        """Run `action` where the routing system is: across the network, or in the API process itself."""
+        """Run `action` at the routing system: after `delay_s` seconds if it is central, else at once in the API
+        process.
+        """
         if self._routing.central:
             self._timeline.after(delay_s, self.deliver, action, args)
         else:
             self.deliver(action, args)
 
     def deliver(self, action: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Run `action` now, or when the scheduler is back; then ask for decisions."""
+        """Run `action` now, or when the scheduler is back; then collect decisions."""
         if self.unavailable:
             self._timeline.at(self._unavailable_until, self.deliver, action, args)
             return
@@ -53,9 +55,9 @@ class RoutingLink:
             self._timeline.at(self._wake_at, self._wake, self._wake_at)
 
     def restart(self, away_s: float, on_reconnect: Callable[[], None]) -> None:
-        """The scheduler process dies and is replaced after `away_s`; routing without such a process is unharmed.
+        """Replace the scheduler process after `away_s` seconds; routing without such a process is unaffected.
 
-        `reconnected` is called once clients have announced: agents then tell all they know.
+        `on_reconnect` is called once clients have announced their state; agents then announce theirs.
         """
         if isinstance(self._routing, Restartable):
             self._on_reconnect = on_reconnect

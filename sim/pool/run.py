@@ -1,4 +1,4 @@
-"""One run: a workload, a routing system and a pool in, every request's record out."""
+"""Runs one simulation: a workload, a routing system and a pool give every request's record."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,9 +17,9 @@ def simulate(
     workload: str = "",
     load: float = 0.0,
 ) -> RunResult:
-    """Play `requests` (in order of arrival) against `pool` under a routing system.
+    """Run `requests` (in order of arrival) against `pool` under a routing system.
 
-    The same arguments give the same result. `workload` and `load` are names for the result.
+    The same arguments give the same result. `workload` and `load` only label the result.
     """
     cluster = Cluster(routing_factory, requests, pool, config or RunConfig())
     cluster.run()

@@ -1,4 +1,4 @@
-"""How a run is set up: what a routing system is made of, and how the world around it is played."""
+"""Settings of a run: the inputs of a routing system, and the conditions of the simulation."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ from sim.pool.network import Network
 
 @dataclass(frozen=True, slots=True)
 class RoutingSetup:
-    """What a routing system is made of at the start of a run."""
+    """The inputs of a routing system at the start of a run."""
 
     rng: random.Random
-    """Its own generator; nothing else draws from it."""
+    """The routing system's own random generator, which nothing else uses."""
     routers: int
-    """API processes, numbered from 0."""
+    """Number of API processes, which are numbered from 0."""
     estimates: Estimates
-    """What an API process may know of a request's lengths."""
+    """Estimates of a request's lengths, as an API process has them."""
 
 
 RoutingFactory = Callable[[RoutingSetup], Routing]
@@ -28,7 +28,7 @@ RoutingFactory = Callable[[RoutingSetup], Routing]
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """How a run is played."""
+    """Settings of a run."""
 
     seed: int = 1
     api_processes: int = 3
@@ -36,25 +36,26 @@ class RunConfig:
     faults: Sequence[Fault] = ()
     controller: Controller | None = None
     warmup_s: float = 0.0
-    """Arrivals before this are played but left out of figures."""
+    """Seconds of warm-up: earlier arrivals are simulated but excluded from figures."""
     drain_s: float = 1800.0
-    """After the last arrival, what has not ended by then is given up."""
+    """Seconds after the last arrival at which requests that have not ended are abandoned."""
     max_attempts: int = 6
-    """Times that a request is tried before it is given up."""
+    """Maximum number of attempts of a request."""
     retry_s: float = 0.1
-    """Pause before the second attempt, doubled with each further one: metrics that still show a dead replica as ready
-    are older than all pauses together."""
+    """Seconds before the second attempt; doubled for each further one, so that together they outlast stale metrics."""
     hang_limit_s: float = 15.0
-    """A replica that gives no sign of life for so long is killed by its agent."""
+    """Seconds of hanging after which the agent kills a replica."""
     next_request: Callable[[Record, float], SimRequest | None] | None = None
-    """Closed loop: what the caller sends now that this request is over, and when it is; None = nothing more."""
+    """Returns the caller's next request (closed loop) for an ended one and its end in seconds; None = no
+    further request.
+    """
     on_progress: Callable[["Progress"], None] | None = None
-    """Called about every simulated second."""
+    """Called about once per simulated second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     now: float
     arrived: int

@@ -1,8 +1,9 @@
-"""Equal shed rates: a gate before a published policy that refuses as many requests as ours does, when load is highest.
+"""Equal shed rates: a gate that lets a published policy refuse as many requests as Penstock's, at the highest
+loads.
 
-Published routers refuse no request; a policy that may refuse serves the rest better. So that neither profits, the gate
-sheds the same average share, choosing by the policy's own estimate of its load: what arrives while the estimate is
-above its recent (1 - rate) quantile.
+Published routers refuse no request, and a policy that may refuse serves the remaining requests better. To keep
+the comparison fair, the gate sheds the same average share, by the policy's own estimate of its load: it refuses
+arrivals while the estimate is above its recent (1 - rate) quantile.
 """
 
 from bisect import bisect_left, insort
@@ -14,15 +15,15 @@ from sim.pool.contract import Decision, Refuse, ReplicaView, SimRequest
 from workers.wire import KvDelta
 
 _WINDOW = 400
-"""Arrivals over which the quantile is taken."""
+"""Number of arrivals over which the quantile is taken."""
 _WARM = 20
 _CORRECTION = 15.0
-"""How hard the quantile moves when more or less has been shed than wanted."""
+"""Gain of the correction of the quantile by the difference between the actual and the required shed rate."""
 _GOLDEN = 0.618033988749895
 
 
 class QuantileShedder:
-    """Says of each arrival whether it is shed; `rate` of them in the long run, those of the highest load."""
+    """Decides for each arrival whether it is shed: `rate` of them in the long run, at the highest loads."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -32,7 +33,7 @@ class QuantileShedder:
         self._shed = 0
 
     def sheds(self, load: float) -> bool:
-        """Whether this arrival is refused, given the policy's present load."""
+        """Return whether this arrival is refused, given the policy's present load."""
         self._seen += 1
         load += 1e-6 * (self._seen * _GOLDEN % 1.0)  # equal loads are shed evenly over time
         self._note(load)
@@ -53,7 +54,7 @@ class QuantileShedder:
 
 
 class SheddingPolicy:
-    """A published policy behind a gate; everything that is not shed reaches it unchanged."""
+    """A published policy behind a gate; requests that are not shed reach it unchanged."""
 
     def __init__(self, policy: Baseline, rate: float) -> None:
         self.name = policy.name
@@ -65,7 +66,7 @@ class SheddingPolicy:
         self._admitted: set[int] = set()
 
     def arrive(self, request: SimRequest, router: int, now: float) -> None:
-        """Shed it, or hand it on. A request that comes again after a failure was admitted before."""
+        """Shed the request or pass it on. A retry after a failure was admitted before and is passed on."""
         if request.key not in self._admitted and self._gate.sheds(self._policy.load(request, router)):
             self._refused.append(Refuse(request.key, "shed", 1.0))
             return
@@ -73,16 +74,16 @@ class SheddingPolicy:
         self._policy.arrive(request, router, now)
 
     def decide(self, now: float) -> list[Decision]:
-        """Refusals first, then the policy's own."""
+        """Return the refusals, then the policy's own decisions."""
         refused, self._refused = self._refused, []
         return refused + self._policy.decide(now)
 
     def first_token(self, key: int, replica_id: str, now: float) -> None:
-        """As the policy."""
+        """Pass the event to the policy."""
         self._policy.first_token(key, replica_id, now)
 
     def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
-        """As the policy."""
+        """Pass the event to the policy."""
         self._policy.progress(key, replica_id, produced, now)
 
     def finished(
@@ -96,7 +97,7 @@ class SheddingPolicy:
         failed: bool,
         now: float,
     ) -> None:
-        """As the policy."""
+        """Pass the event to the policy."""
         if not failed:
             self._admitted.discard(key)
         self._policy.finished(
@@ -110,17 +111,17 @@ class SheddingPolicy:
         )
 
     def router_lost(self, router: int, now: float) -> None:
-        """As the policy."""
+        """Pass the event to the policy."""
         self._policy.router_lost(router, now)
 
     def metrics(self, views: Sequence[ReplicaView], now: float) -> None:
-        """As the policy."""
+        """Pass the event to the policy."""
         self._policy.metrics(views, now)
 
     def kv_events(self, delta: KvDelta, now: float) -> None:
-        """As the policy."""
+        """Pass the event to the policy."""
         self._policy.kv_events(delta, now)
 
     def next_wake(self, now: float) -> float | None:
-        """As the policy."""
+        """Return the policy's next wake."""
         return self._policy.next_wake(now)

@@ -1,4 +1,4 @@
-"""One replica of a run: its state, its engine, and the clock the engine lives by."""
+"""One replica of a run: its state, its engine and the engine's clock."""
 
 import math
 import random
@@ -18,7 +18,7 @@ _HOLDS_GPUS = frozenset(
 
 
 class EngineClock:
-    """An engine's time as a function of the run's: piecewise linear, flat while the engine hangs."""
+    """An engine's time as a function of the run's: piecewise linear, constant while the engine hangs."""
 
     def __init__(self, speed: float) -> None:
         self.speed = speed
@@ -26,17 +26,17 @@ class EngineClock:
         self._engine_from = 0.0
 
     def engine_time(self, now: float) -> float:
-        """What the engine's clock shows at `now`."""
+        """Return the engine clock's time at `now`."""
         return self._engine_from + (now - self._run_from) * self.speed
 
     def run_time(self, engine_time: float) -> float:
-        """When the engine's clock shows `engine_time`, at its present speed; infinity while it hangs."""
+        """Return when the engine's clock shows `engine_time` at its present speed; infinity while it hangs."""
         if self.speed <= 0.0:
             return math.inf
         return self._run_from + (engine_time - self._engine_from) / self.speed
 
     def set_speed(self, speed: float, now: float) -> None:
-        """From `now` on the engine's clock runs `speed` times as fast as the run's."""
+        """Set the engine clock's speed, relative to the run's, from `now` on."""
         self._engine_from, self._run_from = self.engine_time(now), now
         self.speed = speed
 
@@ -51,12 +51,12 @@ class SimReplica:
         self.boots = 0
         self.boot_id = f"{spec.replica_id}#0"
         self.jobs: dict[int, Job] = {}
-        """What runs or waits on the engine."""
+        """Jobs that run or wait on the engine, by key."""
         self.seconds: dict[ReplicaState, float] = {}
         self.wake_at = math.inf
-        """When the engine is next looked at; an entry of the timeline for another time is void."""
+        """Time of the engine's next advance in seconds; timeline entries for other times are ignored."""
         self.change_id = 0
-        """Counts state changes: a planned change is void when another came first."""
+        """Number of state changes; a planned change is ignored when another came first."""
         self.kv_seq = 0
         self.kv_told_until = 0.0
         self._rng = rng
@@ -64,61 +64,61 @@ class SimReplica:
         self._config = replace(spec.engine, kv_events=kv_events)
         self._engine = StepEngine(self._config, rng)
         self._advanced_to = 0.0
-        """How far the engine was played, on its own clock: rounding must not take it back."""
+        """Time to which the engine was advanced, on its own clock; prevents rounding from moving it back."""
         self._since = 0.0
         self._view: ReplicaView | None = None
 
     @property
     def takes_work(self) -> bool:
-        """Whether a request that reaches it now is run."""
+        """Whether a request that reaches the replica now is run."""
         return self.state in _TAKES_WORK
 
     @property
     def hangs(self) -> bool:
-        """Whether its engine stands still."""
+        """Whether its engine hangs."""
         return self._clock.speed <= 0.0
 
     def add(self, job: Job, now: float) -> None:
-        """A request arrives at the engine. Raises ValueError when it can never fit there."""
+        """Add a request that reaches the engine. Raises ValueError when it can never fit there."""
         self._engine.add(job, self._engine_time(now))
         self.jobs[job.key] = job
 
     def abort(self, job: Job, now: float) -> None:
-        """A request's caller is gone."""
+        """Abort a request whose caller disconnected."""
         if self.jobs.pop(job.key, None) is not None:
             self._engine.abort(job, self._engine_time(now))
 
     def advance(self, now: float) -> list[Event]:
-        """Play the engine up to `now`; what happened, times on the engine's clock."""
+        """Advance the engine to `now` and return its events, with times on the engine's clock."""
         return self._engine.advance(self._engine_time(now))
 
     def produced(self, job: Job) -> int:
-        """Output tokens of a job so far."""
+        """Return a job's output tokens so far."""
         return self._engine.produced(job)
 
     def cached_hashes(self) -> list[int]:
-        """All prefix blocks in the engine's cache."""
+        """Return all prefix blocks in the engine's cache."""
         return self._engine.pool.hashes()
 
     def next_event_at(self) -> float:
-        """Time of the engine's next event; infinity when it is idle or hangs."""
+        """Return the time of the engine's next event; infinity when it is idle or hangs."""
         at = self._engine.next_event_at()
         if at is None:
             return math.inf
         return self._clock.run_time(at)
 
     def set_speed(self, factor: float, now: float) -> None:
-        """Run at `factor` times its usual speed from `now` on."""
+        """Run at `factor` times the usual speed from `now` on."""
         self._clock.set_speed(self.spec.speed * factor, now)
 
     def become(self, state: ReplicaState, now: float) -> None:
-        """Change state, and book the time spent in the one before."""
+        """Change state, and add the time spent in the previous one."""
         self.book(now)
         self.state = state
         self.change_id += 1
 
     def reboot(self) -> list[Job]:
-        """A new engine process with an empty cache; returns the jobs that the old one took with it."""
+        """Start a new engine process with an empty cache, and return the jobs that the previous process lost."""
         lost = list(self.jobs.values())
         self.jobs.clear()
         self.boots += 1
@@ -131,17 +131,17 @@ class SimReplica:
         return lost
 
     def book(self, now: float) -> None:
-        """Add the time since the last booking to the present state's."""
+        """Add the time since the last call to the present state's."""
         self.seconds[self.state] = self.seconds.get(self.state, 0.0) + now - self._since
         self._since = now
 
     def gpu_seconds_held(self) -> float:
-        """GPUs times the booked seconds in which they were this replica's."""
+        """Return the GPU seconds that the replica has held, as of the last `book`."""
         held = sum(seconds for state, seconds in self.seconds.items() if state in _HOLDS_GPUS)
         return held * self.spec.capacity.gpus
 
     def view(self, now: float) -> ReplicaView:
-        """What a scrape shows at `now`; an engine that hangs answers no scrape, so its last one stays."""
+        """Return what a scrape shows at `now`; a hanging engine answers no scrape, so its last view stays."""
         if self._view is not None and self.hangs:
             return self._view
         serving = self.takes_work
@@ -160,6 +160,6 @@ class SimReplica:
         return self._view
 
     def _engine_time(self, now: float) -> float:
-        """`now` on the engine's clock, a rounding error later so that a planned event is not missed by one."""
+        """Return `now` on the engine's clock plus a rounding error, so that rounding does not miss a planned event."""
         self._advanced_to = max(self._advanced_to, self._clock.engine_time(now) + _ROUNDING_S)
         return self._advanced_to

@@ -1,4 +1,4 @@
-"""Means over seeds with confidence intervals, and differences between policies that met the same requests."""
+"""Means over seeds with confidence intervals, and paired differences between policies with the same requests."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _Z_975 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and half the width of its 95 % confidence interval; infinite where one value says nothing."""
+    """A mean and half the width of its 95 % confidence interval; infinite for a single value."""
 
     mean: float
     half: float
@@ -22,24 +22,24 @@ class Interval:
 
     @property
     def low(self) -> float:
-        """Lower end."""
+        """Lower end of the interval."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """Upper end."""
+        """Upper end of the interval."""
         return self.mean + self.half
 
     @property
     def verdict(self) -> str:
-        """Of a difference: `better` or `worse` where zero is outside the interval, else `same`."""
+        """Verdict on a difference: `better` or `worse` where zero is outside the interval, else `same`."""
         if self.low > 0.0:
             return "better"
         return "worse" if self.high < 0.0 else "same"
 
 
 def t_quantile(freedom: int) -> float:
-    """97.5 % quantile of Student's t: a table up to 30 degrees of freedom, then Cornish and Fisher's expansion."""
+    """Return the 97.5 % quantile of Student's t: by table up to 30 degrees, then by Cornish and Fisher's expansion."""
     if freedom < 1:
         return math.inf
     if freedom <= len(_T_975):
@@ -51,7 +51,7 @@ def t_quantile(freedom: int) -> float:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean of independent values with its t interval. Raises ValueError when there are none."""
+    """Return the mean of independent values with its t interval. Raises ValueError when there are none."""
     count = len(values)
     if not count:
         raise ValueError("no values")
@@ -63,7 +63,8 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Mean of `first - second`, value by value: both saw the same requests, so what the seed did to both cancels.
+    """Return the mean of `first - second`, in pairs: both had the same requests, so the seed's common effect
+    cancels.
 
     Raises ValueError where the lengths differ.
     """

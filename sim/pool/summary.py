@@ -1,7 +1,7 @@
-"""The figures of one run: goodput under the service level, latencies, hits, refusals, fairness, GPU-hours, cost.
+"""The figures of one run: goodput within the SLO, latencies, hits, refusals, fairness, GPU hours, cost.
 
-Arrivals of the warm-up are left out of everything but GPU-hours. Requests that no replica could ever take (`too_long`)
-are the workload's fault, not the policy's, and are left out too.
+Arrivals of the warm-up are excluded from everything but GPU hours. Requests that no replica could ever take
+(`too_long`) are the workload's fault, not the policy's, and are excluded too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,13 +23,13 @@ LOST = frozenset(("attempts_failed", "api_process_died"))
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """When an answer counts: its first token within ttft_s + prompt/R, its further ones at tpot_s on average."""
+    """SLO of an answer: the first token within ttft_s + prompt/R, the further ones at tpot_s on average (seconds)."""
 
     targets: Targets
     prefill_tokens_per_s: float
 
     def met(self, record: Record) -> bool:
-        """Whether a finished request was served well enough."""
+        """Return whether a finished request met the SLO."""
         own_prefill_s = record.request.prompt_tokens / self.prefill_tokens_per_s
         in_time = record.ttft_s <= self.targets.ttft_s + own_prefill_s
         return in_time and record.tpot_s <= self.targets.tpot_s
@@ -37,21 +37,21 @@ class ServiceLevel:
 
 @dataclass(frozen=True, slots=True)
 class TenantFigures:
-    """What one tenant got."""
+    """The figures of one tenant."""
 
     requests: int
     refused: int
     ttft_p50_s: float
     ttft_p99_s: float
     slo_met: float
-    """Share of its requests that were answered within the service level."""
+    """Share of the tenant's requests (0 to 1) that were answered within the SLO."""
     tokens: int
-    """Prompt and output tokens of its finished requests."""
+    """Number of prompt and output tokens of the tenant's finished requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of a run. Seconds, tokens, shares from 0 to 1."""
+    """Figures of a run, in seconds, tokens, and shares from 0 to 1."""
 
     policy: str
     workload: str
@@ -60,7 +60,7 @@ class Summary:
     requests: int
     finished: int
     goodput_rps: float
-    """Requests answered within the service level, per second of offered load."""
+    """Requests answered within the SLO, per second of offered load."""
     offered_rps: float
     slo_met: float
     ttft_p50_s: float
@@ -69,28 +69,30 @@ class Summary:
     tpot_p50_s: float
     tpot_p99_s: float
     hit_rate: float
-    """Cached tokens / prompt tokens."""
+    """Cached tokens / prompt tokens, 0 to 1."""
     shed_rate: float
-    """Requests that were refused / requests."""
+    """Refused requests / requests, 0 to 1."""
     lost_rate: float
-    """Requests that ended without an answer because of faults, not of any decision / requests."""
+    """Share of requests (0 to 1) that ended without an answer because of faults, not of a decision."""
     jain: float
     max_service_gap: float
     gpu_hours: float
     usd_per_mtok: float
-    """Price of the GPUs held, per million prompt and output tokens answered; 0 where the catalog has no price."""
+    """US dollars for the held GPUs, per million prompt and output tokens answered; 0 where the catalog has no
+    price.
+    """
     mean_waiting: float
-    """Requests waiting for their first token, in whatever queue, on average over the offered load."""
+    """Mean number of requests that wait for their first token, in any queue, while load is offered."""
     max_waiting: int
     preemptions: int
     retried: int
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Requests without an answer, by reason."""
+    """Number of requests without an answer, by reason."""
     tenants: Mapping[str, TenantFigures] = field(default_factory=dict)
 
 
 def service_levels(pool: Sequence[ReplicaSpec]) -> dict[str, ServiceLevel]:
-    """Each model's service level, from its first replica."""
+    """Return each model's SLO, from its first replica."""
     levels: dict[str, ServiceLevel] = {}
     for spec in pool:
         levels.setdefault(spec.model, ServiceLevel(spec.targets, spec.capacity.prefill_tokens_per_s))
@@ -98,7 +100,7 @@ def service_levels(pool: Sequence[ReplicaSpec]) -> dict[str, ServiceLevel]:
 
 
 def summarise(result: RunResult, levels: Mapping[str, ServiceLevel]) -> Summary:
-    """The figures of `result`; `levels` by model, as `service_levels` makes them."""
+    """Return the figures of `result`; `levels` are the SLOs by model, from `service_levels`."""
     start, end = result.warmup_s, max(result.arrivals_s, result.warmup_s)
     records = [
         record for record in result.records if record.request.at >= start and record.refused != TOO_LONG
@@ -144,7 +146,7 @@ def summarise(result: RunResult, levels: Mapping[str, ServiceLevel]) -> Summary:
 
 
 def waiting(records: Sequence[Record], start: float, end: float) -> tuple[float, int]:
-    """Mean over [start, end] and maximum of the requests that wait for their first token."""
+    """Return mean over [start, end] and maximum of the requests that wait for their first token."""
     begins = np.sort([record.request.at for record in records if record.first_token_at >= 0])
     ends = np.sort([record.first_token_at for record in records if record.first_token_at >= 0])
     if not len(begins) or end <= start:
@@ -157,7 +159,8 @@ def waiting(records: Sequence[Record], start: float, end: float) -> tuple[float,
 def over_time(
     result: RunResult, buckets: int, levels: Mapping[str, ServiceLevel]
 ) -> list[tuple[float, float, float, float]]:
-    """For a chart: bucket start, median TTFT of its arrivals, waiting at its end, share of arrivals well served.
+    """Return, per time bucket: start, median TTFT of its arrivals, waiting requests at its end, share within
+    the SLO.
 
     A bucket without answers has a TTFT of NaN and a share of 0.
     """

@@ -1,4 +1,4 @@
-"""What a run's world reports of itself, late as it is in life: metrics, KV events, an autoscaler's view."""
+"""Delayed reports about a run: metrics, KV events, an autoscaler's view."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ from sim.pool.timeline import Timeline
 from workers.wire import KvDelta, ReplicaState
 
 REUSED_S = 600.0
-"""How long a prefix block counts as of use after it was last hit."""
+"""Seconds for which a prefix block counts as in use after its last hit."""
 
 
 class Scraper:
-    """Scrapes the pool every half a second; what it saw arrives 50-200 ms later."""
+    """Scrapes the pool every half second; the metrics arrive 50-200 ms later."""
 
     def __init__(
         self,
@@ -32,12 +32,12 @@ class Scraper:
         self._deliver = deliver
 
     def start(self) -> None:
-        """Everything has been seen once before the first request; then the rounds begin."""
+        """Scrape everything once before the first request, then begin the periodic scrapes."""
         self._deliver(self.views())
         self._timeline.after(self._delays.network.metrics_every_s, self._scrape)
 
     def views(self) -> list[ReplicaView]:
-        """Every replica that has an agent to ask, as it is now."""
+        """Return the present view of every replica that has an agent."""
         now = self._timeline.now
         running = (each for each in self._replicas.values() if each.state is not ReplicaState.STOPPED)
         return [replica.view(now) for replica in running]
@@ -48,7 +48,7 @@ class Scraper:
 
 
 class KvWire:
-    """Carries engines' KV events to the routing system: late, in order, numbered per boot."""
+    """Carries engines' KV events to the routing system: delayed, in order, numbered per boot."""
 
     def __init__(self, timeline: Timeline, delays: Delays, deliver: Callable[[KvDelta], None]) -> None:
         self._timeline = timeline
@@ -58,7 +58,7 @@ class KvWire:
     def send(
         self, replica: SimReplica, stored: list[int], removed: list[int], *, cleared: bool = False
     ) -> None:
-        """What has changed in a replica's prefix cache just now."""
+        """Send the latest changes of a replica's prefix cache."""
         replica.kv_seq += 1
         delta = KvDelta(replica.spec.replica_id, replica.boot_id, replica.kv_seq, stored, removed, cleared)
         arrives = max(replica.kv_told_until, self._timeline.now + self._delays.kv_age_s())
@@ -77,41 +77,41 @@ class _Meter:
 
 
 class _ReusedBlocks:
-    """Prefix blocks from which one boot of a replica has served hits within the last REUSED_S."""
+    """Prefix blocks of one boot of a replica that served hits within the last REUSED_S seconds."""
 
     def __init__(self, boot_id: str) -> None:
         self.boot_id = boot_id
         self._hit_at: OrderedDict[int, float] = OrderedDict()
 
     def hit(self, blocks: Sequence[int], now: float) -> None:
-        """These were found in its cache."""
+        """Record that these blocks were found in the cache."""
         for block in blocks:
             self._hit_at[block] = now
             self._hit_at.move_to_end(block)
 
     def count(self, now: float) -> int:
-        """Blocks hit lately, each once; older ones are forgotten."""
+        """Return the number of blocks hit recently, each once, and forget older ones."""
         while self._hit_at and next(iter(self._hit_at.values())) < now - REUSED_S:
             self._hit_at.popitem(last=False)
         return len(self._hit_at)
 
 
 class LoadMeter:
-    """Counts what each model is asked for between two looks of an autoscaler, and which cached blocks were of use."""
+    """Counts each model's load between two observations of an autoscaler, and the cached blocks that served hits."""
 
     def __init__(self) -> None:
         self._meters: dict[str, _Meter] = {}
         self._reused: dict[str, _ReusedBlocks] = {}
 
     def arrived(self, call: Call) -> None:
-        """A request came in."""
+        """Count an arrival."""
         request = call.record.request
         meter = self._meters.setdefault(request.model, _Meter())
         meter.arrived += 1
         meter.prompt_tokens += request.prompt_tokens
 
     def finished(self, call: Call, replica: SimReplica, now: float) -> None:
-        """A request was answered by `replica`."""
+        """Count an answer by `replica`."""
         request = call.record.request
         meter = self._meters.setdefault(request.model, _Meter())
         meter.finished += 1
@@ -119,7 +119,7 @@ class LoadMeter:
         meter.finished_prompt_tokens += request.prompt_tokens
         meter.output_tokens += request.output_tokens
         if not replica.takes_work:
-            return  # It rests already: what it had cached is gone.
+            return  # It is already asleep or stopped: its cache is gone.
         name = replica.spec.replica_id
         if name not in self._reused or self._reused[name].boot_id != replica.boot_id:
             self._reused[name] = _ReusedBlocks(replica.boot_id)
@@ -133,7 +133,7 @@ class LoadMeter:
         calls: Iterable[Call],
         now: float,
     ) -> PoolView:
-        """What an autoscaler sees now; the counts start anew."""
+        """Return what an autoscaler observes now, and reset the counts."""
         waiting: dict[str, int] = {}
         in_flight: dict[str, int] = {}
         for call in calls:

@@ -1,4 +1,4 @@
-"""Simulated time: a heap of things to do, done in the order of their times and, at equal times, of their making."""
+"""Simulated time: a heap of actions, run in order of their times and, at equal times, of insertion."""
 
 import heapq
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Timeline:
         heapq.heappush(self._heap, (self.now + delay_s, self._made, action, args))
 
     def run(self, going: Callable[[], bool], until: float) -> None:
-        """Do what is due until nothing is left, `going` says no, or `until` is reached."""
+        """Run due actions until none is left, `going` returns False, or `until` (seconds) is reached."""
         heap = self._heap
         pop = heapq.heappop
         while heap and going():

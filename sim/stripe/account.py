@@ -1,4 +1,4 @@
-"""The whole account put together: every subject's operations and timers on one state."""
+"""The complete simulated account: every module's operations and timers on one state."""
 
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +34,7 @@ ROUTES: list[Route] = [each for subject in _SUBJECTS for each in subject.ROUTES]
 
 
 def open_account(clock: Clock, options: Options | None = None, path: Path | None = None) -> Sim:
-    """An account; with `path` its state is kept there and found again."""
+    """Open an account; with `path`, its state is loaded from and kept in that file. Times come from `clock`."""
     sim = Sim(clock, options, path)
     sim.shown = lambda value: render(sim, value)
     for subject in _SUBJECTS:

@@ -1,4 +1,4 @@
-"""Stripe's test payment methods (https://docs.stripe.com/testing): what each name does when it is kept and charged."""
+"""Stripe's test payment methods (https://docs.stripe.com/testing) and how each behaves when attached and charged."""
 
 from typing import NamedTuple
 
@@ -6,20 +6,22 @@ from sim.stripe.errors import StripeError, card_error
 
 
 class Card(NamedTuple):
-    """One test card. `decline` and `attach_decline`: error code and decline code; empty = it works."""
+    """One test card. `decline` and `attach_decline` hold error code and decline code; empty = the operation
+    succeeds.
+    """
 
     last4: str = "4242"
     brand: str = "visa"
     decline: tuple[str, str] = ("", "")
     attach_decline: tuple[str, str] = ("", "")
     dispute: str = ""
-    """Reason of the dispute that follows each charge."""
+    """Reason of the dispute that follows each charge; empty = none."""
     inquiry: bool = False
-    """The dispute is an inquiry: no money is withdrawn."""
+    """Whether the dispute is an inquiry, for which no money is withdrawn."""
     refund: str = "succeeded"
-    """How refunds end: succeeded, fails_later, pending."""
+    """Outcome of refunds: succeeded, fails_later or pending."""
     needs_authentication: bool = False
-    """Off-session payments are refused with authentication_required."""
+    """Whether off-session payments are refused with authentication_required."""
 
 
 def _declined(last4: str, code: str, decline_code: str) -> Card:
@@ -63,10 +65,10 @@ _MESSAGES = {
 
 
 def message(code: str, decline_code: str) -> str:
-    """Stripe's message to the card holder."""
+    """Return Stripe's message to the card holder."""
     return _MESSAGES.get(decline_code) or _MESSAGES[code]
 
 
 def declined(code: str, decline_code: str, **facts: object) -> StripeError:
-    """The 402 for a decline."""
+    """Return the 402 error for a decline."""
     return card_error(message(code, decline_code), code, decline_code or None, **facts)

@@ -1,4 +1,4 @@
-"""Products and one-time prices, as far as invoices and Checkout need them: https://docs.stripe.com/api/prices."""
+"""Products and one-time prices, as far as invoices and Checkout use them: https://docs.stripe.com/api/prices."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from sim.stripe.views import Page, changed, matching, page
 
 
 def create_product(sim: Sim, params: Obj) -> Obj:
-    """Make a product; `id` may be given."""
+    """Create a product and return it; `id` is optional. Raises StripeError (400) for an id already in use."""
     if params.get("id") and sim.store.get("product", params["id"]):
         raise invalid(f"Product already exists: {params['id']}", param="id", code="resource_already_exists")
     made = sim.new("product", name=params["name"], description=params.get("description"), default_price=None)
@@ -26,7 +26,7 @@ def create_product(sim: Sim, params: Obj) -> Obj:
 
 
 def update_product(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change a product."""
+    """Update a product and return it. Raises StripeError (404) for an unknown id."""
     found = sim.find("product", id)
     changes: Obj = {
         name: params[name] for name in ("name", "description", "active", "unit_label") if name in params
@@ -40,18 +40,22 @@ def update_product(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def retrieve_product(sim: Sim, params: Obj, id: str) -> Obj:
-    """One product."""
+    """Return a product. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("product", id)
 
 
 def list_products(sim: Sim, params: Obj) -> Page:
-    """Products, the newest first."""
+    """Return products, newest first. Raises StripeError as `page` does."""
     return page(matching(sim.store.newest("product"), params, "active"), params, "/v1/products", "product")
 
 
 def create_price(sim: Sim, params: Obj) -> Obj:
-    """Make a one-time price."""
+    """Create a one-time price and return it.
+
+    Raises StripeError: 400 for a currency other than usd, recurring prices or missing parameters, 404 for an
+    unknown product.
+    """
     customers.usd(params["currency"])
     if params.get("recurring"):
         not_simulated("recurring")
@@ -65,7 +69,9 @@ def create_price(sim: Sim, params: Obj) -> Obj:
 
 
 def make_price(sim: Sim, params: Obj, product: str) -> Obj:
-    """A price of `unit_amount` or `unit_amount_decimal` cents."""
+    """Store and return a price of `unit_amount` or `unit_amount_decimal` cents. Raises StripeError (400)
+    without either.
+    """
     unit = params.get("unit_amount_decimal", params.get("unit_amount"))
     if unit is None:
         raise invalid(
@@ -84,13 +90,13 @@ def make_price(sim: Sim, params: Obj, product: str) -> Obj:
 
 
 def retrieve_price(sim: Sim, params: Obj, id: str) -> Obj:
-    """One price."""
+    """Return a price. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("price", id)
 
 
 def list_prices(sim: Sim, params: Obj) -> Page:
-    """Prices, the newest first."""
+    """Return prices, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("price"), params, "product", "active", "type")
     if params.get("lookup_keys"):
         found = [each for each in found if each["lookup_key"] in params["lookup_keys"]]

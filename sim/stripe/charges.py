@@ -1,4 +1,4 @@
-"""Charges and the balance they move: https://docs.stripe.com/api/charges, balance_transactions."""
+"""Charges and the balance transactions they create: https://docs.stripe.com/api/charges, balance_transactions."""
 
 from sim.stripe.cards import declined
 from sim.stripe.errors import Obj, StripeError
@@ -14,14 +14,14 @@ _AVAILABLE_AFTER = 2 * 86_400
 
 
 def fee_of(cents: int) -> int:
-    """Stripe's standard fee in cents: 2.9 % rounded half up, and 30 cents."""
+    """Return Stripe's standard fee in cents: 2.9 % rounded half up, plus 30 cents."""
     return (cents * _FEE_PER_MILLE + 500) // 1000 + _FEE_FIXED
 
 
 def book(
     sim: Sim, type: str, amount: int, source: str, *, fee: int = 0, category: str = "", at_once: bool = False
 ) -> Obj:
-    """A balance transaction of `amount` cents gross and `fee` cents."""
+    """Store and return a balance transaction of `amount` cents gross and `fee` cents."""
     made = sim.new("balance_transaction", amount=amount, fee=fee, net=amount - fee, type=type, source=source)
     details = {"amount": fee, "application": None, "currency": "usd", "type": "stripe_fee"}
     made |= {
@@ -38,14 +38,14 @@ def book(
 
 
 def become_available(sim: Sim, id: str) -> None:
-    """Two days after a charge its money can be paid out."""
+    """Make a balance transaction available, two days after its charge."""
     found = sim.find("balance_transaction", id)
     found["status"] = "available"
     sim.save(found)
 
 
 def make(sim: Sim, intent: Obj, method: Obj) -> tuple[Obj, StripeError | None]:
-    """Charge `method` for a payment intent: the charge, and the decline when there is one."""
+    """Charge `method` for a payment intent; return the charge, and the card error if it was declined."""
     card = card_of(method)
     code, decline_code = card.decline
     if card.needs_authentication and intent.get("_off_session"):
@@ -104,13 +104,16 @@ def _outcome(code: str, decline_code: str) -> Obj:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One charge."""
+    """Return a charge. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("charge", id)
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change what is written on a charge."""
+    """Update a charge's description, receipt email and metadata, and return it.
+
+    Raises StripeError: 404 for an unknown id, 400 for invalid metadata.
+    """
     found = sim.find("charge", id)
     changes: Obj = {name: params[name] or None for name in ("description", "receipt_email") if name in params}
     if "metadata" in params:
@@ -123,30 +126,30 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Charges, the newest first."""
+    """Return charges, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("charge"), params, "customer", "payment_intent")
     return page(found, params, "/v1/charges", "charge")
 
 
 def retrieve_transaction(sim: Sim, params: Obj, id: str) -> Obj:
-    """One balance transaction."""
+    """Return a balance transaction. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("balance_transaction", id)
 
 
 def list_transactions(sim: Sim, params: Obj) -> Page:
-    """Balance transactions, the newest first."""
+    """Return balance transactions, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("balance_transaction"), params, "type", "source")
     return page(found, params, "/v1/balance_transactions", "balance_transaction")
 
 
 def total(sim: Sim) -> int:
-    """The whole balance in cents, available and pending."""
+    """Return the whole balance in cents, available and pending."""
     return sum(each["net"] for each in sim.store.all("balance_transaction"))
 
 
 def balance(sim: Sim, params: Obj) -> Obj:
-    """What has come in, less what went out."""
+    """Return the balance, available and pending, in cents."""
     del params
     sums = dict.fromkeys(("available", "pending"), 0)
     for each in sim.store.all("balance_transaction"):
@@ -159,7 +162,7 @@ def balance(sim: Sim, params: Obj) -> Obj:
 
 
 def refunds_of(sim: Sim, charge: Obj) -> tuple[list[Obj], str]:
-    """A charge's refunds, the newest first."""
+    """Return a charge's refunds, newest first, and the list's path."""
     found = [each for each in sim.store.newest("refund") if each["charge"] == charge["id"]]
     return found, f"/v1/charges/{charge['id']}/refunds"
 

@@ -1,4 +1,4 @@
-"""Checkout sessions: https://docs.stripe.com/api/checkout/sessions. The page that a person sees: pages.py."""
+"""Checkout sessions: https://docs.stripe.com/api/checkout/sessions. The payment page is in pages.py."""
 
 from sim.stripe import catalog, customers, methods, payments
 from sim.stripe.errors import Obj, invalid, not_simulated, state
@@ -12,7 +12,10 @@ _DAY = 86_400
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """A session in mode payment or setup, with the address of its page."""
+    """Create a session in mode payment or setup and return it with the URL of its page.
+
+    Raises StripeError: 400 for invalid parameters, 404 for an unknown customer or price.
+    """
     mode = params.get("mode") or "payment"
     if mode not in ("payment", "setup"):
         not_simulated(f"mode={mode}")
@@ -98,9 +101,10 @@ def _price_of(sim: Sim, line: Obj, at: str) -> Obj:
 
 
 def complete(sim: Sim, id: str, card: str = "pm_card_visa") -> Obj:
-    """Pay (or keep the card, in mode setup) with a test card.
+    """Pay with a test card, or store the card in mode setup; return the session.
 
-    Raises StripeError: 402 when the card is declined (the session stays open), 400 when the session is closed.
+    Raises StripeError: 402 when the card is declined (the session stays open), 400 when the session is not
+    open, 404 for an unknown id.
     """
     session = _open(sim, id)
     details = session["_intent"]
@@ -148,7 +152,7 @@ def _details(sim: Sim, session: Obj) -> Obj:
 
 
 def move(sim: Sim) -> None:
-    """After a restart under another address: open sessions have their page there."""
+    """Update the page URLs of open sessions after a restart under another base URL."""
     for session in sim.store.all("checkout.session"):
         url = f"{sim.options.base_url}/pay/{session['id']}"
         if session["status"] == "open" and session["url"] != url:
@@ -166,7 +170,7 @@ def _open(sim: Sim, id: str) -> Obj:
 
 
 def expire_now(sim: Sim, session: Obj) -> Obj:
-    """Expire a session: it can no longer be completed."""
+    """Expire a session, so that it can no longer be completed, and return it."""
     session |= {"status": "expired", "url": None}
     sim.save(session)
     sim.emit("checkout.session.expired", session)
@@ -174,14 +178,14 @@ def expire_now(sim: Sim, session: Obj) -> Obj:
 
 
 def expire_due(sim: Sim, id: str) -> None:
-    """The session's time has run out."""
+    """Expire a session whose expiry time has passed; a completed one is left unchanged."""
     found = sim.store.get("checkout.session", id)
     if found and found["status"] == "open":
         expire_now(sim, found)
 
 
 def expire(sim: Sim, params: Obj, id: str) -> Obj:
-    """POST /v1/checkout/sessions/{id}/expire."""
+    """Expire an open session and return it. Raises StripeError: 404 for an unknown id, 400 when it is not open."""
     del params
     found = sim.find("checkout.session", id)
     if found["status"] != "open":
@@ -193,25 +197,25 @@ def expire(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One session."""
+    """Return a session. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("checkout.session", id)
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Sessions, the newest first."""
+    """Return sessions, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("checkout.session"), params, "customer", "payment_intent", "status")
     return page(found, params, "/v1/checkout/sessions", "checkout session")
 
 
 def items_of(sim: Sim, session: Obj) -> tuple[list[Obj], str]:
-    """What is paid for."""
+    """Return a session's line items and the list's path."""
     found = [sim.find("item", id) for id in session["_items"]]
     return found, f"/v1/checkout/sessions/{session['id']}/line_items"
 
 
 def list_items(sim: Sim, params: Obj, id: str) -> Page:
-    """What is paid for, page by page."""
+    """Return a page of a session's line items. Raises StripeError as `page` does, and 404 for an unknown session."""
     found, url = items_of(sim, sim.find("checkout.session", id))
     return page(found, params, url, "line item")
 

@@ -1,4 +1,4 @@
-"""How invoices are paid: at once, by retries (dunning), out of band; and what becomes due by itself."""
+"""Invoice collection: immediate charges, retries (dunning), payment out of band, and the timers that drive them."""
 
 from sim.stripe import charges, invoices, payments
 from sim.stripe.errors import Obj, StripeError, invalid, state
@@ -10,7 +10,7 @@ _DAY = 86_400
 
 
 def finalize_draft(sim: Sim, id: str) -> None:
-    """An hour after its making a draft that advances is finalised; an empty one is left alone."""
+    """Finalise a draft with auto_advance one hour after its creation; an empty draft is left unchanged."""
     found = sim.store.get("invoice", id)
     if not found or found["status"] != "draft" or not found["auto_advance"] or not found["_lines"]:
         return
@@ -19,14 +19,16 @@ def finalize_draft(sim: Sim, id: str) -> None:
 
 
 def overdue(sim: Sim, id: str) -> None:
-    """The due date of an invoice that was sent has come and it is not paid."""
+    """Emit invoice.overdue when the due date of a sent invoice passes without payment."""
     found = sim.store.get("invoice", id)
     if found and found["status"] == "open":
         sim.emit("invoice.overdue", found)
 
 
 def attempt(sim: Sim, id: str) -> None:
-    """One automatic attempt; after a failure the next one is planned, after the last the account's rule applies."""
+    """Attempt one automatic charge; a failure schedules the next attempt, the last failure applies the
+    account's rule.
+    """
     found = sim.store.get("invoice", id)
     if not found or found["status"] != "open" or not found["auto_advance"]:
         return
@@ -41,7 +43,7 @@ def attempt(sim: Sim, id: str) -> None:
 
 
 def _plan_retry(sim: Sim, invoice: Obj) -> None:
-    """Retries are 1, 3, 5 and 7 days after the first attempt."""
+    """Schedule the next retry: 1, 3, 5 and 7 days after the first attempt."""
     tried = invoice["attempt_count"]
     first = invoice.setdefault("_first_attempt", sim.now())
     if tried <= len(DUNNING_DAYS):
@@ -66,7 +68,9 @@ def _tell_failed(sim: Sim, invoice: Obj) -> None:
 
 
 def _charge(sim: Sim, invoice: Obj, method: str | None, *, off_session: bool) -> None:
-    """Charge an open invoice. Raises StripeError (402 declined, 400 no payment method) after counting the attempt."""
+    """Charge an open invoice. Raises StripeError (402 declined, 400 no payment method); a decline counts as an
+    attempt.
+    """
     customer = sim.find("customer", invoice["customer"])
     settings = customer["invoice_settings"]
     method = method or invoice["default_payment_method"] or settings.get("default_payment_method")
@@ -106,9 +110,11 @@ def _failing(sim: Sim, customer: str) -> bool:
 
 
 def pay(sim: Sim, params: Obj, id: str) -> Obj:
-    """POST /v1/invoices/{id}/pay: with a card, or only marked as paid (`paid_out_of_band`). A draft is finalised first.
+    """Pay an invoice by card, or mark it as paid (`paid_out_of_band`), and return it. A draft is finalised
+    first.
 
-    Raises StripeError: 402 when the card is declined (the invoice stays open), 400 when it is closed.
+    Raises StripeError: 402 when the card is declined (the invoice stays open), 400 when it is closed, 404 for
+    an unknown id.
     """
     found = sim.find("invoice", id)
     if found["status"] == "paid":
@@ -146,7 +152,7 @@ def _payable(sim: Sim, invoice: Obj, params: Obj) -> str | None:
 
 
 def charge_of(sim: Sim, invoice: Obj) -> Obj | None:
-    """The charge that paid an invoice; None when none did."""
+    """Return the charge that paid an invoice; None when there is none."""
     for link in invoices.payments_of(sim, invoice)[0]:
         intent = sim.find("payment_intent", link["payment"]["payment_intent"])
         if intent["status"] == "succeeded":

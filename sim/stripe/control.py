@@ -1,4 +1,4 @@
-"""The control surface under /_sim, which only the stand-in has (docs/finance/stripe-sim.md lists it)."""
+"""The control API under /_sim, which Stripe does not have (listed in docs/finance/stripe-sim.md)."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ _MAX_ADVANCE = 400 * 86_400
 
 
 class Control:
-    """Answers to /_sim/...: JSON in, JSON out."""
+    """Serves /_sim/...: JSON requests and responses."""
 
     def __init__(self, sim: Sim, sender: WebhookSender, released: asyncio.Event) -> None:
         self._sim = sim
@@ -40,7 +40,7 @@ class Control:
         ]
 
     async def handle(self, method: str, path: str, query: bytes, body: bytes) -> tuple[int, Obj]:
-        """Status and answer."""
+        """Handle a request and return its HTTP status and JSON body; errors are returned, not raised."""
         for wanted, pattern, act in self._acts:
             if wanted == method and (match := re.fullmatch(pattern, path)):
                 try:
@@ -57,7 +57,7 @@ class Control:
         }
 
     def session_is_valid(self, token: str) -> bool:
-        """Whether a token of the meter event stream is known and not expired."""
+        """Return whether a token of the meter event stream is known and not expired."""
         row = self._sim.store.get("meter_session", token)
         return row is not None and row["expires_at"] > self._sim.now()
 
@@ -145,7 +145,7 @@ class Control:
 
 
 def number(given: Obj, name: str, default: int) -> int:
-    """An integer of the request. Raises StripeError (400) when it is none."""
+    """Return an integer parameter. Raises StripeError (400) for any other value."""
     try:
         return int(given.get(name, default))
     except (TypeError, ValueError):

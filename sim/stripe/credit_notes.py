@@ -1,4 +1,4 @@
-"""Credit notes: https://docs.stripe.com/api/credit_notes. They lower an open invoice, or give back what was paid."""
+"""Credit notes: https://docs.stripe.com/api/credit_notes. They reduce an open invoice or give back a payment."""
 
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from sim.stripe.views import EMBEDDED, Page, changed, matching, page
 
 
 class Plan(NamedTuple):
-    """What a credit note would do, in cents."""
+    """The effects of a credit note, in cents."""
 
     invoice: Obj
     lines: list[Obj]
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
 
 
 def _plan(sim: Sim, params: Obj) -> Plan:
-    """Check the parameters against the invoice and what was credited before. Raises StripeError (400)."""
+    """Validate the parameters against the invoice and earlier credit notes. Raises StripeError (400, 404)."""
     invoice = sim.find("invoice", params["invoice"], "invoice")
     if invoice["status"] not in ("open", "paid", "uncollectible"):
         raise state(
@@ -54,7 +54,7 @@ def _plan(sim: Sim, params: Obj) -> Plan:
 
 
 def _split(sim: Sim, params: Obj, invoice: Obj, lines: list[Obj], total: int) -> Plan:
-    """How much lowers the open invoice, is refunded, credited to the customer, or settled elsewhere."""
+    """Divide the amount between the open invoice, a refund, the customer's balance and payment out of band."""
     before = min(total, invoice["amount_remaining"]) if invoice["status"] != "paid" else 0
     linked = params.get("refunds") or []
     for at, each in enumerate(linked):
@@ -149,7 +149,10 @@ def _note(sim: Sim, params: Obj, plan: Plan) -> Obj:
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """Issue a credit note, with its refund and its credit."""
+    """Issue a credit note with its refund and customer credit, and return it.
+
+    Raises StripeError: 400 for amounts that the invoice does not allow, 404 for an unknown invoice or line.
+    """
     plan = _plan(sim, params)
     note = _note(sim, params, plan)
     del note["_preview"]
@@ -197,7 +200,7 @@ def _refunds(sim: Sim, plan: Plan) -> list[Obj]:
 
 
 def _apply(sim: Sim, invoice: Obj, before: int, after: int) -> None:
-    """Move the invoice by a credit note (negative amounts: by one that is voided)."""
+    """Apply a credit note's amounts in cents to its invoice; negative amounts reverse a voided one."""
     changes = {
         "pre_payment_credit_notes_amount": invoice["pre_payment_credit_notes_amount"] + before,
         "post_payment_credit_notes_amount": invoice["post_payment_credit_notes_amount"] + after,
@@ -216,17 +219,20 @@ def _close_if_nothing_remains(sim: Sim, invoice: Obj) -> None:
 
 
 def preview(sim: Sim, params: Obj) -> Obj:
-    """What `create` would answer, with no effect."""
+    """Return the credit note that `create` would issue, without any effect. Raises StripeError as `create` does."""
     return _note(sim, params, _plan(sim, params))
 
 
 def preview_lines(sim: Sim, params: Obj) -> Page:
-    """The lines that `create` would make."""
+    """Return a page of the lines that `create` would make. Raises StripeError as `create` and `page` do."""
     return page(_plan(sim, params).lines, params, "/v1/credit_notes/preview/lines")
 
 
 def void(sim: Sim, params: Obj, id: str) -> Obj:
-    """Take back a credit note of an open invoice."""
+    """Void a credit note and return it.
+
+    Raises StripeError: 404 for an unknown id, 400 when it is void already or its invoice is not open.
+    """
     del params
     found = sim.find("credit_note", id)
     invoice = sim.find("invoice", found["invoice"])
@@ -245,7 +251,10 @@ def void(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change a credit note's memo and metadata."""
+    """Update a credit note's memo and metadata, and return it.
+
+    Raises StripeError: 404 for an unknown id, 400 for invalid metadata.
+    """
     found = sim.find("credit_note", id)
     changes: Obj = {"memo": params["memo"] or None} if "memo" in params else {}
     if "metadata" in params:
@@ -261,25 +270,27 @@ def _of(sim: Sim, invoice: Obj) -> list[Obj]:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One credit note."""
+    """Return a credit note. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("credit_note", id)
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Credit notes, the newest first."""
+    """Return credit notes, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("credit_note"), params, "customer", "invoice")
     return page(found, params, "/v1/credit_notes", "credit_note")
 
 
 def lines_of(sim: Sim, note: Obj) -> tuple[list[Obj], str]:
-    """A credit note's lines."""
+    """Return a credit note's lines and the list's path."""
     found = note.get("_preview") or [sim.find("credit_note_line_item", id) for id in note["_lines"]]
     return found, f"/v1/credit_notes/{note['id']}/lines"
 
 
 def list_lines(sim: Sim, params: Obj, id: str) -> Page:
-    """A credit note's lines, page by page."""
+    """Return a page of a credit note's lines. Raises StripeError as `page` does, and 404 for an unknown credit
+    note.
+    """
     found, url = lines_of(sim, sim.find("credit_note", id))
     return page(found, params, url, "credit_note_line_item")
 

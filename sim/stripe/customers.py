@@ -1,4 +1,4 @@
-"""Customers, their tax ids and their balance with us: https://docs.stripe.com/api/customers."""
+"""Customers, their tax ids and their balance: https://docs.stripe.com/api/customers."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ _MAX_TAX_IDS = 5
 
 
 def usd(value: str | None) -> str:
-    """The currency of a parameter. Raises StripeError (400) for any but usd: this account has no other."""
+    """Return the currency. Raises StripeError (400) for any but usd, the account's only currency."""
     if (value or "usd").lower() != "usd":
         raise invalid(f"Invalid currency: {value}. This account takes usd only", param="currency")
     return "usd"
 
 
 def live(sim: Sim, id: str, param: str = "customer") -> Obj:
-    """A customer that is not deleted. Raises StripeError (404)."""
+    """Return a customer that is not deleted. Raises StripeError (404) for an unknown or deleted one."""
     found = sim.store.get("customer", id)
     if found is None or found.get("deleted"):
         raise no_such("customer", id, param)
@@ -29,7 +29,10 @@ def live(sim: Sim, id: str, param: str = "customer") -> Obj:
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """Make a customer."""
+    """Create a customer and return it.
+
+    Raises StripeError: 400 for invalid parameters, 404 for an unknown payment method.
+    """
     made = sim.new(
         "customer", currency=None, balance=0, metadata=merge_metadata(None, params.get("metadata"))
     )
@@ -71,14 +74,19 @@ def _settings(sim: Sim, customer: Obj, params: Obj) -> None:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """A customer; of a deleted one only that it is."""
+    """Return a customer, or only its id and `deleted` when it is deleted. Raises StripeError (404) for an
+    unknown id.
+    """
     del params
     found = sim.find("customer", id)
     return {"id": id, "object": "customer", "deleted": True} if found.get("deleted") else found
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change a customer."""
+    """Update a customer and return it.
+
+    Raises StripeError: 404 for an unknown or deleted customer, 400 for invalid parameters.
+    """
     found = live(sim, id, "id")
     changes: Obj = _wanted(params)
     if "metadata" in params:
@@ -95,7 +103,10 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def delete(sim: Sim, params: Obj, id: str) -> Obj:
-    """Delete a customer: its payment methods come off; what was paid stays."""
+    """Delete a customer and detach its payment methods; payments stay.
+
+    Raises StripeError (404) for an unknown or deleted customer.
+    """
     del params
     found = live(sim, id, "id")
     for method in sim.store.all("payment_method"):
@@ -108,7 +119,7 @@ def delete(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Customers, the newest first."""
+    """Return customers, newest first. Raises StripeError as `page` does."""
     found = [each for each in sim.store.newest("customer") if not each.get("deleted")]
     return page(matching(found, params, "email"), params, "/v1/customers", "customer")
 
@@ -117,7 +128,11 @@ def listing(sim: Sim, params: Obj) -> Page:
 
 
 def create_tax_id(sim: Sim, params: Obj, id: str) -> Obj:
-    """Give a customer a tax id; its verification stays pending, because no authority is asked here."""
+    """Add a tax id to a customer and return it; its verification stays pending, because no authority is
+    queried.
+
+    Raises StripeError: 404 for an unknown customer, 400 for an empty tax id or more than 5 of them.
+    """
     live(sim, id)
     if len(_tax_ids(sim, id)) >= _MAX_TAX_IDS:
         raise state("You cannot have more than 5 tax ids on a customer.", "customer_max_tax_ids")
@@ -137,7 +152,7 @@ def _tax_ids(sim: Sim, id: str) -> list[Obj]:
 
 
 def list_tax_ids(sim: Sim, params: Obj, id: str) -> Page:
-    """A customer's tax ids."""
+    """Return a page of a customer's tax ids. Raises StripeError as `page` does, and 404 for an unknown customer."""
     live(sim, id)
     return page(_tax_ids(sim, id), params, f"/v1/customers/{id}/tax_ids", "tax_id")
 
@@ -150,13 +165,13 @@ def _tax_id(sim: Sim, id: str, tax_id: str) -> Obj:
 
 
 def retrieve_tax_id(sim: Sim, params: Obj, id: str, tax_id: str) -> Obj:
-    """One tax id."""
+    """Return a tax id. Raises StripeError (404) for an unknown customer or id."""
     del params
     return _tax_id(sim, id, tax_id)
 
 
 def delete_tax_id(sim: Sim, params: Obj, id: str, tax_id: str) -> Obj:
-    """Take a tax id away."""
+    """Delete a tax id. Raises StripeError (404) for an unknown customer or id."""
     del params
     found = _tax_id(sim, id, tax_id)
     sim.store.drop("tax_id", tax_id)
@@ -164,11 +179,11 @@ def delete_tax_id(sim: Sim, params: Obj, id: str, tax_id: str) -> Obj:
     return {"id": tax_id, "object": "tax_id", "deleted": True}
 
 
-# Balance: what the customer owes (positive) or has with us (negative), taken into the next invoice
+# Balance: the customer's debt (positive) or credit (negative), applied to the next invoice
 
 
 def book_balance(sim: Sim, id: str, amount: int, type: str, **links: Any) -> Obj:
-    """Move a customer's balance by `amount` cents (negative = credit for them)."""
+    """Change a customer's balance by `amount` cents (negative = credit) and return the balance transaction."""
     customer = sim.find("customer", id)
     customer["balance"] += amount
     customer["currency"] = "usd"
@@ -180,7 +195,10 @@ def book_balance(sim: Sim, id: str, amount: int, type: str, **links: Any) -> Obj
 
 
 def create_balance(sim: Sim, params: Obj, id: str) -> Obj:
-    """An adjustment by hand."""
+    """Create a manual balance adjustment and return it.
+
+    Raises StripeError: 404 for an unknown customer, 400 for invalid parameters.
+    """
     usd(params["currency"])
     customer = live(sim, id)
     before = customer["balance"]
@@ -193,14 +211,17 @@ def create_balance(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def list_balance(sim: Sim, params: Obj, id: str) -> Page:
-    """How a customer's balance moved."""
+    """Return a customer's balance transactions, newest first.
+
+    Raises StripeError as `page` does, and 404 for an unknown customer.
+    """
     live(sim, id)
     found = [each for each in sim.store.newest("customer_balance_transaction") if each["customer"] == id]
     return page(matching(found, params, "invoice"), params, f"/v1/customers/{id}/balance_transactions")
 
 
 def retrieve_balance(sim: Sim, params: Obj, id: str, transaction: str) -> Obj:
-    """One movement of a customer's balance."""
+    """Return a customer's balance transaction. Raises StripeError (404) for an unknown customer or id."""
     del params
     found = sim.find("customer_balance_transaction", transaction)
     if found["customer"] != id:

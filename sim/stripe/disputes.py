@@ -1,4 +1,4 @@
-"""Disputes: opened by special cards or by hand, money withdrawn, won or lost: https://docs.stripe.com/api/disputes."""
+"""Disputes, opened by test cards or by request, until won or lost: https://docs.stripe.com/api/disputes."""
 
 from sim.stripe import charges
 from sim.stripe.errors import Obj, invalid, state
@@ -9,7 +9,7 @@ from sim.stripe.sim import Sim
 from sim.stripe.views import Page, changed, matching, page
 
 FEE = 1500
-"""Cents that a dispute costs; they do not come back when it is won."""
+"""Dispute fee in cents; it is not returned when the dispute is won."""
 _ANSWER_DAYS = 14
 _REASONS = (
     "fraudulent",
@@ -23,7 +23,7 @@ _CLOSED = ("won", "lost", "warning_closed")
 
 
 def open_for_card(sim: Sim, charge: str) -> None:
-    """The dispute that the charge's test card stands for."""
+    """Open the dispute that the charge's test card specifies."""
     found = sim.find("charge", charge)
     card = card_of(sim.find("payment_method", found["payment_method"]))
     open_dispute(sim, charge, reason=card.dispute, inquiry=card.inquiry)
@@ -32,9 +32,10 @@ def open_for_card(sim: Sim, charge: str) -> None:
 def open_dispute(
     sim: Sim, charge_id: str, *, amount: int | None = None, reason: str = "fraudulent", inquiry: bool = False
 ) -> Obj:
-    """A card holder disputes a charge: its amount and the fee are withdrawn, unless it is only an inquiry.
+    """Open a dispute on a charge and withdraw its amount and the fee, unless it is only an inquiry.
 
-    Raises StripeError (400) for a charge that did not succeed, is disputed already, or an amount above it.
+    Raises StripeError: 400 for a charge that did not succeed or is disputed already, or for an amount above it,
+    404 for an unknown charge.
     """
     charge = sim.find("charge", charge_id, "charge")
     if charge["status"] != "succeeded" or charge["disputed"]:
@@ -81,7 +82,10 @@ def _move(sim: Sim, dispute: Obj, amount: int, fee: int) -> None:
 
 
 def settle(sim: Sim, id: str, *, won: bool) -> Obj:
-    """The bank decides. Won: the amount comes back, the fee does not. Raises StripeError (400) when it is closed."""
+    """Close a dispute and return it; when `won`, the amount is returned, but not the fee.
+
+    Raises StripeError: 400 when it is closed already, 404 for an unknown id.
+    """
     found = sim.find("dispute", id)
     if found["status"] in _CLOSED:
         raise state("This dispute is already closed.", "dispute_already_closed")
@@ -97,7 +101,7 @@ def settle(sim: Sim, id: str, *, won: bool) -> Obj:
 
 
 def overdue(sim: Sim, id: str) -> None:
-    """Lose a dispute whose evidence is overdue."""
+    """Lose a dispute whose evidence deadline has passed."""
     found = sim.store.get("dispute", id)
     if found and found["status"] in ("needs_response", "warning_needs_response"):
         found["evidence_details"] = found["evidence_details"] | {"past_due": True}
@@ -105,7 +109,7 @@ def overdue(sim: Sim, id: str) -> None:
 
 
 def decide(sim: Sim, id: str) -> None:
-    """Stripe's test evidence decides a dispute under review: https://docs.stripe.com/testing#evidence."""
+    """Close a dispute under review as its test evidence says: https://docs.stripe.com/testing#evidence."""
     found = sim.store.get("dispute", id)
     text = ((found or {}).get("evidence") or {}).get("uncategorized_text")
     reviewed = found is not None and found["status"] in ("under_review", "warning_under_review")
@@ -114,7 +118,10 @@ def decide(sim: Sim, id: str) -> None:
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Give evidence, and send it to the bank with `submit`."""
+    """Add evidence to a dispute, submit it unless `submit` is false, and return the dispute.
+
+    Raises StripeError: 404 for an unknown id, 400 when it is closed.
+    """
     found = sim.find("dispute", id)
     if found["status"] in _CLOSED:
         raise state("This dispute is already closed.", "dispute_already_closed")
@@ -140,19 +147,21 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def close(sim: Sim, params: Obj, id: str) -> Obj:
-    """Accept the dispute: it is lost."""
+    """Accept a dispute, which is then lost, and return it. Raises StripeError: 404 for an unknown id, 400 when
+    closed.
+    """
     del params
     return settle(sim, id, won=False)
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One dispute."""
+    """Return a dispute. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("dispute", id)
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Disputes, the newest first."""
+    """Return disputes, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("dispute"), params, "charge", "payment_intent")
     return page(found, params, "/v1/disputes", "dispute")
 

@@ -8,7 +8,9 @@ _DOCS = "https://stripe.com/docs/error-codes/"
 
 
 class StripeError(Exception):
-    """An answer with Stripe's error shape. `kept`: an idempotency key remembers it (validation errors are not)."""
+    """An error response in Stripe's format. `kept`: whether an idempotency key stores it (validation errors are
+    not).
+    """
 
     def __init__(
         self,
@@ -35,45 +37,45 @@ class StripeError(Exception):
 
     @property
     def body(self) -> Obj:
-        """What the answer's body says."""
+        """The JSON body of the response."""
         return {"error": self.error}
 
 
 def missing(param: str) -> StripeError:
-    """A required parameter is not there."""
+    """Return a 400 for a missing required parameter."""
     return StripeError(f"Missing required param: {param}.", code="parameter_missing", param=param, kept=False)
 
 
 def unknown(param: str) -> StripeError:
-    """A parameter that the operation does not have."""
+    """Return a 400 for a parameter that the operation does not have."""
     return StripeError(
         f"Received unknown parameter: {param}", code="parameter_unknown", param=param, kept=False
     )
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> StripeError:
-    """A parameter's value is wrong."""
+    """Return a 400 for an invalid parameter value; an idempotency key does not store it."""
     return StripeError(message, code=code, param=param, kept=False)
 
 
 def no_such(kind: str, id: str, param: str = "id") -> StripeError:
-    """404: no object has this id."""
+    """Return a 404 for an id that no object has."""
     return StripeError(f"No such {kind}: '{id}'", status=404, code="resource_missing", param=param)
 
 
 def state(message: str, code: str | None = None, param: str | None = None) -> StripeError:
-    """400: the object's state does not allow this."""
+    """Return a 400 for an operation that the object's state does not allow."""
     return StripeError(message, code=code, param=param)
 
 
 def card_error(message: str, code: str, decline_code: str | None = None, **facts: Any) -> StripeError:
-    """402: the card's issuer said no."""
+    """Return a 402 for a charge that the card's issuer declined."""
     extra: Obj = {"decline_code": decline_code} if decline_code else {}
     return StripeError(message, status=402, type="card_error", code=code, **extra, **facts)
 
 
 def not_simulated(what: str) -> NoReturn:
-    """Raise for a real parameter or value of Stripe's that the stand-in would have to ignore."""
+    """Raise StripeError (400) for a parameter or value of Stripe's API that the stand-in does not support."""
     raise StripeError(
         f"penstock stripe-sim does not simulate {what}", code="not_simulated", param=what, kept=False
     )

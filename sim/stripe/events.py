@@ -17,21 +17,24 @@ _MAX_ENDPOINTS = 16
 
 
 def prune(sim: Sim) -> None:
-    """Forget events older than 30 days."""
+    """Delete events older than 30 days."""
     oldest = sim.now() - KEPT_S
     for event in list(takewhile(lambda event: event["created"] < oldest, sim.store.kind("event").values())):
         sim.store.drop("event", event["id"])
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One event."""
+    """Return an event. Raises StripeError (404) for an unknown id or an event older than 30 days."""
     del params
     prune(sim)
     return sim.find("event", id)
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Events of 30 days, the newest first; `types` or one `type`, which may end in `*`."""
+    """Return events of the last 30 days, newest first, filtered by `types` or one `type`, which may end in `*`.
+
+    Raises StripeError as `page` does, and 400 for `type` together with `types`.
+    """
     prune(sim)
     if params.get("type") and params.get("types"):
         raise invalid("You may only specify one of these parameters: type, types.", param="types")
@@ -45,7 +48,7 @@ def listing(sim: Sim, params: Obj) -> Page:
 
 
 def matches(type: str, wanted: list[str]) -> bool:
-    """Whether an event's type is one of `wanted` (`*` stands for the rest)."""
+    """Return whether an event's type matches one of `wanted`, in which `*` is a wildcard."""
     return any(fnmatch.fnmatchcase(type, each) for each in wanted)
 
 
@@ -53,7 +56,7 @@ def matches(type: str, wanted: list[str]) -> bool:
 
 
 def add_endpoint(sim: Sim, url: str, enabled_events: list[str], secret: str, **fields: Any) -> Obj:
-    """Register an endpoint with a given signing secret."""
+    """Register an endpoint with a given signing secret and return it."""
     made = sim.new(
         "webhook_endpoint", url=url, enabled_events=enabled_events, status="enabled", _secret=secret
     )
@@ -71,7 +74,10 @@ def _url(url: str) -> str:
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """Register an endpoint. Its secret is in this answer and in no other."""
+    """Register an endpoint and return it; only this response contains its secret.
+
+    Raises StripeError (400) for an invalid URL or too many endpoints.
+    """
     if len(sim.store.all("webhook_endpoint")) >= _MAX_ENDPOINTS:
         raise invalid(f"You have reached the maximum of {_MAX_ENDPOINTS} webhook endpoints.")
     secret = "whsec_" + sim.id("x", 32)[2:]
@@ -83,7 +89,9 @@ def create(sim: Sim, params: Obj) -> Obj:
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change an endpoint, or disable it."""
+    """Update or disable an endpoint and return it. Raises StripeError: 404 for an unknown id, 400 for an
+    invalid URL.
+    """
     found = sim.find("webhook_endpoint", id)
     changes: Obj = {name: params[name] for name in ("enabled_events", "description") if name in params}
     if params.get("url"):
@@ -97,18 +105,18 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def retrieve_endpoint(sim: Sim, params: Obj, id: str) -> Obj:
-    """One endpoint."""
+    """Return an endpoint. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("webhook_endpoint", id)
 
 
 def list_endpoints(sim: Sim, params: Obj) -> Page:
-    """Endpoints, the newest first."""
+    """Return endpoints, newest first. Raises StripeError as `page` does."""
     return page(sim.store.newest("webhook_endpoint"), params, "/v1/webhook_endpoints", "webhook_endpoint")
 
 
 def delete(sim: Sim, params: Obj, id: str) -> Obj:
-    """Take an endpoint away."""
+    """Delete an endpoint. Raises StripeError (404) for an unknown id."""
     del params
     sim.find("webhook_endpoint", id)
     sim.store.drop("webhook_endpoint", id)

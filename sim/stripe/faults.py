@@ -1,4 +1,4 @@
-"""Failures on demand: which calls go wrong next, and how."""
+"""Fault injection: rules that make the next matching calls fail."""
 
 import re
 
@@ -6,16 +6,20 @@ from sim.stripe.errors import Obj, StripeError, invalid
 from sim.stripe.store import Store
 
 KINDS = ("429", "500", "500_after", "timeout", "reset", "reset_after", "hold")
-"""429, 500, reset: before anything happens. *_after and timeout: the effect is applied, the answer does not arrive
-(timeout: the connection stays open). hold: the request waits, begun, until it is released."""
+"""Kinds of faults.
+
+429, 500 and reset occur before the call has any effect. *_after and timeout apply the effect and withhold the
+response (timeout keeps the connection open). hold suspends the request until it is released.
+"""
 
 _MAX_RULES = 100
 
 
 def add(store: Store, given: Obj) -> Obj:
-    """A rule: the next `times` calls whose method and path match fail in the way `kind` says, after `skip` good ones.
+    """Add a rule and return it: after `skip` good calls, the next `times` calls that match method and path fail
+    by `kind`.
 
-    Raises StripeError (400) for a rule that makes no sense.
+    Raises StripeError (400) for an invalid rule or too many rules.
     """
     kind, path = str(given.get("kind")), given.get("path", ".*")
     if kind not in KINDS:
@@ -38,7 +42,7 @@ def add(store: Store, given: Obj) -> Obj:
 
 
 def take(store: Store, method: str, path: str) -> Obj | None:
-    """The rule that this call meets, used up by one; None when it goes well."""
+    """Return the rule that applies to this call and decrement its count; None when no rule applies."""
     for rule in store.all("fault"):
         if rule["method"] not in (None, method) or not re.fullmatch(rule["path"], path):
             continue
@@ -57,7 +61,7 @@ def take(store: Store, method: str, path: str) -> Obj | None:
 
 
 def rate_limited(retry_after: int) -> StripeError:
-    """429: https://docs.stripe.com/rate-limits."""
+    """Return a 429: https://docs.stripe.com/rate-limits."""
     return StripeError(
         "Request rate limit exceeded. Learn more about rate limits here https://stripe.com/docs/rate-limits.",
         status=429, code="rate_limit", kept=False, headers={"Retry-After": str(retry_after)},
@@ -65,5 +69,5 @@ def rate_limited(retry_after: int) -> StripeError:
 
 
 def broken() -> StripeError:
-    """500."""
+    """Return a 500."""
     return StripeError("An unknown error occurred", status=500, type="api_error")

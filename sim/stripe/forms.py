@@ -1,4 +1,6 @@
-"""Bodies and query strings: form-encoded with brackets (v1), JSON (v2). Bounded in size, fields and depth."""
+"""Parses bodies and query strings: form-encoded with brackets (v1) and JSON (v2), with limits on size, fields
+and depth.
+"""
 
 import re
 from typing import Any
@@ -9,15 +11,17 @@ import msgspec
 from sim.stripe.errors import Obj, StripeError, invalid
 
 MAX_BODY = 4 * 2**20
+"""Maximum size of a request body in bytes."""
 _MAX_FIELDS = 10_000
 _MAX_DEPTH = 8
 _KEY = re.compile(r"[^\[\]]+(\[[^\[\]]*\])*")
 
 
 def decode(text: str) -> Obj:
-    """`a[b][0]=1&a[b][]=2` as nested dicts; list positions stay keys ("0", "1"), the parameter's type decides.
+    """Return `a[b][0]=1&a[b][]=2` as nested dicts; list positions stay keys ("0", "1") until the parameter's
+    type is known.
 
-    Raises StripeError (400) for malformed brackets and for too many or too deep fields.
+    Raises StripeError (400) for malformed brackets and for too many or too deeply nested fields.
     """
     found: Obj = {}
     fields = text.split("&") if text else []
@@ -49,7 +53,7 @@ def _put(into: Obj, path: list[str], value: str) -> None:
 
 
 def decode_json(body: bytes) -> Obj:
-    """A v2 body. Raises StripeError (400) when it is no JSON object."""
+    """Return a v2 body as an object. Raises StripeError (400) for anything but a JSON object."""
     try:
         found: Any = msgspec.json.decode(body or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

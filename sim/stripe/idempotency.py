@@ -8,26 +8,26 @@ from sim.stripe.errors import Obj, StripeError, invalid
 from sim.stripe.store import Store
 
 KEPT_S = 86_400
-"""Seconds of virtual time after which a key may be used anew."""
+"""Seconds of virtual time after which a key may be reused."""
 _MAX_KEY = 255
 
 
 def fingerprint(method: str, path: str, body: bytes) -> str:
-    """What a key is bound to: the operation and its parameters."""
+    """Return the hash of the operation and its parameters, to which a key is bound."""
     return sha256(b"\0".join((method.encode(), path.encode(), body))).hexdigest()
 
 
 class Keys:
-    """Answers by key. A request that was refused for its parameters leaves no answer, so it can be put right."""
+    """Stores responses by key. A request refused by validation stores no response, so the caller can correct it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._running: dict[str, str] = {}
 
     def begin(self, key: str, mark: str, now: int) -> Obj | None:
-        """The answer that was given before: {"status", "body"}; None when this request is the first.
+        """Return the stored response, {"status", "body"}; None when this is the key's first request.
 
-        Raises StripeError: 400 for another request under this key, 409 while the first still runs.
+        Raises StripeError: 400 for another request under this key, 409 while the first is still running.
         """
         if len(key) > _MAX_KEY:
             raise invalid(
@@ -53,12 +53,12 @@ class Keys:
         return row
 
     def finish(self, key: str, mark: str, now: int, status: int, body: Obj) -> None:
-        """Keep the answer of a request that was begun."""
+        """Store the response of a request for which `begin` returned None."""
         self._running.pop(key, None)
         self._store.put("idempotency", key, {"mark": mark, "at": now, "status": status, "body": body})
 
     def give_up(self, key: str) -> None:
-        """The request that was begun leaves no answer."""
+        """Forget a request for which `begin` returned None, without a response."""
         self._running.pop(key, None)
 
     def _prune(self, now: int) -> None:
@@ -67,5 +67,5 @@ class Keys:
             self._store.drop("idempotency", key)
 
     def rows(self) -> Mapping[str, Obj]:
-        """What is kept, the oldest first."""
+        """All stored responses by key, oldest first."""
         return self._store.kind("idempotency")

@@ -1,4 +1,4 @@
-"""Invoices, from draft to closed: https://docs.stripe.com/api/invoices. How they are paid: collecting.py."""
+"""Invoices from draft to closed: https://docs.stripe.com/api/invoices. Their payment is in collecting.py."""
 
 from typing import Any
 
@@ -15,7 +15,11 @@ _DAY = 86_400
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """A draft, with the customer's waiting items when `pending_invoice_items_behavior` is include."""
+    """Create a draft and return it; it takes the customer's pending items if `pending_invoice_items_behavior`
+    is include.
+
+    Raises StripeError: 400 for invalid parameters, 404 for an unknown customer or payment method.
+    """
     customers.usd(params.get("currency"))
     if not params.get("customer"):
         raise invalid("Missing required param: customer.", param="customer", code="parameter_missing")
@@ -76,14 +80,17 @@ def _method(sim: Sim, params: Obj, customer: Obj) -> str | None:
 
 
 def _plan(sim: Sim, invoice: Obj) -> None:
-    """A draft that advances by itself is finalised after an hour."""
+    """Schedule the finalisation of a draft with auto_advance, one hour from now."""
     if invoice["auto_advance"] and invoice["status"] == "draft":
         invoice["automatically_finalizes_at"] = sim.now() + _HOUR
         sim.schedule(sim.now() + _HOUR, "invoice.finalize", invoice["id"])
 
 
 def add_lines(sim: Sim, params: Obj, id: str) -> Obj:
-    """Put lines on a draft, new ones or items that wait."""
+    """Add lines to a draft, either new or from pending items, and return it.
+
+    Raises StripeError: 404 for an unknown invoice or item, 400 when it is no draft or has too many lines.
+    """
     found = sim.find("invoice", id)
     items.not_editable(found)
     items.room(len(found["_lines"]) + len(params["lines"]))
@@ -108,7 +115,11 @@ def add_lines(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change a draft; of a finalised invoice its metadata and whether it advances."""
+    """Update a draft and return it; a finalised invoice accepts metadata, auto_advance and
+    default_payment_method only.
+
+    Raises StripeError: 404 for an unknown id, 400 for a change that the status does not allow.
+    """
     found = sim.find("invoice", id)
     if set(params) - {"metadata", "auto_advance", "default_payment_method"}:
         items.not_editable(found)
@@ -136,7 +147,9 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def delete(sim: Sim, params: Obj, id: str) -> Obj:
-    """Delete a draft; its items wait again."""
+    """Delete a draft; its items become pending again. Raises StripeError: 404 for an unknown id, 400 when it is
+    no draft.
+    """
     del params
     found = sim.find("invoice", id)
     items.not_editable(found)
@@ -157,9 +170,11 @@ def delete(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def finalize_now(sim: Sim, invoice: Obj) -> Obj:
-    """Number it, take the customer's balance into it, open it; an invoice with nothing due is paid at once.
+    """Finalise a draft: number it, apply the customer's balance and open it; an invoice with nothing due
+    becomes paid.
 
-    What is due but less than can be charged (50 cents) is carried to the customer's next invoice, as Stripe does.
+    An amount due below the minimum charge (50 cents) is carried over to the customer's next invoice, as Stripe
+    does.
     """
     customer = sim.find("customer", invoice["customer"])
     start = customer["balance"]
@@ -206,7 +221,7 @@ def _due_date(invoice: Obj, now: int) -> int | None:
 
 
 def _ask_payment(sim: Sim, invoice: Obj) -> None:
-    """The payment intent of an open invoice, and the link between both."""
+    """Create the payment intent of an open invoice, and the invoice payment that links both."""
     intent = payments.make(
         sim, invoice["amount_due"], invoice["customer"],
         description=f"Invoice {invoice['number']}", metadata={},
@@ -225,7 +240,7 @@ def _ask_payment(sim: Sim, invoice: Obj) -> None:
 
 
 def close_paid(sim: Sim, invoice: Obj, *, paid: int = 0) -> None:
-    """The invoice is paid: `paid` cents came in now."""
+    """Mark the invoice as paid by `paid` cents that were received now."""
     now = sim.now()
     before = {"status": invoice["status"], "amount_remaining": invoice["amount_remaining"]}
     invoice |= {
@@ -240,7 +255,7 @@ def close_paid(sim: Sim, invoice: Obj, *, paid: int = 0) -> None:
 
 
 def drop_payment(sim: Sim, invoice: Obj) -> None:
-    """An invoice that is not to be paid any more: its open payment intent is canceled."""
+    """Cancel the open payment intent of an invoice that no longer needs payment."""
     link = sim.store.get("invoice_payment", invoice["_payment"] or "")
     if link is None or link["status"] != "open":
         return
@@ -253,7 +268,10 @@ def drop_payment(sim: Sim, invoice: Obj) -> None:
 
 
 def finalize(sim: Sim, params: Obj, id: str) -> Obj:
-    """POST /v1/invoices/{id}/finalize."""
+    """Finalise a draft and return it.
+
+    Raises StripeError: 404 for an unknown id, 400 when it is no draft or has no lines.
+    """
     found = sim.find("invoice", id)
     if found["status"] != "draft":
         raise state(
@@ -268,7 +286,10 @@ def finalize(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def void(sim: Sim, params: Obj, id: str) -> Obj:
-    """POST /v1/invoices/{id}/void."""
+    """Void an invoice and return it.
+
+    Raises StripeError: 404 for an unknown id, 400 when it is closed or has payments or credit notes.
+    """
     del params
     found = sim.find("invoice", id)
     if found["status"] not in ("open", "uncollectible"):
@@ -281,7 +302,9 @@ def void(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def mark_uncollectible(sim: Sim, params: Obj, id: str) -> Obj:
-    """POST /v1/invoices/{id}/mark_uncollectible."""
+    """Mark an open invoice as uncollectible and return it. Raises StripeError: 404 for an unknown id, 400 when
+    not open.
+    """
     del params
     found = sim.find("invoice", id)
     if found["status"] != "open":
@@ -292,7 +315,7 @@ def mark_uncollectible(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def give_up(sim: Sim, invoice: Obj) -> Obj:
-    """Write the invoice off; it can still be paid."""
+    """Mark the invoice as uncollectible and return it; it can still be paid."""
     return _end(sim, invoice, "uncollectible", "marked_uncollectible_at", "invoice.marked_uncollectible")
 
 
@@ -316,7 +339,10 @@ def _end(sim: Sim, invoice: Obj, status: str, transition: str, event: str) -> Ob
 
 
 def send(sim: Sim, params: Obj, id: str) -> Obj:
-    """POST /v1/invoices/{id}/send: a draft is finalised first."""
+    """Send an invoice and return it; a draft is finalised first.
+
+    Raises StripeError: 404 for an unknown id, 400 for an automatically charged or closed invoice.
+    """
     del params
     found = sim.find("invoice", id)
     if found["collection_method"] != "send_invoice":
@@ -333,13 +359,13 @@ def send(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One invoice."""
+    """Return an invoice. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("invoice", id)
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Invoices, the newest first."""
+    """Return invoices, newest first. Raises StripeError as `page` does."""
     found: Any = matching(sim.store.newest("invoice"), params, "customer", "status", "collection_method")
     if "due_date" in params:
         found = [
@@ -349,19 +375,19 @@ def listing(sim: Sim, params: Obj) -> Page:
 
 
 def list_lines(sim: Sim, params: Obj, id: str) -> Page:
-    """An invoice's lines, page by page."""
+    """Return a page of an invoice's lines. Raises StripeError as `page` does, and 404 for an unknown invoice."""
     found, url = items.lines_of(sim, sim.find("invoice", id))
     return page(found, params, url, "invoice line item")
 
 
 def payments_of(sim: Sim, invoice: Obj) -> tuple[list[Obj], str]:
-    """The payments of one invoice."""
+    """Return the payments of one invoice and the list's path."""
     found = [each for each in sim.store.newest("invoice_payment") if each["invoice"] == invoice["id"]]
     return found, f"/v1/invoice_payments?invoice={invoice['id']}"
 
 
 def list_payments(sim: Sim, params: Obj) -> Page:
-    """Payments of invoices, by invoice, status or payment intent."""
+    """Return payments of invoices by invoice, status or payment intent. Raises StripeError as `page` does."""
     found: Any = matching(sim.store.newest("invoice_payment"), params, "invoice", "status")
     intent = (params.get("payment") or {}).get("payment_intent")
     if intent:
@@ -370,7 +396,7 @@ def list_payments(sim: Sim, params: Obj) -> Page:
 
 
 def retrieve_payment(sim: Sim, params: Obj, id: str) -> Obj:
-    """One payment of an invoice."""
+    """Return a payment of an invoice. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("invoice_payment", id)
 

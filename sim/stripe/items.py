@@ -1,4 +1,4 @@
-"""Invoice items and the lines they become: https://docs.stripe.com/api/invoiceitems."""
+"""Invoice items and the lines created from them: https://docs.stripe.com/api/invoiceitems."""
 
 from decimal import Decimal
 from typing import Any
@@ -11,7 +11,7 @@ from sim.stripe.sim import Sim
 from sim.stripe.views import EMBEDDED, Page, changed, matching, page
 
 MAX_ITEMS = 250
-"""Items that can wait for a customer's next invoice, or stand on one."""
+"""Maximum number of a customer's pending items, and of items on one invoice."""
 
 
 def not_editable(invoice: Obj) -> None:
@@ -25,7 +25,11 @@ def not_editable(invoice: Obj) -> None:
 
 
 def cents_of(sim: Sim, params: Obj) -> tuple[int, str, str | None]:
-    """Amount, unit price and price of an item: `amount`, or a price (`pricing`, `price_data`, unit) x quantity."""
+    """Return amount in cents, unit price and price id of an item: `amount`, or a price (`pricing`,
+    `price_data`, unit) x quantity.
+
+    Raises StripeError: 400 for conflicting or missing parameters, 404 for an unknown price.
+    """
     quantity = Decimal(params.get("quantity", 1))
     data = params.get("price_data") or {}
     price_id = (params.get("pricing") or {}).get("price")
@@ -61,7 +65,12 @@ def _period(sim: Sim, params: Obj) -> Obj:
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """An item that waits for the customer's next invoice, or goes on a draft at once."""
+    """Create an item that is pending until the customer's next invoice, or is added to the draft `invoice`;
+    return it.
+
+    Raises StripeError: 400 for invalid parameters or too many items, 404 for an unknown customer, invoice or
+    price.
+    """
     customers.usd(params.get("currency"))
     if not params.get("customer"):
         raise invalid("Missing required param: customer.", param="customer", code="parameter_missing")
@@ -84,7 +93,7 @@ def create(sim: Sim, params: Obj) -> Obj:
 
 
 def room(count: int) -> None:
-    """Raise StripeError (400) when an invoice would have more than 250 items."""
+    """Raise StripeError (400) when an invoice would have more than MAX_ITEMS items."""
     if count > MAX_ITEMS:
         raise state(
             f"An invoice can have at most {MAX_ITEMS} invoice items.", "invoice_items_limit", "invoice"
@@ -92,7 +101,7 @@ def room(count: int) -> None:
 
 
 def build(sim: Sim, params: Obj, customer: str) -> Obj:
-    """An item that is kept and waits."""
+    """Store and return a pending item. Raises StripeError: 400 for an invalid amount, 404 for an unknown price."""
     amount, unit, price = cents_of(sim, params)
     if abs(amount) > 99_999_999:
         raise invalid("Amount must be no more than $999,999.99", param="amount", code="amount_too_large")
@@ -115,25 +124,25 @@ def _pricing(sim: Sim, price: str | None, unit: str) -> Obj:
 
 
 def waiting(sim: Sim, customer: str) -> list[Obj]:
-    """A customer's items that are on no invoice, the oldest first."""
+    """Return a customer's pending items, oldest first."""
     kept = (sim.store.get("pending_items", customer) or {"ids": []})["ids"]
     return [found for id in kept if (found := sim.store.get("invoiceitem", id)) and found["invoice"] is None]
 
 
 def remember(sim: Sim, item: Obj) -> None:
-    """Note that an item waits for its customer's next invoice."""
+    """Record that an item is pending for its customer's next invoice."""
     row = sim.store.get("pending_items", item["customer"]) or {"ids": []}
     sim.store.put("pending_items", item["customer"], {"ids": [*row["ids"], item["id"]]})
 
 
 def forget(sim: Sim, customer: str, gone: set[str]) -> None:
-    """Note that items wait no more."""
+    """Record that the items with the ids `gone` are no longer pending."""
     row = sim.store.get("pending_items", customer) or {"ids": []}
     sim.store.put("pending_items", customer, {"ids": [id for id in row["ids"] if id not in gone]})
 
 
 def put_on(sim: Sim, invoice: Obj, found: list[Obj]) -> None:
-    """Make a line of each item, and add the invoice up."""
+    """Create a line for each item and update the invoice's totals."""
     for item in found:
         line = sim.new("line_item", invoice=invoice["id"], amount=item["amount"], currency="usd")
         line |= {
@@ -158,7 +167,7 @@ def put_on(sim: Sim, invoice: Obj, found: list[Obj]) -> None:
 
 
 def add_up(sim: Sim, invoice: Obj) -> None:
-    """A draft's totals from its lines and the customer's balance."""
+    """Compute a draft's totals in cents from its lines and the customer's balance."""
     total = sum(sim.find("line_item", id)["amount"] for id in invoice["_lines"])
     invoice |= dict.fromkeys(("subtotal", "subtotal_excluding_tax", "total", "total_excluding_tax"), total)
     due = max(0, total + sim.find("customer", invoice["customer"])["balance"]) if total > 0 else 0
@@ -167,13 +176,13 @@ def add_up(sim: Sim, invoice: Obj) -> None:
 
 
 def lines_of(sim: Sim, invoice: Obj) -> tuple[list[Obj], str]:
-    """An invoice's lines in the order in which they came."""
+    """Return an invoice's lines in order of creation, and the list's path."""
     found = [sim.find("line_item", id) for id in invoice["_lines"]]
     return found, f"/v1/invoices/{invoice['id']}/lines"
 
 
 def delete(sim: Sim, params: Obj, id: str) -> Obj:
-    """Take an item away; one of a finalised invoice stays."""
+    """Delete an item. Raises StripeError: 404 for an unknown id, 400 when its invoice is finalised."""
     del params
     found = sim.find("invoiceitem", id)
     if found["invoice"]:
@@ -190,7 +199,10 @@ def delete(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change an item that is not on a finalised invoice."""
+    """Update an item and its draft line, and return the item.
+
+    Raises StripeError: 404 for an unknown id, 400 when its invoice is finalised.
+    """
     found = sim.find("invoiceitem", id)
     invoice = sim.find("invoice", found["invoice"]) if found["invoice"] else None
     if invoice is not None:
@@ -215,13 +227,13 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One item."""
+    """Return an item. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("invoiceitem", id)
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Items, the newest first; `pending` ones wait for an invoice."""
+    """Return items, newest first; with `pending`, those without an invoice. Raises StripeError as `page` does."""
     found: Any = matching(sim.store.newest("invoiceitem"), params, "customer", "invoice")
     if "pending" in params:
         found = [each for each in found if (each["invoice"] is None) == params["pending"]]

@@ -1,7 +1,7 @@
-"""Meter events, one by one (v1, v2) and as a stream (v2), and their cancelling.
+"""Meter events, single (v1, v2) and streamed (v2), and their cancellation.
 
-https://docs.stripe.com/api/billing/meter-event. Stripe checks v2 streams later and reports by an event; here what is
-wrong is refused at once, whole.
+https://docs.stripe.com/api/billing/meter-event. Stripe validates v2 streams later and reports errors in an
+event; the stand-in refuses an invalid batch as a whole at once.
 """
 
 import re
@@ -15,10 +15,11 @@ from sim.stripe.routes import route
 from sim.stripe.sim import Sim
 
 OLDEST_S = 35 * 86_400
+"""Maximum age of a meter event's timestamp in seconds."""
 NEWEST_S = 300
-"""How far before and after now a timestamp may be."""
+"""Maximum seconds by which the timestamp of a meter event may lie in the future."""
 DEDUPED_S = 86_400
-"""How long an identifier is remembered, and an event can be cancelled."""
+"""Seconds for which an identifier is remembered and an event can be cancelled."""
 _MAX_BATCH = 100
 _SESSION_S = 900
 _VALUE = re.compile(r"\d{1,15}")
@@ -26,7 +27,7 @@ _MAX_TEXT = 100
 
 
 class Event(NamedTuple):
-    """A checked event."""
+    """A validated event."""
 
     meter: Obj
     customer: str
@@ -36,7 +37,7 @@ class Event(NamedTuple):
 
 
 def _check(sim: Sim, given: Obj, at: int, where: str = "") -> Event:
-    """Raises StripeError (400) with Stripe's codes for usage errors."""
+    """Return the validated event. Raises StripeError (400) with Stripe's codes for usage errors."""
     meter = meters.by_event(sim, given["event_name"])
     if meter is None:
         raise invalid(
@@ -99,7 +100,10 @@ def _once(sim: Sim, event: Event) -> None:
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """POST /v1/billing/meter_events. Raises StripeError (400) for an identifier seen within 24 hours."""
+    """Record an event (v1) and return it.
+
+    Raises StripeError (400) for an invalid event or an identifier seen within 24 hours.
+    """
     event = _check(sim, params, params.get("timestamp", sim.now()))
     _once(sim, event)
     return {
@@ -122,7 +126,10 @@ def _iso(at: int) -> str:
 
 
 def create_v2(sim: Sim, params: Obj) -> Obj:
-    """POST /v2/billing/meter_events."""
+    """Record an event (v2) and return it.
+
+    Raises StripeError (400) for an invalid event or an identifier seen within 24 hours.
+    """
     event = _check(sim, params, _instant(sim, params.get("timestamp")))
     _once(sim, event)
     return {
@@ -133,7 +140,7 @@ def create_v2(sim: Sim, params: Obj) -> Obj:
 
 
 def create_session(sim: Sim, params: Obj) -> Obj:
-    """POST /v2/billing/meter_event_session: a token for the stream, good for 15 minutes."""
+    """Return a new token for the event stream, valid for 15 minutes."""
     del params
     token = sim.id("token", 40)
     sim.store.put("meter_session", token, {"expires_at": sim.now() + _SESSION_S})
@@ -145,12 +152,15 @@ def create_session(sim: Sim, params: Obj) -> Obj:
 
 
 def end_session(sim: Sim, token: str) -> None:
-    """A token has run out."""
+    """Delete a token that has expired."""
     sim.store.drop("meter_session", token)
 
 
 def stream(sim: Sim, params: Obj) -> Obj:
-    """POST /v2/billing/meter_event_stream: up to 100 events; those with a known identifier count once."""
+    """Record up to 100 events (v2 stream); events with a known identifier are ignored.
+
+    Raises StripeError (400) for an invalid event; then no event is recorded.
+    """
     given = params["events"]
     if not 1 <= len(given) <= _MAX_BATCH:
         raise invalid(f"events takes 1 to {_MAX_BATCH} events.", param="events", code="too_many_events")
@@ -185,7 +195,10 @@ def _cancel(sim: Sim, event_name: str, identifier: str) -> None:
 
 
 def adjust(sim: Sim, params: Obj) -> Obj:
-    """POST /v1/billing/meter_event_adjustments: cancel an event of the last 24 hours."""
+    """Cancel an event of the last 24 hours (v1) and return the adjustment.
+
+    Raises StripeError: 404 for an unknown identifier, 400 for a missing one.
+    """
     identifier = (params.get("cancel") or {}).get("identifier")
     if not identifier:
         raise invalid(
@@ -199,7 +212,10 @@ def adjust(sim: Sim, params: Obj) -> Obj:
 
 
 def adjust_v2(sim: Sim, params: Obj) -> Obj:
-    """POST /v2/billing/meter_event_adjustments."""
+    """Cancel an event of the last 24 hours (v2) and return the adjustment.
+
+    Raises StripeError (404) for an unknown identifier.
+    """
     identifier = params["cancel"]["identifier"]
     _cancel(sim, params["event_name"], identifier)
     return {

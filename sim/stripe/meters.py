@@ -1,4 +1,4 @@
-"""Billing meters and what they count: https://docs.stripe.com/api/billing/meter."""
+"""Billing meters and their aggregates: https://docs.stripe.com/api/billing/meter."""
 
 from hashlib import sha256
 
@@ -11,10 +11,11 @@ from sim.stripe.views import Page, changed, matching, page
 
 _WINDOWS = {"hour": 3600, "day": 86_400}
 MINUTE = 60
+"""Seconds of the smallest counting window."""
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """Make a meter. Raises StripeError (400) when an active one listens to the same event name."""
+    """Create a meter and return it. Raises StripeError (400) when an active one has the same event name."""
     formula = params["default_aggregation"]["formula"]
     if formula not in ("sum", "count"):
         not_simulated(f"default_aggregation[formula]={formula}")
@@ -39,7 +40,7 @@ def create(sim: Sim, params: Obj) -> Obj:
 
 
 def by_event(sim: Sim, name: str) -> Obj | None:
-    """The active meter that listens to an event name."""
+    """Return the active meter of an event name; None when there is none."""
     for each in sim.store.all("billing.meter"):
         if each["event_name"] == name and each["status"] == "active":
             return each
@@ -47,7 +48,7 @@ def by_event(sim: Sim, name: str) -> Obj | None:
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change a meter's display name."""
+    """Update a meter's display name and return the meter. Raises StripeError (404) for an unknown id."""
     found = sim.find("billing.meter", id)
     changes: Obj = {"display_name": params["display_name"]} if params.get("display_name") else {}
     previous = changed(found, changes | {"updated": sim.now()})
@@ -57,13 +58,18 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def deactivate(sim: Sim, params: Obj, id: str) -> Obj:
-    """The meter takes no events any more."""
+    """Deactivate a meter, so that it refuses events. Raises StripeError: 404 for an unknown id, 400 when
+    inactive already.
+    """
     del params
     return _switch(sim, id, "inactive", sim.now(), "billing.meter.deactivated")
 
 
 def reactivate(sim: Sim, params: Obj, id: str) -> Obj:
-    """The meter takes events again."""
+    """Reactivate a meter.
+
+    Raises StripeError: 404 for an unknown id, 400 when an active meter has the same event name.
+    """
     del params
     found = sim.find("billing.meter", id)
     if by_event(sim, found["event_name"]) is not None:
@@ -82,13 +88,13 @@ def _switch(sim: Sim, id: str, status: str, at: int | None, event: str) -> Obj:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One meter."""
+    """Return a meter. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("billing.meter", id)
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Meters, the newest first."""
+    """Return meters, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("billing.meter"), params, "status")
     return page(found, params, "/v1/billing/meters", "billing meter")
 
@@ -97,7 +103,7 @@ def listing(sim: Sim, params: Obj) -> Page:
 
 
 def count(sim: Sim, meter: Obj, customer: str, at: int, value: int, events: int) -> None:
-    """Add `value` and `events` (both negative for a cancelled event) to the minute of `at`."""
+    """Add `value` and `events` (both negative for a cancelled event) to the minute that contains `at`."""
     minute = at - at % MINUTE
     key = f"{meter['id']}|{customer}|{minute}"
     row = sim.store.get("usage", key) or {
@@ -108,7 +114,11 @@ def count(sim: Sim, meter: Obj, customer: str, at: int, value: int, events: int)
 
 
 def summaries(sim: Sim, params: Obj, id: str) -> Page:
-    """What a customer used, in one sum, or by hour or day (UTC; windows without usage are left out), newest first."""
+    """Return a customer's usage as one sum, or by UTC hour or day without empty windows, newest first.
+
+    Raises StripeError: 404 for an unknown meter or customer, 400 for times that are not aligned or not in
+    order.
+    """
     meter = sim.find("billing.meter", id)
     customers.live(sim, params["customer"])
     start, end = params["start_time"], params["end_time"]

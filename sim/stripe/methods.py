@@ -10,12 +10,14 @@ from sim.stripe.views import Page, matching, page
 
 
 def card_of(method: Obj) -> Card:
-    """How a payment method behaves."""
+    """Return the test card that defines how a payment method behaves."""
     return CARDS[method["_card"]]
 
 
 def obtain(sim: Sim, id: str, param: str = "payment_method") -> Obj:
-    """The payment method with this id, or a new one of the test card with this name. Raises StripeError (404)."""
+    """Return the payment method with this id, or a new one of the test card with this name. Raises StripeError
+    (404).
+    """
     card = CARDS.get(id)
     if card is None:
         found = sim.store.get("payment_method", id)
@@ -34,7 +36,11 @@ def obtain(sim: Sim, id: str, param: str = "payment_method") -> Obj:
 
 
 def attach_to(sim: Sim, method: Obj, customer: str) -> Obj:
-    """Give a payment method to a customer. Raises StripeError: 402 for a card that is declined at once."""
+    """Attach a payment method to a customer and return it.
+
+    Raises StripeError: 402 for a card that is declined on attachment, 400 when it is attached to another
+    customer or was detached before, 404 for an unknown customer.
+    """
     customers.live(sim, customer)
     if method["customer"] == customer:
         return method
@@ -58,7 +64,11 @@ def attach_to(sim: Sim, method: Obj, customer: str) -> Obj:
 
 
 def attach(sim: Sim, params: Obj, id: str) -> Obj:
-    """Keep a payment method for a customer."""
+    """Attach a payment method to a customer and return it.
+
+    Raises StripeError: 402 for a declined card, 404 for an unknown customer or payment method, 400 without a
+    customer.
+    """
     if not params.get("customer"):
         raise invalid("Missing required param: customer.", param="customer", code="parameter_missing")
     customers.live(sim, params["customer"])
@@ -66,7 +76,10 @@ def attach(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def detach(sim: Sim, params: Obj, id: str) -> Obj:
-    """Take a payment method from its customer, for good."""
+    """Detach a payment method for good and return it.
+
+    Raises StripeError: 404 for an unknown id, 400 when it is not attached.
+    """
     del params
     found = sim.find("payment_method", id)
     owner = found["customer"]
@@ -85,7 +98,7 @@ def detach(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One payment method."""
+    """Return a payment method. Raises StripeError (404) for an unknown id."""
     del params
     found = sim.store.get("payment_method", id)
     if found is None:
@@ -94,19 +107,22 @@ def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def of_customer(sim: Sim, id: str) -> list[Obj]:
-    """A customer's payment methods, the newest first."""
+    """Return a customer's payment methods, newest first."""
     return [each for each in sim.store.newest("payment_method") if each["customer"] == id]
 
 
 def list_of_customer(sim: Sim, params: Obj, id: str) -> Page:
-    """GET /v1/customers/{id}/payment_methods."""
+    """Return a page of a customer's payment methods, newest first.
+
+    Raises StripeError as `page` does, and 404 for an unknown customer.
+    """
     customers.live(sim, id)
     found = matching(of_customer(sim, id), params, "type")
     return page(found, params, f"/v1/customers/{id}/payment_methods", "payment_method")
 
 
 def retrieve_of_customer(sim: Sim, params: Obj, id: str, method: str) -> Obj:
-    """One payment method of a customer."""
+    """Return a customer's payment method. Raises StripeError (404) for an unknown customer or id."""
     del params
     found = sim.find("payment_method", method)
     if found["customer"] != id:
@@ -115,7 +131,7 @@ def retrieve_of_customer(sim: Sim, params: Obj, id: str, method: str) -> Obj:
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """GET /v1/payment_methods: of one customer, or all."""
+    """Return payment methods of one customer or of all, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("payment_method"), params, "customer", "type")
     return page(found, params, "/v1/payment_methods", "payment_method")
 
@@ -124,7 +140,10 @@ def listing(sim: Sim, params: Obj) -> Page:
 
 
 def make_setup(sim: Sim, params: Obj) -> Obj:
-    """A setup intent in requires_payment_method or requires_confirmation."""
+    """Create a setup intent in requires_payment_method or requires_confirmation, and return it.
+
+    Raises StripeError: 404 for an unknown customer or payment method, 400 for invalid parameters.
+    """
     if params.get("customer"):
         customers.live(sim, params["customer"])
     made = sim.new(
@@ -148,13 +167,20 @@ def make_setup(sim: Sim, params: Obj) -> Obj:
 
 
 def create_setup(sim: Sim, params: Obj) -> Obj:
-    """Make a setup intent, and confirm it when asked."""
+    """Create a setup intent, confirm it if `confirm` is set, and return it.
+
+    Raises StripeError: 402 for a declined card, 404 for an unknown customer or payment method, 400 for invalid
+    parameters.
+    """
     made = make_setup(sim, params)
     return _confirm(sim, made, None) if params.get("confirm") else made
 
 
 def confirm_setup(sim: Sim, params: Obj, id: str) -> Obj:
-    """Keep the card for the customer."""
+    """Confirm a setup intent, which attaches its card to the customer, and return it.
+
+    Raises StripeError: 402 for a declined card, 404 for an unknown id, 400 when the status does not allow it.
+    """
     return _confirm(sim, sim.find("setup_intent", id), params.get("payment_method"))
 
 
@@ -189,7 +215,7 @@ def _confirm(sim: Sim, intent: Obj, method: str | None) -> Obj:
 
 
 def cancel_setup(sim: Sim, params: Obj, id: str) -> Obj:
-    """Give a setup intent up."""
+    """Cancel a setup intent and return it. Raises StripeError: 404 for an unknown id, 400 when it is closed."""
     found = sim.find("setup_intent", id)
     if found["status"] in ("succeeded", "canceled"):
         raise state(
@@ -203,13 +229,13 @@ def cancel_setup(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def retrieve_setup(sim: Sim, params: Obj, id: str) -> Obj:
-    """One setup intent."""
+    """Return a setup intent. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("setup_intent", id)
 
 
 def list_setups(sim: Sim, params: Obj) -> Page:
-    """Setup intents, the newest first."""
+    """Return setup intents, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("setup_intent"), params, "customer", "payment_method")
     return page(found, params, "/v1/setup_intents", "setup_intent")
 

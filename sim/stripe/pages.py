@@ -1,4 +1,4 @@
-"""What a person sees: the page of a Checkout session, with test cards to pay with."""
+"""The HTML payment page of a Checkout session, which offers the test cards."""
 
 from html import escape
 from urllib.parse import parse_qs
@@ -28,12 +28,12 @@ button,select{{font:inherit;padding:.5rem .75rem;margin:.5rem .5rem .5rem 0;max-
 
 
 def page(title: str, body: str) -> bytes:
-    """A whole page; `title` is text, `body` is HTML."""
+    """Return a complete HTML page; `title` is text, `body` is HTML."""
     return _PAGE.format(title=escape(title), body=body).encode()
 
 
 def show(sim: Sim, id: str, problem: str = "") -> tuple[int, bytes]:
-    """Status and page of a session."""
+    """Return HTTP status and page of a session."""
     session = sim.store.get("checkout.session", id)
     if session is None:
         return 404, page("No such payment page", "<p>The address is wrong, or the stand-in was reset.</p>")
@@ -55,7 +55,7 @@ def show(sim: Sim, id: str, problem: str = "") -> tuple[int, bytes]:
 
 
 def act(sim: Sim, id: str, form: bytes) -> tuple[int, bytes, str]:
-    """What the person chose: status, page, and where to go when that is elsewhere."""
+    """Handle the submitted form; return HTTP status, page, and the redirect URL (empty = no redirect)."""
     fields = {name: values[0] for name, values in parse_qs(form.decode(errors="replace")).items()}
     session = sim.store.get("checkout.session", id)
     if session is None or session["status"] != "open":
@@ -74,5 +74,5 @@ def act(sim: Sim, id: str, form: bytes) -> tuple[int, bytes, str]:
 
 
 def dollars(cents: int) -> str:
-    """1234 -> $12.34."""
+    """Return cents as dollars: 1234 -> $12.34."""
     return f"{'-' if cents < 0 else ''}${abs(cents) // 100}.{abs(cents) % 100:02d}"

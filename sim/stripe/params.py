@@ -1,4 +1,4 @@
-"""Parameters held to the official lists: types converted, unknown ones refused, missing ones named."""
+"""Validates parameters against Stripe's lists: converts types, and refuses unknown and missing parameters."""
 
 import re
 from collections.abc import Iterable
@@ -16,10 +16,11 @@ _LARGEST = 99_999_999
 
 
 def check(operation: str, given: Obj, supported: Iterable[str] | None) -> Obj:
-    """`given` with its types; `supported` names what the handler obeys (None = all).
+    """Return `given` with converted types; `supported` names the parameters that the handler implements (None =
+    all).
 
-    Raises StripeError (400): parameter_unknown, parameter_missing, a wrong type, or a parameter that is Stripe's but
-    not simulated here.
+    Raises StripeError (400): parameter_unknown, parameter_missing, a wrong type, or a parameter that is
+    Stripe's but not simulated here.
     """
     spec = parameters(operation)
     found = _object(given, spec, "")
@@ -104,7 +105,10 @@ def _map(value: Any, at: str) -> dict[str, str]:
 
 
 def cents(unit: str, quantity: Decimal | int, param: str = "amount") -> int:
-    """Unit price x quantity in whole cents, half away from zero. Raises StripeError (400) above Stripe's maximum."""
+    """Return unit price x quantity in whole cents, rounded half away from zero.
+
+    Raises StripeError (400) above Stripe's maximum.
+    """
     exact = Decimal(unit) * quantity
     if abs(exact) > _LARGEST:
         raise invalid("Amount must be no more than $999,999.99", param=param, code="amount_too_large")
@@ -112,7 +116,7 @@ def cents(unit: str, quantity: Decimal | int, param: str = "amount") -> int:
 
 
 def merge_metadata(old: dict[str, str] | None, given: Any) -> dict[str, str]:
-    """Metadata after an update: an empty value unsets its key, an empty string unsets all.
+    """Return the metadata after an update: an empty value removes its key, an empty string removes all.
 
     Raises StripeError (400) beyond 50 keys, 40 characters a key, 500 a value (docs.stripe.com/api/metadata).
     """

@@ -11,13 +11,14 @@ from sim.stripe.sim import Sim
 from sim.stripe.views import Page, changed, matching, page
 
 MINIMUM = 50
-"""Cents: the least that can be charged in USD."""
+"""Smallest amount in cents that can be charged in USD."""
 MAXIMUM = 99_999_999
+"""Largest amount in cents that can be charged in USD."""
 _OPEN = ("requires_payment_method", "requires_confirmation", "requires_action")
 
 
 def make(sim: Sim, amount: int, customer: str | None, **fields: Any) -> Obj:
-    """A payment intent without a payment method."""
+    """Store and return a payment intent of `amount` cents without a payment method."""
     made = sim.new("payment_intent", amount=amount, customer=customer)
     made |= {
         "client_secret": f"{made['id']}_secret_{sim.id('x')[2:]}", "status": "requires_payment_method",
@@ -40,7 +41,11 @@ def _check_amount(amount: int) -> None:
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """Make a payment intent, and charge it when `confirm` is set."""
+    """Create a payment intent, charge it if `confirm` is set, and return it.
+
+    Raises StripeError: 402 when the card is declined, 404 for an unknown customer or payment method, 400 for
+    invalid parameters.
+    """
     customers.usd(params["currency"])
     _check_amount(params["amount"])
     if params.get("customer"):
@@ -82,7 +87,10 @@ def _check_owner(method: Obj | None, customer: str | None) -> None:
 
 
 def confirm_now(sim: Sim, intent: Obj, *, off_session: bool = False) -> Obj:
-    """Charge the intent's payment method. Raises StripeError (402) with the intent inside when it is declined."""
+    """Charge the intent's payment method and return the intent.
+
+    Raises StripeError (402), whose body contains the intent, when the card is declined.
+    """
     method = sim.find("payment_method", intent["payment_method"], "payment_method")
     intent["_off_session"] = off_session
     charge, error = charges.make(sim, intent, method)
@@ -113,7 +121,11 @@ def _fail(sim: Sim, intent: Obj, method: Obj, charge: Obj, error: StripeError) -
 
 
 def confirm(sim: Sim, params: Obj, id: str) -> Obj:
-    """POST /v1/payment_intents/{id}/confirm."""
+    """Confirm a payment intent and return it.
+
+    Raises StripeError: 402 when the card is declined, 404 for an unknown id, 400 when the status does not allow
+    it or no payment method is set.
+    """
     found = sim.find("payment_intent", id)
     if found["status"] not in _OPEN:
         raise _unexpected(found, "confirm")
@@ -137,7 +149,7 @@ def _unexpected(intent: Obj, act: str) -> StripeError:
 
 
 def cancel_now(sim: Sim, intent: Obj, reason: str | None) -> Obj:
-    """Give an open intent up."""
+    """Cancel an open intent and return it."""
     intent |= {"status": "canceled", "canceled_at": sim.now(), "cancellation_reason": reason}
     sim.save(intent)
     sim.emit("payment_intent.canceled", intent)
@@ -145,7 +157,7 @@ def cancel_now(sim: Sim, intent: Obj, reason: str | None) -> Obj:
 
 
 def cancel(sim: Sim, params: Obj, id: str) -> Obj:
-    """POST /v1/payment_intents/{id}/cancel."""
+    """Cancel a payment intent and return it. Raises StripeError: 404 for an unknown id, 400 when it is not open."""
     found = sim.find("payment_intent", id)
     if found["status"] not in _OPEN:
         raise _unexpected(found, "cancel")
@@ -153,7 +165,10 @@ def cancel(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change an intent; its amount and payment method only while it is open."""
+    """Update an intent and return it; amount and payment method can only change while it is open.
+
+    Raises StripeError: 404 for an unknown id, 400 for a change that the status does not allow.
+    """
     found = sim.find("payment_intent", id)
     if found["status"] not in _OPEN and set(params) & {"amount", "payment_method", "customer"}:
         raise _unexpected(found, "update")
@@ -172,13 +187,13 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One payment intent."""
+    """Return a payment intent. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("payment_intent", id)
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Payment intents, the newest first."""
+    """Return payment intents, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("payment_intent"), params, "customer")
     return page(found, params, "/v1/payment_intents", "payment_intent")
 

@@ -1,4 +1,4 @@
-"""Refunds, whole, partial, late and failed: https://docs.stripe.com/api/refunds."""
+"""Refunds: full, partial, delayed and failed: https://docs.stripe.com/api/refunds."""
 
 from sim.stripe import charges
 from sim.stripe.errors import Obj, StripeError, invalid, state
@@ -10,11 +10,15 @@ from sim.stripe.sim import Sim
 from sim.stripe.views import Page, changed, matching, page
 
 _LATER_S = 3600
-"""After how long the special test cards' refunds change."""
+"""Seconds after which the refunds of special test cards change their status."""
 
 
 def create(sim: Sim, params: Obj) -> Obj:
-    """Give money of a charge back. Raises StripeError (400) beyond what is left of it."""
+    """Refund a charge in whole or in part and return the refund.
+
+    Raises StripeError: 400 for an amount above the rest or a charge that cannot be refunded, 404 for an unknown
+    id.
+    """
     charge = _charge(sim, params)
     if charge["status"] != "succeeded":
         raise state(
@@ -62,7 +66,7 @@ def _refundable(sim: Sim, charge: Obj) -> bool:
 
 
 def make(sim: Sim, charge: Obj, amount: int, reason: str | None, metadata: dict[str, str]) -> Obj:
-    """A refund of `amount` cents; how it ends depends on the test card."""
+    """Store and return a refund of `amount` cents; the test card determines its outcome."""
     card = card_of(sim.find("payment_method", charge["payment_method"]))
     made = sim.new("refund", amount=amount, charge=charge["id"], payment_intent=charge["payment_intent"])
     made |= {
@@ -80,7 +84,7 @@ def make(sim: Sim, charge: Obj, amount: int, reason: str | None, metadata: dict[
 
 
 def _count(sim: Sim, charge: Obj, amount: int) -> None:
-    """The charge's refunded amount moves by `amount` cents."""
+    """Change the charge's refunded amount by `amount` cents."""
     before = charge["amount_refunded"]
     charge["amount_refunded"] += amount
     charge["refunded"] = charge["amount_refunded"] == charge["amount"]
@@ -89,7 +93,7 @@ def _count(sim: Sim, charge: Obj, amount: int) -> None:
 
 
 def end(sim: Sim, id: str) -> None:
-    """What the special test cards do later: a pending refund succeeds, another one fails."""
+    """Apply the delayed outcome of special test cards: a pending refund succeeds, another one fails."""
     found = sim.find("refund", id)
     card = card_of(sim.find("payment_method", found["payment_method"]))
     if found["status"] == "pending":
@@ -102,7 +106,10 @@ def end(sim: Sim, id: str) -> None:
 
 
 def fail(sim: Sim, id: str) -> Obj:
-    """The bank does not take the money: it is back in the balance, and the charge can be refunded again."""
+    """Fail a refund: its amount returns to the balance, and the charge can be refunded again.
+
+    Raises StripeError: 404 for an unknown id, 400 when its status does not allow it.
+    """
     found = sim.find("refund", id)
     if found["status"] not in ("pending", "succeeded"):
         raise state(f"Refund {id} has a status of {found['status']}.")
@@ -117,13 +124,15 @@ def fail(sim: Sim, id: str) -> Obj:
 
 
 def retrieve(sim: Sim, params: Obj, id: str) -> Obj:
-    """One refund."""
+    """Return a refund. Raises StripeError (404) for an unknown id."""
     del params
     return sim.find("refund", id)
 
 
 def update(sim: Sim, params: Obj, id: str) -> Obj:
-    """Change a refund's metadata."""
+    """Update a refund's metadata and return it. Raises StripeError: 404 for an unknown id, 400 for invalid
+    metadata.
+    """
     found = sim.find("refund", id)
     previous = changed(found, {"metadata": merge_metadata(found["metadata"], params.get("metadata"))})
     sim.save(found)
@@ -132,13 +141,13 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
 
 
 def listing(sim: Sim, params: Obj) -> Page:
-    """Refunds, the newest first."""
+    """Return refunds, newest first. Raises StripeError as `page` does."""
     found = matching(sim.store.newest("refund"), params, "charge", "payment_intent")
     return page(found, params, "/v1/refunds", "refund")
 
 
 def list_of_charge(sim: Sim, params: Obj, id: str) -> Page:
-    """A charge's refunds, page by page."""
+    """Return a page of a charge's refunds. Raises StripeError as `page` does, and 404 for an unknown charge."""
     found, url = charges.refunds_of(sim, sim.find("charge", id))
     return page(found, params, url, "refund")
 

@@ -1,4 +1,4 @@
-"""What a subject offers: method, path, the operation whose parameters it takes, and who handles it."""
+"""Defines a route: method, path, the operation whose parameters it accepts, and its handler."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Handler = Callable[..., Obj | Page]
 
 
 class Route(NamedTuple):
-    """One operation. `supported`: names of the parameters that the handler obeys, None = all that Stripe has."""
+    """One operation. `supported` names the parameters that the handler implements; None = all of Stripe's."""
 
     method: str
     pattern: re.Pattern[str]
@@ -21,12 +21,12 @@ class Route(NamedTuple):
     supported: frozenset[str] | None
 
     def call(self, sim: Sim, params: Obj, ids: tuple[Any, ...]) -> Obj | Page:
-        """Run the handler."""
+        """Call the handler and return its answer. Raises StripeError as the handler does."""
         return self.handler(sim, params, *ids)
 
 
 def route(method: str, path: str, operation: str, handler: Handler, supported: str | None = None) -> Route:
-    """`path` has {id} where an id stands; it is passed on in order."""
+    """Return a route; ids at the {id} parts of `path` are passed to the handler in order."""
     pattern = re.compile(re.sub(r"\{\w+\}", r"([^/]+)", path))
     return Route(
         method, pattern, operation, handler, None if supported is None else frozenset(supported.split())

@@ -1,4 +1,4 @@
-"""Runs the stand-in: one process, one event loop."""
+"""Runs the stand-in in one process with one event loop."""
 
 import asyncio
 import signal
@@ -24,7 +24,7 @@ _TIMEOUT_S = 20.0
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, showing its transport to the application so that a fault can cut the connection."""
+    """uvicorn's protocol, which also exposes its transport so that a fault can cut the connection."""
 
     def on_message_begin(self) -> None:
         """Called by the parser for every request."""
@@ -33,13 +33,13 @@ class Protocol(HttpToolsProtocol):
 
 
 class WebhookClient:
-    """Sends webhooks. The HTTP client is loaded with the first one: most of the time there is none."""
+    """Sends webhooks. The HTTP client is loaded for the first webhook, because most runs send none."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        """POST; returns the status. Raises OSError or TimeoutError."""
+        """POST `body` and return the HTTP status. Raises OSError or TimeoutError."""
         import aiohttp
 
         if self._session is None:
@@ -52,20 +52,20 @@ class WebhookClient:
             raise OSError(str(error)) from error
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
 
 def build(clock: Clock, options: Options, path: Path | None, client: WebhookClient) -> StripeSim:
-    """The application on its state."""
+    """Return the application on its state, loaded from `path` if given."""
     sim = open_account(clock, options, path)
     return StripeSim(sim, WebhookSender(sim, client))
 
 
 def ensure_endpoint(app: StripeSim, url: str, secret: str) -> None:
-    """Register a webhook endpoint for every event, once."""
+    """Register a webhook endpoint for all events, unless it exists."""
     for endpoint in app.sim.store.all("webhook_endpoint"):
         if endpoint["url"] == url:
             endpoint |= {"_secret": secret, "status": "enabled"}
@@ -77,7 +77,7 @@ def ensure_endpoint(app: StripeSim, url: str, secret: str) -> None:
 
 
 def config(app: StripeSim, host: str, port: int) -> uvicorn.Config:
-    """How uvicorn serves it."""
+    """Return uvicorn's configuration."""
     return uvicorn.Config(
         app, host=host, port=port, http=Protocol, lifespan="on", log_level="warning", access_log=False,
         server_header=False, date_header=True, proxy_headers=False, ws="none", timeout_graceful_shutdown=3,
@@ -85,7 +85,7 @@ def config(app: StripeSim, host: str, port: int) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn that does not die of the signal that stopped it: a clean stop exits with 0."""
+    """uvicorn's server, but a stop by signal exits with status 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""HTTP of the stand-in, as plain ASGI: Stripe's API, the payment page, and the control paths under /_sim."""
+"""HTTP interface of the stand-in as plain ASGI: Stripe's API, the payment page, and the control paths under /_sim."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ class ClientDisconnected(Exception):
 
 
 class Call:
-    """One API request and what is answered."""
+    """One API request and its response."""
 
     def __init__(self, scope: Scope, body: bytes, id: str) -> None:
         self.method: str = scope["method"]
@@ -63,7 +63,7 @@ class StripeSim:
         self._delivering: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request (or the server's start and stop)."""
+        """Handle one request, or the server's startup and shutdown."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
@@ -121,7 +121,7 @@ class StripeSim:
         await _reply(send, status, shown, headers, _HTML)
 
     def _after_request(self) -> None:
-        """What an act has made due, and what it has changed on file."""
+        """Run timers that have become due, and write changes to the journal."""
         self.sim.run_due()
         self.sim.store.flush()
 
@@ -207,7 +207,7 @@ class StripeSim:
             raise faults.broken()
 
     def _authorize(self, call: Call) -> None:
-        """Bearer or basic, a secret test key. Raises StripeError (401)."""
+        """Check the secret test key, sent as bearer or basic authentication. Raises StripeError (401)."""
         scheme, _, value = call.headers.get("authorization", "").partition(" ")
         key = value.strip()
         if scheme.lower() == "basic":
@@ -252,7 +252,7 @@ def _find(call: Call) -> tuple[Route, tuple[str, ...]]:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """The body; None when it is too large."""
+    """Return the request's body; None when it is too large."""
     parts, size = [], 0
     while True:
         message = await receive()

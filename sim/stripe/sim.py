@@ -1,4 +1,4 @@
-"""The simulated account: its clock, objects, timers and events. Subjects (customers, ...) act on it."""
+"""The simulated account: clock, objects, timers and events. The other modules (customers, ...) operate on it."""
 
 import heapq
 import random
@@ -21,7 +21,7 @@ KINDS = {
     "we": "webhook_endpoint", "prod": "product", "price": "price", "mtr": "billing.meter", "cs": "checkout.session",
     "txi": "tax_id", "cbtxn": "customer_balance_transaction", "inpay": "invoice_payment", "li": "item",
 }  # fmt: skip
-"""Prefix of an id -> the kind of object."""
+"""Kind of object by the prefix of its id."""
 
 PREFIXES = {kind: prefix for prefix, kind in KINDS.items()}
 _NAMES = {
@@ -36,26 +36,26 @@ DUNNING_DAYS = (1, 3, 5, 7)
 
 
 class Options(NamedTuple):
-    """How the account behaves."""
+    """Settings of the account."""
 
     base_url: str = "http://127.0.0.1:8020"
-    """Address under which people and webhooks reach this server."""
+    """Base URL at which browsers and webhook receivers reach this server."""
     api_key: str = ""
-    """The only secret key that is let in; empty = any sk_test_..."""
+    """The only secret key that is accepted; empty = any sk_test_... key."""
     after_dunning: str = "uncollectible"
-    """What an invoice becomes after the last failed attempt: uncollectible, or past_due (it stays open)."""
+    """Status of an invoice after the last failed attempt: uncollectible, or past_due (it stays open)."""
     seed: int = 1
 
 
 class Request(NamedTuple):
-    """The API call that is being answered, for the events it makes."""
+    """The API call in progress, for the events that it creates."""
 
     id: str | None = None
     idempotency_key: str | None = None
 
 
 class Sim:
-    """One account. No call waits: every operation happens at one instant of virtual time."""
+    """One account. Operations never wait: each happens at one instant of virtual time."""
 
     def __init__(self, clock: Clock, options: Options | None = None, path: Path | None = None) -> None:
         self.options = options or Options()
@@ -64,9 +64,9 @@ class Sim:
         self.request = Request()
         self.on_event: Callable[[Obj], None] = lambda event: None
         self.shown: Callable[[Obj], Obj] = dict
-        """How an object looks from outside (views.render)."""
+        """Returns an object's public form (views.render)."""
         self.actions: dict[str, Callable[[Sim, str], None]] = {}
-        """What a timer may do, by name; the subjects enter themselves."""
+        """Timer actions by name; each module registers its own."""
         self._clock = clock
         self._frozen: int | None = None
         self._heap = [(row["at"], row["seq"]) for row in self.store.all("timer")]
@@ -80,17 +80,19 @@ class Sim:
         return int((self.store.get("account", "time") or {}).get("offset", 0))
 
     def now(self) -> int:
-        """Virtual time, in Unix seconds."""
+        """Return virtual time in Unix seconds."""
         if self._frozen is not None:
             return self._frozen
         return self.real_now() + self.offset
 
     def real_now(self) -> int:
-        """The clock's time: what a receiver of webhooks compares signatures with."""
+        """Return the clock's time in Unix seconds, with which webhook receivers compare signatures."""
         return int(self._clock.now().timestamp())
 
     def advance(self, seconds: int) -> int:
-        """Move virtual time forward and do, in order and each at its instant, what falls due. Returns the new time."""
+        """Advance virtual time by `seconds`, run each due timer at its own time, and return the new time in
+        Unix seconds.
+        """
         start = self.now()
         target = start + seconds
         self._run_until(target)
@@ -98,7 +100,7 @@ class Sim:
         return target
 
     def run_due(self) -> None:
-        """Do what has fallen due by now."""
+        """Run the timers that are due now."""
         self._run_until(self.now())
 
     def _run_until(self, target: int) -> None:
@@ -115,7 +117,9 @@ class Sim:
             self._frozen = None
 
     def schedule(self, at: int, action: str, id: str) -> None:
-        """Do `action` on object `id` at virtual time `at` (the action checks that it still makes sense)."""
+        """Schedule `action` on object `id` at virtual time `at` in Unix seconds; the action checks that it
+        still applies.
+        """
         seq = self.store.count("timer")
         row = {"at": at, "seq": seq, "set_at": self.now(), "action": action, "id": id}
         self.store.put("timer", str(seq), row)
@@ -124,7 +128,7 @@ class Sim:
     # Objects
 
     def id(self, prefix: str, length: int = 24) -> str:
-        """A new id in Stripe's form; the same seed gives the same ids in the same order."""
+        """Return a new id in Stripe's format; the same seed gives the same ids in the same order."""
         digest = sha256(f"{self.options.seed}|{self.store.count('id')}".encode()).digest()
         number, text = int.from_bytes(digest, "big"), ""
         for _ in range(length):
@@ -133,7 +137,9 @@ class Sim:
         return f"{prefix}_{text}"
 
     def new(self, kind: str, **fields: object) -> Obj:
-        """An object from Stripe's example with an id, its time and `fields`; not kept yet (see `save`)."""
+        """Return a new object from Stripe's example with an id, its time and `fields`; it is not stored until
+        `save`.
+        """
         made = template(kind)
         prefix = "cs_test" if kind == "checkout.session" else PREFIXES[kind]
         made["id"] = self.id(prefix, 14 if kind in _SHORT else 24)
@@ -144,23 +150,23 @@ class Sim:
         return made | fields
 
     def save(self, value: Obj) -> Obj:
-        """Keep an object, new or changed."""
+        """Store a new or changed object and return it."""
         return self.store.put(value["object"], value["id"], value)
 
     def find(self, kind: str, id: str, param: str = "id") -> Obj:
-        """The object. Raises StripeError (404, resource_missing)."""
+        """Return the object. Raises StripeError (404, resource_missing) for an unknown id."""
         found = self.store.get(kind, id)
         if found is None:
             raise no_such(_NAMES.get(kind, kind), id, param)
         return found
 
     def lookup(self, id: str) -> Obj | None:
-        """The object of any kind with this id, by its prefix."""
+        """Return the object with this id, whose prefix determines the kind; None when there is none."""
         kind = KINDS.get(id.partition("_")[0])
         return self.store.get(kind, id) if kind else None
 
     def reset(self) -> None:
-        """Forget everything but the webhook endpoints and the time."""
+        """Delete everything except the webhook endpoints, the time and the id counter."""
         kept = [("webhook_endpoint", row) for row in self.store.all("webhook_endpoint")]
         time, ids = self.store.get("account", "time"), self.store.get("counter", "id")
         self.store.clear()
@@ -175,7 +181,7 @@ class Sim:
     # Events
 
     def emit(self, type: str, value: Obj, previous: Obj | None = None) -> Obj:
-        """An event with the object as it is now. `previous`: what changed fields were before."""
+        """Create an event with the object's current state; `previous` holds the old values of changed fields."""
         data: Obj = {"object": self.shown(value)}
         if previous is not None:
             data["previous_attributes"] = previous
@@ -187,3 +193,4 @@ class Sim:
 
 
 API_VERSION = "2026-10-28.endive"
+"""Version of Stripe's API that objects and events follow."""

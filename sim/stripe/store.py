@@ -1,4 +1,4 @@
-"""All state: objects by kind, counters, timers; in memory, and in a journal file when there is one."""
+"""Stores all state (objects by kind, counters, timers) in memory and optionally in a journal file."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -11,15 +11,15 @@ import msgspec
 from sim.stripe.errors import Obj
 
 COMPACT_BYTES = 16 * 2**20
-"""The journal is written anew when it has grown by this much, and by four times what it held."""
+"""Least growth in bytes after which the journal is rewritten; it must also exceed four times the last full size."""
 
 
 class Store:
-    """Objects in the order of their making. Every change is one `put` or `drop`, which the journal repeats.
+    """Objects in order of creation. Every change is one `put` or `drop`, which the journal records.
 
-    The journal has a JSON line `[[kind, id, object or null], ...]` for each `flush`: all of a request, or, when the
-    line is torn, nothing of it; at each start, and when it has grown much, the file is written anew without
-    what was replaced.
+    The journal has a JSON line `[[kind, id, object or null], ...]` for each `flush`. A line holds all changes
+    of a request; an incomplete line is ignored as a whole. At each start, and after much growth, the file is
+    rewritten without replaced values.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -32,57 +32,57 @@ class Store:
             self._load(path)
 
     def put(self, kind: str, id: str, value: Obj) -> Obj:
-        """Keep `value` (a new one, or one of ours that was changed)."""
+        """Store `value`, a new object or a changed one, and return it."""
         self._kinds.setdefault(kind, {})[id] = value
         self._touched[kind, id] = None
         return value
 
     def drop(self, kind: str, id: str) -> None:
-        """Forget an object."""
+        """Delete an object."""
         if self._kinds.get(kind, {}).pop(id, None) is not None:
             self._touched[kind, id] = None
 
     def get(self, kind: str, id: str) -> Obj | None:
-        """The object itself, not a copy; None when there is none."""
+        """Return the object itself, not a copy; None when there is none."""
         return self._kinds.get(kind, {}).get(id)
 
     def all(self, kind: str) -> list[Obj]:
-        """Every object of a kind, the oldest first."""
+        """Return all objects of a kind, oldest first."""
         return list(self._kinds.get(kind, {}).values())
 
     def kind(self, kind: str) -> Mapping[str, Obj]:
-        """Every object of a kind by its id, the oldest first."""
+        """Return all objects of a kind by id, oldest first."""
         return self._kinds.get(kind, {})
 
     def newest(self, kind: str) -> Iterator[Obj]:
-        """Every object of a kind, the newest first."""
+        """Yield all objects of a kind, newest first."""
         return reversed(self._kinds.get(kind, {}).values())
 
     def count(self, name: str) -> int:
-        """The next number of a counter, from 1."""
+        """Increment a counter and return its new value, from 1."""
         row = self.get("counter", name) or {"value": 0}
         row["value"] += 1
         self.put("counter", name, row)
         return int(row["value"])
 
     def counts(self) -> dict[str, int]:
-        """How many objects there are, by kind."""
+        """Return the number of objects by kind."""
         return {kind: len(objects) for kind, objects in sorted(self._kinds.items()) if objects}
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         for kind, objects in self._kinds.items():
             self._touched |= {(kind, id): None for id in objects}
         self._kinds.clear()
 
     def dump(self) -> dict[str, dict[str, Obj]]:
-        """Everything, for comparisons."""
+        """Return a copy of everything, for comparisons."""
         return {kind: dict(objects) for kind, objects in self._kinds.items() if objects}
 
     # The journal
 
     def flush(self) -> None:
-        """Append what has changed since the last flush."""
+        """Append the changes since the last flush to the journal."""
         touched, self._touched = self._touched, {}
         if self._file is None or not touched:
             return
@@ -94,7 +94,7 @@ class Store:
             self._rewrite(self._path)
 
     def close(self) -> None:
-        """Flush and let go of the file."""
+        """Flush and close the journal."""
         self.flush()
         if self._file is not None:
             self._file.close()

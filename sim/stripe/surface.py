@@ -1,4 +1,4 @@
-"""Stripe's own example objects and parameter lists, from fixtures.json.gz (README.md says where they come from)."""
+"""Stripe's own example objects and parameter lists, from fixtures.json.gz (README.md states their source)."""
 
 import gzip
 from copy import deepcopy
@@ -17,14 +17,14 @@ _ALWAYS = frozenset({
     "dispute.payment_method_details.card", "tax_id.owner", "invoice.status_transitions",
     "checkout.session.automatic_tax",
 })  # fmt: skip
-"""Optional objects that every answer contains."""
+"""Optional objects that every response contains."""
 
 _FILE = Path(__file__).with_name("fixtures.json.gz")
 
 
 @cache
 def _carried() -> tuple[dict[str, Obj], dict[str, Obj]]:
-    """Templates by object name and parameters by operation."""
+    """Return templates by object name and parameters by operation."""
     with gzip.open(_FILE) as file:
         found = msgspec.json.decode(file.read())
     fixtures, resources = found["fixtures"], found["resources"]
@@ -33,7 +33,9 @@ def _carried() -> tuple[dict[str, Obj], dict[str, Obj]]:
 
 
 def _clean(value: Obj, tree: Obj, at: str) -> Obj:
-    """The fixture without what its type hints do not know, and with optional objects empty: examples are no state."""
+    """Return the fixture without fields that its type hints lack, and with optional objects emptied of example
+    state.
+    """
     made: Obj = {}
     for name, hint in tree["fields"].items():
         if name not in value:
@@ -54,16 +56,18 @@ def _names(cls: str, hint: str) -> bool:
 
 
 def template(name: str) -> Obj:
-    """A fresh copy of Stripe's example of object `name`, to which state is applied."""
+    """Return a fresh copy of Stripe's example of object `name`, to which state is applied."""
     return deepcopy(_carried()[0][name])
 
 
 def parameters(operation: str) -> dict[str, list[Any]]:
-    """Parameters of an operation: name -> [required, type, and for enum, list and object its values or fields]."""
+    """Return an operation's parameters: name -> [required, type, and for enum, list and object its values or
+    fields].
+    """
     return _carried()[1][operation]
 
 
 @cache
 def fields(name: str) -> frozenset[str]:
-    """Names of the fields that object `name` has in the official package."""
+    """Return the fields that object `name` has in the official package."""
     return frozenset(msgspec.json.decode(gzip.decompress(_FILE.read_bytes()))["resources"][name]["fields"])

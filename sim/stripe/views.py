@@ -1,4 +1,4 @@
-"""How objects are shown: without our notes, with their lists, expanded where asked, in pages."""
+"""Renders objects for responses: without internal fields, with their lists, expanded on request, in pages."""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -13,7 +13,7 @@ _MAX_EXPAND = 20
 
 
 class Page(NamedTuple):
-    """A list answer before it is shown."""
+    """A list response before rendering."""
 
     items: list[Obj]
     has_more: bool
@@ -22,13 +22,13 @@ class Page(NamedTuple):
 
 Lister = Callable[[Sim, Obj], tuple[list[Obj], str]]
 EMBEDDED: dict[tuple[str, str], Lister] = {}
-"""Lists that are always part of an object: (object, field) -> its items and address. The subjects enter themselves."""
+"""Lists that are always part of an object: (object, field) -> its items and path. Each module registers its own."""
 EXPANDABLE: dict[tuple[str, str], Lister] = {}
-"""Lists that are there only when expanded."""
+"""Lists that are included only when expanded: (object, field) -> its items and path."""
 
 
 def render(sim: Sim, value: Obj, expand: Iterable[str] = ()) -> Obj:
-    """The object as Stripe shows it. Keys with a leading underscore are ours.
+    """Return the object's public form, without keys that begin with an underscore.
 
     Raises StripeError (400) for a path that cannot be expanded.
     """
@@ -84,7 +84,10 @@ def _is_object(value: Any) -> bool:
 
 
 def show(sim: Sim, answer: Obj | Page, expand: Iterable[str] = ()) -> Obj:
-    """A handler's answer as JSON's object. In lists, paths to expand start with `data.`."""
+    """Return a handler's answer as a JSON object. In lists, paths to expand start with `data.`.
+
+    Raises StripeError (400) for a path that cannot be expanded.
+    """
     if not isinstance(answer, Page):
         return render(sim, answer, expand)
     paths = list(expand)
@@ -97,9 +100,10 @@ def show(sim: Sim, answer: Obj | Page, expand: Iterable[str] = ()) -> Obj:
 
 
 def page(newest: Iterable[Obj], params: Obj, url: str, kind: str = "object") -> Page:
-    """One page of what is given newest first: limit (1 to 100, default 10), starting_after, ending_before, created.
+    """Return one page of `newest`, whose items are newest first.
 
-    Raises StripeError (400) for a limit out of range or a cursor that is not in the list.
+    The parameters are limit (1 to 100, default 10), starting_after, ending_before and created. Raises
+    StripeError: 400 for a limit out of range or both cursors, 404 for a cursor that is not in the list.
     """
     limit = params.get("limit", 10)
     if not 1 <= limit <= _MAX_LIMIT:
@@ -126,7 +130,7 @@ def _position(items: list[Obj], id: str, param: str, kind: str) -> int:
 
 
 def in_range(value: int, wanted: Any) -> bool:
-    """Whether a time is within `created` (an instant, or gt, gte, lt, lte)."""
+    """Return whether a time in Unix seconds matches `created` (an instant, or gt, gte, lt, lte)."""
     if wanted is None or wanted == "":
         return True
     if isinstance(wanted, int):
@@ -137,13 +141,13 @@ def in_range(value: int, wanted: Any) -> bool:
 
 
 def matching(items: Iterable[Obj], params: Obj, *names: str) -> list[Obj]:
-    """Items whose fields equal those of the parameters `names` that are given."""
+    """Return items whose fields equal those of the parameters `names` that are given."""
     wanted = {name: params[name] for name in names if params.get(name) not in (None, "")}
     return [item for item in items if all(item.get(name) == value for name, value in wanted.items())]
 
 
 def changed(value: Obj, changes: Obj) -> Obj:
-    """Apply `changes` and return what the changed fields were before."""
+    """Apply `changes` to `value` and return the previous values of the changed fields."""
     previous = {name: value.get(name) for name, new in changes.items() if value.get(name) != new}
     value.update(changes)
     return previous

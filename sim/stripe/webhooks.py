@@ -1,4 +1,6 @@
-"""Delivery of events: queued with each event, signed as Stripe does, retried, and disturbed on demand."""
+"""Delivers events to webhook endpoints: queued with each event, signed as Stripe does, retried, with optional
+faults.
+"""
 
 import asyncio
 import hmac
@@ -16,22 +18,26 @@ from sim.stripe.sim import Sim
 log = logging.getLogger(__name__)
 
 Post = Callable[[str, bytes, dict[str, str]], Awaitable[int]]
-"""Sends a body to an address and returns the status; raises OSError or TimeoutError."""
+"""Sends a body to a URL and returns the HTTP status; raises OSError or TimeoutError."""
 
 MODES = ("normal", "reordered", "duplicated", "delayed", "lost")
+"""Delivery modes, which set_mode selects."""
 RETRIES_S = (5, 60, 300, 1800, 7200, 18_000, 36_000, *(43_200,) * 5)
-"""Seconds of virtual time between attempts: with backoff, for about three days."""
+"""Seconds of virtual time between attempts: increasing delays, for about three days in total."""
 _TICK_S = 0.5
 
 
 def signature(secret: str, body: bytes, at: int) -> str:
-    """The Stripe-Signature header: https://docs.stripe.com/webhooks#verify-manually."""
+    """Return the Stripe-Signature header: https://docs.stripe.com/webhooks#verify-manually."""
     digest = hmac.new(secret.encode(), f"{at}.".encode() + body, sha256).hexdigest()
     return f"t={at},v1={digest}"
 
 
 def set_mode(sim: Sim, mode: str, *, types: list[str], window: int, copies: int, delay: int) -> Obj:
-    """How deliveries of events of `types` go from now on. Raises StripeError (400) for an unknown mode."""
+    """Set how events of `types` are delivered from now on; `delay` is in seconds.
+
+    Raises StripeError (400) for an unknown mode or a value out of range.
+    """
     if mode not in MODES:
         raise invalid(f"Invalid mode: must be one of {', '.join(MODES)}", param="mode")
     if not (2 <= window <= 10_000 and 2 <= copies <= 100 and 0 <= delay <= 30 * 86_400):
@@ -41,7 +47,7 @@ def set_mode(sim: Sim, mode: str, *, types: list[str], window: int, copies: int,
 
 
 class WebhookSender:
-    """Delivers what is queued. One endpoint's deliveries go one after another, endpoints side by side."""
+    """Delivers queued events. Deliveries to one endpoint are sequential; endpoints are served concurrently."""
 
     def __init__(self, sim: Sim, post: Post) -> None:
         self._sim = sim
@@ -53,7 +59,7 @@ class WebhookSender:
     # Queueing, at once when an event is made
 
     def enqueue(self, event: Obj) -> None:
-        """Queue an event for every endpoint that wants it, as the mode says."""
+        """Queue an event for every endpoint that subscribes to it, as the mode specifies."""
         mode = self._mode(event["type"])
         for endpoint in self._sim.store.all("webhook_endpoint"):
             if endpoint["status"] != "enabled" or not matches(event["type"], endpoint["enabled_events"]):
@@ -84,7 +90,7 @@ class WebhookSender:
         return [row for row in self._sim.store.all("delivery") if row["held"]]
 
     def release(self) -> int:
-        """Let held deliveries go, in another order than they came. Returns how many."""
+        """Release held deliveries in a different order from their arrival, and return their number."""
         held = self._held()
         order = list(held)
         while len(held) > 1 and order == held:
@@ -96,7 +102,7 @@ class WebhookSender:
         return len(held)
 
     def resend(self, event: Obj) -> int:
-        """Deliver an event again, now, whatever the mode. Returns to how many endpoints."""
+        """Deliver an event again now, regardless of the mode, and return the number of endpoints."""
         wanted = [
             each
             for each in self._sim.store.all("webhook_endpoint")
@@ -121,7 +127,7 @@ class WebhookSender:
                     await self._wake.wait()
 
     async def deliver_due(self) -> int:
-        """Deliver what is due, and what falls due by that. Returns how many attempts were made."""
+        """Deliver everything due, including retries that become due meanwhile, and return the number of attempts."""
         attempts = 0
         async with self._pumping:
             while due := self._due():

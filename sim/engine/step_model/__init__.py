@@ -1,1 +1,1 @@
-"""How long an engine takes for what: the discrete step model, used by the simulated engine and the simulator."""
+"""The discrete step-time model of an engine, used by the simulated engine and by the pool simulator."""

@@ -47,7 +47,7 @@ def drafts_of(capacity: Capacity) -> int:
 
 
 class Speculation:
-    """How many steps a sequence needs for its tokens, when each step yields 1 + a truncated geometric number."""
+    """Number of steps that a sequence needs for its tokens, when each step yields 1 + a truncated geometric number."""
 
     __slots__ = ("_mean", "_overshoot", "_spread", "drafts")
 
@@ -62,9 +62,10 @@ class Speculation:
         self._spread = math.sqrt(max(0.0, variance) / self._mean**3)
 
     def steps(self, tokens: int, rng: random.Random) -> int:
-        """Steps for `tokens` tokens: drawn from the renewal process's normal limit.
+        """Return the steps for `tokens` tokens: drawn from the renewal process's normal limit.
 
-        Steps to pass m tokens have mean (m + overshoot)/mean and variance m*variance/mean^3 (Feller vol. II, XI.5).
+        Steps to pass m tokens have mean (m + overshoot)/mean and variance m*variance/mean^3 (Feller vol. II,
+        XI.5).
         """
         if not self._spread:
             return -int(-tokens // self._mean)
@@ -91,9 +92,9 @@ class StepCost:
 
     def __init__(self, capacity: Capacity) -> None:
         self.per_kv_token = capacity.step_per_kv_token_s
-        """gamma, seconds per token of KV cache read."""
+        """gamma: seconds per token of KV cache that a step reads."""
         self.per_prefill_token = 1.0 / capacity.prefill_tokens_per_s
-        """1/R, seconds per uncached prompt token."""
+        """1/R: seconds per uncached prompt token."""
         self._base = _with_roofline(capacity) if capacity.roofline is not None else _line(capacity)
 
     def base(self, batch: int) -> float:
@@ -101,7 +102,7 @@ class StepCost:
         return self._base[batch]
 
     def seconds(self, batch: int, kv_tokens: float, prefilled: int) -> float:
-        """The whole formula."""
+        """Return the seconds of a step by the whole formula."""
         return self._base[batch] + self.per_kv_token * kv_tokens + self.per_prefill_token * prefilled
 
 

@@ -1,7 +1,8 @@
-"""The decoding requests of an engine, in aggregate: sums and calendars instead of a look at each of them.
+"""The decoding requests of an engine in aggregate: sums and calendars instead of per-request work in each step.
 
-A sequence's number of steps is drawn when its decoding begins; its tokens come evenly over them. So the KV cache it
-reads grows linearly, and the steps at which it ends or needs another block are known beforehand.
+A sequence's number of steps is drawn when its decoding begins, and its tokens are spread evenly over them. The
+KV cache that it reads therefore grows linearly, and the steps at which it ends or needs another block are known
+in advance.
 """
 
 import heapq
@@ -13,34 +14,34 @@ from sim.engine.step_model.pool import Entry
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """An engine's own account of a job."""
+    """The engine's internal state of a job."""
 
     job: Job
     order: int
-    """Counts up with admissions; breaks ties in the calendars, so that slots are never compared."""
+    """Admission number; breaks ties in the calendars, so that slots are never compared."""
     computed: int = 0
-    """Tokens in blocks, as of the last prefill chunk."""
+    """Number of tokens in blocks, as of the last prefill chunk."""
     target: int = 0
-    """Tokens to prefill: the prompt, and after a preemption what had been generated too."""
+    """Number of tokens to prefill: the prompt and, after a preemption, the tokens generated before it."""
     entries: list[Entry] = field(default_factory=list)
-    """Findable blocks it holds, a chain from the start of the prompt."""
+    """Cached blocks that the slot holds, a chain from the start of the prompt."""
     anonymous: int = 0
-    """Further blocks it holds."""
+    """Number of further blocks that the slot holds."""
     held_tokens: int = 0
-    """Room in all its blocks, in tokens."""
+    """Capacity of all its blocks, in tokens."""
     published: int = 0
-    """Hashes that were offered to the pool."""
+    """Number of hashes that were offered to the pool."""
     decoding: bool = False
     began_step: int = 0
-    """Engine's step number when decoding began."""
+    """The engine's step number when decoding began."""
     began_produced: int = 0
     steps: int = 0
-    """Steps from there to the last token."""
+    """Number of steps from `began_step` to the last token."""
     rate: float = 0.0
-    """Tokens a step."""
+    """Number of tokens per step."""
     ends_step: int = 0
     grows_step: int = 0
-    """Step before which it needs another block; 0 = never."""
+    """Number of the step before which the slot needs another block; 0 = never."""
 
 
 class Decodes:
@@ -51,17 +52,17 @@ class Decodes:
     def __init__(self, drafts: int) -> None:
         self.count = 0
         self.kv = 0.0
-        """Tokens of cache that the next step reads."""
+        """Number of KV cache tokens that the next step reads."""
         self.rate = 0.0
-        """By how many tokens `kv` grows a step."""
+        """Growth of `kv` in tokens per step."""
         self.step = 0
-        """Steps that are over."""
+        """Number of completed steps."""
         self._drafts = drafts
         self._ends: list[tuple[int, int, Slot]] = []
         self._grows: list[tuple[int, int, Slot]] = []
 
     def begin(self, slot: Slot, steps: int) -> None:
-        """A slot whose prompt is complete gets its further tokens in the next `steps` steps; 0 = it has them all."""
+        """Begin to decode a slot whose prompt is complete, over the next `steps` steps; 0 = it has all its tokens."""
         job = slot.job
         slot.decoding = True
         slot.began_step = self.step
@@ -77,36 +78,38 @@ class Decodes:
             self.note_growth(slot)
 
     def leave(self, slot: Slot) -> None:
-        """It ends or is preempted; `produced` of its job is brought up to date."""
+        """Remove a slot that ends or is preempted; the `produced` of its job is updated."""
         slot.job.produced = self.produced(slot)
         slot.decoding = False
         self.count -= 1
         self.rate -= slot.rate
         self.kv -= slot.computed + slot.rate * (self.step - slot.began_step)
-        if not self.count:  # no rounding error outlives the batch
+        if not self.count:  # discard accumulated rounding errors
             self.rate = self.kv = 0.0
 
     def produced(self, slot: Slot) -> int:
-        """Tokens generated so far."""
+        """Return the tokens generated so far."""
         began = slot.began_produced
         if not slot.steps:
             return began
         return began + (self.step - slot.began_step) * (slot.job.output_tokens - began) // slot.steps
 
     def advance(self, steps: int) -> None:
-        """So many steps are over."""
+        """Advance by `steps` completed steps."""
         self.kv += self.rate * steps
         self.step += steps
 
     def steps_to_end(self) -> int:
-        """Steps until the first completion; at least one slot must be decoding."""
+        """Return the steps until the first completion; at least one slot must be decoding."""
         ends = self._ends
         while not ends[0][2].decoding or ends[0][2].ends_step != ends[0][0]:
             heapq.heappop(ends)
         return ends[0][0] - self.step
 
     def ended(self) -> Slot | None:
-        """A slot whose last step is over, to be made to leave before the next call."""
+        """Return a slot whose last step is complete; the caller must remove it before the next call. None = no
+        such slot.
+        """
         ends = self._ends
         while ends and ends[0][0] <= self.step:
             step, _order, slot = heapq.heappop(ends)
@@ -115,7 +118,7 @@ class Decodes:
         return None
 
     def note_growth(self, slot: Slot) -> None:
-        """Note the step before which the slot's blocks are too few for its tokens and drafts."""
+        """Record the step before which the slot's blocks no longer hold its tokens and drafts."""
         job, steps = slot.job, slot.steps
         slot.grows_step = 0
         if slot.held_tokens >= job.prompt_tokens + job.output_tokens:
@@ -128,7 +131,9 @@ class Decodes:
             heapq.heappush(self._grows, (slot.grows_step, slot.order, slot))
 
     def growing(self, due: int) -> Slot | None:
-        """A slot that needs a block before step `due` or an earlier one, earliest first."""
+        """Return a slot that needs a block before step `due` or an earlier one, earliest first; None = no such
+        slot.
+        """
         grows = self._grows
         while grows and grows[0][0] <= due:
             step, _order, slot = heapq.heappop(grows)

@@ -30,19 +30,22 @@ __all__ = ["Counters", "Event", "EventKind", "StepConfig", "StepEngine"]
 
 
 class StepEngine:
-    """One replica. Calls must come with times that do not go back."""
+    """One replica. The times passed to its methods must not decrease."""
 
     def __init__(
         self, config: StepConfig, rng: random.Random, *, on_ending: Callable[[Job], None] | None = None
     ) -> None:
-        """`on_ending` is called with a job that ends, before its blocks are given up: the last moment at which its
-        `blocks` and `output_blocks` can grow, for a caller that makes up the answer as it goes."""
+        """`on_ending` is called with a job that ends, before its blocks are released.
+
+        It is the last moment at which the job's `blocks` and `output_blocks` can grow, for a caller that
+        generates the answer during the run.
+        """
         capacity = config.capacity
         self.config = config
         self.cost = StepCost(capacity)
         self.counters = Counters()
         self.clock = 0.0
-        """End of the last whole step."""
+        """End of the last completed step, in seconds."""
         self._rng = rng
         self._on_ending = on_ending
         self._removed: list[int] | None = [] if config.kv_events else None
@@ -55,11 +58,11 @@ class StepEngine:
         self._slots: dict[int, Slot] = {}
         self._orders = 0
         self._head_blocked = False
-        """Whether the head of the queue lacks free blocks; only a release changes that."""
+        """Whether the head of the queue lacks free blocks; only a release changes this."""
         self._decodes = Decodes(self._drafts)
         self._events: list[Event] = []
         self._plan = Plan()
-        """The steps under way from `clock` on."""
+        """The steps planned from `clock` on."""
         self._completing: list[Slot] = []
         """Slots whose prefill the planned step completes."""
 
@@ -67,17 +70,17 @@ class StepEngine:
 
     @property
     def running(self) -> int:
-        """Requests in the batch."""
+        """Number of requests in the batch."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests queued in the engine."""
+        """Number of requests queued in the engine."""
         return len(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step would do any work."""
         return bool(self._running or self._waiting)
 
     @property
@@ -87,12 +90,12 @@ class StepEngine:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in the cache of running requests."""
+        """Number of tokens in the KV cache of running requests."""
         return int(self._decodes.kv) + sum(slot.computed for slot in self._prefilling)
 
     @property
     def preemptions(self) -> int:
-        """Preemptions so far."""
+        """Number of preemptions so far."""
         return self.counters.preemptions
 
     def add(self, job: Job, now: float) -> None:
@@ -135,7 +138,7 @@ class StepEngine:
         self.counters.generation_tokens += job.produced
 
     def advance(self, until: float) -> list[Event]:
-        """Run every step that ends by `until`; what happened, in order."""
+        """Run every step that ends by `until` and return the events in order."""
         self._run(until)
         events = self._events
         if not events:
@@ -152,7 +155,9 @@ class StepEngine:
         return self.clock + self._plan.seconds(self._plan.left)
 
     def step(self) -> list[Event]:
-        """Run exactly one step and move `clock` by its duration; the engine must be `busy`. For real-time callers."""
+        """Run exactly one step and advance `clock` by its duration, for real-time callers; the engine must be
+        `busy`.
+        """
         if not self._plan.left:
             self._plan_steps()
         self._plan.truncate()
@@ -161,13 +166,13 @@ class StepEngine:
         return events
 
     def publish(self, job: Job) -> None:
-        """Make findable what has been computed of `job.blocks`, which may have grown by blocks of the answer."""
+        """Cache the computed part of `job.blocks`, which may have grown by blocks of the answer."""
         slot = self._slots.get(job.key)
         if slot is not None and slot.decoding:
             self._publish(slot, job.blocks, job.prompt_tokens + self._decodes.produced(slot) - 1)
 
     def produced(self, job: Job) -> int:
-        """Tokens generated so far."""
+        """Return the tokens generated so far."""
         slot = self._slots.get(job.key)
         return self._decodes.produced(slot) if slot is not None and slot.decoding else job.produced
 
@@ -204,7 +209,7 @@ class StepEngine:
         self.counters.prefilled_tokens += prefilled
 
     def _pure_decode_steps(self) -> int:
-        """Steps until the first completion, fewer where blocks could run out on the way."""
+        """Return the steps until the first completion, or fewer where blocks could run out before it."""
         steps, batch, free = self._decodes.steps_to_end(), self._decodes.count, self.pool.free
         size, positions = self.config.block_size, 1 + self._drafts
         if batch * (steps * positions // size + 1) > free:
@@ -212,7 +217,7 @@ class StepEngine:
         return steps
 
     def _complete(self, steps: int) -> None:
-        """The next `steps` steps of the plan are over."""
+        """Complete the next `steps` steps of the plan."""
         counters, decodes, plan = self.counters, self._decodes, self._plan
         goes_on = plan.left > steps
         if steps > 1 or goes_on:  # the blocks of the plan's first step were given when it began
@@ -236,7 +241,7 @@ class StepEngine:
     # ---------------------------------------------------------------- prefill
 
     def _continue_prefills(self, budget: int) -> int:
-        """Next chunks of prompts under way; returns the budget left."""
+        """Schedule the next chunks of incomplete prompts; return the remaining budget in tokens."""
         for slot in list(self._prefilling):
             if budget <= 0:
                 break
@@ -248,7 +253,9 @@ class StepEngine:
         return budget
 
     def _admit(self, budget: int) -> int:
-        """Start waiting requests, first come first served, while budget, seats and blocks last; the budget left."""
+        """Start waiting requests in order of arrival while budget, seats and blocks last; return the remaining
+        budget.
+        """
         waiting, running, pool = self._waiting, self._running, self.pool
         size, seats = self.config.block_size, self.config.capacity.max_num_seqs
         while budget > 0 and waiting and len(running) < seats:
@@ -286,14 +293,14 @@ class StepEngine:
         return budget
 
     def _compute(self, slot: Slot, chunk: int) -> None:
-        """Account for a chunk of prefill in the step being planned."""
+        """Account for a chunk of prefill in the planned step."""
         slot.computed += chunk
         self._publish(slot, slot.job.blocks, slot.computed)
         if slot.computed >= slot.target:
             self._completing.append(slot)
 
     def _publish(self, slot: Slot, hashes: Sequence[int], tokens: int, offset: int = 0) -> None:
-        """Make the whole blocks among the first `tokens` tokens findable; `hashes` begin at block `offset`."""
+        """Cache the whole blocks among the first `tokens` tokens; `hashes` begin at block `offset`."""
         width = slot.job.block_tokens
         whole = min(tokens // width, offset + len(hashes))
         if whole <= slot.published:
@@ -306,7 +313,7 @@ class StepEngine:
             self._events.append(Event(self.clock, EventKind.STORED, slot.job, tuple(stored)))
 
     def _prefilled(self, slot: Slot) -> None:
-        """A prompt is complete: its step has yielded a token, and decoding begins with the next step."""
+        """Handle a complete prompt: its step has yielded a token, and decoding begins with the next step."""
         job = slot.job
         self._prefilling.remove(slot)
         if not job.produced:
@@ -323,7 +330,9 @@ class StepEngine:
     # ---------------------------------------------------------------- blocks
 
     def _grow_decodes(self, due: int) -> bool:
-        """Give blocks to the decodes that need one before step `due` or earlier; whether that took a preemption."""
+        """Give blocks to the decodes that need one before step `due` or earlier; return whether that required a
+        preemption.
+        """
         preempted = False
         while (slot := self._decodes.growing(due)) is not None:
             step = slot.grows_step
@@ -342,7 +351,9 @@ class StepEngine:
         return preempted
 
     def _allocate_or_preempt(self, slot: Slot, tokens: int) -> bool:
-        """Blocks for `tokens` tokens, preempting the newest; False when it was itself preempted."""
+        """Allocate blocks for `tokens` tokens, preempting the newest request; False when the slot itself was
+        preempted.
+        """
         size = self.config.block_size
         missing = -(-(tokens - slot.held_tokens) // size)
         if missing > 0:
@@ -360,7 +371,7 @@ class StepEngine:
     # ---------------------------------------------------------------- leaving
 
     def _preempt(self, slot: Slot) -> None:
-        """Take back a request's blocks; it goes to the head of the queue and is computed anew."""
+        """Release a request's blocks and move it to the head of the queue, where it is recomputed."""
         self._leave(slot)
         self._waiting.appendleft(slot)
         slot.job.preemptions += 1
@@ -383,7 +394,7 @@ class StepEngine:
         self._events.append(Event(self.clock, EventKind.FINISHED, job))
 
     def _leave(self, slot: Slot) -> None:
-        """Out of the batch, blocks released."""
+        """Remove a slot from the batch and release its blocks."""
         del self._running[slot]
         if slot.decoding:
             self._decodes.leave(slot)

@@ -1,10 +1,11 @@
-"""Some steps ahead in closed form: an arithmetic series of step times."""
+"""A plan of several steps in closed form: an arithmetic series of step times."""
 
 import math
 
 
 class Plan:
-    """`left` steps of which the next takes `first` seconds and each further one `slope` more than the one before.
+    """`left` steps, of which the next takes `first` seconds and each further one `slope` seconds more than the
+    one before.
 
     The first j of them take  t(j) = j*first + slope*j*(j-1)/2  seconds.
     """
@@ -13,19 +14,19 @@ class Plan:
 
     def __init__(self) -> None:
         self.left = 0
-        """0 = no plan."""
+        """Number of remaining steps; 0 = no plan."""
         self.first = 0.0
         self.slope = 0.0
 
     def seconds(self, steps: int) -> float:
-        """t(steps)."""
+        """Return t(steps) in seconds."""
         return steps * self.first + self.slope * (steps * (steps - 1) / 2)
 
     def within(self, clock: float, until: float) -> int:
-        """How many whole steps end by `until` when the first begins at `clock`.
+        """Return how many whole steps end by `until` when the first begins at `clock`.
 
-        The largest j with clock + t(j) <= until. The comparison keeps exactly this form, so that rounding cannot
-        leave step j unfinished at time `clock + t(j)`.
+        The result is the largest j with clock + t(j) <= until. The comparison keeps exactly this form, so that
+        rounding cannot leave step j unfinished at time `clock + t(j)`.
         """
         left, first, slope = self.left, self.first, self.slope
         if clock + self.seconds(left) <= until:
@@ -46,10 +47,10 @@ class Plan:
         return steps
 
     def advance(self, steps: int) -> None:
-        """The next `steps` steps are over."""
+        """Complete the next `steps` steps."""
         self.first += self.slope * steps
         self.left -= steps
 
     def truncate(self) -> None:
-        """End with the step in progress."""
+        """End the plan with the step in progress."""
         self.left = min(self.left, 1)

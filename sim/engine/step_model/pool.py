@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Entry:
-    """Some KV blocks freed or found together. Without a hash its content cannot be found again."""
+    """Some KV blocks freed or found together. Without a hash the content cannot be found again."""
 
     __slots__ = ("blocks", "hash", "references")
 
@@ -31,7 +31,7 @@ class CountedPool:
     def __init__(self, blocks: int, removed: list[int] | None = None) -> None:
         self.blocks = blocks
         self.blank = blocks
-        """Blocks without content."""
+        """Number of blocks without content."""
         self.removed = removed
         """List to which hashes of evicted entries are appended; None = not recorded."""
         self._entries: dict[int, Entry] = {}
@@ -40,25 +40,25 @@ class CountedPool:
 
     @property
     def free(self) -> int:
-        """Blocks that can be taken now (what could be found in them would be lost)."""
+        """Number of blocks that can be allocated now; allocation evicts their cached content."""
         return self.blank + self._idle_blocks
 
     @property
     def used(self) -> int:
-        """Blocks that a running request references."""
+        """Number of blocks that running requests reference."""
         return self.blocks - self.blank - self._idle_blocks
 
     @property
     def cached_count(self) -> int:
-        """Hashes that can be found."""
+        """Number of hashes that can be found."""
         return len(self._entries)
 
     def hashes(self) -> list[int]:
-        """Every hash that can be found, in the order in which they came."""
+        """Return all hashes that can be found, in order of insertion."""
         return list(self._entries)
 
     def match(self, hashes: Sequence[int], limit: int) -> tuple[list[Entry], int]:
-        """The longest findable prefix of the first `limit` hashes, and how many blocks of it are idle."""
+        """Return the longest cached prefix of the first `limit` hashes, and how many of its blocks are idle."""
         found: list[Entry] = []
         idle = 0
         get = self._entries.get
@@ -81,7 +81,7 @@ class CountedPool:
             entry.references += 1
 
     def allocate(self, count: int) -> bool:
-        """Take `count` anonymous blocks; False, and nothing taken, when fewer are free."""
+        """Allocate `count` anonymous blocks; returns False, and allocates none, when fewer are free."""
         blank = self.blank
         if blank < count:
             if blank + self._idle_blocks < count:
@@ -101,10 +101,10 @@ class CountedPool:
         return entry.blocks
 
     def publish(self, hashes: Sequence[int], blocks: int, held: list[Entry]) -> list[int]:
-        """Make the caller's anonymous blocks findable, `blocks` of them under each hash; the new hashes.
+        """Cache the caller's anonymous blocks, `blocks` of them under each hash; return the new hashes.
 
-        `held` grows by their entries. Where a hash is already there, the first content stays and the caller's
-        blocks stay anonymous.
+        Their entries are appended to `held`. Where a hash exists already, the first content stays and the
+        caller's blocks stay anonymous.
         """
         entries = self._entries
         stored: list[int] = []
@@ -116,7 +116,7 @@ class CountedPool:
         return stored
 
     def release(self, entries: Sequence[Entry], anonymous: int) -> None:
-        """Give up `entries` (a chain, from its start) and anonymous blocks; the end of the chain is taken first."""
+        """Release `entries` (a chain from its start) and anonymous blocks; the end of the chain is evicted first."""
         idle = self._idle
         if anonymous:
             idle[Entry(None, anonymous, 0)] = None
@@ -128,13 +128,13 @@ class CountedPool:
                 self._idle_blocks += entry.blocks
 
     def reset_prefix_cache(self) -> None:
-        """Nothing can be found any more; what is in use stays in use."""
+        """Remove all hashes; blocks in use stay in use."""
         for entry in self._entries.values():
             entry.hash = None
         self._entries.clear()
 
     def check(self, held: int | None = None) -> None:
-        """Raise AssertionError when an invariant is broken; `held` = blocks the requests think they hold."""
+        """Raise AssertionError when an invariant is violated; `held` = the number of blocks that requests hold."""
         if self._idle_blocks != sum(entry.blocks for entry in self._idle) or self.blank < 0:
             raise AssertionError(f"{self._idle_blocks} idle and {self.blank} blank blocks do not add up")
         if any(entry.references for entry in self._idle):

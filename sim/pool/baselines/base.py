@@ -1,7 +1,7 @@
-"""What all published policies have in common: they dispatch at once, and count what they have routed themselves.
+"""The common base of the published policies: they dispatch at once, and count what they have routed themselves.
 
-A policy is written as `choose`: which of these replicas? Everything else (metrics that arrive late, requests that
-come while no replica is ready, counters that move in the same step as the decision) is done here, once.
+A policy implements `choose`, which selects a replica. The base class handles the rest: metrics that arrive
+late, requests that arrive while no replica is ready, and counters that change in the same step as the decision.
 """
 
 import random
@@ -18,42 +18,42 @@ class Endpoint:
 
     view: ReplicaView
     requests: int = 0
-    """Dispatched by this router and not finished."""
+    """Number of unfinished requests that this router dispatched."""
     prefill_tokens: int = 0
-    """Prompt tokens not believed cached, of requests whose first token has not come."""
+    """Number of prompt tokens believed uncached, of requests that have not received their first token."""
 
     @property
     def replica_id(self) -> str:
-        """Its name."""
+        """Id of the replica."""
         return self.view.replica_id
 
 
 @dataclass(slots=True, eq=False)
 class RoutedRequest:
-    """A request that a router has dispatched and that is not over."""
+    """A request that a router has dispatched and that has not ended."""
 
     request: SimRequest
     source: int
-    """API process it came to."""
+    """Number of the API process that received the request."""
     replica_id: str
     uncached_tokens: int
-    """Prompt tokens not believed cached there when it was dispatched."""
+    """Number of prompt tokens believed uncached on the replica at dispatch."""
     prefilled: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Router:
-    """The memory of one router instance."""
+    """The state of one router instance."""
 
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     in_flight: dict[int, RoutedRequest] = field(default_factory=dict)
     waiting: list[tuple[SimRequest, int]] = field(default_factory=list)
-    """Arrived since the last decision, or while no replica of their model was ready; each with its API process."""
+    """Requests without a ready replica or that arrived since the last decision; each with its API process."""
     failed_on: dict[int, set[str]] = field(default_factory=dict)
-    """Replicas on which a request has failed; it is tried elsewhere."""
+    """Replicas on which each request has failed; retries avoid them."""
 
     def candidates(self, request: SimRequest) -> list[Endpoint]:
-        """Replicas of its model that were ready at the last scrape, in the order of their names."""
+        """Return the replicas of the request's model that were ready at the last scrape, sorted by name."""
         avoid = self.failed_on.get(request.key, ())
         ready = [
             endpoint
@@ -64,10 +64,10 @@ class Router:
 
 
 class Baseline:
-    """A published policy; subclasses say which replica.
+    """A published policy; subclasses implement `choose`.
 
-    `central` policies run as one process that all API processes ask; of the others, every API process has its own
-    instance, which knows of the others' traffic only through scraped metrics.
+    `central` policies run as one process that serves all API processes. Of the others, every API process has
+    its own instance, which learns of the others' traffic only through scraped metrics.
     """
 
     name = "baseline"
@@ -84,37 +84,37 @@ class Baseline:
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """Which of these replicas, of which there is at least one; changes no counter."""
+        """Choose one of the replicas, of which there is at least one, without changing any counter."""
         raise NotImplementedError
 
     def cached_tokens(self, request: SimRequest, endpoint: Endpoint, now: float) -> int:
-        """Prompt tokens that the policy believes to be cached there; 0 for policies that do not know."""
+        """Return the prompt tokens that the policy believes to be cached on the replica; 0 without such knowledge."""
         del request, endpoint, now
         return 0
 
     def load(self, request: SimRequest, router: int) -> float:
-        """What the policy takes for its load: outstanding requests of the replica that has the fewest."""
+        """Return the policy's measure of load: outstanding requests of the replica that has the fewest."""
         candidates = self._router(router).candidates(request)
         return min((endpoint.requests for endpoint in candidates), default=0)
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
-        """A request has just been dispatched; for what a policy remembers beyond the counters."""
+        """Update the policy's own state after a dispatch."""
 
     def ended(self, entry: RoutedRequest, router: Router) -> None:
-        """A request is over."""
+        """Update the policy's own state after the end of a request."""
 
     def lost(self, replica_id: str) -> None:
-        """A replica went, or came back with an empty cache."""
+        """Update the policy's own state after a replica left or restarted with an empty cache."""
 
     # The contract of routing systems
 
     def arrive(self, request: SimRequest, router: int, now: float) -> None:
-        """Remember it until `decide`, which the cluster calls next."""
+        """Queue the request until `decide`, which the cluster calls next."""
         del now
         self._router(router).waiting.append((request, router))
 
     def decide(self, now: float) -> list[Decision]:
-        """Dispatch everything for which some replica is ready."""
+        """Dispatch every request that has a ready replica."""
         decisions: list[Decision] = []
         for router in self.routers.values():
             waiting, router.waiting = router.waiting, []
@@ -127,7 +127,7 @@ class Baseline:
         return decisions
 
     def first_token(self, key: int, replica_id: str, now: float) -> None:
-        """Its prompt no longer waits for prefill."""
+        """Stop counting the request's prompt as waiting for prefill."""
         del now
         for router in self.routers.values():
             entry = router.in_flight.get(key)
@@ -135,7 +135,7 @@ class Baseline:
                 _prefilled(entry, router)
 
     def progress(self, key: int, replica_id: str, produced: int, now: float) -> None:
-        """No published policy here counts output as it comes."""
+        """Ignore the progress, which no published policy here uses."""
 
     def finished(
         self,
@@ -148,7 +148,7 @@ class Baseline:
         failed: bool,
         now: float,
     ) -> None:
-        """Its counters are given back; after a failure the replica is avoided for this request."""
+        """Release the request's counters; after a failure, later attempts avoid the replica."""
         del prompt_tokens, cached_tokens, output_tokens, now
         for router in self.routers.values():
             entry = router.in_flight.get(key)
@@ -161,7 +161,7 @@ class Baseline:
                 router.failed_on.pop(key, None)
 
     def router_lost(self, router: int, now: float) -> None:
-        """An API process died: what it waited for and ran is gone, and with it what its router knew."""
+        """Remove a dead API process's requests, queued and running, and its router instance."""
         del now
         for each in self.routers.values():
             each.waiting = [(request, source) for request, source in each.waiting if source != router]
@@ -171,7 +171,7 @@ class Baseline:
             self.routers.pop(router, None)
 
     def metrics(self, views: Sequence[ReplicaView], now: float) -> None:
-        """A scrape of the whole pool: all instances see the same."""
+        """Store a scrape of the whole pool for all instances."""
         del now
         latest = {view.replica_id: view for view in views}
         for replica_id, old in self._views.items():
@@ -183,10 +183,10 @@ class Baseline:
             self._scraped(router)
 
     def kv_events(self, delta: KvDelta, now: float) -> None:
-        """Only for policies that ask for them."""
+        """Ignore the KV events; overridden by policies that use them."""
 
     def next_wake(self, now: float) -> float | None:
-        """None: no published policy here decides by time."""
+        """Return None: no published policy here decides by time."""
         del now
         return None
 
@@ -198,7 +198,7 @@ class Baseline:
         return self.routers[number]
 
     def _scraped(self, router: Router) -> None:
-        """Take the latest views; a replica that is gone leaves with its counters and its requests."""
+        """Apply the latest views; a replica that left is removed with its counters and its requests."""
         for replica_id in [name for name in router.endpoints if name not in self._views]:
             for entry in [each for each in router.in_flight.values() if each.replica_id == replica_id]:
                 del router.in_flight[entry.request.key]

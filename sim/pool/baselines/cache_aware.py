@@ -1,4 +1,4 @@
-"""SGLang's cache-aware router: longest match in a tree of what was routed, or the shortest queue when unbalanced."""
+"""SGLang's cache-aware router: longest match in a tree of routed prompts, or the shortest queue when unbalanced."""
 
 import random
 from collections.abc import Sequence
@@ -8,12 +8,17 @@ from sim.pool.baselines.prefix_index import ApproximateIndex
 from sim.pool.contract import SimRequest
 
 CACHE_THRESHOLD = 0.3
+"""Matched share of the prompt (0 to 1) above which a match counts."""
 BALANCE_ABS = 64
+"""Difference of requests in flight above which load may count as unbalanced."""
 BALANCE_REL = 1.5
+"""Ratio of requests in flight above which load may count as unbalanced."""
 EVICTION_INTERVAL_S = 120.0
+"""Seconds between two evictions from the tree."""
 MAX_TREE_CHARS = 2**26
+"""Size in characters to which an eviction reduces the tree."""
 CHARS_PER_TOKEN = 4
-"""The shipped tree counts characters, ours tokens."""
+"""Average characters per token: the shipped tree counts characters, this one tokens."""
 
 
 class CacheAware(Baseline):
@@ -40,7 +45,7 @@ class CacheAware(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """Shortest queue, deepest match or smallest tree."""
+        """Return the replica with the shortest queue, the longest match or the smallest tree."""
         del router
         self._evict(now)
         loads = [endpoint.requests for endpoint in candidates]
@@ -57,7 +62,7 @@ class CacheAware(Baseline):
         return self.rng.choice([each for each in candidates if tree.tokens(each.replica_id) == smallest])
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
-        """Its prompt joins the replica's tree."""
+        """Add the prompt to the replica's tree."""
         del router, now
         request = entry.request
         blocks, tokens = list(request.blocks), [request.block_tokens] * len(request.blocks)
@@ -68,7 +73,7 @@ class CacheAware(Baseline):
         self._tree(request.model).insert(entry.replica_id, blocks, tokens)
 
     def lost(self, replica_id: str) -> None:
-        """A worker that goes is removed from its trees."""
+        """Remove a worker that left from its trees."""
         for tree in self._trees.values():
             tree.forget(replica_id)
 

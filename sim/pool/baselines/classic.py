@@ -1,4 +1,4 @@
-"""Policies that know nothing of prompts: random, round robin, least request, power of two, session hash."""
+"""Policies without knowledge of prompts: random, round robin, least request, power of two, session hash."""
 
 import hashlib
 import random
@@ -17,7 +17,7 @@ class Random(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """Any."""
+        """Return a random replica."""
         del request, router, now
         return self.rng.choice(candidates)
 
@@ -36,7 +36,7 @@ class RoundRobin(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The next in the order of names."""
+        """Return the next replica in the order of names."""
         del now
         whose = router, request.model
         turn = self._turns.get(whose)
@@ -56,7 +56,7 @@ class LeastRequest(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The least loaded."""
+        """Return the replica with the fewest outstanding requests."""
         del request, router, now
         fewest = min(endpoint.requests for endpoint in candidates)
         return self.rng.choice([endpoint for endpoint in candidates if endpoint.requests == fewest])
@@ -72,7 +72,7 @@ class PowerOfTwo(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The better of two."""
+        """Return the one of two random replicas with fewer outstanding requests."""
         del request, router, now
         if len(candidates) == 1:
             return candidates[0]
@@ -99,7 +99,7 @@ class SessionHash(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The session's replica."""
+        """Return the session's replica."""
         del router, now
         if not request.session:
             return min(candidates, key=lambda endpoint: (endpoint.requests, self.rng.random()))
@@ -109,7 +109,7 @@ class SessionHash(Baseline):
 def on_ring(
     session: str, candidates: Sequence[Endpoint], rings: dict[tuple[str, ...], tuple[list[int], list[str]]]
 ) -> Endpoint:
-    """The candidate that owns the session's place on a hash ring; `rings` keeps rings that were built before."""
+    """Return the candidate that owns the session's position on a hash ring; `rings` caches rings."""
     names = tuple(endpoint.replica_id for endpoint in candidates)
     if names not in rings:
         points = sorted((_point(f"{name}#{copy}"), name) for name in names for copy in range(RING_POINTS))

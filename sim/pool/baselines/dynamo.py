@@ -9,7 +9,9 @@ from sim.pool.baselines.exact import EventIndexed
 from sim.pool.contract import SimRequest
 
 PREFILL_LOAD_SCALE = 1.0
+"""Weight of prefill blocks against decode blocks in the cost."""
 OVERLAP_SCORE_CREDIT = 1.0
+"""Tokens subtracted from the prefill per cached token."""
 
 
 class Dynamo(EventIndexed):
@@ -32,7 +34,7 @@ class Dynamo(EventIndexed):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The lowest cost."""
+        """Return the replica with the lowest cost."""
         del router
         costs = [self.cost(request, endpoint, now) for endpoint in candidates]
         lowest = min(costs)
@@ -41,7 +43,7 @@ class Dynamo(EventIndexed):
         )
 
     def cost(self, request: SimRequest, endpoint: Endpoint, now: float) -> float:
-        """The worker's cost in blocks."""
+        """Return the worker's cost in blocks."""
         overlap = self.cached_tokens(request, endpoint, now)
         prefill = max(0.0, endpoint.prefill_tokens + request.prompt_tokens - OVERLAP_SCORE_CREDIT * overlap)
         active = self._active.get(endpoint.replica_id, Counter())
@@ -49,12 +51,12 @@ class Dynamo(EventIndexed):
         return PREFILL_LOAD_SCALE * prefill / request.block_tokens + len(active) + new
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
-        """Its blocks are active on the worker."""
+        """Count the request's blocks as active on the worker."""
         super().routed(entry, router, now)
         self._active.setdefault(entry.replica_id, Counter()).update(_active_blocks(entry.request))
 
     def ended(self, entry: RoutedRequest, router: Router) -> None:
-        """Its blocks are not active any more unless another request has them."""
+        """Stop counting the request's blocks as active, unless another request has them."""
         del router
         active = self._active[entry.replica_id]
         for block in _active_blocks(entry.request):
@@ -77,7 +79,7 @@ class LMetric(EventIndexed):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The smallest product."""
+        """Return the replica with the smallest product."""
         del router
         matched = self.matches(request, now)
 
@@ -90,7 +92,7 @@ class LMetric(EventIndexed):
 
 
 def _active_blocks(request: SimRequest) -> Sequence[int]:
-    """Blocks it occupies: the prompt's, and one of its own for the part that is not a whole block."""
+    """Return the blocks it occupies: the prompt's, and one private block for an incomplete last one."""
     if request.prompt_tokens > len(request.blocks) * request.block_tokens:
         return (*request.blocks, -1 - request.key)
     return request.blocks

@@ -1,4 +1,4 @@
-"""Policies that know by the engines' own events what each replica has cached."""
+"""Policies that know each replica's cached blocks from the engines' KV events."""
 
 import random
 from collections import Counter, deque
@@ -13,8 +13,8 @@ from workers.wire import KvDelta
 class EventIndexed(Baseline):
     """Keeps an index of all replicas' blocks from KV events.
 
-    With `speculative_s` above 0 a routed prompt counts as cached for so long, until events confirm it, so that a
-    burst with one prefix is not spread for want of news (llm-d, `speculativeIndexing`).
+    With `speculative_s` above 0, a routed prompt counts as cached for that many seconds until events confirm
+    it, so that a burst with one prefix is not spread over replicas (llm-d, `speculativeIndexing`).
     """
 
     central = True
@@ -27,11 +27,11 @@ class EventIndexed(Baseline):
         self._expected = BlockIndex(self._cached)
         self._lapses: deque[tuple[float, str, Sequence[int]]] = deque()
         self._times: Counter[tuple[str, int]] = Counter()
-        """How often a block is expected on a replica."""
+        """Number of pending expectations of a block on a replica."""
         self._last: tuple[int, float, dict[str, int]] = (-1, -1.0, {})
 
     def matches(self, request: SimRequest, now: float) -> dict[str, int]:
-        """Leading blocks of the prompt believed cached, by replica; replicas without any are left out."""
+        """Return the leading blocks of the prompt believed cached, by replica; replicas without any are omitted."""
         key, at, matched = self._last
         if (key, at) == (request.key, now):
             return matched
@@ -41,16 +41,16 @@ class EventIndexed(Baseline):
         return matched
 
     def cached_tokens(self, request: SimRequest, endpoint: Endpoint, now: float) -> int:
-        """Matched blocks in tokens."""
+        """Return the matched blocks in tokens."""
         return self.matches(request, now).get(endpoint.replica_id, 0) * request.block_tokens
 
     def load(self, request: SimRequest, router: int) -> float:
-        """Uncached tokens in flight, then outstanding requests, of the replica that has the fewest."""
+        """Return the uncached tokens in flight, then outstanding requests, of the replica that has the fewest."""
         candidates = self._router(router).candidates(request)
         return min((each.prefill_tokens + each.requests for each in candidates), default=0)
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
-        """Expect what is new of its blocks there for a while."""
+        """Expect the prompt's new blocks on the replica for `speculative_s` seconds."""
         del router
         request = entry.request
         if self.speculative_s > 0:
@@ -61,7 +61,7 @@ class EventIndexed(Baseline):
         self._last = (-1, -1.0, {})
 
     def lost(self, replica_id: str) -> None:
-        """Its cache is empty."""
+        """Clear the replica's index."""
         self._cached.clear(replica_id)
         self._last = (-1, -1.0, {})
 

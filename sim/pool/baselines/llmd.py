@@ -1,4 +1,4 @@
-"""llm-d's router: the 3/2/2/2 blend of scorers, and sticky until saturated."""
+"""llm-d's routers: the 3/2/2/2 blend of scorers, and sticky until saturated."""
 
 import random
 from collections import OrderedDict
@@ -9,13 +9,21 @@ from sim.pool.baselines.exact import EventIndexed
 from sim.pool.contract import SimRequest
 
 SPECULATIVE_S = 2.0
+"""Seconds for which a routed prompt counts as cached without KV events."""
 PREFIX_WEIGHT = 3.0
+"""Weight of the prefix-cache-scorer."""
 QUEUE_WEIGHT = 2.0
+"""Weight of the queue-scorer."""
 KV_WEIGHT = 2.0
+"""Weight of the kv-cache-utilization-scorer."""
 NO_HIT_LRU_WEIGHT = 2.0
+"""Weight of the no-hit-lru-scorer."""
 AFFINITY_THRESHOLD = 0.8
+"""Cached share of the prompt (0 to 1) from which on a replica holds it."""
 MAX_TTFT_PENALTY_S = 18.0
+"""Seconds of prefill by which a replica that holds the prompt may lag behind."""
 QUEUE_THRESHOLD_TOKENS = 4_194_304
+"""Uncached tokens in flight at which the token load is clamped."""
 
 
 class Blend(EventIndexed):
@@ -39,7 +47,7 @@ class Blend(EventIndexed):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The best weighted sum."""
+        """Return the replica with the highest weighted sum."""
         del router
         matched = self.matches(request, now)
         cold = not any(endpoint.replica_id in matched for endpoint in candidates)
@@ -60,7 +68,7 @@ class Blend(EventIndexed):
         )
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
-        """A cold request moves its replica to the end of the line for the next one."""
+        """Move the replica of a cold request to the end of the order for the next cold one."""
         super().routed(entry, router, now)
         if entry.request.key == self._cold_request:
             self._cold[entry.replica_id] = None
@@ -93,7 +101,7 @@ class Sticky(EventIndexed):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """Sticky, then by token load."""
+        """Apply the affinity filter, then return the replica with the lowest token load."""
         del router
         matched = self.matches(request, now)
         pool = sticky_pool(request, candidates, matched)
@@ -109,7 +117,7 @@ class Sticky(EventIndexed):
 def sticky_pool(
     request: SimRequest, candidates: Sequence[Endpoint], matched: Mapping[str, int]
 ) -> Sequence[Endpoint]:
-    """The filter: replicas that hold the prompt, or all when there are none or they lag too far behind."""
+    """Return the replicas that hold the prompt, or all when there are none or they lag too far behind."""
     blocks = max(1, len(request.blocks))
     held = [matched.get(endpoint.replica_id, 0) / blocks >= AFFINITY_THRESHOLD for endpoint in candidates]
     warm = [endpoint for endpoint, holds in zip(candidates, held, strict=True) if holds]
@@ -122,7 +130,7 @@ def sticky_pool(
 
 
 def queue_scores(waiting: Sequence[int]) -> list[float]:
-    """Shortest queue 1, longest 0; all 1 when equal."""
+    """Return scores from the queue lengths: 1 for the shortest, 0 for the longest; all 1 when equal."""
     shortest, longest = min(waiting), max(waiting)
     if shortest == longest:
         return [1.0] * len(waiting)

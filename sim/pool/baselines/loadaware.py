@@ -1,4 +1,4 @@
-"""production-stack's load-aware router: share of the prompt that is cached, minus relative load."""
+"""production-stack's load-aware router: the cached share of the prompt, minus relative load."""
 
 import random
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from sim.pool.baselines.exact import EventIndexed
 from sim.pool.contract import SimRequest
 
 BETA = 1.0
+"""Weight of the relative load against the cached share."""
 
 
 class LoadAware(EventIndexed):
@@ -30,7 +31,7 @@ class LoadAware(EventIndexed):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The best score."""
+        """Return the replica with the highest score."""
         del router
         matched = self.matches(request, now)
         if not any(endpoint.replica_id in matched for endpoint in candidates):

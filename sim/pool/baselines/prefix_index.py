@@ -1,11 +1,11 @@
-"""Which prefix blocks are on which replica: from the engines' KV events, or from what was routed there."""
+"""Indexes of prefix blocks by replica: from the engines' KV events, or from routed prompts."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
 class BlockIndex:
-    """Block -> the replicas that hold it, as a bit mask: one pass over a prompt finds the match on all replicas."""
+    """Maps blocks to the replicas that hold them, as a bit mask: one pass over a prompt matches all replicas."""
 
     def __init__(self, other: "BlockIndex | None" = None) -> None:
         """With `other`, both indexes share replica bits and can be matched as one."""
@@ -17,13 +17,13 @@ class BlockIndex:
         return len(self._owners)
 
     def add(self, replica_id: str, blocks: Iterable[int]) -> None:
-        """The replica holds these now."""
+        """Record that the replica holds these blocks."""
         bit = self._bit(replica_id)
         for block in blocks:
             self._owners[block] = self._owners.get(block, 0) | bit
 
     def remove(self, replica_id: str, blocks: Iterable[int]) -> None:
-        """The replica no longer holds these."""
+        """Record that the replica no longer holds these blocks."""
         keep = ~self._bit(replica_id)
         for block in blocks:
             left = self._owners.get(block, 0) & keep
@@ -33,12 +33,12 @@ class BlockIndex:
                 self._owners.pop(block, None)
 
     def clear(self, replica_id: str) -> None:
-        """The replica holds nothing."""
+        """Record that the replica holds no blocks."""
         bit = self._bit(replica_id)
         self.remove(replica_id, [block for block, owners in self._owners.items() if owners & bit])
 
     def match(self, blocks: Sequence[int], other: "BlockIndex | None" = None) -> dict[str, int]:
-        """How many leading blocks each replica holds, here or in `beside`; replicas without any are left out."""
+        """Return how many leading blocks each replica holds, here or in `other`; replicas without any are omitted."""
         matched: dict[str, int] = {}
         here = self._owners.get
         there = other._owners.get if other and other._owners else None
@@ -71,7 +71,7 @@ class BlockIndex:
 
 
 class ApproximateIndex:
-    """What was routed to each replica, least recently used first: the approximate index of most routers."""
+    """Prompts routed to each replica, least recently used first: the approximate index of most routers."""
 
     def __init__(self) -> None:
         self.owners = BlockIndex()
@@ -79,11 +79,13 @@ class ApproximateIndex:
         self._tokens: dict[str, int] = {}
 
     def tokens(self, replica_id: str) -> int:
-        """Size of a replica's part."""
+        """Return the size of a replica's part in tokens."""
         return self._tokens.get(replica_id, 0)
 
     def insert(self, replica_id: str, blocks: Sequence[int], tokens: Sequence[int]) -> None:
-        """A prompt of these blocks, each of so many tokens, was routed there. Its end ages first."""
+        """Record that a prompt of these blocks, with `tokens` tokens each, was routed there. Its end is evicted
+        first.
+        """
         known = self._blocks.setdefault(replica_id, OrderedDict())
         size = self._tokens.get(replica_id, 0)
         for block, share in zip(reversed(blocks), reversed(tokens), strict=True):
@@ -96,7 +98,7 @@ class ApproximateIndex:
         self.owners.add(replica_id, blocks)
 
     def evict(self, max_tokens: int) -> None:
-        """Shrink every replica's part to `max_tokens`."""
+        """Reduce every replica's part to `max_tokens`."""
         for replica_id, known in self._blocks.items():
             evicted = []
             while self._tokens[replica_id] > max_tokens and known:
@@ -106,6 +108,6 @@ class ApproximateIndex:
             self.owners.remove(replica_id, evicted)
 
     def forget(self, replica_id: str) -> None:
-        """The replica is gone."""
+        """Remove a replica that left."""
         self.owners.remove(replica_id, self._blocks.pop(replica_id, ()))
         self._tokens.pop(replica_id, None)

@@ -1,1 +1,1 @@
-"""Failure modes that routers shipped, and some of our own, as named runs with something to assert."""
+"""Failure modes of published routers, and further ones, as named simulator runs with assertions."""

@@ -1,4 +1,4 @@
-"""Scenarios of things that die, hang, start and leave."""
+"""Scenarios of processes that fail, hang, start and leave."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -83,7 +83,7 @@ def _restart_check(ran: RunOutcome) -> list[Finding]:
 
 
 def _left_over(ran: RunOutcome) -> int:
-    """Requests that the scheduler or a client of it still knows after the last has ended."""
+    """Return how many requests the scheduler or one of its clients still holds after the last request has ended."""
     return ran.routing.open_requests() if isinstance(ran.routing, PenstockRouting) else 0
 
 
@@ -156,7 +156,7 @@ class Retires:
         self._since: dict[str, float] = {}
 
     def observe(self, view: PoolView, now: float) -> Sequence[PoolAction]:
-        """Look at the pool."""
+        """Wake and retire replicas at their times."""
         asleep = [each.replica_id for each in view.replicas if each.state is ReplicaState.ASLEEP]
         if now < _RETIRES_S:
             if asleep and now >= 20.0:
@@ -179,7 +179,7 @@ class Retires:
 
 
 def _cache(blocks: int) -> CacheValue:
-    """Reused blocks, each taken to have been hit once in the last ten minutes."""
+    """Return the value of reused blocks, each assumed to have been hit once in the last ten minutes."""
     return CacheValue(blocks * BLOCK / 600.0, blocks * BLOCK)
 
 

@@ -1,4 +1,4 @@
-"""Figures of records that scenarios judge by. Shares from 0 to 1, times in seconds."""
+"""Figures computed from records, which scenarios assert on. Shares are 0 to 1, times are in seconds."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,9 @@ LEVEL = ServiceLevel(TARGETS, CAPACITY.prefill_tokens_per_s)
 
 
 def shares(records: Iterable[Record], replicas: int) -> list[float]:
-    """Each replica's share of the dispatched requests, largest first; those without any count."""
+    """Return each replica's share of the dispatched requests, largest first; replicas without requests are
+    included.
+    """
     counts = Counter(record.replica_id for record in records if record.replica_id)
     total = max(1, sum(counts.values()))
     dealt = sorted((count / total for count in counts.values()), reverse=True)
@@ -21,29 +23,29 @@ def shares(records: Iterable[Record], replicas: int) -> list[float]:
 
 
 def ttft(records: Iterable[Record], quantile: float) -> float:
-    """A quantile of the time to the first token; infinite where a request in it never got one."""
+    """Return a quantile of the time to first token; infinite where it falls on a request without a first token."""
     times = sorted(record.ttft_s if record.first_token_at >= 0 else np.inf for record in records)
     return float(times[min(len(times) - 1, int(quantile * len(times)))]) if times else float("nan")
 
 
 def hit_rate(records: Iterable[Record]) -> float:
-    """Cached prompt tokens / prompt tokens, of those that were answered."""
+    """Return cached prompt tokens / prompt tokens of the answered requests."""
     done = [record for record in records if record.finished_at >= 0]
     prompts = sum(record.request.prompt_tokens for record in done)
     return sum(record.cached_tokens for record in done) / prompts if prompts else 0.0
 
 
 def in_time(records: Sequence[Record]) -> float:
-    """Share answered within both targets; a refused request is not."""
+    """Return the share of requests answered within both targets; refused requests count as missed."""
     met = sum(record.finished_at >= 0 and LEVEL.met(record) for record in records)
     return met / len(records) if records else float("nan")
 
 
 def arrived(records: Iterable[Record], start_s: float, end_s: float) -> list[Record]:
-    """Those that came in [start, end)."""
+    """Return the records of requests that arrived in [start_s, end_s)."""
     return [record for record in records if start_s <= record.request.at < end_s]
 
 
 def of_tenant(records: Iterable[Record], prefix: str) -> list[Record]:
-    """Those of tenants whose name begins so."""
+    """Return the records of tenants whose names begin with `prefix`."""
     return [record for record in records if record.request.tenant.startswith(prefix)]

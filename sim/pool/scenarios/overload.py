@@ -1,4 +1,4 @@
-"""Scenarios of more than fits: greedy tenants, hopeless backlogs, prefixes without end."""
+"""Scenarios of overload: greedy tenants, backlogs that cannot be served, unbounded prefixes."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -86,10 +86,10 @@ def _late_refusals(refused: Sequence[Record]) -> float:
 
 @runtime_checkable
 class CountsPrefixEntries(Protocol):
-    """A routing system that says how much it knows of prefixes."""
+    """A routing system that reports the size of its prefix knowledge."""
 
     def prefix_entries(self) -> int:
-        """Prefix blocks, or sampled hashes that stand for several, that it holds."""
+        """Return the number of prefix blocks held, or of sampled hashes that stand for several blocks."""
 
 
 _REQUESTS, _BLOCKS = 1_000, 2_000
@@ -115,7 +115,7 @@ def _trie(seed: int) -> Setup:
 
 
 def _trie_play(setup: Setup, policy: Policy) -> RunOutcome:
-    """The routing system alone: each request is placed, answered and over before the next comes."""
+    """Run the routing system without engines: each request is placed and completed before the next one arrives."""
     seed = setup.config.seed
     routing = policy.make(RoutingSetup(generator(seed, "routing"), 1, Estimates(seed)))
     records = []

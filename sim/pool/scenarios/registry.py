@@ -1,4 +1,4 @@
-"""All scenarios by name, and what a policy makes of one over several seeds."""
+"""All scenarios by name, and the verdict on a policy over several seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,25 +13,26 @@ from sim.pool.scenarios.shipped import policy_of
 
 SCENARIOS: Mapping[str, Scenario] = {each.name: each for each in (*ROUTING, *FAILURES, *OVERLOAD)}
 SEEDS = (1, 2, 3)
+"""Seeds with which every scenario runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A policy in a scenario, over all seeds."""
+    """The result of a policy in a scenario, over all seeds."""
 
     scenario: Scenario
     policy: str
     findings: Sequence[Finding]
-    """Each at its worst over the seeds."""
+    """Each finding, with its worst value over the seeds."""
 
     @property
     def ok(self) -> bool:
-        """Whether every figure was as it must be with every seed."""
+        """Whether every finding is within its limit for every seed."""
         return all(finding.ok for finding in self.findings)
 
 
 def scenario(name: str) -> Scenario:
-    """The scenario of that name. Raises InvalidRequest, listing those that exist."""
+    """Return the scenario of that name. Raises InvalidRequest listing the known names."""
     if name not in SCENARIOS:
         raise InvalidRequest(
             f"no scenario is called {name!r}; scenarios: {', '.join(SCENARIOS)}", param="scenario"
@@ -46,7 +47,10 @@ def judge(
     *,
     tick: Callable[[], None] = lambda: None,
 ) -> Verdict:
-    """Play it with each seed. Raises InvalidRequest for a policy that does not exist; `tick` after every run."""
+    """Run the scenario with each seed and call `tick` after every run.
+
+    Raises InvalidRequest for a policy that does not exist.
+    """
     runs = []
     for seed in seeds:
         runs.append(played.findings(policy_of(policy, played.setup(seed).variant), seed))

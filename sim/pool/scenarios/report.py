@@ -1,4 +1,6 @@
-"""docs/results/scenarios.md: what is asserted of each scenario, our figures and those of who fails it."""
+"""Renders docs/results/scenarios.md: each scenario's assertions, Penstock's figures and those of the failing
+policies.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +20,9 @@ reduced to the fault as it was shipped. `penstock sim scenario NAME --policy P` 
 
 
 def markdown(verdicts: Mapping[str, Sequence[Verdict]], played: str) -> str:
-    """The page. `verdicts` by scenario: ours first, then those that must fail; `played`: a sentence on when."""
+    """Return the page. `verdicts` by scenario lists Penstock's first, then those that must fail; `played` says
+    when it ran.
+    """
     rows = [
         "| scenario | source | asserted | penstock | fails it |",
         "|---|---|---|---|---|",
@@ -54,5 +58,5 @@ def _row(verdicts: Sequence[Verdict]) -> str:
 
 
 def _figures(verdict: Verdict) -> list[str]:
-    """All figures, those that are not as they must be in bold."""
+    """Return all figures, with those outside their limits in bold."""
     return [finding.figure if finding.ok else f"**{finding.figure}**" for finding in verdict.findings]

@@ -1,4 +1,4 @@
-"""Scenarios of choosing a replica: load, ties, stale news and caches."""
+"""Scenarios of replica choice: load, ties, stale metrics and caches."""
 
 from sim.pool.contract import Record, SimRequest
 from sim.pool.faults import Kill
@@ -7,7 +7,7 @@ from sim.pool.scenarios.scenario import Finding, RunOutcome, Scenario, Setup, at
 from sim.pool.scenarios.traffic import conversation, make_request, merged, poisson, pool, rng_of
 from sim.pool.settings import RunConfig
 
-# One system prompt for everybody
+# One system prompt shared by all requests
 
 _PROMPT = 4096
 

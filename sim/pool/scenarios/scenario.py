@@ -1,4 +1,4 @@
-"""What a scenario is: a small run that a known fault would spoil, and findings that say whether it did."""
+"""Defines a scenario: a small run that a known fault affects, and findings that detect the fault."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -13,49 +13,49 @@ from sim.pool.settings import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure of a run and what it may be."""
+    """One figure of a run and its limit."""
 
     what: str
     value: float
     limit: float
     unit: str = ""
-    """`%` for shares (0 to 1), `s`, or empty for counts."""
+    """Unit of the figure: `%` for shares (0 to 1), `s` for seconds, or empty for counts."""
     least: bool = False
-    """Whether `limit` is the least it must be; otherwise the most."""
+    """Whether `limit` is a minimum; otherwise it is a maximum."""
 
     @property
     def ok(self) -> bool:
-        """Whether it is as it must be; a figure that is not a number is not."""
+        """Whether the value is within its limit; NaN is not."""
         return self.value >= self.limit if self.least else self.value <= self.limit
 
     @property
     def figure(self) -> str:
-        """The value as it is read: `31 %`, `1.2 s`, `14`."""
+        """The formatted value, such as `31 %`, `1.2 s` or `14`."""
         return format_value(self.value, self.unit)
 
     @property
     def bound(self) -> str:
-        """What it may be: `at most 45 %`."""
+        """The formatted limit, such as `at most 45 %`."""
         return f"{'at least' if self.least else 'at most'} {format_value(self.limit, self.unit)}"
 
     @property
     def text(self) -> str:
-        """All of it in a sentence."""
+        """The finding as one sentence."""
         return f"{self.what}: {self.figure} ({self.bound})"
 
 
 def at_most(what: str, value: float, limit: float, unit: str = "") -> Finding:
-    """A figure that must not be larger."""
+    """Return a finding with an upper limit."""
     return Finding(what, value, limit, unit)
 
 
 def at_least(what: str, value: float, limit: float, unit: str = "") -> Finding:
-    """A figure that must not be smaller."""
+    """Return a finding with a lower limit."""
     return Finding(what, value, limit, unit, least=True)
 
 
 def format_value(value: float, unit: str) -> str:
-    """A figure for people, rounded to what can be told apart."""
+    """Return the value with its unit, rounded to its significant digits."""
     if math.isinf(value):
         return "never"
     if unit == "%":
@@ -67,18 +67,18 @@ def format_value(value: float, unit: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a run is made of."""
+    """The inputs of a run."""
 
     pool: Sequence[ReplicaSpec]
     requests: Sequence[SimRequest]
     config: RunConfig
     variant: Variant = field(default_factory=Variant)
-    """How ours is set; by default it refuses no request, as the published policies."""
+    """Options of Penstock's scheduler; by default it refuses no request, as the published policies do."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """A run that is over."""
+    """A completed run."""
 
     setup: Setup
     result: RunResult
@@ -86,17 +86,17 @@ class RunOutcome:
 
     @property
     def answered(self) -> list[Record]:
-        """Requests that got their answer."""
+        """Requests that received their answer."""
         return [record for record in self.result.records if record.finished_at >= 0]
 
     @property
     def unanswered(self) -> int:
-        """Requests that ended in anything else, whatever the reason."""
+        """Number of requests without an answer, for any reason."""
         return len(self.result.records) - len(self.answered)
 
 
 def on_cluster(setup: Setup, policy: Policy) -> RunOutcome:
-    """Play a setup on the simulated cluster."""
+    """Run a setup on the simulated cluster."""
     config = replace(setup.config, network=policy.network(setup.config.network))
     cluster = Cluster(policy.make, setup.requests, setup.pool, config)
     cluster.run()
@@ -109,27 +109,27 @@ class Scenario:
 
     name: str
     source: str
-    """Where it happened, e.g. `ai-dynamo/dynamo #737`."""
+    """Where the fault was reported, such as `ai-dynamo/dynamo #737`."""
     about: str
-    """What happened there, and what is played here."""
+    """Description of the fault and of the simulated run."""
     setup: Callable[[int], Setup]
-    """Of a seed."""
+    """Builds the run's inputs from a seed."""
     check: Callable[[RunOutcome], list[Finding]]
-    """Always the same findings in the same order."""
+    """Computes the findings of a run; they are always the same figures in the same order."""
     must_fail: tuple[str, ...] = ()
-    """Policies that must fail the scenario: at least one of their findings is not ok."""
+    """Policies that must fail the scenario: at least one of their findings must be outside its limit."""
     play: Callable[[Setup, Policy], RunOutcome] = on_cluster
 
     def findings(self, policy: Policy, seed: int) -> list[Finding]:
-        """Play it with one seed."""
+        """Run the scenario with one seed and return its findings."""
         return self.check(self.play(self.setup(seed), policy))
 
 
 def worst(runs: Iterable[Sequence[Finding]]) -> list[Finding]:
-    """Of several seeds' findings, each figure where it was furthest on the wrong side."""
+    """Return each figure of several seeds' findings at its worst value."""
 
     def goodness(finding: Finding) -> float:
-        """Smaller is worse; a figure that is not a number is worst."""
+        """Return a sort key that is smaller for worse findings; NaN is the worst."""
         if math.isnan(finding.value):
             return -math.inf
         return finding.value if finding.least else -finding.value

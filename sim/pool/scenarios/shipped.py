@@ -1,6 +1,7 @@
-"""Routers with a fault as it was shipped, each reduced to that fault: a scenario must tell them from sound ones.
+"""Routers with a published fault, each reduced to that fault; a scenario must distinguish them from correct
+routers.
 
-Published policies under `baselines/` are as they are today, with most of these faults mended.
+The policies under `baselines/` are current versions, in which most of these faults are fixed.
 """
 
 import random
@@ -18,7 +19,7 @@ from sim.pool.settings import RoutingSetup
 
 
 class FirstOfEquals(Baseline):
-    """Fewest outstanding requests, ties to the first in the list (dynamo #7836)."""
+    """Fewest outstanding requests; ties go to the first in the list (dynamo #7836)."""
 
     name = "first_of_equals"
     central = True
@@ -26,26 +27,27 @@ class FirstOfEquals(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The first of the least loaded."""
+        """Return the first of the least loaded replicas."""
         del request, router, now
         return min(candidates, key=lambda endpoint: endpoint.requests)
 
 
 class ByScrape(Baseline):
-    """Fewest requests by the last scrape and what this instance has routed since; requests routed by the
-    other instances are not counted (dynamo #589)."""
+    """Fewest requests by the last scrape plus what this instance has routed since; requests that other
+    instances routed are not counted (dynamo #589).
+    """
 
     name = "by_scrape"
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
         self._since: Counter[tuple[Router, str, float]] = Counter()
-        """Routed by an instance to a replica since the scrape of that time."""
+        """Requests that an instance has routed to a replica since the scrape of that time."""
 
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The least loaded as far as the instance knows, ties at random."""
+        """Return the replica with the lowest load that the instance knows of; ties are broken at random."""
         del request, now
 
         def load(endpoint: Endpoint) -> int:
@@ -55,14 +57,14 @@ class ByScrape(Baseline):
         return min(candidates, key=lambda endpoint: (load(endpoint), self.rng.random()))
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
-        """Count it until the next scrape."""
+        """Count the request until the next scrape."""
         del now
         view = router.endpoints[entry.replica_id].view
         self._since[router, entry.replica_id, view.scraped_at] += 1
 
 
 class CountsAnswers(Baseline):
-    """Load counts from the first token on, as if prefill were free; ties to the first (sglang #27547)."""
+    """Counts load from the first token on and ignores prefill; ties go to the first in the list (sglang #27547)."""
 
     name = "counts_answers"
     central = True
@@ -70,7 +72,7 @@ class CountsAnswers(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The first of those with the fewest answers under way."""
+        """Return the first of the replicas with the fewest answers in progress."""
         del request, now
         answering = {endpoint.replica_id: 0 for endpoint in candidates}
         for entry in router.in_flight.values():
@@ -80,7 +82,7 @@ class CountsAnswers(Baseline):
 
 
 class LongestMatch(Baseline):
-    """The longest match wins whatever the load; nothing matched: the fewest outstanding (dynamo #737)."""
+    """The longest match wins regardless of load; without a match, the fewest outstanding requests (dynamo #737)."""
 
     name = "longest_match"
     central = True
@@ -92,40 +94,40 @@ class LongestMatch(Baseline):
     def choose(
         self, request: SimRequest, candidates: Sequence[Endpoint], router: Router, now: float
     ) -> Endpoint:
-        """The deepest match, then the least loaded."""
+        """Return the replica with the longest match, then the lowest load."""
         del router, now
         matched = self.owners.match(request.blocks)
         return max(candidates, key=lambda each: (matched.get(each.replica_id, 0), -each.requests))
 
     def routed(self, entry: RoutedRequest, router: Router, now: float) -> None:
-        """Remember the prompt there, for ever."""
+        """Record the prompt on its replica without ever evicting it."""
         del router, now
         self.owners.add(entry.replica_id, entry.request.blocks)
 
     def prefix_entries(self) -> int:
-        """Prefix blocks held."""
+        """Return the number of prefix blocks held."""
         return len(self.owners)
 
 
 class ForgetsOnRestart(PenstockRouting):
-    """Penstock's scheduler without the clients' re-announcement after a restart."""
+    """Penstock's scheduler without the clients' announcements after a restart."""
 
     def restart(self, now: float) -> None:
-        """Everything is gone."""
+        """Discard all state."""
         self._held.clear()
         self._counters.clear()
         super().restart(now)
 
 
 class KeepsDeadRouters(PenstockRouting):
-    """Penstock's scheduler where a dead API process keeps its placements."""
+    """Penstock's scheduler, keeping the placements of a dead API process."""
 
     def router_lost(self, router: int, now: float) -> None:
         """Ignore the dead process: its placements stay."""
 
 
 NEWEST_FIRST = "newest_first"
-"""Placement is ours; what scales down takes the newest replica, as a Kubernetes deployment does."""
+"""Name of the policy that routes as Penstock does but retires the newest replica, as a Kubernetes deployment does."""
 SHIPPED: Mapping[str, str] = {
     FirstOfEquals.name: "fewest requests, ties to the first in the list",
     ByScrape.name: "fewest requests by the last scrape and its own count since, one count an API process",
@@ -135,13 +137,13 @@ SHIPPED: Mapping[str, str] = {
     "keeps_the_dead": "ours, but a dead API process keeps its placements",
     NEWEST_FIRST: "ours, but the newest replica goes first",
 }
-"""Name -> its fault in a line."""
+"""Description of each router's fault, by the router's name."""
 _ROUTERS = {each.name: each for each in (FirstOfEquals, ByScrape, CountsAnswers, LongestMatch)}
 _FAULTY_PENSTOCK = {"amnesiac": ForgetsOnRestart, "keeps_the_dead": KeepsDeadRouters}
 
 
 def policy_of(name: str, variant: Variant) -> Policy:
-    """A policy of the comparison or one with a shipped fault. Raises InvalidRequest for any other name."""
+    """Return a policy of the comparison or one with a published fault. Raises InvalidRequest for any other name."""
     if name in _ROUTERS:
         kind = _ROUTERS[name]
         return Policy(name, lambda setup: kind(setup.rng))

@@ -1,4 +1,4 @@
-"""Small pools and hand-made requests: every scenario says exactly what arrives when."""
+"""Small pools and explicit requests, so that every scenario states exactly what arrives when."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +13,7 @@ from workers.wire import Capacity, Targets
 
 MODEL = "model"
 BLOCK = 64
+"""Number of tokens per prefix block."""
 CAPACITY = Capacity(
     prefill_tokens_per_s=7_000,
     step_base_s=0.0166,
@@ -23,12 +24,13 @@ CAPACITY = Capacity(
     max_model_len=65_536,
     gpus=2,
 )
-"""About what a 70B model on two H100 does; fixed here, so that the catalog's figures do not move any limit."""
+"""Capacity of roughly a 70B model on two H100 GPUs; constant, so that catalog changes do not affect any limit."""
 TARGETS = Targets(ttft_s=2.0, tpot_s=0.1)
+"""Service targets in seconds, by which every scenario judges requests."""
 
 
 def pool(replicas: int, *, kv_tokens: int = CAPACITY.kv_cache_tokens, **changes: object) -> list[ReplicaSpec]:
-    """Equal replicas r0, r1, ...; `changes` are fields of their ReplicaSpec."""
+    """Return identical replicas r0, r1, ...; `changes` are fields of their ReplicaSpec."""
     capacity = CAPACITY
     if kv_tokens != capacity.kv_cache_tokens:
         fields = {name: getattr(capacity, name) for name in capacity.__struct_fields__}
@@ -39,12 +41,12 @@ def pool(replicas: int, *, kv_tokens: int = CAPACITY.kv_cache_tokens, **changes:
 
 
 def rng_of(scenario: str, seed: int) -> random.Random:
-    """The generator of a scenario's requests."""
+    """Return the random generator of a scenario's requests."""
     return generator(seed, f"scenario {scenario}")
 
 
 def poisson(rng: random.Random, rate: float, start_s: float, end_s: float) -> list[float]:
-    """Arrival times, `rate` a second."""
+    """Return Poisson arrival times in seconds, at `rate` per second."""
     times, at = [], start_s + rng.expovariate(rate)
     while at < end_s:
         times.append(at)
@@ -62,7 +64,9 @@ def make_request(
     shared: str = "",
     shared_tokens: int = 0,
 ) -> SimRequest:
-    """A request whose first `shared_tokens` are the tenant's text `shared`, and whose rest is the text `own`."""
+    """Return a request whose first `shared_tokens` are the tenant's text `shared` and whose remainder is the
+    text `own`.
+    """
     common = shared_tokens // BLOCK
     blocks = stream(key_of(tenant, "shared", shared), 0, common)
     blocks += stream(key_of(tenant, "own", own), common, prompt // BLOCK)
@@ -72,7 +76,7 @@ def make_request(
 def conversation(
     times: Iterable[float], tenant: str, own: str | int, *, opening: int, turn: int, output: int
 ) -> list[SimRequest]:
-    """A conversation: every prompt is the one before, its answer and `turn` further tokens."""
+    """Return a conversation: every prompt is the previous prompt, its answer and `turn` further tokens."""
     text, prompt, requests = key_of(tenant, "conversation", own), opening, []
     for at in times:
         whole, after = prompt // BLOCK, (prompt + output) // BLOCK
@@ -95,7 +99,7 @@ def conversation(
 
 
 def merged(*streams: Iterable[SimRequest]) -> list[SimRequest]:
-    """All of them in order of arrival, with keys."""
+    """Return the requests of all streams in order of arrival, with keys."""
     together: Sequence[SimRequest] = sorted(
         (request for each in streams for request in each), key=lambda request: (request.at, request.tenant)
     )

@@ -1,1 +1,1 @@
-"""How far the step model can be believed: against published figures and against a measured engine."""
+"""Validates the step model against published figures and against a measured engine."""

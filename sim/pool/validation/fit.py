@@ -1,4 +1,4 @@
-"""Fits the step model to one measured load, so that the others can be predicted with it."""
+"""Fits the step model to one measured load, to predict the others with it."""
 
 import math
 import random
@@ -16,20 +16,21 @@ Floats = NDArray[np.float64]
 RESTARTS = (0.7, 0.4, 0.4, 0.2)
 """Sizes of the simplex at the start and at each restart, as logarithms: factors of 2, 1.5, 1.5, 1.2."""
 STEPS = 60
+"""Maximum number of steps of one simplex descent."""
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """The step model's figures of one engine."""
+    """The step model's parameters for one engine."""
 
     prefill_tokens_per_s: float
     step_base_s: float
     step_per_seq_s: float
     step_per_kv_token_s: float
     overhead_s: float
-    """Outside the engine's steps: HTTP, tokenising, detokenising; once a request."""
+    """Seconds per request outside the engine's steps: HTTP, tokenising and detokenising."""
 
     def capacity(self, measurement: Measurement) -> Capacity:
-        """As the step model takes it."""
+        """Return the parameters as the step model's capacity."""
         return Capacity(
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             step_base_s=self.step_base_s,
@@ -42,11 +43,11 @@ class Fitted(msgspec.Struct, frozen=True):
 
 
 START = Fitted(20_000.0, 0.004, 0.0004, 1e-8, 0.005)
-"""Where the search begins: within a factor of a few of any CPU."""
+"""Start of the search: within a small factor of any CPU's values."""
 
 
 def predict(measurement: Measurement, load: MeasuredLoad, fitted: Fitted) -> tuple[Floats, Floats]:
-    """TTFT and end-to-end seconds of each of the load's requests on a simulated engine, without noise."""
+    """Return TTFT and end-to-end seconds of each of the load's requests on a simulated engine without noise."""
     config = StepConfig(
         capacity=fitted.capacity(measurement),
         block_size=measurement.block_size,
@@ -71,10 +72,11 @@ def fit(
     *,
     tick: Callable[[float], None] = lambda loss: None,
 ) -> Fitted:
-    """The figures under which the simulated engine comes closest to the measured times of `loads`.
+    """Return the parameters with which the simulated engine is closest to the measured times of `loads`.
 
-    Nelder and Mead's simplex (1965) over the logarithms of the five figures, from `START`, begun anew around the best
-    point until that no longer helps; deterministic. `tick` is called with the loss after every restart.
+    Nelder and Mead's simplex (1965) over the logarithms of the five parameters starts at `START` and restarts
+    around the best point until that no longer helps; it is deterministic. `tick` is called with the loss after
+    every restart.
     """
     names = Fitted.__struct_fields__
 
@@ -92,7 +94,7 @@ def fit(
 
 
 def _simplex(loss: Callable[[Floats], float], start: Floats, size: float) -> tuple[Floats, float]:
-    """One descent with the usual coefficients: reflect 1, expand 2, contract and shrink 1/2."""
+    """Run one descent with the usual coefficients: reflect 1, expand 2, contract and shrink 1/2."""
     points = [start, *(start + size * axis for axis in np.eye(len(start)))]
     simplex = sorted(((loss(point), point) for point in points), key=lambda pair: pair[0])
     for _ in range(STEPS):
@@ -119,7 +121,7 @@ def _simplex(loss: Callable[[Floats], float], start: Floats, size: float) -> tup
 
 
 def _loss(measurement: Measurement, loads: Sequence[MeasuredLoad], fitted: Fitted) -> float:
-    """Mean absolute logarithm of predicted over measured, TTFT and time after it alike."""
+    """Return the mean absolute logarithm of predicted over measured, for TTFT and the time after it alike."""
     terms = []
     for load in loads:
         first, whole = predict(measurement, load, fitted)

@@ -1,4 +1,4 @@
-"""A measured run of a real engine: what was sent when, and when its tokens came back."""
+"""A measured run of a real engine: when each request was sent and when its tokens arrived."""
 
 import gzip
 from pathlib import Path
@@ -9,8 +9,9 @@ from core.errors import InvalidRequest
 from sim.engine.step_model.job import Job
 
 CARRIED = Path(__file__).with_name("data") / "vllm-cpu.json.gz"
-"""vLLM 0.32 with penstock/tiny on two CPU cores, measured with bench/engine."""
+"""Path of the shipped measurement: vLLM 0.32 with penstock/tiny on two CPU cores, by bench/engine."""
 MAX_BYTES = 64 * 1024 * 1024
+"""Maximum size of a measurement in bytes after decompression."""
 
 
 class MeasuredRequest(msgspec.Struct, frozen=True):
@@ -23,7 +24,7 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
     ttft_s: float
     e2e_s: float
     prefix: int = -1
-    """Which shared prefix its prompt begins with; -1 = none."""
+    """Number of the shared prefix that the prompt begins with; -1 = none."""
     prefix_tokens: int = 0
 
     @property
@@ -33,11 +34,11 @@ class MeasuredRequest(msgspec.Struct, frozen=True):
 
 
 class MeasuredLoad(msgspec.Struct, frozen=True):
-    """One pattern of arrivals and what came of it."""
+    """One arrival pattern and its measured requests."""
 
     name: str
     rate: float
-    """Requests a second offered, on average."""
+    """Average offered requests per second."""
     requests: list[MeasuredRequest]
 
 
@@ -45,7 +46,7 @@ class Measurement(msgspec.Struct, frozen=True):
     """All loads against one engine."""
 
     engine: str
-    """Name and version."""
+    """Name and version of the engine."""
     model: str
     machine: str
     date: str
@@ -57,7 +58,7 @@ class Measurement(msgspec.Struct, frozen=True):
     loads: list[MeasuredLoad]
 
     def jobs(self, load: MeasuredLoad) -> list[Job]:
-        """The load's requests as the step model takes them; equal prefixes have equal hashes."""
+        """Return the load's requests as jobs of the step model; equal prefixes have equal hashes."""
         size = self.block_size
         jobs = []
         for key, request in enumerate(load.requests):
@@ -70,7 +71,9 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 def read_measurement(path: Path) -> Measurement:
-    """A measurement as `python -m bench.engine` writes it, gzipped or not. Raises InvalidRequest for anything else."""
+    """Return a measurement that `python -m bench.engine` wrote, gzipped or not. Raises InvalidRequest for any
+    other file.
+    """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as source:
             raw = source.read(MAX_BYTES + 1)

@@ -1,7 +1,7 @@
-"""The step model beside figures that others have published for the same hardware.
+"""Compares the step model with published figures for the same hardware.
 
 An anchor is `calibrated` when the catalog's figures were computed from it: agreement then only shows that the
-arithmetic holds. The others are predictions.
+arithmetic is correct. The others are predictions.
 """
 
 import random
@@ -32,19 +32,19 @@ class Anchor:
 
 @dataclass(frozen=True)
 class AnchorResult:
-    """An anchor with what the model says."""
+    """An anchor with the model's prediction."""
 
     anchor: Anchor
     predicted: float
 
     @property
     def error(self) -> float:
-        """Predicted over published, less one."""
+        """Predicted over published, minus one."""
         return self.predicted / self.anchor.published - 1.0
 
 
 def alone(capacity: Capacity, prompt: int, output: int) -> Job:
-    """One request on an idle engine."""
+    """Return a job for a request alone on an idle engine; lengths in tokens."""
     engine = _engine(capacity)
     job = Job(0, prompt, output)
     engine.add(job, 0.0)
@@ -53,7 +53,7 @@ def alone(capacity: Capacity, prompt: int, output: int) -> Job:
 
 
 def saturated(capacity: Capacity, prompt: int, output: int, at_once: int) -> float:
-    """Output tokens a second with `at_once` requests always in flight."""
+    """Return output tokens per second with `at_once` requests always in flight."""
     engine = _engine(capacity)
     wanted = 4 * at_once
     for key in range(wanted):
@@ -80,7 +80,7 @@ def _slots(capacity: Capacity, at_once: int) -> Capacity:
 
 
 def _sweep(at_once: int) -> Callable[[Capacity], float]:
-    """Milliseconds between tokens of so many sequences with short prompts, all prefilled in one step."""
+    """Return the milliseconds between tokens of `at_once` sequences with short prompts, all prefilled in one step."""
 
     def predict(capacity: Capacity) -> float:
         engine = _engine(capacity)
@@ -148,7 +148,7 @@ ANCHORS = (
 
 
 def check_all(catalog: Catalog) -> list[AnchorResult]:
-    """Every anchor with the catalog's figures."""
+    """Return every anchor's result with the catalog's figures."""
     return [
         AnchorResult(anchor, anchor.predict(catalog.models[anchor.model].profile(anchor.profile).capacity))
         for anchor in ANCHORS

@@ -1,4 +1,4 @@
-"""How well a fitted model predicts the loads it has not seen, figure by figure."""
+"""Reports how well a fitted model predicts the other loads, figure by figure."""
 
 from collections.abc import Callable
 
@@ -20,21 +20,21 @@ class LoadError(msgspec.Struct, frozen=True):
     rate: float
     requests: int
     fitted: bool
-    """The figures of the model come from this load; the errors of the others are predictions."""
+    """Whether the model was fitted to this load; the errors of the other loads are predictions."""
     measured: dict[str, float]
     predicted: dict[str, float]
     ttft_mape: float
-    """Mean absolute error of TTFT, request by request, over the measured one."""
+    """Mean absolute percentage error of TTFT over the requests (0 = none)."""
     e2e_mape: float
 
     @property
     def errors(self) -> dict[str, float]:
-        """Predicted over measured, less one, by figure."""
+        """Return predicted over measured, minus one, by figure."""
         return {name: self.predicted[name] / value - 1.0 for name, value in self.measured.items()}
 
 
 class Validation(msgspec.Struct, frozen=True):
-    """The fit on one load and what it says of all."""
+    """The fit on one load and its errors on all loads."""
 
     engine: str
     machine: str
@@ -44,7 +44,7 @@ class Validation(msgspec.Struct, frozen=True):
     loads: list[LoadError]
 
     def median_error(self) -> float:
-        """Median absolute error over all figures of all loads that were not fitted."""
+        """Return the median absolute error over all figures of all loads that were not fitted."""
         errors = [abs(error) for load in self.loads if not load.fitted for error in load.errors.values()]
         return float(np.median(errors)) if errors else 0.0
 
@@ -52,7 +52,7 @@ class Validation(msgspec.Struct, frozen=True):
 def validate(
     measurement: Measurement, fit_on: str, *, tick: Callable[[float], None] = lambda loss: None
 ) -> Validation:
-    """Fit on the load named `fit_on`, predict all. Raises InvalidRequest when there is no such load."""
+    """Fit on the load named `fit_on` and predict all loads. Raises InvalidRequest when there is no such load."""
     chosen = [load for load in measurement.loads if load.name == fit_on]
     if not chosen:
         known = ", ".join(repr(load.name) for load in measurement.loads)

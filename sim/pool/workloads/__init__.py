@@ -1,1 +1,1 @@
-"""What arrives: readers of public traces and generators."""
+"""Workloads: readers of public traces and generators."""

@@ -1,4 +1,4 @@
-"""When things begin: arrival rates as step functions of time, and Poisson arrivals that follow them."""
+"""Arrival processes: arrival rates as step functions of time, and Poisson arrivals that follow them."""
 
 import math
 from dataclasses import dataclass
@@ -17,22 +17,24 @@ class Steps:
     edges: Floats
     factors: Floats
     groups: NDArray[np.int64]
-    """Which burst a step is; -1 = none."""
+    """Number of the burst that each step belongs to; -1 = none."""
 
 
 class Arrivals(Protocol):
     """A process of arrivals."""
 
     def steps(self, rng: np.random.Generator, begin: float, seconds: float) -> Steps:
-        """The rate from `begin` (0 or before) to `seconds`; its mean over the run, 0 to `seconds`, is made 1 later."""
+        """Return the rate from `begin` (at most 0) to `seconds`; it is later scaled to a mean of 1 over [0,
+        seconds].
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """The same rate always."""
+    """A constant rate."""
 
     def steps(self, rng: np.random.Generator, begin: float, seconds: float) -> Steps:
-        """See Arrivals."""
+        """Return the rate; see Arrivals."""
         return Steps(np.array([begin, seconds]), np.ones(1), np.full(1, -1))
 
 
@@ -43,10 +45,10 @@ class Bursts:
     on_s: float
     off_s: float
     off_factor: float
-    """Rate while off, relative to the rate while on."""
+    """Rate in the off state, relative to the rate in the on state."""
 
     def steps(self, rng: np.random.Generator, begin: float, seconds: float) -> Steps:
-        """See Arrivals."""
+        """Return the rate; see Arrivals."""
         cycles = int((seconds - begin) / (self.on_s + self.off_s) * 2) + 20
         lengths = rng.exponential(np.tile([self.off_s, self.on_s], cycles))
         edges = begin + np.concatenate(([0.0], np.cumsum(lengths)))
@@ -58,16 +60,16 @@ class Bursts:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A day of an interactive service, compressed into the run: quiet at night, a ridge from morning to evening.
+    """A day of an interactive service, compressed into the run: quiet at night, busy from morning to evening.
 
-    Two harmonics as in published diurnal load (peak about 2.3 times the mean of the night), and noise of 10 % from
-    each 15 minutes to the next.
+    Two harmonics as in published diurnal load (the peak is about 2.3 times the mean of the night), and noise of
+    10 % between successive 15-minute intervals.
     """
 
     slots: int = 96
 
     def steps(self, rng: np.random.Generator, begin: float, seconds: float) -> Steps:
-        """See Arrivals."""
+        """Return the rate; see Arrivals."""
         slot_s = seconds / self.slots
         before = math.ceil(-begin / slot_s)
         index = np.arange(-before, self.slots)
@@ -79,7 +81,7 @@ class Day:
 
 
 def poisson(steps: Steps, per_s: float, rng: np.random.Generator) -> tuple[Floats, NDArray[np.int64]]:
-    """Poisson arrivals of `per_s` on average over time 0 and later that follow the steps; the burst of each."""
+    """Return Poisson arrivals from time 0 on that follow the steps at `per_s` on average, and each arrival's burst."""
     lengths = np.diff(steps.edges)
     inside = np.diff(np.maximum(steps.edges, 0.0))
     mean = float((steps.factors * inside).sum()) / float(inside.sum())

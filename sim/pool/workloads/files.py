@@ -1,4 +1,4 @@
-"""Reads files of others: plain or gzip, line by line, bounded in bytes, lines and length."""
+"""Reads external files, plain or gzip, line by line, with limits on bytes, lines and line length."""
 
 import gzip
 import zlib
@@ -8,20 +8,22 @@ from pathlib import Path
 from core.errors import InvalidRequest
 
 MAX_FILE_BYTES = 512 << 20
-"""After decompression."""
+"""Maximum size of a file in bytes after decompression."""
 MAX_LINE_BYTES = 1 << 20
+"""Maximum length of a line in bytes."""
 MAX_ROWS = 2_000_000
+"""Maximum number of rows in a file."""
 MAX_TOKENS = 4_000_000
-"""Prompt or answer of one request."""
+"""Maximum tokens of one request's prompt or answer."""
 
 
 def refuse(path: Path, line: int, why: str) -> InvalidRequest:
-    """The error of a line that cannot be read."""
+    """Return the error for a line that cannot be parsed."""
     return InvalidRequest(f"{path.name}, line {line}: {why}")
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends; empty ones are left out.
+    """Yield numbered lines without their line ends; empty lines are omitted.
 
     Raises InvalidRequest for a file that cannot be read, is not UTF-8 or is too large.
     """
@@ -52,7 +54,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def tokens(path: Path, line: int, column: str, value: object) -> int:
-    """A count of tokens, written as a whole number. Raises InvalidRequest."""
+    """Return a token count, given as a whole number. Raises InvalidRequest for any other value."""
     try:
         count = int(value) if isinstance(value, str | int) and not isinstance(value, bool) else -1
     except ValueError:

@@ -1,4 +1,4 @@
-"""The generated workloads. Figures are round ones of the kind of traffic, none is fitted to a policy."""
+"""The generated workloads. Their parameters are round numbers typical of such traffic; none is fitted to a policy."""
 
 from collections.abc import Mapping
 

@@ -1,8 +1,9 @@
 """Readers of traces without prefixes: Azure's 2023 traces and Vidur's length files.
 
-Azure (Patel et al., Splitwise, ISCA'24): CSV of TIMESTAMP, ContextTokens, GeneratedTokens. Vidur (Agrawal et al.,
-MLSys'24): CSV that begins with num_prefill_tokens, num_decode_tokens. It knows no arrivals: they are made Poisson.
-Neither knows tenants or conversations: every request is a conversation of its own, of one tenant.
+Azure (Patel et al., Splitwise, ISCA'24): CSV of TIMESTAMP, ContextTokens, GeneratedTokens. Vidur (Agrawal et
+al., MLSys'24): CSV that begins with num_prefill_tokens, num_decode_tokens. It has no arrival times; they are
+generated as a Poisson process. Neither has tenants or conversations: every request is its own conversation, and
+all belong to one tenant.
 """
 
 import math
@@ -20,11 +21,11 @@ from sim.pool.workloads.trace import Label, Trace
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 VIDUR_HEADER = "num_prefill_tokens,num_decode_tokens"
 _VIDUR_ARRIVALS = 20_231
-"""Seed of the arrivals, which are part of what is read and therefore always the same."""
+"""Seed of the generated arrivals; constant, so that reading a file always gives the same trace."""
 
 
 def read_azure(path: Path, name: str) -> Trace:
-    """The trace in `path`. Raises InvalidRequest saying which line is wrong and why."""
+    """Return the trace in `path`. Raises InvalidRequest naming the invalid line and the reason."""
     at: list[float] = []
     prompts, outputs = [], []
     for number, text in _below_header(path):
@@ -43,7 +44,7 @@ def read_azure(path: Path, name: str) -> Trace:
 
 
 def read_vidur(path: Path, name: str) -> Trace:
-    """The lengths in `path` with Poisson arrivals of one a second. Raises InvalidRequest saying what is wrong."""
+    """Return the lengths in `path` with Poisson arrivals of one a second. Raises InvalidRequest naming the fault."""
     prompts, outputs = [], []
     for number, text in _below_header(path):
         cells = text.split(",")
@@ -74,14 +75,14 @@ def _trace(name: str, at_s: NDArray[np.float64], prompts: list[int], outputs: li
 
 
 def _below_header(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines after the first that is not empty."""
+    """Yield the numbered lines after the header, which is the first line that is not empty."""
     return islice(lines(path), 1, None)
 
 
 def _instant(path: Path, line: int, text: str) -> float:
-    """Seconds of a wall clock such as 2023-11-16 18:17:03.9799600, whose digits go to 100 ns.
+    """Return the seconds of a timestamp such as 2023-11-16 18:17:03.9799600, which has a resolution of 100 ns.
 
-    The traces of 2024 add +00:00, which is what the others mean.
+    The traces of 2024 add +00:00; the others are in UTC too.
     """
     head, _, fraction = text.removesuffix("+00:00").partition(".")
     try:
@@ -95,7 +96,7 @@ def _instant(path: Path, line: int, text: str) -> float:
 
 
 def _whole(text: str) -> object:
-    """A whole number that a data frame may have written as 12.0."""
+    """Return a whole number that a data frame may have written as 12.0."""
     try:
         value = float(text)
     except ValueError:

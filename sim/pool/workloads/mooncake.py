@@ -1,12 +1,13 @@
-"""Reader of Mooncake's traces (Qin et al., FAST'25): JSON lines of timestamp in ms, lengths in tokens, hash_ids.
+"""Reader of Mooncake's traces (Qin et al., FAST'25): JSON lines of timestamp in ms, lengths in tokens,
+hash_ids.
 
-`hash_ids` has one id per 512-token block of the prompt, the last one possibly partial; equal ids are the same text
-after the same text before. Only whole blocks can be found in a cache, so a partial last one is left out.
+`hash_ids` has one id per 512-token block of the prompt, the last one possibly partial; equal ids are the same
+text after the same prefix. Only whole blocks can be cached, so a partial last block is omitted.
 
-The format has neither tenants nor conversations. Both are derived: rows with the same first id that is not common
-property (a shared system prompt) are one conversation, and conversations are dealt out to a fixed number
-of tenants by that id. Lines may also carry `tenant`, `model`, `tier`, `weight`, `session` and `block_tokens`, as our
-own exports of recorded requests do; then those are taken.
+The format has neither tenants nor conversations. Both are derived: rows whose first id that is not common (such
+as a shared system prompt) is the same form a conversation, and conversations are assigned to a fixed number of
+tenants by that id. Lines may also have `tenant`, `model`, `tier`, `weight`, `session` and `block_tokens`, as
+Penstock's exports of recorded requests do; those values are then used.
 """
 
 from array import array
@@ -21,20 +22,26 @@ from sim.pool.workloads.hashes import chained, key_of
 from sim.pool.workloads.trace import Label, Trace
 
 BLOCK_TOKENS = 512
+"""Number of prompt tokens per id where a line does not state another."""
 TENANTS = 32
+"""Number of tenants to which conversations are assigned."""
 MAX_IDS_PER_ROW = 16_384
+"""Maximum number of block ids in one line."""
 MAX_IDS = 10_000_000
-"""Of a file: 5 billion prompt tokens, some thirty times the published traces; 160 MB, as rows and as columns."""
+"""Maximum block ids in a file: 5 billion prompt tokens, about thirty times the published traces, in 160 MB of
+memory.
+"""
 COMMON_SHARE = 0.05
-"""An id in more than this share of the rows (and more than COMMON_ROWS) is common property."""
+"""Share of the rows (0 to 1) above which, together with COMMON_ROWS, an id counts as common to many conversations."""
 COMMON_ROWS = 64
+"""Number of rows above which, together with COMMON_SHARE, an id counts as common."""
 
 
 class Row(msgspec.Struct):
-    """One line. Mooncake's own fields are the first four; the rest is what our exports add."""
+    """One line. The first four fields are Mooncake's; Penstock's exports add the others."""
 
     timestamp: float
-    """Milliseconds from the start."""
+    """Milliseconds from the start of the trace."""
     input_length: int
     output_length: int
     hash_ids: Sequence[int] = ()
@@ -49,16 +56,16 @@ class Row(msgspec.Struct):
     ttft_ms: int = -1
     total_ms: int = -1
     outcome: str = ""
-    """What was really measured (scheduler/request_trace.py); empty where nothing was."""
+    """Outcome that was measured (scheduler/request_trace.py); empty where there is no measurement."""
 
 
 def read_mooncake(path: Path, name: str) -> Trace:
-    """The trace in `path`. Raises InvalidRequest saying which line is wrong and why."""
+    """Return the trace in `path`. Raises InvalidRequest naming the invalid line and the reason."""
     return to_trace(read_rows(path), name)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The lines of `path`, checked. Raises InvalidRequest."""
+    """Return the validated lines of `path`. Raises InvalidRequest naming the invalid line and the reason."""
     rows: list[Row] = []
     decoder = msgspec.json.Decoder(Row)
     ids = 0
@@ -104,7 +111,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def to_trace(rows: list[Row], name: str) -> Trace:
-    """Columns of the rows, which must be in order of time."""
+    """Return the trace of the rows, which must be in order of time."""
     common = _common(rows)
     labels: dict[Label, int] = {}
     label, session, offsets = [], [], [0]

@@ -17,12 +17,14 @@ from sim.pool.workloads.trace import Trace, TraceWorkload
 
 DATA = Path(__file__).with_name("data")
 DEFAULT_MODEL = "llama-3.3-70b"
+"""Model of workloads that name none."""
 DEFAULT_CONTEXT = 32_768
+"""Longest prompt plus answer in tokens when no other context is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A public trace of which rows lie in data/."""
+    """A public trace of which an excerpt is in data/."""
 
     file: str
     about: str
@@ -42,23 +44,24 @@ EXCERPTS: Mapping[str, Excerpt] = {
     ),
     "vidur-arxiv": Excerpt("vidur-arxiv.csv.gz", "summaries of papers, Poisson arrivals, no prefixes"),
 }
-"""Rows, licences and sources: data/README.md."""
+"""Excerpts of public traces by name; data/README.md lists rows, licences and sources."""
 
 
 def catalogue() -> dict[str, str]:
-    """Every name and what it stands for in a line."""
+    """Return every workload name with a one-line description."""
     return {name: excerpt.about for name, excerpt in EXCERPTS.items()} | {
         name: recipe.about for name, recipe in GENERATED.items()
     }
 
 
 def workload(name_or_file: str, *, models: Sequence[str] = (), context: int = DEFAULT_CONTEXT) -> Workload:
-    """A workload by name, or of a file in Mooncake, Azure, Vidur or ServeGen form.
+    """Return a workload by name, or read one from a file in Mooncake, Azure, Vidur or ServeGen format.
 
-    `models` are what it asks for (default: what the workload says, else DEFAULT_MODEL); `context` is the longest
-    prompt plus answer in tokens. Requests of a trace that do not fit are left out; generated ones are made to fit.
+    `models` are the models it requests (default: those of the workload, else DEFAULT_MODEL). `context` is the
+    longest prompt plus answer in tokens: requests of a trace that exceed it are omitted, generated ones are
+    shortened to fit.
 
-    Raises InvalidRequest for an unknown name (listing the known ones), and for a file saying which line is wrong.
+    Raises InvalidRequest for an unknown name (listing the known ones) and for a file that has an invalid line.
     """
     if context < 1024:
         raise InvalidRequest(f"a context of {context} tokens is too short for any workload", param="context")
@@ -82,7 +85,7 @@ def workload(name_or_file: str, *, models: Sequence[str] = (), context: int = DE
 
 
 def models_of(name_or_file: str) -> tuple[str, ...]:
-    """What a workload asks for unless told otherwise: the models of its recipe, else DEFAULT_MODEL."""
+    """Return the default models of a workload: those of its recipe, else DEFAULT_MODEL."""
     recipe = GENERATED.get(name_or_file)
     return (recipe.models if recipe is not None else ()) or (DEFAULT_MODEL,)
 
@@ -90,7 +93,7 @@ def models_of(name_or_file: str) -> tuple[str, ...]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
@@ -104,7 +107,7 @@ def _of_file(path: Path, name: str, models: Sequence[str], context: int) -> Work
 
 
 def _reader(path: Path) -> Callable[[Path, str], Trace] | None:
-    """What reads a file of this form; None = ServeGen's tar."""
+    """Return the reader for the file's format; None = ServeGen's tar."""
     try:
         if tarfile.is_tarfile(path):
             return None

@@ -1,8 +1,9 @@
-"""ServeGen's clients (Xiang et al., arXiv 2505.09999): per API user, arrivals by window and lengths by window.
+"""ServeGen's clients (Xiang et al., arXiv 2505.09999): each API user's arrivals and lengths by window.
 
-A tar of `chunk-N-trace.csv` (no header: window start in s, requests/s, coefficient of variation, Gamma | Weibull |
-empty, shape, scale) and `chunk-N-dataset.json` (window start -> field -> a dict of tokens to probability, written as a
-string). A client is a tenant here. There are no prompts and no prefixes. Clients without lengths are left out.
+The format is a tar of `chunk-N-trace.csv` (no header: window start in s, requests/s, coefficient of variation,
+Gamma | Weibull | empty, shape, scale) and `chunk-N-dataset.json` (window start -> field -> a dict of tokens to
+probability, written as a string). A client becomes a tenant. There are no prompts and no prefixes. Clients
+without lengths are omitted.
 """
 
 import csv
@@ -26,10 +27,15 @@ from sim.pool.workloads.files import MAX_FILE_BYTES, MAX_TOKENS
 from sim.pool.workloads.trace import check_run
 
 MAX_CLIENTS = 2_000
+"""Maximum number of clients in a tar."""
 MAX_MEMBER_BYTES = 16 << 20
+"""Maximum size of a member in bytes."""
 MAX_WINDOWS = 20_000
+"""Maximum number of windows of a client."""
 MIN_SHAPE = 0.05
-"""Fits with a smaller shape (coefficient of variation above 20) come from windows of a few requests."""
+"""Smallest accepted shape parameter; smaller fits (coefficient of variation above 20) come from windows of few
+requests.
+"""
 _MEMBER = re.compile(r"(?:^|/)chunk-(\d{1,6})-(trace\.csv|dataset\.json)$")
 
 Floats = NDArray[np.float64]
@@ -37,7 +43,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a client's requests arrive from `start_s` until the next window."""
+    """A client's arrival process from `start_s` until the next window."""
 
     start_s: float
     per_s: float
@@ -47,7 +53,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Distributions of prompt and answer in a window: values and their cumulated probabilities."""
+    """Distributions of prompt and answer lengths in a window: values in tokens and their cumulative probabilities."""
 
     start_s: float
     inputs: NDArray[np.int64]
@@ -66,7 +72,7 @@ class Client:
 
 
 def read_servegen(path: Path) -> tuple[Client, ...]:
-    """The clients in a tar. Raises InvalidRequest naming the member, its line and what is wrong."""
+    """Return the clients in a tar. Raises InvalidRequest naming the member, its line and the fault."""
     traces: dict[int, tuple[Window, ...]] = {}
     lengths: dict[int, tuple[Lengths, ...]] = {}
     for name, number, kind, data in _members(path):
@@ -88,7 +94,7 @@ def read_servegen(path: Path) -> tuple[Client, ...]:
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, str, bytes]]:
-    """Name, client number, kind and content of the files that matter; nothing is unpacked to disk."""
+    """Yield name, client number, kind and content of the relevant members; nothing is unpacked to disk."""
     total, seen = 0, 0
     try:
         with tarfile.open(path) as tar:
@@ -151,7 +157,7 @@ def _lengths(name: str, data: bytes) -> tuple[Lengths, ...]:
 
 
 def _distribution(name: str, start: float, text: object) -> tuple[NDArray[np.int64], Floats]:
-    """Values and cumulated probabilities of '{tokens: probability, ...}'."""
+    """Return the values and cumulative probabilities of '{tokens: probability, ...}'."""
     pairs = [item.partition(":") for item in str(text).strip("{} \n").split(",") if item.strip()]
     try:
         values = np.array([float(value) for value, _, _ in pairs])
@@ -169,11 +175,12 @@ def _distribution(name: str, start: float, text: object) -> tuple[NDArray[np.int
 
 
 class ServeGenWorkload:
-    """Clients' requests from a time that the seed chooses, in the trace's own time; their rates are scaled together.
+    """Clients' requests from a start time that the seed chooses, in the trace's own time; their rates are
+    scaled together.
 
-    Within a window a client's arrivals are a stationary renewal process of the window's family and shape. Because such
-    processes are far from their mean rate over minutes, the first n = rate x seconds arrivals are taken and their time
-    stretched to `seconds`.
+    Within a window a client's arrivals are a stationary renewal process of the window's family and shape.
+    Because such processes deviate far from their mean rate over minutes, the first n = rate x seconds arrivals
+    are taken and their times scaled to `seconds`.
     """
 
     def __init__(self, name: str, clients: Sequence[Client], models: Sequence[str], context: int) -> None:
@@ -185,7 +192,7 @@ class ServeGenWorkload:
         self._span_s = max(ends)
 
     def requests(self, *, rate: float, seconds: float, seed: int) -> Iterator[SimRequest]:
-        """See Workload.requests."""
+        """Yield the requests; see Workload.requests."""
         count = check_run(rate, seconds)
         rng = np.random.default_rng(seed)
         begin = self._busy_start(rng, seconds)
@@ -211,7 +218,7 @@ class ServeGenWorkload:
             )
 
     def _busy_start(self, rng: np.random.Generator, seconds: float) -> float:
-        """A start time, in seconds of the trace, whose run has arrivals."""
+        """Return a start time, in seconds of the trace, from which a run of `seconds` has arrivals."""
         for _ in range(1_000):
             begin = float(rng.random() * self._span_s)
             if self._mean_rate(begin, seconds) > 0:
@@ -227,7 +234,7 @@ class ServeGenWorkload:
         return sum(spans) / seconds
 
     def _pieces(self, client: Client, begin: float, seconds: float) -> Iterator[tuple[Window, float, float]]:
-        """The client's windows in order of time from `begin`, with start and end in seconds since then."""
+        """Yield the client's windows in order of time from `begin`, with start and end in seconds since then."""
         starts = [window.start_s for window in client.windows]
         ends = [*starts[1:], starts[-1] + _step(client)]
         for turn in range(int((begin + seconds) // self._span_s) + 1):
@@ -256,7 +263,7 @@ class ServeGenWorkload:
     def _draw(
         self, at: Floats, who: NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lengths, cut to what fits the context."""
+        """Draw prompt and answer lengths in tokens, limited to the context."""
         inputs, outputs = np.ones(len(at), dtype=np.int64), np.ones(len(at), dtype=np.int64)
         picks = rng.random((2, len(at)))
         for number, client in enumerate(self._clients):
@@ -272,13 +279,13 @@ class ServeGenWorkload:
 
 
 def _step(client: Client) -> float:
-    """Length of a window."""
+    """Return the length of a client's window in seconds."""
     gaps = [later.start_s - earlier.start_s for earlier, later in pairwise(client.windows)]
     return min(gaps, default=600.0)
 
 
 def _renewal(window: Window, per_s: float, seconds: float, rng: np.random.Generator) -> Floats:
-    """Arrivals in [0, seconds) of a stationary renewal process: a stretch cut from the middle of a longer one."""
+    """Return arrivals in [0, seconds) of a stationary renewal process, taken from the middle of a longer one."""
     expected = per_s * seconds
     draws = int(1.5 * expected + 60)
     if window.weibull:

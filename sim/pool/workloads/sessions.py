@@ -1,10 +1,10 @@
-"""Generated traffic: kinds of sessions, each a conversation, an agent's run or a single request.
+"""Generated traffic: kinds of sessions, each a conversation, an agent run or a single request.
 
-A session's prompts are: the tenant's shared prompt, perhaps one of the tenant's documents, and the session's own text,
-which grows by every answer and every further turn. When prompt and answer would no longer fit the context, the session
-goes on with an empty history, as a client that compacts does.
+A session's prompts consist of the tenant's shared prompt, optionally one of the tenant's documents, and the
+session's own text, which grows by every answer and every further turn. When prompt and answer would exceed the
+context, the session continues with an empty history, as a client that compacts its context does.
 
-Runs are in a steady state from their first second: sessions that began before it are in the middle.
+Runs are in a steady state from their first second: sessions that began earlier are in progress.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,20 @@ from sim.pool.workloads.hashes import key_of, stream
 from sim.pool.workloads.trace import check_run
 
 BLOCK_TOKENS = 64
+"""Number of tokens per prefix block of generated prompts."""
 ANSWER_S_PER_TOKEN = 0.02
-"""A next turn waits for the answer: 50 tokens/s are assumed, whatever the pool does (arrivals are open-loop)."""
+"""Seconds per answer token that the next turn waits; constant, because arrivals do not depend on the pool (open
+loop).
+"""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A distribution of token counts: log-normal of this mean where `mean` is given, else uniform; both bounded."""
+    """A distribution of token counts: log-normal with this mean where `mean` is given, else uniform; both are
+    bounded.
+    """
 
     low: int
     high: int
@@ -35,7 +40,7 @@ class Tokens:
     sigma: float = 0.8
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
-        """`count` values."""
+        """Return `count` random values."""
         if not self.mean:
             return rng.integers(self.low, self.high, count, endpoint=True)
         values = rng.lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
@@ -52,37 +57,37 @@ class Kind:
     name: str
     tenants: int
     opening: Tokens
-    """What the first turn adds."""
+    """Tokens that the first turn adds."""
     answer: Tokens
     share: float = 1.0
-    """Of the workload's requests."""
+    """Share of the workload's requests that belong to this kind."""
     skew: float = 0.0
-    """Zipf exponent of tenants' shares."""
+    """Zipf exponent of the tenants' shares."""
     tenant_name: str = "tenant"
     shared: Tokens = NONE
-    """A tenant's system prompt, tools and examples."""
+    """Tokens of a tenant's system prompt, tools and examples."""
     documents: int = 0
-    """A tenant's documents, of which a session has one; their popularity is Zipf with exponent 1."""
+    """Number of documents per tenant, of which a session uses one; their popularity is Zipf with exponent 1."""
     document: Tokens = NONE
     turn: Tokens = NONE
-    """What each further turn adds besides the answer before it."""
+    """Tokens that each further turn adds besides the previous answer."""
     turns: float = 1.0
-    """Mean turns of a session (geometric)."""
+    """Mean number of turns of a session (geometric distribution)."""
     max_turns: int = 1
     pause_s: float = 0.0
-    """Mean seconds from the end of an answer to the next turn (exponential)."""
+    """Mean seconds from the end of an answer to the next turn (exponential distribution)."""
     tier: str = "standard"
 
     @property
     def mean_turns(self) -> float:
-        """Mean of the geometric distribution that `max_turns` cuts off."""
+        """Mean of the geometric distribution truncated at `max_turns`."""
         if self.turns <= 1:
             return 1.0
         return self.turns * (1 - (1 - 1 / self.turns) ** self.max_turns)
 
     @property
     def longest_s(self) -> float:
-        """How long a session may last, but for very rare ones."""
+        """Seconds that a session may last, apart from very rare ones."""
         return (self.max_turns - 1) * (2 * self.pause_s + self.answer.high * ANSWER_S_PER_TOKEN)
 
 
@@ -94,7 +99,7 @@ class Recipe:
     kinds: tuple[Kind, ...]
     arrivals: Arrivals = field(default_factory=Steady)
     models: tuple[str, ...] = ()
-    """Where it is about several; else whatever it is run with."""
+    """Models of a workload with several; empty = the models it is run with."""
     model_skew: float = 0.0
     """Zipf exponent of the models' shares."""
 
@@ -111,15 +116,15 @@ class _Turns:
     tenant: Ints
     model: Ints
     document: Ints
-    """Of each session: its tenant, its model, its document."""
+    """Index of each session's document; `tenant` and `model` have one entry per session too."""
     shared_tokens: Ints
-    """Of each tenant."""
+    """Tokens of each tenant's shared prompt."""
     document_tokens: Ints
-    """Of each tenant's documents, one after the other."""
+    """Tokens of each tenant's documents, tenant by tenant."""
 
 
 class Sessions:
-    """A generated workload, ready to run."""
+    """A generated workload that can be run."""
 
     def __init__(self, name: str, recipe: Recipe, models: Sequence[str], context: int) -> None:
         self.name = name
@@ -128,7 +133,7 @@ class Sessions:
         self._context = context
 
     def requests(self, *, rate: float, seconds: float, seed: int) -> Iterator[SimRequest]:
-        """See Workload.requests."""
+        """Yield the requests; see Workload.requests."""
         check_run(rate, seconds)
         rng = np.random.default_rng(seed)
         kinds = self._recipe.kinds
@@ -183,17 +188,17 @@ class Sessions:
 
 
 class _Writer:
-    """Turns one kind's turns, in order of time, into requests; knows how far each open session is."""
+    """Turns one kind's turns, in order of time, into requests, and tracks the history of each open session."""
 
     def __init__(self, kind: Kind, turns: _Turns, models: Sequence[str], context: int) -> None:
         self._kind, self._turns, self._models, self._context = kind, turns, models, context
         self._open: dict[int, tuple[int, int]] = {}
         """Tokens of history and number of compactions, by session."""
         self._shared: dict[tuple[int, int], tuple[int, ...]] = {}
-        """Blocks of a tenant's shared prompt, by model."""
+        """Block hashes of a tenant's shared prompt, by tenant and model."""
 
     def write(self, index: int, key: int) -> SimRequest | None:
-        """The request of a turn; None for one before the run, of which only the history counts."""
+        """Return the request of a turn; None for a turn before the run, which only adds to the history."""
         turns, kind = self._turns, self._kind
         session = int(turns.session[index])
         tenant, document = int(turns.tenant[session]), int(turns.document[session])

@@ -1,4 +1,4 @@
-"""A trace in memory, and the workload that plays it at any rate."""
+"""A trace in memory, and the workload that replays it at any rate."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +11,16 @@ from sim.pool.contract import SimRequest
 from sim.pool.workloads.hashes import Hashes, key_of, salted
 
 MAX_REQUESTS = 20_000_000
-"""Of one run."""
+"""Maximum number of requests in one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Whose a request is and what it asks for."""
+    """The tenant of a request and what the request asks for."""
 
     tenant: str
     model: str = ""
-    """Empty = whatever model the run is about."""
+    """Name of the model; empty = the model that the run is about."""
     tier: str = "standard"
     weight: float = 1.0
 
@@ -35,31 +35,31 @@ class Trace:
     output_tokens: NDArray[np.int64]
     labels: tuple[Label, ...]
     label: NDArray[np.int64]
-    """Index into `labels`."""
+    """Index of each request's label in `labels`."""
     session: NDArray[np.int64]
-    """Requests of one conversation have the same number."""
+    """Number of each request's conversation."""
     chain: Hashes
-    """Chained hashes of whole prompt blocks of all requests, one after the other."""
+    """Chained hashes of the whole prompt blocks of all requests, concatenated."""
     offsets: NDArray[np.int64]
-    """Where each request's hashes begin in `chain`; one entry more than requests."""
+    """Start of each request's hashes in `chain`; one entry more than there are requests."""
     block_tokens: NDArray[np.int64]
-    """Prompt tokens of each of a request's blocks."""
+    """Number of prompt tokens in each block of a request."""
 
     def __len__(self) -> int:
         return len(self.at_s)
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first arrival to the last, and one mean gap: the time after which it may begin anew."""
+        """Seconds from the first arrival to the last plus one mean gap, after which the trace may repeat."""
         if len(self) < 2:
             return 1.0
         length = float(self.at_s[-1] - self.at_s[0])
         return max(length * len(self) / (len(self) - 1), 1e-3)
 
     def within(self, context: int) -> "Trace":
-        """Without the requests that a model of this context would refuse: prompt and answer must fit.
+        """Return the trace without requests whose prompt and answer exceed `context` tokens.
 
-        Raises InvalidRequest when none is left.
+        Raises InvalidRequest when no request is left.
         """
         keep = (self.prompt_tokens + self.output_tokens <= context).nonzero()[0]
         if not len(keep):
@@ -67,7 +67,7 @@ class Trace:
         return self if len(keep) == len(self) else self.rows(keep)
 
     def rows(self, keep: NDArray[np.int64]) -> "Trace":
-        """These rows only."""
+        """Return the trace with only these rows."""
         counts = np.diff(self.offsets)[keep]
         offsets = np.concatenate(([0], np.cumsum(counts)))
         pieces = [self.chain[self.offsets[row] : self.offsets[row + 1]] for row in keep]
@@ -85,22 +85,28 @@ class Trace:
         )
 
     def aligned(self, size: int) -> "Trace":
-        """With blocks cut down to multiples of `size` tokens, an engine's own blocks: what reached a little further
-        is then a little underestimated. Blocks shorter than one of the engine's cannot be found in its cache."""
+        """Return the trace with blocks rounded down to multiples of `size` tokens, the engine's block size.
+
+        Prefixes that reached slightly further are underestimated. Blocks shorter than the engine's cannot be
+        cached.
+        """
         return replace(self, block_tokens=self.block_tokens - self.block_tokens % size)
 
 
 class TraceWorkload:
-    """Plays a trace. A run of n = rate x seconds requests takes n rows in their order, from a row that the seed
-    chooses, and stretches or compresses their time to `seconds`: bursts keep their shape. After the last row the trace
-    begins anew with hashes of its own, so that nothing is found in a cache that was not there in the original.
+    """Replays a trace.
 
-    Rows that fell on the same instant (clocks that were rounded) are spread at random up to the next instant.
+    A run of n = rate x seconds requests takes n consecutive rows, from a row that the seed chooses, and scales
+    their times to `seconds`, which keeps the shape of bursts. After the last row the trace repeats with
+    different hashes, so that the repetition adds no cache hits.
+
+    Rows with the same rounded time are spread at random up to the next time.
     """
 
     def __init__(self, trace: Trace, models: Sequence[str], *, seeded_start: bool = True) -> None:
-        """`models`: a row whose own model is not among them asks for the first. `seeded_start` False = always from
-        the first row."""
+        """`models`: a row whose own model is not among them uses the first. `seeded_start` False = always start
+        at the first row.
+        """
         self.name = trace.name
         self.models = tuple(models)
         self.trace = trace
@@ -109,7 +115,7 @@ class TraceWorkload:
         self._models = [label.model if label.model in known else self.models[0] for label in trace.labels]
 
     def requests(self, *, rate: float, seconds: float, seed: int) -> Iterator[SimRequest]:
-        """See Workload.requests."""
+        """Yield the requests; see Workload.requests."""
         count = check_run(rate, seconds)
         rng = np.random.default_rng(seed)
         rows = len(self.trace)
@@ -155,7 +161,7 @@ class TraceWorkload:
 
 
 def check_run(rate: float, seconds: float) -> int:
-    """How many requests a run has. Raises InvalidRequest for a rate or length that makes no sense."""
+    """Return how many requests a run has. Raises InvalidRequest for an invalid rate or length."""
     if not 0 < rate < 1e6 or not 0 < seconds < 1e8:
         raise InvalidRequest(
             f"a run of {seconds:g} s at {rate:g} requests/s is none: both must be above zero"
