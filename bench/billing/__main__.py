@@ -35,7 +35,7 @@ BULK = {
 """PostgreSQL settings of the server that loads months; settlement and invoices use the product's own settings."""
 REPORTS = ("rollup", "gpu", "raw_parquet", "raw_postgres")
 """The reports that are measured at every size."""
-MARKS = {
+TARGETS = {
     "settled_and_sealed_per_s": (10_000, ">="),
     "bytes_per_row": (200, "<"),
     "rollup_s": (2.0, "<"),
@@ -44,6 +44,7 @@ MARKS = {
     "raw_postgres_s": (20.0, "<"),
     "invoices_s": (300.0, "<"),
 }
+"""Limit and comparison of each figure that has a target; the units are in the names."""
 
 
 def make_folder(path: Path) -> None:
@@ -74,15 +75,15 @@ async def fresh(url: str, name: str) -> str:
     return f"{base}/{name}"
 
 
-async def settlement(url: str, given: argparse.Namespace, tell: Any) -> dict[str, Any]:
+async def settlement(url: str, given: argparse.Namespace, on_progress: Any) -> dict[str, Any]:
     """Measure settlement at saturation and at the target rate, then the disk bytes per row."""
     found: dict[str, Any] = {}
     database = await fresh(url, "settle")
     connection = await asyncpg.connect(database)
     await months.seed(connection)
-    tell("settlement: as fast as it goes")
+    on_progress("settlement: as fast as it goes")
     found["saturated"] = await settle.run(database, given.settle_rows, 0)
-    tell(f"settlement: {given.rate:,.0f} a second for {given.seconds:.0f} s")
+    on_progress(f"settlement: {given.rate:,.0f} a second for {given.seconds:.0f} s")
     found["steady"] = await settle.run(database, int(given.rate * given.seconds), given.rate)
     await connection.execute("VACUUM usage_rows")
     found["bytes_per_row"] = await connection.fetchval(
@@ -94,7 +95,7 @@ async def settlement(url: str, given: argparse.Namespace, tell: Any) -> dict[str
     return found
 
 
-async def growth(url: str, folder: Path, given: argparse.Namespace, tell: Any) -> list[dict[str, Any]]:
+async def growth(url: str, folder: Path, given: argparse.Namespace, on_progress: Any) -> list[dict[str, Any]]:
     """For a month of each size, load it and run every report in a process of its own."""
     await migrate(url)
     connection = await asyncpg.connect(url)
@@ -110,7 +111,7 @@ async def growth(url: str, folder: Path, given: argparse.Namespace, tell: Any) -
         month = months.utc_month(2026, 7 + place)
         known = await connection.fetchrow("SELECT * FROM bench_loads WHERE month = $1", month)
         if known is None:
-            tell(f"{rows:,} rows: loading {month:%Y-%m} and rolling it up")
+            on_progress(f"{rows:,} rows: loading {month:%Y-%m} and rolling it up")
             took = await months.load(url, month, rows)
             await connection.execute(
                 "INSERT INTO bench_loads VALUES ($1, $2, $3, $4)",
@@ -123,7 +124,7 @@ async def growth(url: str, folder: Path, given: argparse.Namespace, tell: Any) -
         assert known is not None
         assert known["rows"] == rows, "the data directory holds months of another size"
         if known["parquet_s"] is None:
-            tell(f"{rows:,} rows: writing Parquet")
+            on_progress(f"{rows:,} rows: writing Parquet")
             parquet_s = await asyncio.to_thread(months.write_parquet, folder, month, rows)
             await connection.execute(
                 "UPDATE bench_loads SET parquet_s = $2 WHERE month = $1", month, parquet_s
@@ -139,7 +140,7 @@ async def growth(url: str, folder: Path, given: argparse.Namespace, tell: Any) -
         kinds = [*REPORTS, *(["archive"] if rows <= given.archive_rows else [])]
         costs = set()
         for kind in kinds:
-            tell(f"{rows:,} rows: {kind}")
+            on_progress(f"{rows:,} rows: {kind}")
             runs = [await probe(kind, url, str(month), folder) for _ in range(2 if kind in REPORTS else 1)]
             one[kind] = min(runs, key=lambda run: run["seconds"])
             costs |= {run["cost"] for run in runs}
@@ -170,14 +171,14 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
         with Progress(*columns, console=Console(stderr=True)) as progress:
             task = progress.add_task("starting", total=None)
 
-            def tell(what: str) -> None:
+            def on_progress(what: str) -> None:
                 progress.update(task, description=what)
 
             async with server(scratch / "bulk", BULK) as url:
-                report["growth"] = await growth(url, scratch / "parquet", given, tell)
+                report["growth"] = await growth(url, scratch / "parquet", given, on_progress)
             async with server(scratch / "plain") as url:
-                report["settlement"] = await settlement(url, given, tell)
-                tell(f"invoices of {given.tenants:,} customers")
+                report["settlement"] = await settlement(url, given, on_progress)
+                on_progress(f"invoices of {given.tenants:,} customers")
                 report["invoices"] = await invoices.run(await fresh(url, "invoices"), given.tenants)
     finally:
         if given.data is None:
@@ -229,11 +230,11 @@ def show(report: dict[str, Any]) -> bool:
     console.print(table)
     met = True
     for name, value in figures(report).items():
-        mark, sign = MARKS[name]
-        reached = value >= mark if sign == ">=" else value < mark
+        target, sign = TARGETS[name]
+        reached = value >= target if sign == ">=" else value < target
         met = met and reached
         console.print(
-            f"mark {name} {sign} {mark:,}: {value:,.2f} ({value / mark:.2f}x) {'met' if reached else 'MISSED'}"
+            f"mark {name} {sign} {target:,}: {value:,.2f} ({value / target:.2f}x) {'met' if reached else 'MISSED'}"
         )
     return met
 

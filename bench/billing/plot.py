@@ -29,8 +29,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
         memory_axis.plot(
             rows, [one[kind]["peak_mb"] for one in report["growth"]], "o-", label=label, color=color
         )
-    for mark in (2, 20):
-        time_axis.axhline(mark, color="black", linewidth=0.6, linestyle=":")
+    for target in (2, 20):
+        time_axis.axhline(target, color="black", linewidth=0.6, linestyle=":")
     time_axis.set(xscale="log", yscale="log", xlabel="usage rows in the month", title="Month report, seconds")
     memory_axis.set(
         xscale="log", ylim=(0, None), xlabel="usage rows in the month", title="Peak memory of the reader, MB"

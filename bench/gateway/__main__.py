@@ -14,7 +14,8 @@ from bench.gateway.rig import rig
 from bench.provenance import provenance
 
 OUT = Path(__file__).resolve().parents[1] / "out"
-MARKS = {"cpu_ms_per_request": 1.0, "cpu_us_per_chunk": 20.0}
+TARGETS = {"cpu_ms_per_request": 1.0, "cpu_us_per_chunk": 20.0}
+"""Upper limit of each figure that has a target; the units are in the names."""
 ANSWER_TOKENS = 16
 """Number of tokens in each answer."""
 DISTANCE_MS = 10
@@ -119,11 +120,11 @@ def show(report: dict[str, object], streams: int) -> bool:
         print(f"{title:38}" + "".join(f"{form.format(found[key]):>14}" for found in results.values()))
     ours = results["penstock"]
     met = {
-        "cpu_ms_per_request": ours["cpu_ms_per_request"] <= MARKS["cpu_ms_per_request"],
-        "cpu_us_per_chunk": ours[f"cpu_us_per_chunk_at_{streams}"] <= MARKS["cpu_us_per_chunk"],
+        "cpu_ms_per_request": ours["cpu_ms_per_request"] <= TARGETS["cpu_ms_per_request"],
+        "cpu_us_per_chunk": ours[f"cpu_us_per_chunk_at_{streams}"] <= TARGETS["cpu_us_per_chunk"],
     }
     for name, reached in met.items():
-        print(f"mark {name} <= {MARKS[name]}: {'met' if reached else 'MISSED'}")
+        print(f"mark {name} <= {TARGETS[name]}: {'met' if reached else 'MISSED'}")
     return all(met.values())
 
 

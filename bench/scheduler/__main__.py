@@ -51,22 +51,22 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("full size", total=3 + len(steps) + len(others))
 
-        def tell(text: str) -> None:
+        def on_progress(text: str) -> None:
             progress.update(task, advance=1, description=text)
 
         ranges = [(length, length) for length in PROMPTS if length <= full.longest]
         report["full"], *report["by_prompt"] = run(full, given.decisions, [(1, full.longest), *ranges])
         report["by_replicas"] = [report["full"]]
         for size in steps:
-            tell(f"{size.replicas} replicas")
+            on_progress(f"{size.replicas} replicas")
             report["by_replicas"] += run(size, given.decisions)
         report["by_cached_blocks"] = [report["full"]]
         for size in others:
-            tell(f"{size.cached_blocks:,} cached blocks")
+            on_progress(f"{size.cached_blocks:,} cached blocks")
             report["by_cached_blocks"] += run(size, given.decisions)
-        tell("memory")
+        on_progress("memory")
         report["bytes_per_block"] = bytes_per_block()
-        tell("done")
+        on_progress("done")
     return report
 
 
@@ -122,8 +122,8 @@ def show(report: dict[str, Any], console: Console) -> bool:
     for name, target in TARGETS.items():
         value = full["decision"][name]
         met &= value <= target
-        told = f"target {name} <= {target:.0f}: {value:.1f} {'met' if value <= target else 'MISSED'}"
-        console.print(f"{told}; recorded {full['recorded'][name]:.1f}")
+        verdict = f"target {name} <= {target:.0f}: {value:.1f} {'met' if value <= target else 'MISSED'}"
+        console.print(f"{verdict}; recorded {full['recorded'][name]:.1f}")
     return met
 
 

@@ -58,7 +58,7 @@ class SimReplica:
         self.change_id = 0
         """Number of state changes; a planned change is ignored when another came first."""
         self.kv_seq = 0
-        self.kv_told_until = 0.0
+        self.kv_delivered_until = 0.0
         self._rng = rng
         self._clock = EngineClock(spec.speed)
         self._config = replace(spec.engine, kv_events=kv_events)

@@ -61,8 +61,8 @@ class KvWire:
         """Send the latest changes of a replica's prefix cache."""
         replica.kv_seq += 1
         delta = KvDelta(replica.spec.replica_id, replica.boot_id, replica.kv_seq, stored, removed, cleared)
-        arrives = max(replica.kv_told_until, self._timeline.now + self._delays.kv_age_s())
-        replica.kv_told_until = arrives
+        arrives = max(replica.kv_delivered_until, self._timeline.now + self._delays.kv_age_s())
+        replica.kv_delivered_until = arrives
         self._timeline.at(arrives, self._deliver, delta)
 
 

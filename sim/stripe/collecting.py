@@ -52,12 +52,12 @@ def _plan_retry(sim: Sim, invoice: Obj) -> None:
     else:
         invoice["next_payment_attempt"] = None
     sim.save(invoice)
-    _tell_failed(sim, invoice)
+    _notify_failed(sim, invoice)
     if invoice["next_payment_attempt"] is None and sim.options.after_dunning == "uncollectible":
         invoices.give_up(sim, invoice)
 
 
-def _tell_failed(sim: Sim, invoice: Obj) -> None:
+def _notify_failed(sim: Sim, invoice: Obj) -> None:
     customer = sim.find("customer", invoice["customer"])
     if invoice["collection_method"] == "charge_automatically" and not customer["delinquent"]:
         customer["delinquent"] = True
@@ -137,7 +137,7 @@ def pay(sim: Sim, params: Obj, id: str) -> Obj:
         _charge(sim, found, method, off_session=params.get("off_session", True))
     except StripeError as error:
         if error.status == 402:
-            _tell_failed(sim, found)
+            _notify_failed(sim, found)
         raise
     return found
 
