@@ -70,7 +70,7 @@ class CounterCache:
     """Tenants' counters as received from schedulers; the least recently updated are dropped first."""
 
     def __init__(self, limit: int) -> None:
-        self._most = limit
+        self._limit = limit
         self._counters: OrderedDict[tuple[str, str, str], tuple[str, float]] = OrderedDict()
 
     def update(self, epoch: str, counters: Sequence[TenantCounter]) -> None:
@@ -79,7 +79,7 @@ class CounterCache:
             key = (counter.model, counter.tier, counter.tenant_id)
             self._counters[key] = (epoch, counter.service)
             self._counters.move_to_end(key)
-        while len(self._counters) > self._most:
+        while len(self._counters) > self._limit:
             self._counters.popitem(last=False)
 
     def not_from(self, epoch: str) -> list[TenantCounter]:

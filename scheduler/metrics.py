@@ -128,13 +128,13 @@ class BoundedLabels:
     """A bounded number of label values, because prometheus_client never removes one from a counter."""
 
     def __init__(self, limit: int) -> None:
-        self._most = limit
+        self._limit = limit
         self._known: set[str] = set()
 
     def label(self, name: str) -> str:
         """`name` while it is known or there is room for one more, else OTHER."""
         if name not in self._known:
-            if len(self._known) >= self._most:
+            if len(self._known) >= self._limit:
                 return "other"
             self._known.add(name)
         return name

@@ -289,13 +289,15 @@ class FairQueue:
         return self._messages(model, {(i, name) for i, band in enumerate(self.bands) for name in band.flows})
 
     def _messages(self, model: str, flows: set[tuple[int, str]]) -> list[TenantCounter]:
-        told = [
+        counters_of_flows = [
             TenantCounter(name, model, flow.counter, BANDS[index])
             for index, name in sorted(flows)
             if name != NEW_TENANT and (flow := self.bands[index].flows.get(name)) is not None
         ]
         bands = sorted({index for index, _ in flows})
-        return told + [TenantCounter(NEW_TENANT, model, self.bands[i].floor, BANDS[i]) for i in bands]
+        return counters_of_flows + [
+            TenantCounter(NEW_TENANT, model, self.bands[i].floor, BANDS[i]) for i in bands
+        ]
 
 
 def band_index(tier: str) -> int:

@@ -19,7 +19,7 @@ class Control:
 
     def __init__(self, sim: Sim, sender: WebhookSender, released: asyncio.Event) -> None:
         self._sim = sim
-        self._courier = sender
+        self._sender = sender
         self._released = released
         self._acts: list[tuple[str, str, Callable[..., Any]]] = [
             ("GET", "/_sim/time", self._time),
@@ -70,7 +70,7 @@ class Control:
         if not 0 <= seconds <= _MAX_ADVANCE:
             raise invalid(f"seconds is 0 to {_MAX_ADVANCE}: virtual time does not go back", param="seconds")
         self._sim.advance(seconds)
-        return self._time({}) | {"deliveries": await self._courier.deliver_due()}
+        return self._time({}) | {"deliveries": await self._sender.deliver_due()}
 
     def _fault(self, given: Obj) -> Obj:
         return faults.add(self._sim.store, given)
@@ -97,12 +97,12 @@ class Control:
 
     async def _flush(self, given: Obj) -> Obj:
         del given
-        released = self._courier.release()
-        return {"released": released, "deliveries": await self._courier.deliver_due()}
+        released = self._sender.release()
+        return {"released": released, "deliveries": await self._sender.deliver_due()}
 
     def _resend(self, given: Obj, id: str) -> Obj:
         del given
-        return {"deliveries": self._courier.resend(self._sim.find("event", id))}
+        return {"deliveries": self._sender.resend(self._sim.find("event", id))}
 
     def _complete(self, given: Obj, id: str) -> Obj:
         checkout.complete(self._sim, id, str(given.get("card") or "pm_card_visa"))

@@ -131,10 +131,10 @@ class WebhookSender:
         attempts = 0
         async with self._pumping:
             while due := self._due():
-                lanes: dict[str, list[Obj]] = {}
+                rows_by_endpoint: dict[str, list[Obj]] = {}
                 for row in due:
-                    lanes.setdefault(row["endpoint"], []).append(row)
-                await asyncio.gather(*(self._deliver_all(rows) for rows in lanes.values()))
+                    rows_by_endpoint.setdefault(row["endpoint"], []).append(row)
+                await asyncio.gather(*(self._deliver_all(rows) for rows in rows_by_endpoint.values()))
                 attempts += len(due)
         return attempts
 

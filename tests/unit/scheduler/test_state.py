@@ -182,8 +182,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert seen.load.running <= seen.slots
 
 
-TestBoard = SchedulerMachine.TestCase
-TestBoard.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSchedulerState = SchedulerMachine.TestCase
+TestSchedulerState.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def story(seed: int) -> list[str]:
@@ -377,11 +377,11 @@ def test_one_that_fits_nowhere_is_overtaken_a_bounded_number_of_times() -> None:
     made.submit("api", request("runs", "t1", prompt_tokens=3_000), 0.0)
     made.dispatch(0.0, rng)
     made.submit("api", request("large", "t1", prompt_tokens=8_000), 0.1)
-    overtook = []
+    placed_first = []
     for n in range(6):
         made.submit("api", request(f"small-{n}", "t1"), 0.2)
-        overtook += [decision.placement.request_id for decision in made.dispatch(0.2, rng)]
-    assert overtook == ["small-0", "small-1", "small-2"]
+        placed_first += [decision.placement.request_id for decision in made.dispatch(0.2, rng)]
+    assert placed_first == ["small-0", "small-1", "small-2"]
 
 
 def test_one_that_fits_nowhere_is_not_overtaken_more_often_because_all_come_at_once() -> None:
