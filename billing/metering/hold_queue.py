@@ -23,7 +23,7 @@ MAX_BATCH = 64
 MAX_PENDING = 4096
 """Requests that may wait to be sent; further ones are refused at once."""
 
-_HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 
 
 class _Waiter:
@@ -170,6 +170,7 @@ class HoldQueue:
                 [one.max_input_tokens for one in requests],
                 [one.max_output_tokens for one in requests],
                 [one.default_output_tokens for one in requests],
+                [one.whole for one in requests],
             )
         except (ConnectionUnavailable, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             if not isinstance(error, ConnectionUnavailable):

@@ -248,4 +248,5 @@ def _granted(row: asyncpg.Record) -> HoldGranted:
         ),
         amount=int(row["amount"]),
         output_tokens=row["output_tokens"],
+        whole=row["whole"],
     )

@@ -64,6 +64,8 @@ class HoldRequest(msgspec.Struct, frozen=True):
     """The request's limit; 0 = it named none, and the database function chooses."""
     default_output_tokens: int = 4096
     """The model's default, an upper bound when the request names no limit."""
+    whole: bool = False
+    """Asks for a hold of all that the answer may cost, so that the engine may be asked for it in one piece."""
 
 
 class HoldGranted(msgspec.Struct, frozen=True):
@@ -78,6 +80,8 @@ class HoldGranted(msgspec.Struct, frozen=True):
     """Picodollars held."""
     output_tokens: int
     """Output tokens that the hold covers; the gateway must extend it before it relays more."""
+    whole: bool = False
+    """Whether the hold covers all that the answer may cost, at no more than a sixteenth of what was available."""
 
 
 class OpenRecord(msgspec.Struct, tag="open"):

@@ -7,14 +7,17 @@
 --   held          open holds of the account before this one; open_holds: how many
 -- p_inputs and p_outputs are upper bounds in tokens. A request without a bound (p_outputs[i] <= 0) may use the rest
 -- of its context, p_defaults[i]: it holds at most 4096 output tokens and at most a quarter of what is available.
+-- p_whole[i] asks for a hold of all that the answer may cost, so that the engine may be asked for it in one piece;
+-- granted (column whole) where that is at most a sixteenth of what is available. Absent or null: not asked for.
 CREATE OR REPLACE FUNCTION penstock_hold(
     p_incarnation text, p_requests uuid[], p_tenants uuid[], p_projects uuid[], p_keys uuid[],
-    p_models text[], p_tiers text[], p_inputs bigint[], p_outputs bigint[], p_defaults bigint[])
+    p_models text[], p_tiers text[], p_inputs bigint[], p_outputs bigint[], p_defaults bigint[],
+    p_whole boolean[] DEFAULT '{}')
 RETURNS TABLE (
     request_id uuid, verdict text, can_wait boolean, admitted_at timestamptz,
     price_id bigint, price_input bigint, price_cached bigint, price_output bigint, price_reasoning bigint,
     list_id bigint, list_input bigint, list_cached bigint, list_output bigint, list_reasoning bigint,
-    amount numeric, output_tokens bigint, needed numeric, funds numeric, held numeric, open_holds integer)
+    amount numeric, output_tokens bigint, whole boolean, needed numeric, funds numeric, held numeric, open_holds integer)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -29,8 +32,8 @@ DECLARE
     v_out_price numeric;
 BEGIN
     FOR r IN SELECT * FROM unnest(p_requests, p_tenants, p_projects, p_keys, p_models, p_tiers,
-            p_inputs, p_outputs, p_defaults) WITH ORDINALITY
-            AS t (request, tenant, project, key, model, tier, input, output, fallback, position)
+            p_inputs, p_outputs, p_defaults, p_whole) WITH ORDINALITY
+            AS t (request, tenant, project, key, model, tier, input, output, fallback, in_one, position)
         ORDER BY tenant, position
     LOOP
         IF a.tenant_id IS DISTINCT FROM r.tenant THEN
@@ -42,7 +45,7 @@ BEGIN
             SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = r.tenant FOR UPDATE;
         END IF;
         request_id := r.request; verdict := NULL; can_wait := false; admitted_at := clock_timestamp();
-        amount := NULL; output_tokens := NULL; needed := NULL;
+        amount := NULL; output_tokens := NULL; whole := false; needed := NULL;
         price_id := NULL; list_id := NULL;
         IF a.tenant_id IS NULL THEN
             verdict := 'no_account'; funds := NULL; held := NULL; open_holds := NULL;
@@ -72,7 +75,12 @@ BEGIN
         v_out_price := greatest(p.output, p.reasoning);
         v_left := least(v_funds, a.budget - penstock_spent(a)) - a.held;
         output_tokens := r.output;
-        IF r.output <= 0 THEN
+        IF r.in_one THEN
+            output_tokens := CASE WHEN r.output > 0 THEN r.output ELSE r.fallback END;
+            needed := greatest(r.input, 0) * v_in_price + output_tokens * v_out_price;
+            whole := coalesce(needed <= v_left / 16, true);
+        END IF;
+        IF r.output <= 0 AND NOT whole THEN
             output_tokens := least(r.fallback, 4096);
             IF v_out_price > 0 AND v_left IS NOT NULL THEN
                 output_tokens := greatest(1, least(output_tokens, floor(v_left / 4 / v_out_price)));

@@ -27,7 +27,9 @@ class Customer:
     key_id: UUID = field(default_factory=uuid7)
     name: str = "Acme"
 
-    def hold(self, *, input_tokens: int = 10, output_tokens: int = 100, model: str = MODEL) -> HoldRequest:
+    def hold(
+        self, *, input_tokens: int = 10, output_tokens: int = 100, model: str = MODEL, whole: bool = False
+    ) -> HoldRequest:
         return HoldRequest(
             request_id=uuid7(),
             tenant_id=self.tenant_id,
@@ -37,6 +39,7 @@ class Customer:
             tier="standard",
             max_input_tokens=input_tokens,
             max_output_tokens=output_tokens,
+            whole=whole,
         )
 
     def open(self, granted: HoldGranted, **changes: Any) -> OpenRecord:

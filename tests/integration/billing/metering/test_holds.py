@@ -170,6 +170,39 @@ async def test_without_max_tokens_the_hold_is_sized_by_what_is_there(
     assert granted.output_tokens == tokens
 
 
+@pytest.mark.parametrize(
+    ("credit", "asked", "tokens", "whole"),
+    [
+        ("100", 0, 4096, True),
+        ("1.3109", 0, 4096, True),  # 4,096 tokens at 20 dollars a million, and 10 of the prompt: a sixteenth
+        ("1.3108", 0, 4096, False),
+        ("0.04", 0, 500, False),  # a quarter of what is available, as without the wish
+        ("0.33", 1000, 1000, True),
+        ("0.31", 1000, 1000, False),
+    ],
+)
+async def test_a_whole_answer_is_held_in_full_or_like_any_other(
+    database: Database, make_manager: MakeManager, credit: str, asked: int, tokens: int, whole: bool
+) -> None:
+    await price(database)
+    customer = await make_customer(database, credit)
+    manager = await make_manager()
+    granted = await manager.place(customer.hold(input_tokens=10, output_tokens=asked, whole=True))
+    assert (granted.output_tokens, granted.whole) == (tokens, whole)
+    row = await account(database, customer)
+    assert row.held == granted.amount
+
+
+async def test_a_budget_bounds_a_whole_answer(database: Database, make_manager: MakeManager) -> None:
+    await price(database)
+    customer = await make_customer(database, "100")
+    manager = await make_manager()
+    async with database.system() as connection:
+        await set_budget(connection, customer.tenant_id, "1")
+    assert not (await manager.place(customer.hold(output_tokens=0, whole=True))).whole
+    assert not (await manager.place(customer.hold(output_tokens=10))).whole, "not asked for"
+
+
 async def test_extension_takes_money_or_says_no(database: Database, make_manager: MakeManager) -> None:
     await price(database, reasoning="10")
     customer = await make_customer(database, "0.02")
