@@ -18,6 +18,7 @@ from api.customer import organization, statements
 from api.customer.protocol import HeadLimitProtocol
 from api.deps import Deps
 from core.clock import SystemClock
+from core.heap import freeze_heap
 from core.settings import Settings
 from core.telemetry import MetricsServer, flush_tracing, setup_tracing
 from gateway.tokenization.model_tokenizer import PromptTokenizer
@@ -80,6 +81,11 @@ async def _serve(settings: Settings, simulated_tokenizer: PromptTokenizer | None
 
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that does not raise the signal again after it has drained, so that the process exits with 0."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the services and accept connections, then freeze the heap."""
+        await super().startup(sockets)
+        freeze_heap()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

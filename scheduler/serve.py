@@ -1,7 +1,6 @@
 """The scheduler role: builds the service and its internal port from the settings, and stops on SIGTERM."""
 
 import asyncio
-import gc
 import random
 import signal
 
@@ -10,6 +9,7 @@ import uvloop
 from core.clock import SystemClock
 from core.db import Database
 from core.errors import Unavailable
+from core.heap import freeze_heap
 from core.settings import Settings
 from core.telemetry import MetricsServer
 from scheduler.autoscaling import LivePlanner
@@ -56,8 +56,7 @@ async def _serve(settings: Settings) -> int:
         await trace.start()
         await _listen(service, settings)
         await metrics.start()
-        gc.collect()
-        gc.freeze()  # objects that live as long as the process are not scanned between decisions
+        freeze_heap()
         await _until(stop, service)
     finally:
         await metrics.close()
