@@ -39,6 +39,11 @@ def tracer(name: str) -> Tracer:
     return trace.get_tracer(name)
 
 
+def tracer_if_exported(name: str) -> Tracer | None:
+    """The tracer of a module; None when `setup_tracing` found no endpoint, so that hot paths create no spans."""
+    return trace.get_tracer(name) if isinstance(trace.get_tracer_provider(), TracerProvider) else None
+
+
 def setup_tracing(role: str, settings: Settings) -> None:
     """Export this process's traces to `settings.otlp_endpoint`; does nothing without one, or when called again."""
     if not settings.otlp_endpoint or isinstance(trace.get_tracer_provider(), TracerProvider):

@@ -1,21 +1,21 @@
 """Metrics and traces of requests, written once at the end of a request.
 
 Metric names follow OpenTelemetry's GenAI semantic conventions in Prometheus spelling. Metrics are bound to their labels
-once per model and tier. Spans are created at the end from the request's timestamps: a request that is not sampled costs
-one span object when traces are exported, and nothing otherwise.
+once per model and tier, and are plain numbers until they are scraped. Spans are created at the end from the request's
+timestamps: a request that is not sampled costs one span object when traces are exported, and nothing otherwise.
 """
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
 from billing.metering.records import Outcome
 from core.errors import PenstockError
-from core.telemetry import tracer
+from core.plain_metrics import Counts, Distributions
+from core.telemetry import tracer_if_exported
 from gateway.context import AnyContext
 
 _TTFT_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 30.0, 60.0)
@@ -24,30 +24,28 @@ _DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0
 _OVERHEAD_BUCKETS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0)
 
 
+_NAMES = ("gen_ai_request_model", "tier")
+
+
 class _BoundMetrics:
     """The metrics bound to one model and tier."""
 
-    __slots__ = ("cached", "duration", "input", "output", "overhead", "queue", "tpot", "ttft")
+    __slots__ = ("duration", "overhead", "queue", "tpot", "ttft")
 
     def __init__(self, families: "_Metrics", model: str, tier: str) -> None:
-        self.ttft = families.ttft.labels(model, tier)
-        self.tpot = families.tpot.labels(model, tier)
-        self.duration = families.duration.labels(model, tier)
-        self.queue = families.queue.labels(model, tier)
-        self.overhead = families.overhead.labels(model, tier)
-        self.input = families.tokens.labels(model, tier, "input")
-        self.cached = families.tokens.labels(model, tier, "cached_input")
-        self.output = families.tokens.labels(model, tier, "output")
+        self.ttft = families.ttft.of(model, tier)
+        self.tpot = families.tpot.of(model, tier)
+        self.duration = families.duration.of(model, tier)
+        self.queue = families.queue.of(model, tier)
+        self.overhead = families.overhead.of(model, tier)
 
 
 class _Metrics:
     """The metric families of this package."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        names = ("gen_ai_request_model", "tier")
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, names, buckets=buckets, registry=registry)
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Distributions:
+            return Distributions(name, text, _NAMES, bounds, registry)
 
         self.ttft = histogram(
             "gen_ai_server_time_to_first_token_seconds", "Receipt to first content", _TTFT_BUCKETS
@@ -64,20 +62,14 @@ class _Metrics:
         self.overhead = histogram(
             "penstock_admission_seconds", "Receipt to dispatch, queueing excluded", _OVERHEAD_BUCKETS
         )
-        self.tokens = Counter(
-            "gen_ai_usage_tokens",
-            "Tokens counted by engines",
-            (*names, "gen_ai_token_type"),
-            registry=registry,
+        self.tokens = Counts(
+            "gen_ai_usage_tokens", "Tokens counted by engines", (*_NAMES, "gen_ai_token_type"), registry
         )
-        self.requests = Counter(
-            "penstock_requests", "Admitted requests by outcome", (*names, "outcome"), registry=registry
+        self.requests = Counts(
+            "penstock_requests", "Admitted requests by outcome", (*_NAMES, "outcome"), registry
         )
-        self.refusals = Counter(
-            "penstock_refusals",
-            "Requests refused before admission, by error code",
-            ("code",),
-            registry=registry,
+        self.refusals = Counts(
+            "penstock_refusals", "Requests refused before admission, by error code", ("code",), registry
         )
         self.open = Gauge(
             "penstock_open_requests", "Requests between receipt and settlement", registry=registry
@@ -90,12 +82,11 @@ class Telemetry:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._families = _Metrics(registry)
         self._bound: dict[tuple[str, str], _BoundMetrics] = {}
-        self._outcomes: dict[tuple[str, str, Outcome], Any] = {}
-        self._tracer = tracer("penstock.gateway")
+        self._tracer = tracer_if_exported("penstock.gateway")
 
     def count_refusal(self, code: str) -> None:
         """Count a request that was refused before it was admitted, by error code."""
-        self._families.refusals.labels(code).inc()
+        self._families.refusals.add((code,))
 
     def track_open_requests(self, count: Callable[[], int]) -> None:
         """Export the number of open requests; `count` is called at each scrape."""
@@ -107,42 +98,41 @@ class Telemetry:
             self._count(context, context.outcome)
         elif isinstance(context.error, PenstockError):
             self.count_refusal(context.error.code)
-        request = context.request
-        operation = "chat" if request.prepared.endpoint == "chat" else "text_completion"
-        span = self._tracer.start_span(
-            f"{operation} {request.model.name}",
-            kind=SpanKind.SERVER,
-            start_time=_wall_ns(request.received_at),
-        )
-        if span.is_recording():
-            self._trace(context, span)
+        if self._tracer is not None:
+            self._trace(context, self._tracer)
 
     def _count(self, context: AnyContext, outcome: Outcome) -> None:
         key = (context.request.model.name, context.request.principal.tier)
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bound[key] = _BoundMetrics(self._families, *key)
-        requests = self._outcomes.get((*key, outcome))
-        if requests is None:
-            requests = self._outcomes[(*key, outcome)] = self._families.requests.labels(*key, outcome.value)
-        requests.inc()
+        self._families.requests.add((*key, outcome.value))
         usage = context.usage
         end = context.settled_at
         bound.duration.observe(end - context.request.received_at)
         queue_s = context.routing.placement.queue_s if context.routing.placement is not None else 0.0
         bound.queue.observe(queue_s)
         bound.overhead.observe(max(0.0, context.routing.placed_at - context.request.received_at - queue_s))
-        bound.input.inc(usage.input)
-        bound.output.inc(usage.output)
-        if usage.cached_input:
-            bound.cached.inc(usage.cached_input)
+        tokens = self._families.tokens
+        tokens.add((*key, "input"), usage.input)
+        tokens.add((*key, "output"), usage.output)
+        tokens.add((*key, "cached_input"), usage.cached_input)
         if context.answer.first_content_at:
             bound.ttft.observe(context.answer.first_content_at - context.request.received_at)
             if usage.output > 1:
                 bound.tpot.observe((end - context.answer.first_content_at) / (usage.output - 1))
 
-    def _trace(self, context: AnyContext, span: Span) -> None:
-        """Write the request's span with one child span per phase."""
+    def _trace(self, context: AnyContext, tracer: Tracer) -> None:
+        """Write the request's span, with one child span per phase if the trace is sampled or the request failed."""
+        request = context.request
+        operation = "chat" if request.prepared.endpoint == "chat" else "text_completion"
+        span = tracer.start_span(
+            f"{operation} {request.model.name}",
+            kind=SpanKind.SERVER,
+            start_time=_wall_ns(request.received_at),
+        )
+        if not span.is_recording():
+            return
         failed = context.error is not None and context.abort_reason is None
         if span.get_span_context().trace_flags.sampled or failed:
             span.set_attributes(_attributes(context))
@@ -156,10 +146,10 @@ class Telemetry:
             )
             for name, start, stop in zip(("admit", "place", "relay"), instants, instants[1:], strict=False):
                 if start and stop:
-                    child = self._tracer.start_span(name, parent, start_time=_wall_ns(start))
+                    child = tracer.start_span(name, parent, start_time=_wall_ns(start))
                     child.end(_wall_ns(stop))
             if context.settled_at:
-                child = self._tracer.start_span("settle", parent, start_time=_wall_ns(end))
+                child = tracer.start_span("settle", parent, start_time=_wall_ns(end))
                 child.end()
             if failed:
                 span.set_status(Status(StatusCode.ERROR, type(context.error).__name__))
