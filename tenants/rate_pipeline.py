@@ -46,12 +46,16 @@ class Call:
     future: "asyncio.Future[Reply] | None"
     """Receives the reply; None = the reply is ignored."""
     on_abandoned: Callable[[Reply], None] | None = None
-    """Called with a reply that arrives after the caller was cancelled."""
+    """Called with a reply that no caller waits for: there is none, or it was cancelled."""
+    on_lost: Callable[[], None] | None = None
+    """Called in place of `on_abandoned` when the call has failed."""
 
     def fail(self, error: Exception) -> None:
         """Raise `error` at the caller."""
         if self.future is not None and not self.future.done():
             self.future.set_exception(error)
+        elif self.on_lost is not None:
+            self.on_lost()
 
     def finish(self, reply: Reply) -> None:
         """Pass the reply to the caller, or to `on_abandoned` after the caller was cancelled."""
@@ -117,10 +121,22 @@ class RatePipeline:
                 on_abandoned(future.result())
             raise
 
-    def send(self, command: bytes) -> None:
-        """Run the script without waiting for its reply; while Redis is unavailable the call stays queued."""
-        if len(self._queue) < MAX_QUEUED:
-            self._enqueue(Call(command, None))
+    def send(
+        self,
+        command: bytes,
+        on_reply: Callable[[Reply], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """Run the script without waiting for its reply.
+
+        While Redis is unavailable the call stays queued; one with `on_lost` fails. Exactly one of `on_reply` and
+        `on_lost` is called.
+        """
+        if len(self._queue) >= MAX_QUEUED or (on_lost is not None and (self.unavailable or self._closing)):
+            if on_lost is not None:
+                on_lost()
+            return
+        self._enqueue(Call(command, None, on_reply, on_lost))
 
     def _enqueue(self, call: Call) -> None:
         self._queue.append(call)
@@ -190,7 +206,8 @@ class RatePipeline:
         self._paused_until = self._clock.monotonic() + RETRY_INTERVAL_S
         for call in [*batch, *self._queue]:
             call.fail(RedisUnavailable(str(error)))
-        self._queue = [] if self._closing else [call for call in self._queue if call.future is None]
+        kept = [call for call in self._queue if call.future is None and call.on_lost is None]
+        self._queue = [] if self._closing else kept
 
     def _extend(self, batch: list[Call]) -> None:
         """Wait READ_GRACE_S longer: if this process was blocked, the replies are in the socket already."""

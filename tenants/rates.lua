@@ -182,6 +182,21 @@ local function settle()
   return {1}
 end
 
+-- Count one request that was never acquired, also above the limits: what exceeds them is a debt. Answers the levels of
+-- requests in thousandths.
+local function charge()
+  local answer = {1}
+  for _, scope in ipairs(read_scopes()) do
+    local levels = levels_of(scope)
+    if scope.limit.r >= 0 then
+      levels.r = levels.r + 1
+      store_levels(scope, levels)
+    end
+    answer[#answer + 1] = math.ceil(levels.r * 1000)
+  end
+  return answer
+end
+
 -- Renew leases; one that was lost with the server's memory is created again.
 local function renew()
   local ttl_us = tonumber(ARGV[20])
@@ -216,5 +231,5 @@ local function seed()
   return {1}
 end
 
-local operations = {acquire = acquire, settle = settle, renew = renew, seed = seed}
+local operations = {acquire = acquire, settle = settle, charge = charge, renew = renew, seed = seed}
 return operations[ARGV[19]]()

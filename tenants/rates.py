@@ -18,11 +18,13 @@ from redis.asyncio import Redis
 
 from core.clock import Clock
 from core.errors import RateLimited, Unavailable
-from tenants.principal import Limits, Principal
+from tenants.principal import Principal
+from tenants.rate_errors import rate_limited
 from tenants.rate_headers import Header, rate_headers
+from tenants.rate_invalid import InvalidRequests
 from tenants.rate_local import LocalLimiter, RefusalCache
 from tenants.rate_pipeline import RatePipeline, RedisUnavailable, Reply
-from tenants.rate_scopes import KINDS, SCOPES, Args, Scopes, command, scopes_of
+from tenants.rate_scopes import KINDS, Args, Scopes, command, scopes_of
 
 LEASE_US = 30_000_000
 """Microseconds after which a concurrency lease that is not renewed expires: its process has died."""
@@ -76,6 +78,7 @@ class RateLimiter:
         self._pipeline = RatePipeline(redis, clock)
         self._local = LocalLimiter(clock, local_limit_per_s)
         self._refused = RefusalCache(clock)
+        self._invalid = InvalidRequests(clock)
         self._open: dict[str, RateGrant] = {}
         self._seeding: dict[UUID, asyncio.Task[None]] = {}
         self._scopes: dict[Principal, Scopes | None] = {}
@@ -93,6 +96,32 @@ class RateLimiter:
             await asyncio.gather(self._renewer, *self._seeding.values(), return_exceptions=True)
         await self._pipeline.close()
 
+    def check(self, principal: Principal) -> None:
+        """Refuse a request before its body is parsed, from what this process knows. Does not wait.
+
+        Raises RateLimited when a scope of `principal` refuses every request for now, or has used its request rate and
+        sent invalid requests lately.
+        """
+        scopes = self._scopes_of(principal)
+        if scopes is not None:
+            self._refuse_known(scopes)
+
+    def charge_invalid(self, principal: Principal) -> None:
+        """Count one invalid request, which was never acquired, in the request rates of `principal`. Does not wait.
+
+        `check` refuses the next ones: at once when this process alone has sent as many as the limit, and from the
+        reply on when all processes together have.
+        """
+        scopes = self._scopes_of(principal)
+        if scopes is None or all(limits.requests_per_min is None for limits in scopes.limits):
+            return
+
+        def count(reply: Reply) -> None:
+            self._invalid.confirmed(scopes, [int(level) / 1000 for level in reply[1:4]])
+
+        self._invalid.sent(scopes)
+        self._pipeline.send(command(scopes.encoded, "charge"), count, lambda: self._invalid.lost(scopes))
+
     async def acquire(
         self, request_id: str, principal: Principal, input_estimate: int, output_estimate: int
     ) -> RateGrant:
@@ -105,8 +134,7 @@ class RateLimiter:
         scopes = self._scopes_of(principal)
         if scopes is None:
             return grant
-        if (refusal := self._refused.get(scopes)) is not None:
-            raise refusal
+        self._refuse_known(scopes)
         for _ in range(MAX_SEED_ROUNDS):
             try:
                 reply = await self._request(grant, scopes)
@@ -129,6 +157,11 @@ class RateLimiter:
     def refund(self, grant: RateGrant) -> None:
         """Return the whole reservation of a request that was refused later."""
         self._release(grant, -1, 0, 0)
+
+    def _refuse_known(self, scopes: Scopes) -> None:
+        refusal = self._refused.get(scopes) or self._invalid.refusal(scopes)
+        if refusal is not None:
+            raise refusal
 
     def _scopes_of(self, principal: Principal) -> Scopes | None:
         """Cached by the whole principal, so changed limits make a new entry."""
@@ -157,7 +190,9 @@ class RateLimiter:
         grant.epoch = epoch.decode() if isinstance(epoch, bytes) else str(epoch)
         grant.day = int(reply[2])
         grant.scopes = scopes
-        grant.headers = rate_headers(scopes.limits, [int(level) for level in reply[3:12]])
+        levels = [int(level) for level in reply[3:12]]
+        self._invalid.granted(scopes, levels[::3])
+        grant.headers = rate_headers(scopes.limits, levels)
         if scopes.limits_concurrency:
             self._open[grant.request_id] = grant
         return grant
@@ -220,20 +255,3 @@ class RateLimiter:
             if scopes is not None:
                 leases = [grant.request_id for grant in grants]
                 self._pipeline.send(command(scopes.encoded, "renew", LEASE_US, *leases))
-
-
-def rate_limited(scopes: Scopes, index: int, kind: str, wait_s: float) -> RateLimited:
-    """The error of a request above the limit `kind` (a field of Limits) of scope number `index` of SCOPES.
-
-    `wait_s` is the time until the request conforms.
-    """
-    limits: Limits = scopes.limits[index]
-    limit = getattr(limits, kind)
-    scope = SCOPES[index]
-    words = kind.replace("_per_min", " per minute").replace("_per_day", " per day").replace("_", " ")
-    message = f"the {scope}'s limit of {limit} {words} is reached; try again in {max(wait_s, 0.001):.3g} s"
-    if kind == "concurrency":
-        message = f"the {scope}'s limit of {limit} requests at a time is reached; wait for one to finish"
-    return RateLimited(
-        message, details={"scope": scope, "kind": kind, "limit": limit}, retry_after_s=max(wait_s, 0.001)
-    )

@@ -226,7 +226,79 @@ async def test_a_refused_key_is_refused_locally_until_its_limits_change(
             assert await outcome(rates, who) == "key:requests_per_min"
         assert (await redis_client.info("commandstats"))["cmdstat_evalsha"]["calls"] == before
         raised = Principal(**{f: getattr(who, f) for f in who.__struct_fields__} | {"key_limits": Limits(5)})
+        assert not _checked(rates, who)
+        assert _checked(rates, raised)
         assert await outcome(rates, raised) == "granted"
+
+
+async def test_invalid_requests_count_against_the_rate(redis_url: str) -> None:
+    who = principal(key=Limits(requests_per_min=10), tenant=Limits(requests_per_min=1000))
+    async with limiter(redis_url) as rates:
+        for _ in range(4):
+            await rates.acquire(rid(), who, 1, 1)
+        began = monotonic()
+        parsed = 0
+        for _ in range(100):
+            if not _checked(rates, who):
+                continue
+            rates.charge_invalid(who)
+            parsed += 1
+            await until(lambda: _no_unconfirmed(rates), what="the count is confirmed")
+        assert 6 <= parsed <= 6 + int((monotonic() - began) / 6)
+        assert await outcome(rates, who) == "key:requests_per_min"
+        assert await outcome(rates, principal(key=Limits(requests_per_min=1))) == "granted"
+        raised = Principal(**{f: getattr(who, f) for f in who.__struct_fields__} | {"key_limits": Limits(50)})
+        assert _checked(rates, raised)
+
+
+async def test_processes_let_one_limit_each_through_in_a_round_trip_and_carry_the_debt(
+    redis_url: str, redis_client: Redis
+) -> None:
+    who = principal(key=Limits(requests_per_min=10))
+    async with limiter(redis_url) as one, limiter(redis_url) as two:
+        parsed = 0
+        for rates in (one, two):
+            for _ in range(100):
+                if _checked(rates, who):
+                    rates.charge_invalid(who)
+                    parsed += 1
+        assert parsed == 20
+        await until(lambda: _no_unconfirmed(one) and _no_unconfirmed(two))
+        level = float(
+            await redis_client.hget(f"penstock:rate:{{{who.tenant_id}}}:levels:{who.key_id}", "r") or 0
+        )
+        assert 10 < level <= 20
+        assert not _checked(one, who)
+        assert not _checked(two, who)
+        with pytest.raises(RateLimited) as caught:
+            two.check(who)
+        assert 6 < (caught.value.retry_after_s or 0) <= 66
+
+
+async def test_without_redis_invalid_requests_are_counted_here() -> None:
+    who = principal(key=Limits(requests_per_min=3))
+    async with limiter("redis://127.0.0.1:1/0") as rates:
+        parsed = 0
+        for _ in range(50):
+            if _checked(rates, who):
+                rates.charge_invalid(who)
+                parsed += 1
+            await asyncio.sleep(0)
+        await until(lambda: _no_unconfirmed(rates))
+        assert parsed == 3
+        assert not _checked(rates, who)
+
+
+def _checked(rates: RateLimiter, who: Principal) -> bool:
+    try:
+        rates.check(who)
+    except RateLimited:
+        return False
+    return True
+
+
+def _no_unconfirmed(rates: RateLimiter) -> bool:
+    return all(bucket.unconfirmed == 0 for bucket in rates._invalid._buckets.values())
 
 
 async def test_reservations_that_fill_a_day_block_only_until_they_settle(redis_url: str) -> None:

@@ -83,6 +83,11 @@ class Model:
                 scope.today += sum(tokens)
         return "granted"
 
+    def charge(self) -> None:
+        for scope in self.scopes:
+            if scope.limits.requests_per_min is not None:
+                scope.levels[0] += 1
+
     def settle(self, lease: str, epoch: int, day: int, deltas: tuple[int, int, int], used: int) -> None:
         for scope in self.scopes:
             scope.leases.pop(lease, None)
@@ -127,6 +132,7 @@ steps = st.lists(
         st.tuples(st.just("acquire"), tokens),
         st.tuples(st.just("settle"), tokens),
         st.tuples(st.just("refund"), tokens),
+        st.tuples(st.just("charge"), st.just(0)),
         st.tuples(st.just("wait"), st.integers(1, 90)),
         st.tuples(st.just("empty"), st.just(0)),
     ),
@@ -149,6 +155,11 @@ def test_the_script_follows_the_model(redis_url: str, limits: tuple[Limits, ...]
             elif step == "empty":
                 model.empty()
                 real.empty()
+            elif step == "charge":
+                model.charge()
+                for scope, level in zip(model.scopes, real.run(model.now, "charge")[1:], strict=True):
+                    if scope.limits.requests_per_min is not None:
+                        assert abs(int(level) - 1000 * scope.levels[0]) <= 1
             elif step == "acquire":
                 _acquire(real, model, held, number, value)
             elif held:
