@@ -9,9 +9,9 @@ from uuid import UUID
 from billing.metering.records import Outcome
 from core.errors import EngineFailed, InvalidRequest, PenstockError, Refused
 from gateway.admission import Admission
-from gateway.context import Request, RequestContext
+from gateway.context import AbortReason, Request, RequestContext
 from gateway.open_requests import OpenRequests
-from gateway.ports import GrantT, Reply
+from gateway.ports import ClientDisconnected, GrantT, Reply
 from gateway.relay import ENGINE_FAILED_MESSAGE, Relay
 from gateway.schemas.common import PreparedRequest
 from gateway.settle import Settlement
@@ -49,8 +49,8 @@ class Director(Generic[GrantT]):
     ) -> None:
         """Run one request and write its answer to `reply`.
 
-        Raises the PenstockError that the request ends with, or CancelledError when the server shuts down. Everything
-        that was acquired is released exactly once, in `Settlement.settle`, whichever step fails.
+        Raises the PenstockError that the request ends with, ClientDisconnected, or CancelledError when the server
+        shuts down. Everything that was acquired is released exactly once, in `Settlement.settle`, whichever step fails.
         """
         try:
             model = self._admission.resolve_model(principal, prepared)
@@ -74,6 +74,10 @@ class Director(Generic[GrantT]):
                 raise  # the server is shutting down
             context.task.uncancel()
             raise context.abort_reason.error() from None
+        except ClientDisconnected as gone:
+            context.error = gone
+            context.abort_reason = context.abort_reason or AbortReason.CLIENT_DISCONNECTED
+            raise
         except BaseException as error:
             context.error = error
             raise

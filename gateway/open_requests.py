@@ -13,7 +13,7 @@ import msgspec
 
 from billing.metering.records import Checkpoint
 from gateway.context import AbortReason, AnyContext
-from gateway.ports import Metering, Scheduler
+from gateway.ports import ClientDisconnected, Metering, Scheduler
 
 TICK_S = 1.0
 """Seconds between two ticks of the timer."""
@@ -150,7 +150,10 @@ class OpenRequests:
 async def _send_comment(context: AnyContext) -> None:
     """Send a comment, which keeps the connections of the client and of proxies from timing out."""
     reply = context.request.reply
-    if not reply.started:
-        await reply.start(context.rate_headers)
-    if context.outcome is None and not context.answer.committed:
-        await reply.write(b": waiting\n\n" if context.routing.placement is None else b": working\n\n")
+    try:
+        if not reply.started:
+            await reply.start(context.rate_headers)
+        if context.outcome is None and not context.answer.committed:
+            await reply.write(b": waiting\n\n" if context.routing.placement is None else b": working\n\n")
+    except ClientDisconnected:
+        context.abort(AbortReason.CLIENT_DISCONNECTED)

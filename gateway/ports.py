@@ -118,8 +118,12 @@ class Models(Protocol):
         """Return the model with this name or alias. Raises ModelNotFound."""
 
 
+class ClientDisconnected(Exception):
+    """The client has closed the connection. Never a failure of the engine: what was generated is billed."""
+
+
 class Reply(Protocol):
-    """The HTTP response to the client."""
+    """The HTTP response to the client. Its methods raise ClientDisconnected when the connection is broken."""
 
     @property
     def started(self) -> bool:

@@ -18,7 +18,7 @@ from gateway.context import AbortReason
 from gateway.director import Director
 from gateway.limits import MAX_BODY_BYTES
 from gateway.open_requests import OpenRequests
-from gateway.ports import Headers
+from gateway.ports import ClientDisconnected, Headers
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import parse_completion
@@ -46,10 +46,6 @@ _SSE: Headers = [
 log = logging.getLogger(__name__)
 
 
-class ClientDisconnected(Exception):
-    """The client has closed the connection."""
-
-
 async def _no_op() -> None:
     """Do nothing: the result of a write after the end."""
 
@@ -57,13 +53,20 @@ async def _no_op() -> None:
 class HttpReply:
     """The HTTP response to a client (gateway.ports.Reply)."""
 
-    __slots__ = ("_request_id_header", "_send", "finished", "started")
+    __slots__ = ("_asgi_send", "_request_id_header", "finished", "started")
 
     def __init__(self, send: Send, request_id: UUID) -> None:
-        self._send = send
+        self._asgi_send = send
         self._request_id_header: Headers = [(b"x-request-id", str(request_id).encode())]
         self.started = False
         self.finished = False
+
+    async def _send(self, message: Message) -> None:
+        """Send an ASGI message. The server's errors mean that the connection is closed (RuntimeError: uvloop's)."""
+        try:
+            await self._asgi_send(message)
+        except (OSError, RuntimeError) as error:
+            raise ClientDisconnected(str(error)) from error
 
     async def start(self, headers: Headers) -> None:
         """Send status 200 and the headers of an event stream."""
@@ -110,7 +113,7 @@ class HttpReply:
 
         Sending is given up after ERROR_TIMEOUT_S; the server then closes the connection.
         """
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, ClientDisconnected):
             async with asyncio.timeout(ERROR_TIMEOUT_S):
                 if self.started:
                     await self.end(errors.to_event(error))
@@ -154,6 +157,8 @@ class HotPath:
         watch = asyncio.create_task(self._watch_disconnect(receive, request_id))
         try:
             await self._director.handle(request_id, principal, prepared, reply)
+        except ClientDisconnected:
+            pass  # the director has settled the request; there is no connection to answer on
         except PenstockError as error:
             await reply.fail(error)
         except Exception:

@@ -1,11 +1,15 @@
-"""uvicorn's HTTP protocol with two further bounds: the size of a request's head, and the time until it is complete.
+"""uvicorn's HTTP protocol with further bounds and a strict end of connections.
 
-api/customer/hotpath.py bounds bodies. A proxy in front may bound headers too, but the API does not depend on one.
+Bounded are the size of a request's head, the time until it is complete, and what a client may send ahead while an
+earlier request of its connection is answered. When a connection closes, the request in progress is told so even if
+later ones wait behind it, and those never start. api/customer/hotpath.py bounds bodies. A proxy in front may bound
+headers too, but the API does not depend on one.
 """
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from api import errors
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge
@@ -14,14 +18,28 @@ MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's head: request line and headers."""
 HEAD_TIMEOUT_S = 20.0
 """Seconds from the connection, or from the first byte of a further request on it, to the end of the head."""
+MAX_PIPELINED_REQUESTS = 16
+"""Requests that may wait on a connection while an earlier one is answered."""
+MAX_PIPELINED_BYTES = 64 * 1024
+"""Bytes of bodies that may wait on a connection while an earlier request is answered."""
+_HEADER_OVERHEAD_BYTES = 4
+"""Bytes of a header beside its name and value: colon, space and the end of the line."""
+
+
+class _TooMuch(Exception):
+    """Raised inside the parser to stop it; the connection is being refused."""
 
 
 class HeadLimitProtocol(HttpToolsProtocol):
-    """One connection. The bounds cost one comparison for a head that arrives in one read."""
+    """One connection. The bounds cost a few comparisons for a head that arrives in one read."""
 
     _in_head = True
     _head_bytes = 0
+    _read_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
+    _refusal: PenstockError | None = None
+    _answered: RequestResponseCycle | None = None
+    """The cycle that was started last. `cycle` is that of the last request received."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Start the timer of the first head."""
@@ -29,8 +47,12 @@ class HeadLimitProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timer, disconnect the request that is being answered, and drop those that wait behind it."""
         self._stop_timer()
+        self.pipeline.clear()
+        if (cycle := self._in_progress) is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -39,27 +61,59 @@ class HeadLimitProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """End the head."""
+        """End the head. Raises _TooMuch for a head above its bound, and for too many requests sent ahead."""
         self._in_head = False
+        if self._head_bytes + self._read_bytes > MAX_HEAD_BYTES and self._measure_head() > MAX_HEAD_BYTES:
+            self._refusal = _head_too_large()
+            raise _TooMuch
         super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED_REQUESTS:
+            raise _TooMuch
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data, then check the bounds of a head that is not complete."""
+        """Parse the data, then check the bounds of a head that is not complete and of requests sent ahead."""
+        self._read_bytes = len(data)
         super().data_received(data)
+        if self.pipeline:
+            self._bound_pipeline()
         if not self._in_head:
             if self._head_timer is not None:
                 self._stop_timer()
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._reject(
-                RequestTooLarge(
-                    f"The request's headers are larger than {MAX_HEAD_BYTES:,} bytes; send less.",
-                    code="headers_too_large",
-                )
-            )
+            self._reject(_head_too_large())
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser did not accept, in OpenAI's shape."""
+        self._reject(self._refusal or InvalidRequest(msg, code="invalid_http"))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    @property
+    def _in_progress(self) -> RequestResponseCycle | None:
+        """The cycle that is being answered, which is not the last one received while others wait behind it."""
+        cycle = self._answered
+        return cycle if cycle is not None and not cycle.response_complete else None
+
+    def _measure_head(self) -> int:
+        """Bytes of the head that has just been parsed."""
+        headers = sum(len(name) + len(value) + _HEADER_OVERHEAD_BYTES for name, value in self.headers)
+        return len(self.url) + headers
+
+    def _bound_pipeline(self) -> None:
+        """Go on reading while requests wait, or close the connection when they exceed their bound.
+
+        uvicorn stops to read then; the end of a connection would be noticed only at the next write.
+        """
+        if sum(len(cycle.body) for cycle, _ in self.pipeline) > MAX_PIPELINED_BYTES:
+            self.transport.abort()
+        else:
+            self.flow.resume_reading()
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
@@ -72,16 +126,24 @@ class HeadLimitProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _reject(self, error: PenstockError) -> None:
-        """Close the connection, after an error response unless an earlier request is still being answered."""
+        """Close the connection: after an error response, or at once while an earlier request is being answered."""
         self._stop_timer()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
-            status, body, _ = errors.to_response(error)
-            self.transport.write(
-                STATUS_LINE[status]
-                + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-                % len(body)
-                + body
-            )
+        if self._in_progress is not None:
+            self.transport.abort()  # this ends that request; its client gets nothing that looks like a part of it
+            return
+        status, body, _ = errors.to_response(error)
+        self.transport.write(
+            STATUS_LINE[status]
+            + b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            + body
+        )
         self.transport.close()
+
+
+def _head_too_large() -> RequestTooLarge:
+    return RequestTooLarge(
+        f"The request's headers are larger than {MAX_HEAD_BYTES:,} bytes; send less.",
+        code="headers_too_large",
+    )

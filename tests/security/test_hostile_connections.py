@@ -4,9 +4,14 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from api import serve
 from api.customer import hotpath, protocol
@@ -26,6 +31,13 @@ async def api(
     monkeypatch.setattr(hotpath, "ERROR_TIMEOUT_S", 0.2)
     async with api_process(pg_url, redis_url, tmp_path) as made:
         yield made
+
+
+def request(api: Api, **fields: object) -> bytes:
+    """A request for a chat completion as it stands on the wire."""
+    body = json.dumps({"model": MODEL, "messages": HELLO, **fields}).encode()
+    key = api.organisation.key.encode()
+    return START + b"Authorization: Bearer %s\r\nContent-Length: %d\r\n\r\n" % (key, len(body)) + body
 
 
 def address(api: Api) -> tuple[str, int]:
@@ -58,6 +70,95 @@ async def test_a_large_head_is_told_why(api: Api) -> None:
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert b" 431 " in head
     assert json.loads(body)["error"]["code"] == "headers_too_large"
+    writer.close()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_a_large_head_is_refused_when_it_comes_in_one_read(before: bytes) -> None:
+    """Fed to the protocol in one piece; a socket may cut it anywhere. Alone and behind another request."""
+    started: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        started.append(scope["path"])
+
+    connection = protocol.HeadLimitProtocol(uvicorn.Config(app, lifespan="off"), ServerState(), {})
+    transport = MagicMock(spec=asyncio.Transport)
+    transport.is_closing.return_value = False
+    connection.connection_made(transport)
+    head = START + b"X: " + b"a" * protocol.MAX_HEAD_BYTES + b"\r\nContent-Length: 0\r\n\r\n"
+    connection.data_received(before + head)
+    await asyncio.sleep(0)
+    if before:
+        assert transport.abort.called
+    else:
+        assert b" 431 " in transport.write.call_args.args[0]
+        assert transport.close.called
+    assert "/v1/chat/completions" not in started
+    connection.connection_lost(None)
+
+
+@pytest.mark.promise(6, 28)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("behind", [b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", None])
+async def test_a_request_behind_a_running_one_does_not_detach_it(
+    api: Api, stream: bool, behind: bytes | None
+) -> None:
+    """The client sends another request while the first is answered, and closes: the first ends and is billed."""
+    api.engines[0].server._loop.speedup = 1.0
+    reader, writer = await asyncio.open_connection(*address(api))
+    writer.write(request(api, stream=stream, max_tokens=1900))
+    await until(lambda: any(run.usage.output >= 3 for run in api.deps.open_requests))
+    if stream:
+        await reader.readuntil(b"data: ")
+    writer.write(behind or request(api, max_tokens=1900))
+    await writer.drain()
+    [running] = api.deps.open_requests
+    delivered = running.usage.output + 3
+    await until(lambda: running.usage.output >= delivered, what="it goes on with the other one behind it")
+    writer.close()
+    await until(lambda: len(api.deps.open_requests) == 0, timeout_s=2.0)
+    [row] = await api.usage_rows(1)
+    assert row.outcome == "client_cancelled"
+    assert delivered <= row.output_tokens < 1900
+    assert row.cost >= row.output_tokens * 2_000_000
+    [engine] = api.engines
+    await until(lambda: not engine.server._loop._collectors, what="the engine stops")
+
+
+async def test_requests_behind_another_are_answered_in_turn(api: Api) -> None:
+    reader, writer = await asyncio.open_connection(*address(api))
+    writer.write(request(api, max_tokens=3) + request(api, max_tokens=4))
+    for tokens in (3, 4):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        answer = json.loads(await reader.readexactly(length))
+        assert answer["usage"]["completion_tokens"] == tokens
+    writer.close()
+
+
+@pytest.mark.promise(28)
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 100,
+        START + b"Content-Length: 1000000\r\n\r\n" + b"a" * 500_000,
+        b"\x16\x03 no HTTP \r\n\r\n",
+    ],
+)
+async def test_too_much_behind_a_running_request_ends_the_connection(api: Api, behind: bytes) -> None:
+    """Too many requests, too long a body, and what is not HTTP: nothing of an answer to it is in the stream."""
+    api.engines[0].server._loop.speedup = 1.0
+    reader, writer = await asyncio.open_connection(*address(api))
+    writer.write(request(api, stream=True, max_tokens=1900))
+    got = await reader.readuntil(b"data: ")
+    writer.write(behind)
+    with suppress(ConnectionError):
+        got += await asyncio.wait_for(reader.read(), 10)
+    assert got.count(b"HTTP/1.1") == 1
+    [row] = await api.usage_rows(1)
+    assert row.outcome == "client_cancelled"
+    assert 0 < row.output_tokens < 1900
     writer.close()
 
 

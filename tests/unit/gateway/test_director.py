@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+from collections.abc import MutableMapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from api.customer.hotpath import HttpReply
 from billing.metering.records import Outcome
 from core.errors import (
     AuthenticationFailed,
@@ -22,6 +25,7 @@ from core.errors import (
 from core.ids import uuid7
 from core.tokens import TokenUsage
 from gateway.context import AbortReason
+from gateway.ports import ClientDisconnected
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
 from tests.support.gateway_fakes import (
@@ -246,6 +250,29 @@ async def test_client_gone_aborts_and_bills_what_was_counted(stream: bool) -> No
     gateway.open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
     with pytest.raises(Unavailable):
         await task
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage) == (Outcome.CLIENT_CANCELLED, TokenUsage(5, 0, 2))
+    assert gateway.engines.streams[0].aborted == 1
+    gateway.assert_resolved()
+
+
+@pytest.mark.promise(6)
+@pytest.mark.parametrize("broken", [RuntimeError("the handler is closed"), ConnectionResetError()])
+async def test_an_error_of_writing_to_the_client_is_not_the_engines(broken: Exception) -> None:
+    """What was counted is billed, as for any client that leaves."""
+    gateway = Gateway(FakeEngines(answer(["a", "b", "c"])))
+    sent: list[object] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+        if len(sent) > 2:
+            raise broken
+
+    request_id = uuid7()
+    with pytest.raises(ClientDisconnected):
+        await gateway.director.handle(
+            request_id, principal(), prepared(stream=True), HttpReply(send, request_id)
+        )
     [record] = gateway.meter.settled
     assert (record.outcome, record.usage) == (Outcome.CLIENT_CANCELLED, TokenUsage(5, 0, 2))
     assert gateway.engines.streams[0].aborted == 1
