@@ -1,179 +1,150 @@
-"""`python -m bench.gateway`: CPU per request and per chunk, added latency; JSON and a plot into bench/out."""
+"""`python -m bench.gateway`: what a request and a chunk cost through the whole platform, beside other gateways.
+
+Starts the platform as `penstock up --engine external` does, with a tenant that has a key, limits and prepaid credit, in
+front of a mock engine, and in the same run the bare engine, a bare ASGI pass-through and every gateway that it finds in
+--peers-bin. CPU is counted by process, and what each process uses without load is measured and subtracted.
+
+Another checkout beside this one: --repo PATH or --repo NAME=PATH (its own .venv is used where there is one). Both run
+at the same time and are measured in turn, which is how a change is judged on a machine that is not quiet:
+
+  python -m bench.gateway --quick --only cpu --only chunks --repo before=../penstock-before
+"""
 
 import argparse
 import asyncio
-import json
+import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.gateway.load import Streams, Target, closed_loop, open_loop
-from bench.gateway.rig import rig
+from bench.gateway.cells import SECTIONS, Cell, cells
+from bench.gateway.peers import PEERS
+from bench.gateway.tables import Record, Report, tables
+from bench.gateway.targets import MAX_NUM_SEQS, Cores, LoadProcess, Rig, Target
 from bench.provenance import provenance
+from bench.stack import ROOT, up_knows
 
-OUT = Path(__file__).resolve().parents[1] / "out"
-TARGETS = {"cpu_ms_per_request": 1.0, "cpu_us_per_chunk": 20.0}
-"""Upper limit of each figure that has a target; the units are in the names."""
-ANSWER_TOKENS = 16
-"""Number of tokens in each answer."""
-DISTANCE_MS = 10
-"""Milliseconds between chunks of a stream."""
-RAMP_PER_S = 100.0
-"""Streams opened per second."""
+OUT = ROOT / "bench" / "out"
+console = Console(stderr=True)
 
 
-def cpu_s(pid: int) -> float:
-    """Return the user and system CPU seconds of a process so far."""
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
-
-
-async def requests_cost(target: Target, requests: int, concurrency: int) -> dict[str, float]:
-    """Measure non-streaming requests at saturation."""
-    raw = target.raw(max_tokens=ANSWER_TOKENS)
-    await closed_loop(target, raw, concurrency=concurrency, requests=requests // 4, stream=False)
-    before = cpu_s(target.pid)
-    took = await closed_loop(target, raw, concurrency=concurrency, requests=requests, stream=False)
-    used = cpu_s(target.pid) - before
-    return {
-        "cpu_ms_per_request": 1e3 * used / requests,
-        "requests_per_s": requests / took,
-        "core_share": used / took,
-    }
-
-
-async def chunks_cost(target: Target, streams: int, seconds: float) -> dict[str, float]:
-    """Measure the CPU per chunk while all paced streams are open and nothing but chunks is processed."""
-    chunks = int((seconds + streams / RAMP_PER_S + 25) * 1000 / DISTANCE_MS)
-    load = Streams(target, target.raw(max_tokens=chunks, stream=True, seed=DISTANCE_MS), streams)
-    await load.begin(RAMP_PER_S)
-    before, events, start = cpu_s(target.pid), load.events, time.perf_counter()
-    await asyncio.sleep(seconds)
-    used, seen, took = cpu_s(target.pid) - before, load.events - events, time.perf_counter() - start
-    await load.end()
-    return {
-        "cpu_us_per_chunk": 1e6 * used / seen,
-        "chunks_per_s": seen / took,
-        "core_share": used / took,
-        "refused_while_starting": load.refused,
-    }
-
-
-async def latency(target: Target, rate: float, seconds: float) -> dict[str, float]:
-    """Measure non-streaming requests in an open loop."""
-    raw = target.raw(max_tokens=ANSWER_TOKENS)
-    await open_loop(target, raw, rate=rate, seconds=2)
-    took = await open_loop(target, raw, rate=rate, seconds=seconds)
-    return {"p50_ms": 1e3 * took[len(took) // 2], "p99_ms": 1e3 * took[int(len(took) * 0.99)]}
-
-
-async def measure(given: argparse.Namespace) -> dict[str, object]:
-    """Measure all targets in one run and return the report."""
-    results: dict[str, dict[str, float]] = {}
-    async with rig(given.api_core, given.other_core) as targets:
-        for name, target in targets.items():
-            print(f"measuring {name} ...", flush=True)
-            found = results[name] = {}
-            found |= await latency(target, given.rate, given.seconds)
-            found |= await requests_cost(target, given.requests, given.concurrency)
-            for streams in given.streams:
-                cost = await chunks_cost(target, streams, given.seconds / 2)
-                found |= {f"{key}_at_{streams}": value for key, value in cost.items()}
-            found["refused"] = target.refused
-    for found in results.values():
-        for quantile in ("p50_ms", "p99_ms"):
-            found[f"added_{quantile}"] = found[quantile] - results["direct"][quantile]
-    return {"conditions": conditions(given), "results": results}
-
-
-def conditions(given: argparse.Namespace) -> dict[str, object]:
-    """Return the conditions that must accompany the figures."""
-    return {
-        **provenance(),
-        "answer_tokens": ANSWER_TOKENS,
-        "chunk_distance_ms": DISTANCE_MS,
-        "concurrency": given.concurrency,
-        "rate_per_s": given.rate,
-        "load_average": psutil.getloadavg()[0],
-    }
-
-
-def show(report: dict[str, object], streams: int) -> bool:
-    """Print the table, and return whether the targets are met."""
-    results = report["results"]
-    rows = [
-        ("CPU ms per request", "cpu_ms_per_request", "{:.3f}"),
-        ("requests/s on one core", "requests_per_s", "{:,.0f}"),
-        (f"CPU us per chunk at {streams} streams", f"cpu_us_per_chunk_at_{streams}", "{:.1f}"),
-        (f"chunks/s at {streams} streams", f"chunks_per_s_at_{streams}", "{:,.0f}"),
-        ("refused and asked again", "refused", "{:,.0f}"),
-        ("p50 ms", "p50_ms", "{:.2f}"),
-        ("p99 ms", "p99_ms", "{:.2f}"),
-        ("added p50 ms", "added_p50_ms", "{:.2f}"),
-        ("added p99 ms", "added_p99_ms", "{:.2f}"),
-    ]
-    print("\n" + json.dumps(report["conditions"]))
-    print(f"{'':38}" + "".join(f"{name:>14}" for name in results))
-    for title, key, form in rows:
-        print(f"{title:38}" + "".join(f"{form.format(found[key]):>14}" for found in results.values()))
-    ours = results["penstock"]
-    met = {
-        "cpu_ms_per_request": ours["cpu_ms_per_request"] <= TARGETS["cpu_ms_per_request"],
-        "cpu_us_per_chunk": ours[f"cpu_us_per_chunk_at_{streams}"] <= TARGETS["cpu_us_per_chunk"],
-    }
-    for name, reached in met.items():
-        print(f"mark {name} <= {TARGETS[name]}: {'met' if reached else 'MISSED'}")
-    return all(met.values())
-
-
-def plot(report: dict[str, object], streams: int, path: Path) -> None:
-    """Plot bars of the three measured systems."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    results = report["results"]
-    keys = [
-        ("cpu_ms_per_request", "CPU ms per request"),
-        (f"cpu_us_per_chunk_at_{streams}", f"CPU us per chunk, {streams} streams"),
-        ("p50_ms", "p50 ms at 200/s"),
-        ("p99_ms", "p99 ms at 200/s"),
-    ]
-    figure, axes = plt.subplots(1, len(keys), figsize=(14, 3.6), layout="constrained")
-    for axis, (key, title) in zip(axes, keys, strict=True):
-        bars = axis.bar(
-            list(results), [found[key] for found in results.values()], color=["#999", "#6699cc", "#cc6633"]
-        )
-        axis.bar_label(bars, fmt="%.2f")
-        axis.set_title(title)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"Gateway, commit {report['conditions']['commit']}, {report['conditions']['date']}")
-    figure.savefig(path, dpi=120)
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gateway",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a rough table in about a minute")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="sections to measure; repeatable")
+    parser.add_argument(
+        "--repo", action="append", default=[], metavar="[NAME=]PATH", help="another checkout; repeatable"
+    )
+    parser.add_argument("--peers-bin", action="append", default=[], type=Path, metavar="DIR",
+                        help="folder with programs of other gateways; repeatable")  # fmt: skip
+    parser.add_argument(
+        "--peer", action="append", choices=[peer.name for peer in PEERS], help="only these gateways"
+    )
+    parser.add_argument("--no-bare", action="store_true", help="leave the pass-through out")
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="of chunks at 64 and 512 streams, each target in turn"
+    )
+    parser.add_argument("--rate", type=float, default=200.0, help="requests a second of the latency section")
+    parser.add_argument("--cores", default="0" if (os.cpu_count() or 1) > 1 else "",
+                        help='processors of the gateways, such as 0,1; "" = all')  # fmt: skip
+    parser.add_argument("--json", type=Path, help="where the records go; default: bench/out")
+    return parser.parse_args()
 
 
 def main() -> int:
-    """Run the command line and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=6000)
-    parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--streams", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--rate", type=float, default=200.0)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--api-core", type=int, default=0)
-    parser.add_argument("--other-core", type=int, default=1)
-    given = parser.parse_args()
-    report = uvloop.run(measure(given))
-    streams = max(given.streams)
-    met = show(report, streams)
+    """Measure, print, write; return the exit status."""
+    given = arguments()
+    report = measured(given)
+    print(tables(report))
     OUT.mkdir(parents=True, exist_ok=True)
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    (OUT / f"gateway-{stamp}.json").write_text(json.dumps(report, indent=1))
-    plot(report, streams, OUT / f"gateway-{stamp}.png")
-    print(f"written: bench/out/gateway-{stamp}.json and .png")
-    return 0 if met else 1
+    path = given.json or OUT / f"gateway-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
+    path.write_text(report.as_json())
+    console.print(f"written: {path}")
+    return 0
+
+
+def measured(given: argparse.Namespace) -> Report:
+    """Start everything, run all cells and return their records."""
+    chosen = cells(quick=given.quick, rounds=given.rounds, rate=given.rate, only=given.only or ())
+    with ExitStack() as stack:
+        rig = Rig(Cores.chosen(given.cores), stack)
+        narrow = start(rig, given)
+        load = LoadProcess(rig.cores.others)
+        stack.callback(load.close)
+        if rig.cores.others:
+            os.sched_setaffinity(0, rig.cores.others)
+        records = run(chosen, rig.targets, load, narrow)
+        conditions = {
+            **provenance(), "cores_of_gateways": ",".join(map(str, rig.cores.gateways)) or "all",
+            "rate_per_s": given.rate, "load_average": round(psutil.getloadavg()[0], 1), "notes": rig.notes,
+        }  # fmt: skip
+    return Report(conditions, [target.name for target in rig.targets], records)
+
+
+def start(rig: Rig, given: argparse.Namespace) -> dict[str, int]:
+    """Start all targets; return the most streams of those that cannot hold any number."""
+    repos = {"penstock": ROOT}
+    for number, text in enumerate(given.repo, 1):
+        name, _, path = text.rpartition("=")
+        repos[name or f"other-{number}"] = Path(path)
+    with console.status("starting") as status:
+        engine = rig.start_engine()
+        if not given.no_bare:
+            rig.start_bare(engine)
+        for name, repo in repos.items():
+            status.update(f"starting {name}: penstock up")
+            rig.start_platform(name, repo, engine)
+        if given.peers_bin:
+            rig.start_peers(given.peers_bin, engine, given.peer)
+        status.update("waiting until all answer")
+        asyncio.run(rig.ready())
+    for note in rig.notes:
+        console.print(note)
+    narrow = {peer.name: peer.max_streams for peer in PEERS}
+    return narrow | {
+        name: MAX_NUM_SEQS if up_knows(repo, "--max-num-seqs") else 256 for name, repo in repos.items()
+    }
+
+
+def run(chosen: list[Cell], targets: list[Target], load: LoadProcess, narrow: dict[str, int]) -> list[Record]:
+    """Run every cell for every target, in turn; odd rounds in the opposite order."""
+    records: list[Record] = []
+    work = [
+        (cell, round_, target)
+        for cell in chosen
+        for round_ in range(cell.rounds)
+        for target in (targets if round_ % 2 == 0 else targets[::-1])
+        if wanted(cell, target, narrow)
+    ]
+    columns = (TextColumn("{task.description:40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=1) as progress:
+        task = progress.add_task("", total=len(work))
+        for cell, round_, target in work:
+            progress.update(task, description=f"{cell.section} {cell.key}: {target.name}")
+            result = load.run(cell.job, target, **cell.options)
+            if "error" in result:
+                progress.console.print(f"{cell.section} {cell.key}, {target.name}: {result['error']}")
+            records.append(Record(cell.section, cell.key, target.name, round_, result))
+            progress.advance(task)
+    return records
+
+
+def wanted(cell: Cell, target: Target, narrow: dict[str, int]) -> bool:
+    """Return whether a cell is measured for a target."""
+    if target.name == "direct":
+        return cell.direct_too
+    if cell.ours_only and "api" not in target.groups:
+        return False
+    return cell.needs_streams <= narrow.get(target.name, cell.needs_streams)
 
 
 if __name__ == "__main__":

@@ -1,84 +1,58 @@
-"""The load generator: a minimal HTTP client with low CPU cost, in closed and open loops."""
+"""The load generator, a process of its own: reads jobs as JSON lines, runs them one by one and writes their results.
+
+A job samples the CPU clocks of the measured processes itself, at the beginning and at the end of what it measures, so
+that nothing of its own preparation is counted.
+"""
 
 import asyncio
 import json
+import sys
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import httptools
+import msgspec
+import uvloop
+
+from bench.gateway.connection import Connection
+from bench.processes import cpu_by_group, rss_by_group
+
+SETTLE_S = 1.2
+"""Seconds after the last answer that still belong to a measurement of requests: settlement runs a little later."""
+RETRY_S = 0.2
+_SYSTEM = "You are a helpful assistant. " * 8
+_USER = "Tell me something about rivers and turbines. " * 8
 
 
-class Connection(asyncio.Protocol):
-    """A keep-alive connection with one request at a time."""
-
-    def __init__(self) -> None:
-        self.parser = httptools.HttpResponseParser(self)
-        self.transport: asyncio.Transport | None = None
-        self.done: asyncio.Future[None] | None = None
-        self.size = self.reads = self.events = 0
-        self.first_at = 0.0
-        self.tail = b""
-        self.body = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.reads += 1
-        self.parser.feed_data(data)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_exception(ConnectionError("the server hung up"))
-
-    def on_body(self, body: bytes) -> None:
-        if not self.first_at:
-            self.first_at = time.perf_counter()
-        self.size += len(body)
-        self.events += body.count(b"data: ")
-        self.tail = body
-
-    def on_message_complete(self) -> None:
-        if self.done is not None and not self.done.done():
-            self.done.set_result(None)
-
-    async def request(self, raw: bytes) -> tuple[int, bytes]:
-        """Send a request and return the whole answer's status and last bytes."""
-        self.done = asyncio.get_running_loop().create_future()
-        self.size = self.reads = 0
-        self.first_at = 0.0
-        self.parser = httptools.HttpResponseParser(self)
-        self.transport.write(raw)
-        await self.done
-        return self.parser.get_status_code(), self.tail
-
-
-@dataclass
-class Target:
-    """A server to measure, and the requests for it."""
+class Target(msgspec.Struct):
+    """A server to measure."""
 
     name: str
     port: int
+    model: str
     key: str = ""
-    pid: int = 0
-    refused: int = 0
+    path: str = "/v1/chat/completions"
+    groups: dict[str, tuple[int, bool]] = {}
+    """Processes by name (bench.processes.Groups)."""
+
+
+@dataclass
+class Client:
+    """Connections to one target."""
+
+    target: Target
+    refused: Counter[str] = field(default_factory=Counter)
+    """Refusals for lack of capacity by code; their requests were sent again."""
     idle: list[Connection] = field(default_factory=list)
 
     def raw(self, **fields: object) -> bytes:
         """Return a request as bytes."""
-        body = json.dumps(
-            {
-                "model": "qwen3.5-397b",
-                "messages": [
-                    {"role": "system", "content": "You are a helpful assistant. " * 8},
-                    {"role": "user", "content": "Tell me something about rivers and turbines. " * 8},
-                ],
-                **fields,
-            }
-        ).encode()
+        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+        body = json.dumps({"model": self.target.model, "messages": messages, **fields}).encode()
         head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-            f"authorization: Bearer {self.key}\r\ncontent-length: {len(body)}\r\n\r\n"
+            f"POST {self.target.path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+            f"authorization: Bearer {self.target.key or 'none'}\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
 
@@ -88,89 +62,153 @@ class Target:
             connection = self.idle.pop()
             if not connection.transport.is_closing():
                 return connection
-        _, protocol = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self.port)
+        loop = asyncio.get_running_loop()
+        _, protocol = await loop.create_connection(Connection, "127.0.0.1", self.target.port)
         return protocol
 
-    async def ask(self, raw: bytes, stream: bool) -> float:
-        """Send one request and return its seconds; a refusal for lack of capacity is retried (counted in
-        `refused`).
+    async def ask(self, raw: bytes, connection: Connection | None = None) -> Connection:
+        """Send one request until it is admitted, and return its connection with the complete answer.
 
-        Raises AssertionError for any other answer that is not a success.
+        Raises RuntimeError for an answer that is neither a success nor a refusal for lack of capacity.
         """
-        connection = await self.connection()
+        connection = connection or await self.connection()
+        while (status := await connection.request(raw)) in (429, 503):
+            self.refused[_code(status, bytes(connection.body))] += 1
+            await asyncio.sleep(RETRY_S)
+            if connection.transport.is_closing():
+                connection = await self.connection()
+        if status != 200:
+            raise RuntimeError(f"{self.target.name} answered {status}: {bytes(connection.body[:300])!r}")
+        return connection
+
+    async def timed(self, raw: bytes) -> tuple[float, float]:
+        """Send one request; return the seconds to its first token (0 when not streamed) and to its end."""
         start = time.perf_counter()
-        status, tail = await connection.request(raw)
-        while status == 503:
-            self.refused += 1
-            await asyncio.sleep(0.2)
-            status, tail = await connection.request(raw)
-        took = time.perf_counter() - start
-        assert status == 200, f"{self.name}: {status} {tail[:300]!r}"
-        assert not stream or tail.endswith(b"data: [DONE]\n\n") or not tail, f"{self.name}: {tail[-200:]!r}"
+        connection = await self.ask(raw)
         self.idle.append(connection)
-        return took
+        ended = time.perf_counter()
+        return max(connection.first_at - start, 0.0), ended - start
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for connection in self.idle:
+            connection.transport.close()
+        self.idle.clear()
 
 
-async def closed_loop(target: Target, raw: bytes, *, concurrency: int, requests: int, stream: bool) -> float:
-    """Send `requests` requests with `concurrency` callers, and return the seconds it took."""
-    left = requests
+def _code(status: int, body: bytes) -> str:
+    try:
+        return f"{status} {json.loads(body)['error']['code']}"
+    except (ValueError, KeyError, TypeError):
+        return str(status)
 
-    async def caller() -> None:
+
+class Meter:
+    """CPU of the target's processes from its creation to `read`."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._before = cpu_by_group(target.groups)
+        self._start = time.perf_counter()
+
+    def read(self) -> dict[str, object]:
+        """Return `cpu_s` by process and the `window_s` that they were measured over."""
+        after = cpu_by_group(self._target.groups)
+        return {
+            "cpu_s": {name: after[name] - self._before[name] for name in after},
+            "window_s": time.perf_counter() - self._start,
+        }
+
+
+async def idle(client: Client, *, seconds: float) -> dict[str, object]:
+    """Measure the processes without load."""
+    meter = Meter(client.target)
+    await asyncio.sleep(seconds)
+    return meter.read()
+
+
+async def closed_loop(
+    client: Client, *, requests: int, concurrency: int, warm: int = 0, **fields: object
+) -> dict[str, object]:
+    """Send `requests` requests by `concurrency` callers, each its next one when the last is answered.
+
+    Callers of paced streams begin spread over one second. CPU counts until SETTLE_S after the last answer.
+    """
+    raw = client.raw(**fields)
+    if warm:
+        await _callers(client, raw, warm, concurrency, spread_s=0.0)
+    meter, start = Meter(client.target), time.perf_counter()
+    timed = await _callers(client, raw, requests, concurrency, spread_s=1.0 if fields.get("seed") else 0.0)
+    took = time.perf_counter() - start
+    await asyncio.sleep(SETTLE_S)
+    return {**meter.read(), "requests": requests, "took_s": took, **_times(timed)}
+
+
+async def _callers(
+    client: Client, raw: bytes, requests: int, concurrency: int, *, spread_s: float
+) -> list[tuple[float, float]]:
+    left, timed = requests, []
+
+    async def caller(number: int) -> None:
         nonlocal left
+        await asyncio.sleep(spread_s * number / concurrency)
         while left > 0:
             left -= 1
-            await target.ask(raw, stream)
+            timed.append(await client.timed(raw))
 
-    start = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(concurrency)))
-    return time.perf_counter() - start
+    await asyncio.gather(*(caller(number) for number in range(concurrency)))
+    return timed
 
 
-async def open_loop(target: Target, raw: bytes, *, rate: float, seconds: float) -> list[float]:
-    """Send requests at constant intervals regardless of the answers, and return the seconds of each."""
+async def open_loop(client: Client, *, rate: float, seconds: float, **fields: object) -> dict[str, object]:
+    """Send requests at constant intervals regardless of the answers; the first second is not counted."""
+    raw = client.raw(**fields)
     loop = asyncio.get_running_loop()
     begin = loop.time() + 0.05
-    tasks = []
-    for index in range(int(rate * seconds)):
+    tasks: list[asyncio.Task[tuple[float, float]]] = []
+    meter: Meter | None = None
+    for index in range(int(rate * (seconds + 1))):
         await asyncio.sleep(max(0.0, begin + index / rate - loop.time()))
-        tasks.append(asyncio.create_task(target.ask(raw, False)))
-    return sorted(await asyncio.gather(*tasks))
+        if meter is None and index >= rate:
+            meter = Meter(client.target)
+        tasks.append(asyncio.create_task(client.timed(raw)))
+    timed = (await asyncio.gather(*tasks))[int(rate) :]
+    return {**(meter or Meter(client.target)).read(), "requests": len(timed), **_times(timed)}
+
+
+def _times(timed: list[tuple[float, float]]) -> dict[str, object]:
+    """Return times in seconds, in ascending order."""
+    return {"ttft_s": sorted(first for first, _ in timed), "e2e_s": sorted(ended for _, ended in timed)}
 
 
 class Streams:
-    """Many paced streams, opened in small groups and kept open during a measurement."""
+    """Many paced streams that are open at the same time."""
 
-    def __init__(self, target: Target, raw: bytes, count: int) -> None:
-        self.target, self.raw, self.count = target, raw, count
+    def __init__(self, client: Client, raw: bytes, count: int, *, stamps: bool) -> None:
+        self._client, self._raw, self._count, self._stamps = client, raw, count, stamps
         self.connections: list[Connection] = []
-        self.tasks: list[asyncio.Task[tuple[int, bytes]]] = []
-        self.refused = 0
+        self._tasks: list[asyncio.Task[Connection]] = []
 
     async def begin(self, per_s: float) -> None:
-        """Open all streams, `per_s` per second, and wait until each has received its first events."""
-        for _ in range(self.count):
-            connection = await self.target.connection()
-            connection.events = 0
-            self.connections.append(connection)
-            self.tasks.append(asyncio.create_task(self._ask(connection)))
-            await asyncio.sleep(1 / per_s)
-        for _ in range(400):
-            if all(connection.events > 2 for connection in self.connections):
-                return
-            await asyncio.sleep(0.05)
-        quiet = [connection for connection in self.connections if connection.events <= 2]
-        raise AssertionError(
-            f"{self.target.name}: {len(quiet)} streams did not begin: {quiet[0].tail[:300]!r}"
-        )
+        """Open all streams, `per_s` per second, and wait until each has a token.
 
-    async def _ask(self, connection: Connection) -> tuple[int, bytes]:
-        """Retry until admitted: a process at its limit correctly refuses some requests with 503."""
-        while True:
-            status, tail = await connection.request(self.raw)
-            if status != 503:
-                return status, tail
-            self.refused += 1
-            await asyncio.sleep(0.3)
+        Raises RuntimeError when some get none.
+        """
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        for number in range(self._count):
+            connection = await self._client.connection()
+            connection.stamps = self._stamps
+            connection.clear()
+            self.connections.append(connection)
+            self._tasks.append(asyncio.create_task(self._client.ask(self._raw, connection)))
+            await asyncio.sleep(max(0.0, start + (number + 1) / per_s - loop.time()))
+        deadline = loop.time() + 30
+        while quiet := [each for each in self.connections if not each.first_at]:
+            if loop.time() > deadline:
+                refused = dict(self._client.refused)
+                raise RuntimeError(f"{len(quiet)} of {self._count} streams did not begin; refused: {refused}")
+            await asyncio.sleep(0.05)
 
     @property
     def events(self) -> int:
@@ -178,8 +216,75 @@ class Streams:
         return sum(connection.events for connection in self.connections)
 
     async def end(self) -> None:
-        """Close all streams."""
+        """Close all streams and wait until the target has settled them."""
+        for task in self._tasks:
+            task.cancel()
         for connection in self.connections:
             connection.transport.close()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.target.idle.clear()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(SETTLE_S)
+
+
+async def streams(
+    client: Client, *, count: int, seconds: float, ramp_per_s: float, stamps: bool = False, **fields: object
+) -> dict[str, object]:
+    """Measure while `count` paced streams are open and nothing but chunks is processed."""
+    load = Streams(client, client.raw(stream=True, **fields), count, stamps=stamps)
+    try:
+        await load.begin(ramp_per_s)
+        await asyncio.sleep(0.3)
+        for connection in load.connections:
+            connection.delays_us = []
+        meter, events = Meter(client.target), load.events
+        await asyncio.sleep(seconds)
+        found = {**meter.read(), "events": load.events - events}
+        if stamps:
+            delays = sorted(delay for each in load.connections for delay in each.delays_us)
+            found["lost"] = sum(each.position - each.seen for each in load.connections)
+            found["late"] = sum(delay > 100_000 for delay in delays)
+            found["delay_p50_ms"] = delays[len(delays) // 2] / 1e3
+            found["delay_p99_ms"] = delays[int(len(delays) * 0.99)] / 1e3
+            found["delay_max_ms"] = delays[-1] / 1e3
+        return found
+    finally:
+        await load.end()
+
+
+async def memory(client: Client, *, count: int, ramp_per_s: float, **fields: object) -> dict[str, object]:
+    """Measure the resident memory before `count` streams are open, and while they are open and silent."""
+    await _callers(client, client.raw(max_tokens=1), 200, 16, spread_s=0.0)
+    before = rss_by_group(client.target.groups)
+    load = Streams(client, client.raw(stream=True, **fields), count, stamps=False)
+    try:
+        await load.begin(ramp_per_s)
+        await asyncio.sleep(2)
+        after = rss_by_group(client.target.groups)
+    finally:
+        await load.end()
+    return {"rss_before": before, "rss_open": after, "streams": count}
+
+
+JOBS: dict[str, Callable[..., Awaitable[dict[str, object]]]] = {
+    "idle": idle, "closed_loop": closed_loop, "open_loop": open_loop, "streams": streams, "memory": memory,
+}  # fmt: skip
+
+
+async def serve() -> None:
+    """Run jobs from standard input until it ends."""
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        job = json.loads(line)
+        client = Client(msgspec.convert(job["target"], Target))
+        try:
+            result = await JOBS[job["job"]](client, **job["options"])
+            result["refused"] = dict(client.refused)
+        except (OSError, RuntimeError, AssertionError) as error:
+            result = {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            client.close()
+        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve())

@@ -1,0 +1,195 @@
+"""Starts what is measured: mock engine, bare pass-through, whole platforms, and other gateways where installed."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from bench.gateway.load import Client, Target
+from bench.gateway.mock_engine import MODEL
+from bench.gateway.peers import PEERS, Peer
+from bench.stack import ROOT, Stack, commit_of, up_knows
+from core.child import free_port
+
+MAX_NUM_SEQS = 4096
+"""Sequences that the platform may send to the mock engine at the same time."""
+_ANSWER_TIMEOUT_S = 120.0
+
+
+@dataclass
+class Cores:
+    """Processors of the gateways and of everything else; () = all of them."""
+
+    gateways: Sequence[int]
+    others: Sequence[int]
+
+    @classmethod
+    def chosen(cls, gateways: str) -> "Cores":
+        """Return the processors for a list such as "0,1"; "" pins nothing."""
+        if not gateways:
+            return cls((), ())
+        mine = sorted({int(each) for each in gateways.split(",")})
+        return cls(mine, sorted(os.sched_getaffinity(0) - set(mine)) or mine)
+
+
+@dataclass
+class Rig:
+    """Everything that runs, and ends with `stack`."""
+
+    cores: Cores
+    stack: ExitStack
+    targets: list[Target] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Lines about what is missing."""
+
+    def __post_init__(self) -> None:
+        self.scratch = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-gateway-")))
+        self.scratch.chmod(0o755)
+
+    def spawn(
+        self, argv: Sequence[str], *, cores: Sequence[int], log: str, env: dict[str, str] | None = None
+    ) -> int:
+        """Start a process on these processors; return its id."""
+        if cores:
+            argv = ["taskset", "-c", ",".join(map(str, cores)), *argv]
+        with (self.scratch / log).open("wb") as output:
+            process = subprocess.Popen(
+                argv, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
+            )  # fmt: skip
+        self.stack.callback(_end, process)
+        return process.pid
+
+    def start_engine(self) -> Target:
+        """Start the mock engine, the target `direct`."""
+        port = free_port()
+        argv = [sys.executable, "-m", "bench.gateway.mock_engine", "--port", str(port)]
+        pid = self.spawn(argv, cores=self.cores.others, log="engine.log")
+        return self._add(Target("direct", port, MODEL, groups={"engine": (pid, True)}))
+
+    def start_bare(self, engine: Target) -> None:
+        """Start the pass-through, the target `bare`."""
+        port = free_port()
+        argv = [
+            sys.executable,
+            "-m",
+            "bench.gateway.passthrough",
+            "--port",
+            str(port),
+            "--engine",
+            url(engine),
+        ]
+        pid = self.spawn(argv, cores=self.cores.gateways, log="bare.log")
+        self._add(Target("bare", port, MODEL, groups={"bare": (pid, True)}))
+
+    def start_platform(self, name: str, repo: Path, engine: Target) -> None:
+        """Start `penstock up` of a checkout with a tenant. Raises RuntimeError when it does not start."""
+        flags = ["--engine", "external", "--engine-url", url(engine)]
+        if up_knows(repo, "--max-num-seqs"):
+            flags += ["--max-num-seqs", str(MAX_NUM_SEQS)]
+        else:
+            self.notes.append(
+                f"{name}: this checkout has no --max-num-seqs; above 256 streams it is not measured"
+            )
+        stack = Stack(repo, self.scratch / name, *flags, cores=self.cores.gateways)
+        self.stack.callback(stack.stop)
+        stack.start()
+        self._add(Target(name, stack.port, MODEL, key=stack.make_tenant(), groups=dict(stack.groups)))
+        self.notes.append(f"{name}: commit {commit_of(repo)}")
+
+    def start_peer(self, peer: Peer, program: Path, engine: Target) -> None:
+        """Start another gateway."""
+        port = free_port()
+        argv = peer.command(str(program), port, url(engine), self.scratch)
+        pid = self.spawn(argv, cores=self.cores.gateways, log=f"{peer.name}.log", env=peer.env)
+        self._add(
+            Target(peer.name, port, peer.model, key=peer.key, path=peer.path, groups={peer.name: (pid, True)})
+        )
+
+    def start_peers(self, folders: Sequence[Path], engine: Target, only: Sequence[str] | None) -> None:
+        """Start every known gateway whose program is in one of the folders, and note those that are not."""
+        for peer in (peer for peer in PEERS if not only or peer.name in only):
+            found = [folder / peer.program for folder in folders if (folder / peer.program).exists()]
+            if found:
+                self.start_peer(peer, found[0], engine)
+            else:
+                self.notes.append(f"{peer.name}: skipped, no program {peer.program} in --peers-bin")
+
+    async def ready(self) -> None:
+        """Wait until every target answers; one that does not is dropped with a note, unless it is ours."""
+        for target in list(self.targets):
+            try:
+                await _answers(target)
+            except RuntimeError as error:
+                if "api" in target.groups or target.name in ("direct", "bare"):
+                    raise
+                self.targets.remove(target)
+                log = (self.scratch / f"{target.name}.log").read_text(errors="replace")[-300:]
+                self.notes.append(f"{target.name}: skipped, {error} {log}")
+
+    def _add(self, target: Target) -> Target:
+        self.targets.append(target)
+        return target
+
+
+def url(target: Target) -> str:
+    """Return the base URL of a target."""
+    return f"http://127.0.0.1:{target.port}"
+
+
+async def _answers(target: Target) -> None:
+    """Wait until a target answers with success. Raises RuntimeError when it does not in time."""
+    client = Client(target)
+    raw = client.raw(max_tokens=1)
+    deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+    while True:
+        try:
+            client.idle.append(await asyncio.wait_for(client.ask(raw), 10))
+            client.close()
+            return
+        except (OSError, RuntimeError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{target.name} does not answer: {error}") from error
+            await asyncio.sleep(0.3)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class LoadProcess:
+    """The load generator and its jobs."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        argv = [sys.executable, "-m", "bench.gateway.load"]
+        if cores:
+            argv = ["taskset", "-c", ",".join(map(str, cores)), *argv]
+        self._process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, job: str, target: Target, **options: object) -> dict[str, object]:
+        """Run one job and return its result. Raises RuntimeError when the process has died."""
+        line = msgspec.json.encode({"job": job, "target": target, "options": options})
+        self._process.stdin.write(line + b"\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the load generator has died")
+        return msgspec.json.decode(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        _end(self._process)
