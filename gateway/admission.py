@@ -76,7 +76,7 @@ class Admission(Generic[GrantT]):
             )
         request, reserved = context.request, context.reserved
         prepared, name = request.prepared, request.model.name
-        reserved.input_estimate = self._estimator.input_tokens(name, len(prepared.prompt_text))
+        reserved.input_estimate = self._estimator.input_tokens(name, prepared.prompt_bytes)
         reserved.output_estimate = self._estimator.output_tokens(name, prepared.max_tokens, prepared.choices)
         reserved.grant = await self._rates.acquire(
             str(request.id), request.principal, reserved.input_estimate, reserved.output_estimate

@@ -2,8 +2,8 @@
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """Bytes of a request's body, counted as the body arrives; Content-Length is not trusted."""
-MAX_JSON_DEPTH = 64
-"""Levels of nested arrays and objects in a request's body."""
+MAX_ARGUMENTS_DEPTH = 64
+"""Levels of nested arrays and objects in the arguments of a tool call."""
 MAX_MESSAGES = 4096
 """Messages of a chat completion."""
 MAX_PARTS_PER_MESSAGE = 256

@@ -43,7 +43,7 @@ class TextBlockHasher:
     ) -> PromptBlocks:
         """Return the blocks of the text as the customer sent it."""
         del model, reasoning
-        return PromptBlocks(block_hashes(prepared.prompt_text, salt.encode()))
+        return PromptBlocks(block_hashes(prepared.prompt_prefix(MAX_BLOCKS * BLOCK_BYTES), salt.encode()))
 
 
 def block_hashes(text: bytes, salt: bytes) -> list[int]:

@@ -57,12 +57,13 @@ class Relay:
         prepared = request.prepared
         context.routing.attempts += 1
         codec = answer.codec = StreamCodec(prepared.choices, context.reserved.output_limit)
-        body = prepared.engine_body(
-            placement.model, request.principal.cache_salt, reasoning="reasoning" in request.model.capabilities
-        )
+        reasoning = "reasoning" in request.model.capabilities
         headers = (("X-Request-Id", str(request.id)),)
         answer.stream = stream = await self._engines.open(
-            placement.url, ENGINE_PATHS[prepared.endpoint], body, headers
+            placement.url,
+            ENGINE_PATHS[prepared.endpoint],
+            prepared.engine_body(placement.model, request.principal.cache_salt, reasoning=reasoning),
+            headers,
         )
         try:
             await self._relay_stream(context, stream, codec, placement)
@@ -114,8 +115,9 @@ class Relay:
             await self._deliver(context, b"".join(unsent))
 
     def _commit(self, context: AnyContext, placement: Placement) -> None:
-        """Note that content has arrived: the request stays with this attempt."""
+        """Note that content has arrived: the request stays with this attempt, and its prompt is not needed again."""
         context.answer.committed = True
+        context.request.prepared.drop_body()
         context.answer.first_content_at = self._now()
         self._scheduler.prefill_done(placement)
 

@@ -60,7 +60,7 @@ class Settlement(Generic[GrantT]):
             prepared = context.request.prepared
             self._estimator.learn(
                 context.request.model.name,
-                len(prepared.prompt_text),
+                prepared.prompt_bytes,
                 usage.input,
                 usage.output,
                 prepared.choices,

@@ -34,7 +34,7 @@ def unbilled_tokens(
     when it was not opened. `context_len`: the model's, in tokens. `usage`: the tokens counted in this attempt;
     `charged`: whether the usage row contains them. `silent_s`: seconds since the engine last sent data.
     """
-    per_prompt = int(prepared.fields.get("n") or 1)
+    per_prompt = prepared.choices_per_prompt
     ended = codec is not None and (codec.done or codec.complete)
     whole = ended and codec is not None and codec.error is None and not codec.limit_reached
     started = per_prompt if whole else _choices_started(codec, prepared)
@@ -74,6 +74,6 @@ def _choices_started(codec: StreamCodec | None, prepared: PreparedRequest) -> in
         return 0
     if prepared.choices == 1:
         return 1
-    per_prompt = int(prepared.fields.get("n") or 1)
+    per_prompt = prepared.choices_per_prompt
     # With several prompts it is not known which choice belongs to which prompt: the tail bounds it.
     return codec.tracker.choices_started if per_prompt == prepared.choices else 0

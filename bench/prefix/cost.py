@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.prefix import block_hashes
+from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
 from gateway.tokenization.model_tokenizer import ModelTokenizer
@@ -49,8 +49,8 @@ def _row(model: ModelTokenizer, name: str, turns: list[str]) -> dict[str, float 
     return {
         "prompt": name,
         "tokens": tokens(prompt, "warm"),
-        "bytes": len(prompt.prompt_text),
-        "text_us": _best(lambda: block_hashes(prompt.prompt_text, b"salt")),
+        "bytes": prompt.prompt_bytes,
+        "text_us": _best(lambda: block_hashes(prompt.prompt_prefix(MAX_BLOCKS * BLOCK_BYTES), b"salt")),
         "tokens_cold_us": _best(lambda: tokens(prompt, next(salts))),
         "tokens_cached_us": _best(lambda: tokens(prompt, "warm")),
         "tokens_grown_us": _best(lambda: tokens(next(grown), "warm")),

@@ -10,9 +10,9 @@ import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge
 from gateway.limits import (
+    MAX_ARGUMENTS_DEPTH,
     MAX_DESCRIPTION_CHARS,
     MAX_ID_CHARS,
-    MAX_JSON_DEPTH,
     MAX_MESSAGES,
     MAX_NAME_CHARS,
     MAX_PARTS_PER_MESSAGE,
@@ -40,7 +40,7 @@ from gateway.schemas.common import (
     check_schema,
     set_fields,
 )
-from gateway.schemas.guard import nesting_depth
+from gateway.schemas.guard import nests_deeper
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -90,8 +90,8 @@ class SystemMessage(msgspec.Struct, tag_field="role", tag="system", omit_default
     name: Name | None = None
 
 
-class DeveloperMessage(msgspec.Struct, tag_field="role", tag="developer", omit_defaults=True):
-    """OpenAI's newer name for a system message; chat templates know only `system`."""
+class DeveloperMessage(msgspec.Struct, tag_field="role", tag="developer"):
+    """OpenAI's newer name for a system message, as which it reaches the engine: chat templates know only `system`."""
 
     content: str | TextParts
     name: Name | None = None
@@ -130,7 +130,7 @@ class FunctionSpec(msgspec.Struct, omit_defaults=True):
 
     name: FunctionName
     description: Annotated[str, msgspec.Meta(max_length=MAX_DESCRIPTION_CHARS)] | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     strict: bool | None = None
 
 
@@ -159,7 +159,7 @@ class JsonSchema(msgspec.Struct, omit_defaults=True):
 
     name: Name
     description: Annotated[str, msgspec.Meta(max_length=MAX_DESCRIPTION_CHARS)] | None = None
-    schema: dict[str, Any] | None = None
+    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     strict: bool | None = None
 
 
@@ -222,80 +222,95 @@ def parse_chat(body: bytes) -> PreparedRequest:
     return _prepare(request)
 
 
+_PASSED_ON = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "seed",
+    "stop",
+)
+"""Fields that reach the engine as they are."""
+
+
 def _prepare(request: ChatRequest) -> PreparedRequest:
     """The prepared request: the fields of the engine body, and what the gateway itself uses."""
-    messages = msgspec.json.encode([_for_engine(message) for message in request.messages])
-    tools = msgspec.json.encode(request.tools) if request.tools else b""
-    max_tokens = request.max_completion_tokens or request.max_tokens or 0
+    messages = msgspec.json.encode(request.messages)
     fields: dict[str, Any] = {"messages": msgspec.Raw(messages)}
-    if tools:
+    bound = size = len(messages)
+    if request.tools:
+        tools = msgspec.json.encode(request.tools)
         fields["tools"] = msgspec.Raw(tools)
-        set_fields(fields, tool_choice=request.tool_choice, parallel_tool_calls=request.parallel_tool_calls)
-    set_fields(
-        fields,
-        max_tokens=max_tokens or None,
-        n=request.n,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        logit_bias=request.logit_bias or None,
-        logprobs=request.logprobs,
-        top_logprobs=request.top_logprobs,
-        seed=request.seed,
-        stop=request.stop or None,
-    )
-    if not isinstance(request.response_format, TextFormat):
-        set_fields(fields, response_format=request.response_format)
+        set_fields(fields, request, ("tool_choice", "parallel_tool_calls"))
+        size += len(tools)
+        bound = size + TOOL_TEMPLATE_TOKENS
+    else:
+        bound += TEMPLATE_TOKENS
+    max_tokens = request.max_completion_tokens or request.max_tokens or 0
+    if max_tokens:
+        fields["max_tokens"] = max_tokens
+    set_fields(fields, request, _PASSED_ON)
+    if request.response_format is not None and not isinstance(request.response_format, TextFormat):
+        response_format = msgspec.json.encode(request.response_format)
+        fields["response_format"] = msgspec.Raw(response_format)
+        if isinstance(request.response_format, JsonSchemaFormat):
+            bound += len(response_format)
     options = request.stream_options
-    bound = len(messages) + len(tools) + (TOOL_TEMPLATE_TOKENS if tools else TEMPLATE_TOKENS)
-    if isinstance(request.response_format, JsonSchemaFormat):
-        bound += len(msgspec.json.encode(request.response_format))
     return PreparedRequest(
         endpoint="chat",
         model=request.model,
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
         choices=request.n or 1,
+        choices_per_prompt=request.n or 1,
         max_tokens=max_tokens,
-        prompt_text=tools + messages[:-1],
+        prompt_bytes=size
+        - 1,  # without the bracket after the last message, which a longer conversation lacks
         max_input_tokens=bound,
         fields=fields,
         reasoning_effort=request.reasoning_effort or "",
     )
 
 
-def _for_engine(message: Message) -> Message:
-    """The message with a role that chat templates know."""
-    if isinstance(message, DeveloperMessage):
-        return SystemMessage(content=message.content, name=message.name)
-    return message
-
-
 def _check_conversation(messages: list[Message]) -> None:
-    """Check OpenAI's order of messages: results of tool calls directly follow the calls. Raises InvalidRequest."""
+    """Check OpenAI's order of messages: results of tool calls directly follow the calls. Raises InvalidRequest.
+
+    Replaces developer messages by system messages.
+    """
     open_calls: set[str] = set()
     for position, message in enumerate(messages):
-        where = f"messages[{position}]"
         if isinstance(message, ToolMessage):
             if message.tool_call_id not in open_calls:
                 raise InvalidRequest(
-                    f"{where} answers the call '{message.tool_call_id}', but no assistant message before it made it.",
-                    param=f"{where}.tool_call_id",
+                    f"messages[{position}] answers the call '{message.tool_call_id}', but no assistant message "
+                    "before it made it.",
+                    param=f"messages[{position}].tool_call_id",
                 )
             open_calls.discard(message.tool_call_id)
             continue
         if open_calls:
             missing = ", ".join(sorted(open_calls))
-            raise InvalidRequest(f"These tool calls have no answer before {where}: {missing}.", param=where)
-        if isinstance(message, AssistantMessage):
+            raise InvalidRequest(
+                f"These tool calls have no answer before messages[{position}]: {missing}.",
+                param=f"messages[{position}]",
+            )
+        if isinstance(message, DeveloperMessage):
+            messages[position] = SystemMessage(content=message.content, name=message.name)
+        elif isinstance(message, AssistantMessage):
             if message.content is None and not message.tool_calls and message.refusal is None:
-                raise InvalidRequest(f"{where} needs 'content' or 'tool_calls'.", param=f"{where}.content")
+                raise InvalidRequest(
+                    f"messages[{position}] needs 'content' or 'tool_calls'.",
+                    param=f"messages[{position}].content",
+                )
             for call in message.tool_calls or ():
-                _check_arguments(call, where)
+                _check_arguments(call, position)
                 open_calls.add(call.id)
     if open_calls:
         raise InvalidRequest(
@@ -303,26 +318,26 @@ def _check_conversation(messages: list[Message]) -> None:
         )
 
 
-def _check_arguments(call: ToolCall, where: str) -> None:
+def _check_arguments(call: ToolCall, position: int) -> None:
     """Bound the nesting of a tool call's arguments, which chat templates parse as JSON. Raises RequestTooLarge."""
-    arguments = call.function.arguments
-    if arguments.count("[") + arguments.count("{") > MAX_JSON_DEPTH and (
-        nesting_depth(arguments.encode(), MAX_JSON_DEPTH) > MAX_JSON_DEPTH
-    ):
+    if nests_deeper(call.function.arguments.encode(), MAX_ARGUMENTS_DEPTH):
         raise RequestTooLarge(
-            f"The arguments of call '{call.id}' nest too deep.", param=f"{where}.tool_calls"
+            f"The arguments of call '{call.id}' nest deeper than {MAX_ARGUMENTS_DEPTH} levels.",
+            param=f"messages[{position}].tool_calls",
         )
 
 
 def _check_tools(request: ChatRequest) -> None:
     """Check that schemas are within bounds, names are unique, and a forced function exists."""
+    if not (request.tools or request.tool_choice or request.response_format):
+        return
     names = set()
     for position, tool in enumerate(request.tools or ()):
         where = f"tools[{position}].function"
         if tool.function.name in names:
             raise InvalidRequest(f"Two tools are named '{tool.function.name}'.", param=f"{where}.name")
         names.add(tool.function.name)
-        check_schema(tool.function.parameters, f"{where}.parameters")
+        tool.function.parameters = check_schema(tool.function.parameters, f"{where}.parameters")
     if isinstance(request.tool_choice, ToolChoice) and request.tool_choice.function.name not in names:
         raise InvalidRequest(
             f"'tool_choice' names '{request.tool_choice.function.name}', which is not among the tools.",
@@ -331,4 +346,5 @@ def _check_tools(request: ChatRequest) -> None:
     if request.tool_choice == "required" and not names:
         raise InvalidRequest("'tool_choice' is 'required' but there are no tools.", param="tool_choice")
     if isinstance(request.response_format, JsonSchemaFormat):
-        check_schema(request.response_format.json_schema.schema, "response_format.json_schema.schema")
+        answer = request.response_format.json_schema
+        answer.schema = check_schema(answer.schema, "response_format.json_schema.schema")

@@ -1,6 +1,7 @@
 """Shared parts of both endpoints: decoding with precise errors, refused fields, and the prepared request."""
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -17,7 +18,7 @@ from gateway.limits import (
     MAX_STOPS,
     MAX_TOKENS_FIELD,
 )
-from gateway.schemas.guard import check_document, nesting_depth
+from gateway.schemas.guard import nests_deeper, refuse_nul
 
 T = TypeVar("T")
 
@@ -93,6 +94,7 @@ Fields that would break the isolation between tenants in an engine (cache_salt, 
 skipped, too: they do not change the answer.
 """
 _forbidden_decoder = msgspec.json.Decoder(Forbidden)
+_NONE_FORBIDDEN = Forbidden()
 _ERROR_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*)`$")
 
 
@@ -113,15 +115,32 @@ class PreparedRequest(msgspec.Struct):
     include_usage: bool
     choices: int
     """Number of generations: n, times the number of prompts."""
+    choices_per_prompt: int
     max_tokens: int
     """Output tokens per choice; 0 = no limit was given."""
-    prompt_text: bytes
-    """The text for prefix hashes and byte counts: tools, then messages, in the order of the template."""
+    prompt_bytes: int
+    """Bytes of the prompt's text: tools, then messages, in the order of the template."""
     max_input_tokens: int
     """Upper bound of the prompt's tokens, without a tokenizer: no token is shorter than a byte."""
     fields: dict[str, Any]
-    """Allow-listed engine fields, without model, salt and stream options."""
+    """Allow-listed engine fields, without model, salt and stream options; empty after `drop_body`.
+
+    They contain the only copy of the prompt.
+    """
     reasoning_effort: str = ""
+
+    def prompt_prefix(self, limit: int) -> bytes:
+        """Return the first bytes of the prompt's text, at most `limit`, for prefix hashes."""
+        limit = min(limit, self.prompt_bytes)
+        text = b""
+        for name in ("tools", "messages", "prompt"):
+            if name in self.fields and len(text) < limit:
+                text += memoryview(self.fields[name])[: limit - len(text)]
+        return text
+
+    def drop_body(self) -> None:
+        """Free the prompt: no further attempt will be made. `engine_body` and `prompt_prefix` are useless then."""
+        self.fields = {}
 
     def engine_body(self, model: str, cache_salt: str, *, reasoning: bool = False) -> bytes:
         """Return the body for the engine: always a stream with running counts (gateway/relay.py explains why).
@@ -160,15 +179,18 @@ class RequestDecoder(Generic[T]):
 
     def decode(self, body: bytes) -> T:
         """Return the typed request. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
-        check_document(body)
+        refuse_nul(body)
         try:
             forbidden = _forbidden_decoder.decode(body)
             request = self._decoder.decode(body)
         except msgspec.ValidationError as error:
             raise _to_error(str(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except RecursionError:
+            raise RequestTooLarge("The body nests too deep; flatten it.", code="body_too_deep") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from None
-        _refuse_forbidden(forbidden)
+        if forbidden != _NONE_FORBIDDEN:
+            _refuse_forbidden(forbidden)
         return request
 
 
@@ -200,24 +222,41 @@ def _to_error(message: str) -> InvalidRequest:
     return kind(f"{text}{where}.", param=param)
 
 
-def check_schema(schema: Any, param: str) -> None:
-    """Check the size of a JSON schema, which an engine compiles into a grammar. Raises RequestTooLarge."""
-    if schema is None:
-        return
-    encoded = msgspec.json.encode(schema)
-    if len(encoded) > MAX_SCHEMA_BYTES:
+def check_schema(schema: msgspec.Raw | msgspec.UnsetType, param: str) -> msgspec.Raw | msgspec.UnsetType:
+    """Return a JSON schema, which an engine compiles into a grammar; UNSET for null.
+
+    It is passed on as the client wrote it, since decoding and encoding it costs more than the rest of the request.
+    Raises InvalidRequest when it is not an object or not UTF-8, and RequestTooLarge above the limits.
+    """
+    if schema is msgspec.UNSET:
+        return schema
+    text = bytes(schema)
+    if text == b"null":
+        return msgspec.UNSET
+    if not text.startswith(b"{"):
+        raise InvalidRequest(f"The JSON schema at '{param}' must be an object.", param=param)
+    if len(text) > MAX_SCHEMA_BYTES:
         raise RequestTooLarge(
-            f"The JSON schema at '{param}' is {len(encoded):,} bytes; at most {MAX_SCHEMA_BYTES:,} are accepted.",
+            f"The JSON schema at '{param}' is {len(text):,} bytes; at most {MAX_SCHEMA_BYTES:,} are accepted.",
             param=param,
         )
-    if nesting_depth(encoded, MAX_SCHEMA_DEPTH) > MAX_SCHEMA_DEPTH:
+    if nests_deeper(text, MAX_SCHEMA_DEPTH):
         raise RequestTooLarge(
             f"The JSON schema at '{param}' nests deeper than {MAX_SCHEMA_DEPTH} levels.", param=param
         )
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    return schema
 
 
-def set_fields(fields: dict[str, Any], **values: Any) -> None:
-    """Add the values that are not None, since a null field means the same as an absent one."""
-    for name, value in values.items():
-        if value is not None:
+def set_fields(fields: dict[str, Any], request: msgspec.Struct, names: Iterable[str]) -> None:
+    """Copy the named fields of `request` that are set, since a null field means the same as an absent one.
+
+    Empty lists and objects mean the same, too.
+    """
+    for name in names:
+        value = getattr(request, name)
+        if value is not None and value != [] and value != {}:
             fields[name] = value

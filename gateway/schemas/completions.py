@@ -57,6 +57,21 @@ class CompletionRequest(msgspec.Struct):
 
 
 _decoder = RequestDecoder(CompletionRequest)
+_PASSED_ON = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "seed",
+    "stop",
+)
+"""Fields that reach the engine as they are."""
 
 
 def parse_completion(body: bytes) -> PreparedRequest:
@@ -76,21 +91,7 @@ def parse_completion(body: bytes) -> PreparedRequest:
     prompt = msgspec.json.encode(request.prompt)
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     fields: dict[str, Any] = {"prompt": msgspec.Raw(prompt), "max_tokens": max_tokens}
-    set_fields(
-        fields,
-        n=request.n,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        repetition_penalty=request.repetition_penalty,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        logit_bias=request.logit_bias or None,
-        logprobs=request.logprobs,
-        seed=request.seed,
-        stop=request.stop or None,
-    )
+    set_fields(fields, request, _PASSED_ON)
     options = request.stream_options
     return PreparedRequest(
         endpoint="text",
@@ -98,8 +99,9 @@ def parse_completion(body: bytes) -> PreparedRequest:
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
         choices=prompts * n,
+        choices_per_prompt=n,
         max_tokens=max_tokens,
-        prompt_text=prompt.rstrip(b'"]'),
+        prompt_bytes=len(prompt.rstrip(b'"]')),
         max_input_tokens=bound,
         fields=fields,
     )

@@ -139,7 +139,7 @@ class TokenBlockHasher:
         self, model: str, exact: _ExactMatching, prepared: PreparedRequest, salt: str, reasoning: bool
     ) -> PromptBlocks:
         """Return the token blocks of a prompt. Raises TokenizationError when that is not possible in time."""
-        size = len(prepared.prompt_text)
+        size = prepared.prompt_bytes
         if size > MAX_PROMPT_BYTES:
             raise TokenizationError("too_long")
         tokenizer = self._simulated if exact.simulated else self._tokenizer_of(model)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest, PenstockError, RequestTooLarge, UnsupportedField
-from gateway.limits import MAX_JSON_DEPTH
+from gateway.limits import MAX_ARGUMENTS_DEPTH, MAX_SCHEMA_DEPTH
 from gateway.schemas.chat import ChatRequest, parse_chat
 from gateway.schemas.common import REFUSED_FIELDS
 from gateway.schemas.completions import CompletionRequest, parse_completion
-from gateway.schemas.guard import nesting_depth
+from gateway.schemas.guard import nests_deeper
 from tests.support.engine_hints import ENGINE_HINTS
 
 OURS = {"model", "stream", "stream_options", "cache_salt"}
@@ -230,18 +230,93 @@ def test_nesting_agrees_with_the_obvious_way(value: object) -> None:
         return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
     for text in (json.dumps(value), json.dumps(value, indent=1, ensure_ascii=False)):
-        assert nesting_depth(text.encode(), 64) == depth(value)
+        levels = depth(value)
+        assert not nests_deeper(text.encode(), levels)
+        assert levels == 0 or nests_deeper(text.encode(), levels - 1)
 
 
-def test_depth_at_the_border() -> None:
+@pytest.mark.parametrize(
+    ("text", "deeper"),
+    [
+        ("[" * 65, True),
+        ("[" * 60 + "]" * 60 + "[" * 65, True),
+        ('["' + "[" * 70, False),
+        ("]" * 70 + "[" * 70, False),
+    ],
+)
+def test_nesting_of_invalid_json_is_that_before_the_error(text: str, deeper: bool) -> None:
+    assert nests_deeper(text.encode(), 64) == deeper
+
+
+def nested(levels: int) -> str:
+    """A JSON object that nests `levels` deep."""
+    return '{"a":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+
+
+def test_schemas_nest_up_to_the_limit() -> None:
+    def tools(levels: int) -> bytes:
+        tool = {"type": "function", "function": {"name": "f", "parameters": json.loads(nested(levels))}}
+        return chat(tools=[tool])
+
+    parse_chat(tools(MAX_SCHEMA_DEPTH))
+    with pytest.raises(RequestTooLarge, match="deeper than 32"):
+        parse_chat(tools(MAX_SCHEMA_DEPTH + 1))
+
+
+def test_arguments_of_calls_nest_up_to_the_limit() -> None:
+    def called(arguments: str) -> bytes:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        result = {"role": "tool", "tool_call_id": "1", "content": "x"}
+        return chat(messages=[{"role": "assistant", "tool_calls": [call]}, result])
+
+    parse_chat(called(nested(MAX_ARGUMENTS_DEPTH)))
+    parse_chat(called(json.dumps({"text": "[{" * 500 + '\\"[' * 100})))
+    with pytest.raises(RequestTooLarge, match="deeper than 64"):
+        parse_chat(called(nested(MAX_ARGUMENTS_DEPTH + 1)))
+
+
+def test_ignored_fields_nest_as_deep_as_the_decoder_reads() -> None:
     def body(levels: int) -> bytes:
         return chat()[:-1] + b',"x":' + b"[" * levels + b"]" * levels + b"}"
 
-    parse_chat(body(MAX_JSON_DEPTH - 1))
-    with pytest.raises(RequestTooLarge, match="deeper than 64"):
-        parse_chat(body(MAX_JSON_DEPTH))
-    brackets_in_text = [{"role": "user", "content": "[{" * 500 + '\\"[' * 100}]
-    parse_chat(chat(messages=brackets_in_text))
+    assert b"x" not in parse_chat(body(100)).fields
+    with pytest.raises(RequestTooLarge) as refused:
+        parse_chat(body(100_000))
+    assert refused.value.code == "body_too_deep"
+
+
+def test_schemas_pass_as_written() -> None:
+    schema = b'{"type": "object", "maximum": 1' + b"0" * 40 + b', "title": "\\u00e9 \xc3\xa9"}'
+    tool = b'{"type":"function","function":{"name":"f","parameters": %s }}' % schema
+    sent = parse_chat(chat()[:-1] + b',"tools":[' + tool + b"]}").engine_body("m", "s")
+    assert schema in sent
+
+
+@pytest.mark.parametrize("schema", ["[1]", "true", '"x"', "1"])
+def test_schemas_must_be_objects(schema: str) -> None:
+    with pytest.raises(InvalidRequest, match="must be an object"):
+        parse_chat(
+            chat(tools=[{"type": "function", "function": {"name": "f", "parameters": json.loads(schema)}}])
+        )
+
+
+def test_schemas_must_be_utf8_and_may_be_null() -> None:
+    form = b',"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":%s}}}'
+    with pytest.raises(InvalidRequest) as refused:
+        parse_chat(chat()[:-1] + form % b'{"a":"\xff"}')
+    assert refused.value.code == "invalid_json"
+    sent = engine_body(chat()[:-1] + form % b"null")
+    assert sent["response_format"] == {"type": "json_schema", "json_schema": {"name": "n"}}
+
+
+def test_the_prompts_prefix_lacks_only_the_closing_bracket() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    parsed = parse_chat(chat(tools=tools))
+    text = b'[{"type":"function","function":{"name":"f"}}][{"role":"user","content":"hi"}'
+    assert parsed.prompt_prefix(10_000) == text
+    assert parsed.prompt_bytes == len(text)
+    assert parsed.prompt_prefix(5) == text[:5]
+    assert parse_completion(json.dumps(TEXT).encode()).prompt_prefix(10) == b'"hi'
 
 
 @pytest.mark.parametrize(

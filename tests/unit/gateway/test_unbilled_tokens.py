@@ -22,9 +22,10 @@ def prepared(n: int = 1, *, prompts: int = 1, max_tokens: int = 100) -> Prepared
         include_usage=False,
         choices=n * prompts,
         max_tokens=max_tokens,
-        prompt_text=b"x" * 40,
+        choices_per_prompt=n,
+        prompt_bytes=40,
         max_input_tokens=60,
-        fields={"n": n} if n > 1 else {},
+        fields={},
     )
 
 
