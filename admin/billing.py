@@ -145,8 +145,10 @@ async def unpriced(
         return await prices.list_unpriced(connection, first, last)
 
 
-async def ensure_list_prices(database: Database, actor: Actor, rates: Mapping[str, Rates]) -> list[PriceView]:
-    """Set the list price (tier standard) of models in `rates` that have none; returns the new prices.
+async def ensure_list_prices(
+    database: Database, actor: Actor, rates: Mapping[str, Rates], *, reason: str = "price of the catalog"
+) -> list[PriceView]:
+    """Set the list price (tier standard) of models in `rates` that never had one; returns the new prices.
 
     Existing prices are never overwritten.
     """
@@ -157,9 +159,7 @@ async def ensure_list_prices(database: Database, actor: Actor, rates: Mapping[st
     for model, rate in rates.items():
         if model not in priced:
             amounts = msgspec.structs.asdict(rate)
-            made.append(
-                await set_price(database, actor, model=model, **amounts, reason="price of the catalog")
-            )
+            made.append(await set_price(database, actor, model=model, **amounts, reason=reason))
     return made
 
 

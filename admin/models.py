@@ -11,11 +11,11 @@ from admin.actor import Actor, require
 from admin.audit import record
 from admin.transactions import read, write
 from core.db import Database
-from core.errors import Conflict, NotFound
-from tenants.names import clean_name
+from core.errors import Conflict, InvalidRequest, NotFound
+from tenants.names import clean_name, is_model_name
 from tenants.roles import PLATFORM_ADMIN, READERS
 from workers.catalog import load_catalog
-from workers.models import ModelRow, read_models
+from workers.models import ModelRow, ModelSpec, read_models
 from workers.tables import models
 
 
@@ -28,6 +28,8 @@ class ModelView(msgspec.Struct, frozen=True):
     alias_of: str | None
     note: str | None
     created_at: datetime
+    spec: ModelSpec | None = None
+    """Of a model that the catalog does not have."""
 
 
 async def list_models(database: Database, actor: Actor) -> list[ModelView]:
@@ -36,20 +38,67 @@ async def list_models(database: Database, actor: Actor) -> list[ModelView]:
         return [_view(row) for row in await read_models(connection)]
 
 
-async def add_model(database: Database, actor: Actor, *, name: str, note: str | None = None) -> ModelView:
-    """Offer a model of the catalog; a retired one is offered again. Other names for it are aliases.
+async def add_model(
+    database: Database, actor: Actor, *, name: str, note: str | None = None, spec: ModelSpec | None = None
+) -> ModelView:
+    """Offer a model; a retired one is offered again. Other names for it are aliases.
 
-    Raises InvalidRequest when the catalog has no such model, Conflict when the name is taken.
+    `spec` describes a model of external engines; without it the catalog does, or the retired model's own spec. Raises
+    InvalidRequest when nothing describes the model or the spec is out of range, Conflict when the name is taken.
     """
     require(actor, PLATFORM_ADMIN)
-    name = load_catalog().model(clean_name(name, "name")).name
+    if spec is not None:
+        _check_spec(name, spec)
     async with write(database, actor) as connection:
         before = await _find(connection, name)
+        if spec is None and before is not None:
+            spec = before.spec
+        if spec is None:
+            name = load_catalog().model(clean_name(name, "name")).name
         if before is not None and before.status != "retired":
             raise Conflict(f"there is a model {name!r} already ({before.status})", param="name")
-        after = await _store(connection, before, name, None, note)
+        after = await _store(connection, before, name, None, note, spec)
         await _record(connection, actor, "model.add", before, after)
     return after
+
+
+async def describe_model(database: Database, actor: Actor, *, name: str, spec: ModelSpec) -> ModelView:
+    """Change the description of a model that the catalog does not have; the same description changes nothing.
+
+    Raises NotFound; Conflict when `name` is an alias; InvalidRequest when the spec is out of range.
+    """
+    require(actor, PLATFORM_ADMIN)
+    _check_spec(name, spec)
+    async with write(database, actor) as connection:
+        before = await _require_model(connection, name)
+        if before.alias_of is not None:
+            raise Conflict(f"{name!r} is an alias of {before.alias_of!r}; retire it first", param="name")
+        if before.spec == spec:
+            return before
+        await connection.execute(
+            update(models).where(models.c.name == name).values(**msgspec.structs.asdict(spec))
+        )
+        after = msgspec.structs.replace(before, spec=spec)
+        await _record(connection, actor, "model.describe", before, after)
+    return after
+
+
+def _check_spec(name: str, spec: ModelSpec) -> None:
+    """Raise InvalidRequest unless an external engine's model can be offered like this."""
+    if not is_model_name(name):
+        raise InvalidRequest(
+            f"{name[:80]!r} cannot name a model: 1 to 200 letters, digits and ._/:@+~=- without blanks",
+            param="name",
+        )
+    if not 1 < spec.context_len < 2**31:
+        raise InvalidRequest(
+            f"the context length must be above 1, not {spec.context_len}", param="context_len"
+        )
+    if not 1 <= spec.max_output_tokens <= spec.context_len:
+        raise InvalidRequest(
+            f"the longest answer must be between 1 and the context length, not {spec.max_output_tokens}",
+            param="max_output_tokens",
+        )
 
 
 async def set_alias(database: Database, actor: Actor, *, name: str, target: str) -> ModelView:
@@ -111,8 +160,10 @@ async def _store(
     name: str,
     alias_of: str | None,
     note: str | None,
+    spec: ModelSpec | None = None,
 ) -> ModelView:
-    values = {"status": "active", "alias_of": alias_of, "note": note}
+    described = dict.fromkeys(ModelSpec.__struct_fields__) if spec is None else msgspec.structs.asdict(spec)
+    values = {"status": "active", "alias_of": alias_of, "note": note, **described}
     if before is None:
         try:
             await connection.execute(insert(models).values(name=name, **values))

@@ -11,20 +11,26 @@ from cli.rundir import Secrets
 from workers.catalog import load_catalog
 from workers.wire import ReplicaStatus
 
+MODELS_SHOWN = 5
+"""Names of models that the start panel shows."""
+
 
 def engine_key(secrets: Secrets) -> str:
-    """The engines' bearer key: PENSTOCK_ENGINE_KEY of an external engine, else the data directory's."""
+    """The bearer key of the engines that Penstock runs: PENSTOCK_ENGINE_KEY, else the data directory's."""
     return os.environ.get("PENSTOCK_ENGINE_KEY") or secrets.engine_key
 
 
-def credentials(secrets: Secrets, *, demo: bool) -> dict[str, str | None]:
-    """Keys, tokens and the admin's sign-in; `demo` adds the demo organisation's API key."""
+def credentials(secrets: Secrets, *, demo: bool, external: bool) -> dict[str, str | None]:
+    """Keys, tokens and the admin's sign-in; `demo` adds the demo organisation's API key.
+
+    The key of `external` engines is the operator's secret and is left out.
+    """
     return {
         "api_key": secrets.demo_api_key if demo else None,
         "admin_email": secrets.admin_email,
         "admin_password": secrets.admin_password,
         "admin_token": secrets.admin_token,
-        "engine_key": engine_key(secrets),
+        "engine_key": None if external else engine_key(secrets),
         "internal_token": secrets.internal_token,
         "key_pepper": secrets.key_pepper,
     }
@@ -94,4 +100,6 @@ def _model_line(replicas: list[ReplicaStatus]) -> str:
     if not replicas:
         return "none"
     kinds = ", ".join(sorted({replica.engine for replica in replicas}))
-    return f"{replicas[0].model} ({len(replicas)} x {kinds})"
+    models = list(dict.fromkeys(replica.model for replica in replicas))
+    more = f" and {len(models) - MODELS_SHOWN} more" if len(models) > MODELS_SHOWN else ""
+    return f"{', '.join(models[:MODELS_SHOWN])}{more} ({len(replicas)} x {kinds})"

@@ -13,9 +13,11 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from admin.actor import system_actor
 from cli import stripe_setup
 from cli.bootstrap import bootstrap
 from cli.display import Display, Step
+from cli.external import ExternalOptions, discover, offer
 from cli.ports import choose_port
 from cli.rundir import RunDir
 from cli.runtime_info import credentials, engine_endpoints, engine_key, replica_progress, show_panel
@@ -28,6 +30,7 @@ from core.errors import PenstockError, Unavailable
 from core.services import migrate
 from scheduler.client import SchedulerClient
 from workers.catalog import load_catalog
+from workers.engine_models import ServedModel
 from workers.wire import ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
@@ -47,7 +50,7 @@ class Options(msgspec.Struct, frozen=True):
     port: int | None = None
     console_port: int | None = None
     engine: str = "auto"
-    engine_url: str = ""
+    external: ExternalOptions = ExternalOptions()
     model: str = ""
     replicas: int = 1
     api_workers: int = 1
@@ -69,6 +72,8 @@ class Platform:
         self._notes: list[str] = self._stripe.notes()
         self._urls = {"database_url": "", "redis_url": ""}
         self._ports: dict[str, int] = {}
+        self._served: list[ServedModel] = []
+        """Models that external engines list."""
         self._replicas: list[ReplicaStatus] = []
         self._client: SchedulerClient | None = None
         self._published: dict[str, Any] = {}
@@ -124,6 +129,11 @@ class Platform:
     async def _start(self) -> None:
         with self._display:
             self._choose_ports()
+            if self._external:
+                with self._display.step("External engine") as step:
+                    self._served = await discover(
+                        self._options.external, self._options.model, SystemClock(), step.note
+                    )
             await self._start_stores()
             with self._display.step("Database"):
                 await migrate(self._urls["database_url"])
@@ -151,10 +161,23 @@ class Platform:
                 self._urls[key] = await server.start()
                 self._supervisor.exclude_from_reaping(server.pid)
 
+    @property
+    def _external(self) -> bool:
+        return self._options.engine == "external"
+
     async def _bootstrap(self) -> None:
-        database = Database(self._urls["database_url"], pool_size=2)
+        database, catalog = Database(self._urls["database_url"], pool_size=2), load_catalog()
         try:
-            await bootstrap(database, self._secrets, load_catalog(), demo=self._options.demo)
+            await bootstrap(database, self._secrets, catalog, demo=self._options.demo)
+            if self._external:
+                self._notes += await offer(
+                    database,
+                    system_actor("penstock up"),
+                    catalog,
+                    self._served,
+                    self._options.external,
+                    demo=self._options.demo,
+                )
         finally:
             await database.close()
             self._dir.save_secrets(self._secrets)
@@ -241,10 +264,12 @@ class Platform:
             "PENSTOCK_SCHEDULER_PORT": str(self._ports.get("scheduler", 0)),
             "PENSTOCK_INTERNAL_TOKEN": secrets.internal_token,
             "PENSTOCK_KEY_PEPPER": secrets.key_pepper,
-            "PENSTOCK_ENGINE_KEY": engine_key(secrets),
+            "PENSTOCK_ENGINE_KEY": options.external.key if self._external else engine_key(secrets),
             "PENSTOCK_CONSOLE_SECRET": secrets.console_secret,
             "PENSTOCK_ENGINE": options.engine,
-            "PENSTOCK_ENGINE_URL": options.engine_url,
+            "PENSTOCK_ENGINE_URL": ",".join(options.external.urls),
+            "PENSTOCK_MAX_NUM_SEQS": str(options.external.max_num_seqs),
+            "PENSTOCK_CONTEXT_LEN": str(options.external.context_len),
             "PENSTOCK_ENGINE_ENV": str(Path(engine_env).resolve()),
             "PENSTOCK_MODEL": options.model,
             "PENSTOCK_REPLICAS": str(options.replicas),
@@ -264,11 +289,11 @@ class Platform:
             rng=random.Random(),  # noqa: S311 - jitter
         )
         await self._client.start()
-        wanted = 1 if self._options.engine == "external" else self._options.replicas
+        served = {model.name for model in self._served}
         while True:
             self._replicas = self._client.snapshot().replicas
-            ready = sum(replica.state is ReplicaState.READY for replica in self._replicas)
-            if ready >= wanted:
+            ready = [replica.model for replica in self._replicas if replica.state is ReplicaState.READY]
+            if served <= set(ready) if self._external else len(ready) >= self._options.replicas:
                 return
             for replica in self._replicas:
                 if replica.state is ReplicaState.FAILED and replica.restarts >= _MAX_RESTARTS:
@@ -287,8 +312,8 @@ class Platform:
         return {
             "base_url": f"http://{HOST}:{self._ports['port']}/v1",
             "console_url": f"http://{HOST}:{self._ports['console-port']}",
-            "model": self._replicas[0].model if self._replicas else self._options.model or None,
-            **credentials(self._secrets, demo=self._options.demo),
+            "model": self._first_model(),
+            **credentials(self._secrets, demo=self._options.demo, external=self._external),
             **self._urls,
             **self._stripe.runtime_info(),
             "data_dir": str(self._dir.path),
@@ -297,6 +322,10 @@ class Platform:
             "scheduler_host": HOST,
             "scheduler_port": self._ports["scheduler"],
         }
+
+    def _first_model(self) -> str | None:
+        names = [model.name for model in self._served] or [replica.model for replica in self._replicas]
+        return names[0] if names else self._options.model or None
 
     def _publish(self) -> None:
         info = self._runtime_info()

@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     key_pepper: SecretStr = SecretStr("")
     """HMAC key of API-key hashes and cache salts; without it all API keys are invalid."""
     engine_key: SecretStr = SecretStr("")
-    """API key that engines require."""
+    """API key that engines require; of external engines it is the operator's."""
     console_secret: SecretStr = SecretStr("")
     """Secret that signs console sessions."""
 
@@ -71,7 +71,11 @@ class Settings(BaseSettings):
     engine: str = "auto"
     """auto | vllm | sim | external."""
     engine_url: str = ""
-    """Base URL of an external OpenAI-compatible engine."""
+    """Base URLs of external OpenAI-compatible engines, separated by commas."""
+    max_num_seqs: int = Field(default=256, ge=1)
+    """Sequences that an external engine may run at a time, for each of its models."""
+    context_len: int = Field(default=0, ge=0)
+    """Context length, in tokens, of external engines' models that do not state theirs; 0 = assume 131,072."""
     engine_env: Path = Path(".engine")
     """Directory of the engine's own virtual environment."""
     model: str = ""

@@ -170,8 +170,8 @@ class LivePlanner(Listener):
     def _learn(self, replica: Replica) -> None:
         """Take a model's capacity and targets from its replica: an engine may return with another profile."""
         status = replica.status
-        if status.model not in self._catalog.models:
-            return
+        if status.model not in self._catalog.models or status.engine == "external":
+            return  # an external engine is not Penstock's to scale
         known = self._specs.get(status.model)
         if known is not None and (known.capacity, known.targets) == (status.capacity, status.targets):
             return

@@ -16,7 +16,7 @@ MAX_ALLOWED_MODELS = 100
 _REFUSED_CATEGORIES = ("Cc", "Cs", "Co", "Cn", "Zl", "Zp")
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _EMAIL = re.compile(r"[a-z0-9.!#$%&'*+/=?^_`{|}~-]+@[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?", re.ASCII)
-_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}", re.ASCII)
+_MODEL = re.compile(r"[A-Za-z0-9._/:@+~=][A-Za-z0-9._/:@+~=-]{0,199}", re.ASCII)
 
 
 def clean_name(value: str, param: str = "name") -> str:
@@ -79,6 +79,12 @@ def check_password(value: str, param: str = "password") -> str:
     return value
 
 
+def is_model_name(value: str) -> bool:
+    """Whether `value` can name a model: a name of a catalog or hub, an adapter's name, or a path of a file; 1 to 200
+    characters, none of them blank."""
+    return _MODEL.fullmatch(value) is not None
+
+
 def clean_models(values: list[str] | None, param: str = "allowed_models") -> list[str] | None:
     """Sorted, distinct model names, 1 to 100 of them; None = every model. Raises InvalidRequest."""
     if values is None:
@@ -88,6 +94,6 @@ def clean_models(values: list[str] | None, param: str = "allowed_models") -> lis
             f"{param} must name 1 to {MAX_ALLOWED_MODELS} models; leave it out to allow all", param=param
         )
     for value in values:
-        if _MODEL.fullmatch(value) is None:
+        if not is_model_name(value):
             raise InvalidRequest(f"{param} contains {value[:80]!r}, which is no model name", param=param)
     return sorted(set(values))

@@ -24,7 +24,7 @@ from workers.economics import HostAccount, ReplicaShare
 from workers.engine_api import EngineApi
 from workers.engine_command import engine_command
 from workers.engine_process import EngineProcess
-from workers.external import ExternalReplica
+from workers.external import ExternalEngine, ExternalSettings, ReplicaNames
 from workers.kv_endpoints import KvEndpoints, kv_endpoints, make_directory
 from workers.kv_events import KvSubscriber
 from workers.kv_events_feed import KvOutbox
@@ -118,9 +118,6 @@ class Agent:
                 return
             self._plan = preparing.result()
             self._build(self._plan)
-            self._tasks += [
-                asyncio.create_task(replica.run(), name=replica.plan.replica_id) for replica in self.replicas
-            ]
             self._tasks += [asyncio.create_task(subscriber.run()) for subscriber in self._subscribers]
             await asyncio.wait({stopping, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in self._tasks:
@@ -161,10 +158,41 @@ class Agent:
     def _build(self, plan: HostPlan) -> None:
         self._session = aiohttp.ClientSession()
         state = load_state(self._state_path)
-        self.replicas = [
-            self._make_replica(each, plan, state.engines.get(each.replica_id)) for each in plan.replicas
+        runners = [
+            self._make_runner(each, plan, state.engines.get(each.replica_id)) for each in plan.replicas
         ]
+        self.replicas += runners
+        self._tasks += [asyncio.create_task(runner.run(), name=runner.plan.replica_id) for runner in runners]
         self._end_unplanned(state, {each.replica_id for each in plan.replicas})
+        self._tasks += [
+            asyncio.create_task(engine.run(), name=url)
+            for url, engine in self._external_engines(plan.engine_urls, self._session)
+        ]
+
+    def _external_engines(
+        self, urls: tuple[str, ...], session: aiohttp.ClientSession
+    ) -> list[tuple[str, ExternalEngine]]:
+        """The external engines by base URL; they add their replicas themselves."""
+        settings = self._settings
+        stated = ExternalSettings(
+            max_num_seqs=settings.max_num_seqs,
+            context_len=settings.context_len,
+            model=settings.model,
+            engines=len(urls),
+        )
+        key = settings.engine_key.get_secret_value()
+        return [
+            (
+                url,
+                ExternalEngine(
+                    EngineApi(session, url, key),
+                    stated,
+                    ReplicaNames(self._host_id, number),
+                    self.replicas.append,
+                ),
+            )
+            for number, url in enumerate(urls)
+        ]
 
     def _end_unplanned(self, state: AgentState, wanted: set[str]) -> None:
         """Kill engines of an earlier run that are not in this plan."""
@@ -174,13 +202,11 @@ class Agent:
                 log.info("ending the engine of %s, which is no longer wanted", replica_id)
                 process.kill()
 
-    def _make_replica(self, plan: ReplicaPlan, host: HostPlan, saved: SavedEngine | None) -> Replica:
+    def _make_runner(self, plan: ReplicaPlan, host: HostPlan, saved: SavedEngine | None) -> ReplicaRunner:
         settings = self._settings
         if self._session is None:
             raise RuntimeError("the agent has not started")
         key = settings.engine_key.get_secret_value()
-        if plan.engine == "external":
-            return ExternalReplica(plan, api=EngineApi(self._session, plan.url, key), clock=self._clock)
         address = reachable_address(settings.host)
         survives = saved is not None and EngineProcess.adopt(saved.process) is not None
         port = int(saved.url.rsplit(":", 1)[1]) if saved is not None and survives else free_port(address)
@@ -259,7 +285,7 @@ class Agent:
         while True:
             shares = [
                 ReplicaShare(
-                    model=replica.plan.model.name,
+                    model=replica.plan.model_name,
                     state=replica.state,
                     busy=replica.busy,
                     share=replica.plan.share,

@@ -77,6 +77,15 @@ class EngineApi:
         self._session = session
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
+    @property
+    def has_key(self) -> bool:
+        """Whether requests carry an API key."""
+        return bool(self._headers)
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a GET."""
+        return await self._call("GET", path)
+
     async def healthy(self) -> bool:
         """GET /health: False when the engine reports itself unhealthy."""
         status, _ = await self._call("GET", "/health")
@@ -86,17 +95,6 @@ class EngineApi:
         """GET /metrics; the values of an idle engine when it has no such path, as external engines may."""
         status, body = await self._call("GET", "/metrics")
         return parse_metrics(body.decode("utf-8", "replace")) if status == 200 else EngineMetrics()
-
-    async def first_model(self) -> str | None:
-        """The first model that GET /v1/models lists, or None."""
-        status, body = await self._call("GET", "/v1/models")
-        if status != 200:
-            return None
-        try:
-            found = msgspec.json.decode(body, type=_ModelList).data
-        except msgspec.DecodeError:
-            return None
-        return found[0].id if found else None
 
     async def warm_up(self, model: str, max_model_len: int) -> None:
         """Send requests of several lengths, so that compilation does not delay the first customer's request.
@@ -155,11 +153,3 @@ class EngineApi:
             raise EngineFailed(f"{path} did not answer in time") from None
         except aiohttp.ClientError as error:
             raise EngineFailed(f"{path} cannot be reached: {error}") from None
-
-
-class _ModelEntry(msgspec.Struct):
-    id: str
-
-
-class _ModelList(msgspec.Struct):
-    data: list[_ModelEntry]

@@ -1,43 +1,43 @@
-"""A replica on an engine that Penstock does not run: any OpenAI-compatible server behind a URL."""
+"""Engines that Penstock does not run: any OpenAI-compatible server behind a URL.
+
+Each model that the engine lists is a replica, named after it. The engine is probed once a second for all of them.
+"""
 
 import asyncio
+import logging
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from fractions import Fraction
 
-from core.clock import Clock
-from core.errors import Conflict, EngineFailed
+import msgspec
+
+from core.errors import Conflict, PenstockError
 from core.ids import incarnation
-from workers.engine_api import EngineApi
-from workers.plan import ReplicaPlan
-from workers.replica_view import ReplicaView
+from workers.engine_api import EngineApi, EngineMetrics
+from workers.engine_models import ASSUMED_CONTEXT_LEN, ServedModel, list_models
+from workers.plan import ExternalPlan, plan_external
+from workers.replica_view import Replica, ReplicaView
 from workers.wire import ReplicaState
+
+log = logging.getLogger(__name__)
 
 PROBE_S = 1.0
 """Seconds between probes."""
+LIST_EVERY = 10
+"""Probes between two listings of the models of an engine with a working /health."""
 
 
 class ExternalReplica(ReplicaView):
-    """A replica that is probed, but never started, stopped or warmed up."""
+    """One model of an external engine. It is observed, but never started, stopped or warmed up."""
 
-    def __init__(self, plan: ReplicaPlan, *, api: EngineApi, clock: Clock) -> None:
-        super().__init__(plan, plan.url)
-        self._api = api
-        self._clock = clock
+    def __init__(self, plan: ExternalPlan, url: str) -> None:
+        super().__init__(plan, url)
         self._draining = False
         self._seen_before = False
 
-    async def run(self) -> None:
-        """Probe once a second until cancelled; falling counters mean that the engine was restarted."""
-        while True:
-            try:
-                await self._probe()
-            except EngineFailed as error:
-                self.boot_id = ""
-                self.enter(ReplicaState.FAILED, error.message)
-            await asyncio.sleep(PROBE_S)
-
-    async def _probe(self) -> None:
-        if not await self._api.healthy() and await self._api.first_model() is None:
-            raise EngineFailed(f"{self.url} answers neither /health nor /v1/models")
-        metrics = await self._api.metrics()
+    def on_serving(self, metrics: EngineMetrics) -> None:
+        """The engine answers and lists the model; falling counters mean that it was restarted."""
         fell = metrics.counters.prompt_tokens < self.metrics.counters.prompt_tokens
         if not self.boot_id or fell:
             self.restarts += self._seen_before
@@ -46,6 +46,16 @@ class ExternalReplica(ReplicaView):
             self.warmup = metrics.counters
         self.record_scrape(metrics)
         self.enter(ReplicaState.DRAINING if self._draining else ReplicaState.READY)
+
+    def on_failure(self, why: str) -> None:
+        """The engine does not answer."""
+        self.boot_id = ""
+        self.enter(ReplicaState.FAILED, why)
+
+    def on_unlisted(self) -> None:
+        """The engine answers, but does not list the model any more."""
+        self.boot_id = ""
+        self.enter(ReplicaState.STOPPED, f"the engine at {self.url} does not list this model any more")
 
     async def command(self, action: str, deadline_s: float) -> None:
         """Execute drain or resume. Raises Conflict for other actions."""
@@ -58,3 +68,107 @@ class ExternalReplica(ReplicaView):
     async def shut_down(self, drain_s: float) -> None:
         """Enter STOPPED; the engine itself is left alone."""
         self.enter(ReplicaState.STOPPED, "the agent has stopped")
+
+
+class ExternalSettings(msgspec.Struct, frozen=True):
+    """What the operator states of external engines."""
+
+    max_num_seqs: int = 256
+    context_len: int = 0
+    """For models whose engine does not state it; 0 = ASSUMED_CONTEXT_LEN."""
+    model: str = ""
+    """The only model to serve; empty = all that are listed."""
+    engines: int = 1
+    """Number of external engines of this host."""
+
+
+class ExternalEngine:
+    """Probes one engine and keeps a replica for each model that it lists or has listed."""
+
+    def __init__(
+        self,
+        api: EngineApi,
+        settings: ExternalSettings,
+        replica_id: Callable[[str], str],
+        add: Callable[[Replica], None],
+    ) -> None:
+        """`replica_id` returns the id for a model's name. `add` is given each new replica."""
+        self._api = api
+        self._settings = settings
+        self._replica_id = replica_id
+        self._add = add
+        self._replicas: dict[str, ExternalReplica] = {}
+        self._listed: frozenset[str] = frozenset()
+        self._last_metrics = EngineMetrics()
+        self._probes = 0
+        self._failure = ""
+
+    async def run(self) -> None:
+        """Probe once a second until cancelled."""
+        while True:
+            try:
+                await self.probe()
+                self._failure = ""
+            except PenstockError as error:
+                self._on_failure(error.message)
+            await asyncio.sleep(PROBE_S)
+
+    async def probe(self) -> None:
+        """Look at the engine once. Raises EngineFailed or InvalidRequest when it cannot serve."""
+        status, _ = await self._api.get("/health")
+        if status != 200 or self._failure or self._probes % LIST_EVERY == 0:
+            self._take(await list_models(self._api))
+        self._probes += 1
+        metrics = await self._metrics()
+        for name, replica in self._replicas.items():
+            if name in self._listed:
+                replica.on_serving(metrics)
+            elif replica.state is not ReplicaState.STOPPED:
+                replica.on_unlisted()
+
+    async def _metrics(self) -> EngineMetrics:
+        """The engine's metrics; the last ones when they cannot be read, since an engine need not have any."""
+        with suppress(PenstockError):  # the probe has shown that the engine answers
+            self._last_metrics = await self._api.metrics()
+        return self._last_metrics
+
+    def _take(self, models: list[ServedModel]) -> None:
+        wanted = [model for model in models if self._settings.model in ("", model.name)]
+        share = Fraction(1, self._settings.engines * max(1, len(wanted)))
+        for model in wanted:
+            if model.name not in self._replicas:
+                plan = plan_external(
+                    self._replica_id(model.name),
+                    model.name,
+                    max_num_seqs=self._settings.max_num_seqs,
+                    context_len=model.context_len or self._settings.context_len or ASSUMED_CONTEXT_LEN,
+                    share=share,
+                )
+                self._replicas[model.name] = ExternalReplica(plan, self._api.url)
+                self._add(self._replicas[model.name])
+        self._listed = frozenset(model.name for model in wanted)
+
+    def _on_failure(self, why: str) -> None:
+        if why != self._failure:
+            log.warning("the external engine at %s: %s", self._api.url, why)
+        self._failure = why
+        for replica in self._replicas.values():
+            replica.on_failure(why)
+
+
+class ReplicaNames:
+    """Names of an engine's replicas: host, model with `-` for characters of paths, number of the engine."""
+
+    def __init__(self, host_id: str, engine: int) -> None:
+        self._host_id = host_id
+        self._engine = engine
+        self._models: dict[str, str] = {}
+
+    def __call__(self, model: str) -> str:
+        """The replica id of a model; different models have different ones."""
+        slug = re.sub(r"[^A-Za-z0-9._]+", "-", model).strip("-") or "model"
+        name, number = f"{self._host_id}/{slug}-{self._engine}", 1
+        while self._models.setdefault(name, model) != model:
+            number += 1
+            name = f"{self._host_id}/{slug}.{number}-{self._engine}"
+        return name

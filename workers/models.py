@@ -1,4 +1,7 @@
-"""The models that customers may use: rows of `models` joined with the catalog, in the memory of API processes."""
+"""The models that customers may use: rows of `models` joined with the catalog, in the memory of API processes.
+
+A row of an external engine's model describes it itself, so that the catalog need not have it.
+"""
 
 import asyncio
 import builtins
@@ -36,6 +39,16 @@ class ModelInfo(msgspec.Struct, frozen=True):
     toy: bool = False
 
 
+class ModelSpec(msgspec.Struct, frozen=True):
+    """What the data plane must know of a model that the catalog does not have."""
+
+    context_len: int
+    """Tokens of prompt and answer together."""
+    max_output_tokens: int
+    """Limit of output tokens for requests without max_tokens."""
+    capabilities: tuple[str, ...] = ("chat", "completions", "tools")
+
+
 class ModelRow(msgspec.Struct, frozen=True):
     """A row of `models`."""
 
@@ -44,6 +57,8 @@ class ModelRow(msgspec.Struct, frozen=True):
     alias_of: str | None
     note: str | None
     created_at: datetime
+    spec: ModelSpec | None = None
+    """None for an alias and for a model that the catalog describes."""
 
 
 async def read_models(connection: AsyncConnection) -> list[ModelRow]:
@@ -56,6 +71,9 @@ async def read_models(connection: AsyncConnection) -> list[ModelRow]:
             alias_of=row.alias_of,
             note=row.note,
             created_at=row.created_at,
+            spec=None
+            if row.context_len is None
+            else ModelSpec(row.context_len, row.max_output_tokens, tuple(row.capabilities)),
         )
         for row in rows
     ]
@@ -121,19 +139,20 @@ def _build(rows: list[ModelRow], catalog: Catalog) -> tuple[list[ModelInfo], dic
     by_name: dict[str, ModelInfo] = {}
     for row in rows:
         entry = catalog.models.get(row.name)
-        if row.alias_of is not None or row.status == "retired" or entry is None:
+        described = row.spec or entry
+        if row.alias_of is not None or row.status == "retired" or described is None:
             continue
         info = ModelInfo(
             name=row.name,
-            title=entry.title,
-            context_len=entry.context_len,
-            max_output_tokens=entry.max_output_tokens,
+            title=entry.title if entry is not None else row.name,
+            context_len=described.context_len,
+            max_output_tokens=described.max_output_tokens,
             status=row.status,
-            capabilities=tuple(entry.capabilities),
-            region=entry.region,
+            capabilities=tuple(described.capabilities),
+            region=entry.region if entry is not None else "local",
             created_at=row.created_at,
             aliases=tuple(aliases.get(row.name, ())),
-            toy=entry.toy,
+            toy=entry is not None and entry.toy,
         )
         found.append(info)
         for name in (row.name, *info.aliases):

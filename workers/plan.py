@@ -8,12 +8,17 @@ import msgspec
 from core.errors import InvalidRequest
 from workers.catalog import Catalog, CatalogModel, EngineProfile
 from workers.machine import Gpus
-from workers.wire import Capacity
+from workers.wire import Capacity, Targets
 
 TINY = "penstock/tiny"
 SMALL = "qwen2.5-0.5b"
 """The default model without a GPU when the hub is reachable."""
 _GPU_DEFAULTS = ("llama-3.3-70b", SMALL)
+
+UNLIMITED_TPOT_S = 60.0
+"""Target per output token of an external engine: no batch of it is too slow."""
+MAX_KV_TOKENS = 10**9
+"""KV cache that an engine that does not report its own is taken to have at most, in tokens."""
 
 EngineKind = Literal["vllm", "sim", "external"]
 
@@ -28,8 +33,23 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     capacity: Capacity
     share: Fraction
     gpu_ids: tuple[str, ...] = ()
-    url: str = ""
-    """Base URL of an external engine; else empty."""
+    targets: Targets = Targets()
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the engine serves the model."""
+        return self.model.name
+
+
+class ExternalPlan(msgspec.Struct, frozen=True):
+    """One model of an external engine; `share` is its part of the host, 0 to 1."""
+
+    replica_id: str
+    model_name: str
+    capacity: Capacity
+    share: Fraction
+    targets: Targets
+    engine: EngineKind = "external"
 
 
 class HostPlan(msgspec.Struct, frozen=True):
@@ -38,6 +58,8 @@ class HostPlan(msgspec.Struct, frozen=True):
     host_kind: str
     gpus: int
     replicas: tuple[ReplicaPlan, ...]
+    engine_urls: tuple[str, ...] = ()
+    """Base URLs of external engines; their replicas follow from what the engines list."""
 
 
 def plan_sim(catalog: Catalog, host_id: str, model_name: str, replicas: int) -> HostPlan:
@@ -49,13 +71,29 @@ def plan_sim(catalog: Catalog, host_id: str, model_name: str, replicas: int) -> 
     )
 
 
-def plan_external(catalog: Catalog, host_id: str, model_name: str, url: str) -> HostPlan:
-    """One replica on an external engine."""
-    model = catalog.model(model_name or TINY)
-    host = _host(host_id, model, model.profile(), "external", 1, 0, "external", [])
-    only = host.replicas[0]
-    capacity = msgspec.structs.replace(only.capacity, gpus=0)
-    return HostPlan("external", 0, (msgspec.structs.replace(only, url=url.rstrip("/"), capacity=capacity),))
+def plan_external(
+    replica_id: str, model_name: str, *, max_num_seqs: int, context_len: int, share: Fraction
+) -> ExternalPlan:
+    """One model of an external engine, whose speeds and KV cache nobody has stated.
+
+    The speeds are assumptions that the scheduler replaces by what it measures (`Capacity.assumed`). Neither they nor a
+    target per token limit the batch: `max_num_seqs` alone does, and the engine's own KV figures if it reports any.
+    """
+    return ExternalPlan(
+        replica_id=replica_id,
+        model_name=model_name,
+        capacity=Capacity(
+            prefill_tokens_per_s=50_000.0,
+            step_base_s=0.03,
+            step_per_seq_s=0.0002,
+            max_num_seqs=max_num_seqs,
+            kv_cache_tokens=min(2 * max_num_seqs * context_len, MAX_KV_TOKENS),
+            max_model_len=context_len,
+            assumed=True,
+        ),
+        share=share,
+        targets=Targets(tpot_s=UNLIMITED_TPOT_S),
+    )
 
 
 def plan_vllm(

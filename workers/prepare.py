@@ -8,16 +8,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import aiohttp
-
-from core.errors import EngineFailed, InvalidRequest, Unavailable
+from core.errors import InvalidRequest, Unavailable
 from core.settings import Settings
 from workers import engine_install
 from workers.catalog import Catalog
-from workers.engine_api import EngineApi
 from workers.engine_command import CHECKOUT, tiny_directory
+from workers.engine_models import engine_urls
 from workers.machine import find_gpus, hub_has
-from workers.plan import SMALL, HostPlan, plan_external, plan_sim, plan_vllm
+from workers.plan import SMALL, HostPlan, plan_sim, plan_vllm
 from workers.tiny_model import is_complete
 
 log = logging.getLogger(__name__)
@@ -32,36 +30,13 @@ async def prepare(settings: Settings, catalog: Catalog, host_id: str) -> HostPla
         case "sim":
             return plan_sim(catalog, f"sim-{host_id}", settings.model, settings.replicas)
         case "external":
-            return await _prepare_external(settings, catalog, host_id)
+            return HostPlan("external", 0, (), tuple(engine_urls(settings.engine_url)))
         case "auto" | "vllm":
             return await _prepare_vllm(settings, catalog, host_id)
         case other:
             raise InvalidRequest(
                 f"--engine is {other!r}; it must be auto, vllm, sim or external", param="engine"
             )
-
-
-async def _prepare_external(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:
-    """Without --model, query the engine for its model; if it does not respond, plan for the toy model."""
-    url = settings.engine_url.rstrip("/").removesuffix("/v1")
-    if not url.startswith(("http://", "https://")):
-        raise InvalidRequest("--engine external needs --engine-url http://...", param="engine_url")
-    name = settings.model
-    if not name:
-        async with aiohttp.ClientSession() as session:
-            try:
-                name = (
-                    await EngineApi(session, url, settings.engine_key.get_secret_value()).first_model() or ""
-                )
-            except EngineFailed as error:
-                log.warning("the external engine does not answer yet: %s", error.message)
-    if name and name not in catalog.models:
-        raise InvalidRequest(
-            f"the engine at {url} serves {name!r}, which the catalog does not have; add it to the catalog, or "
-            "say with --model which model it is to be offered as",
-            param="model",
-        )
-    return plan_external(catalog, host_id, name, url)
 
 
 async def _prepare_vllm(settings: Settings, catalog: Catalog, host_id: str) -> HostPlan:

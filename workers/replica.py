@@ -154,7 +154,7 @@ class ReplicaRunner(ReplicaView):
                 raise EngineFailed(f"the engine did not come up within {LOAD_TIMEOUT_S:.0f} s")
             await asyncio.sleep(POLL_S)
         self.enter(ReplicaState.LOADING, "warming up")
-        await self._api.warm_up(self.plan.model.name, self.plan.capacity.max_model_len)
+        await self._api.warm_up(self.plan.model_name, self.plan.capacity.max_model_len)
         self.record_scrape(await self._api.metrics())
         self.warmup = self.metrics.counters
         self._ready_once = True

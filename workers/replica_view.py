@@ -2,22 +2,54 @@
 
 import logging
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Protocol
 
 import msgspec
 
 from workers.engine_api import EngineMetrics
-from workers.plan import ReplicaPlan
-from workers.wire import EngineCounters, ReplicaState, ReplicaStatus
+from workers.plan import EngineKind
+from workers.wire import Capacity, EngineCounters, ReplicaState, ReplicaStatus, Targets
 
 log = logging.getLogger(__name__)
+
+
+class Plan(Protocol):
+    """What is planned for any kind of replica."""
+
+    @property
+    def replica_id(self) -> str:
+        """Stable name of the replica."""
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the engine serves the model."""
+
+    @property
+    def engine(self) -> EngineKind:
+        """The kind of engine."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """Capacity, until the engine reports its own."""
+
+    @property
+    def targets(self) -> Targets:
+        """Service level."""
+
+    @property
+    def share(self) -> Fraction:
+        """Its part of the host, 0 to 1."""
 
 
 class Replica(Protocol):
     """A replica as the agent uses it."""
 
-    plan: ReplicaPlan
     state: ReplicaState
+
+    @property
+    def plan(self) -> Plan:
+        """What was planned for it."""
 
     def status(self) -> ReplicaStatus:
         """The status for the heartbeat."""
@@ -25,9 +57,6 @@ class Replica(Protocol):
     @property
     def busy(self) -> bool:
         """Whether the engine had work at the last scrape."""
-
-    async def run(self) -> None:
-        """Run the replica until cancelled."""
 
     async def command(self, action: str, deadline_s: float) -> None:
         """Execute an action of ReplicaCommand within `deadline_s` seconds. Raises PenstockError when it fails."""
@@ -39,7 +68,7 @@ class Replica(Protocol):
 class ReplicaView:
     """State and status that all kinds of replicas share."""
 
-    def __init__(self, plan: ReplicaPlan, url: str) -> None:
+    def __init__(self, plan: Plan, url: str) -> None:
         self.plan = plan
         self.url = url
         self.state = ReplicaState.LOADING
@@ -76,7 +105,7 @@ class ReplicaView:
             capacity = msgspec.structs.replace(capacity, kv_cache_tokens=room)
         return ReplicaStatus(
             replica_id=self.plan.replica_id,
-            model=self.plan.model.name,
+            model=self.plan.model_name,
             url=self.url,
             engine=self.plan.engine,
             boot_id=self.boot_id,
@@ -89,6 +118,7 @@ class ReplicaView:
             kv_blocks=metrics.kv_blocks,
             counters=metrics.counters,
             warmup_counters=self.warmup,
+            targets=self.plan.targets,
             scrape=self._scrapes,
             restarts=self.restarts,
             simulated=self.plan.engine == "sim" or metrics.simulated,

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from core.columns import clock_instant, count, instant, pico, string
 from core.db import metadata
@@ -24,10 +25,19 @@ models = Table(
     Column("alias_of", Text, ForeignKey("models.name")),
     Column("note", Text),
     instant("created_at", now=True),
+    Column("context_len", Integer),
+    Column("max_output_tokens", Integer),
+    Column("capabilities", ARRAY(Text)),
     CheckConstraint("status IN ('active', 'deprecated', 'retired')", name="status"),
     CheckConstraint("alias_of <> name", name="alias"),
+    CheckConstraint(
+        "num_nonnulls(context_len, max_output_tokens, capabilities) IN (0, 3) AND context_len > 1 "
+        "AND max_output_tokens BETWEEN 1 AND context_len",
+        name="spec",
+    ),
 )
-"""Models that customers may use. An alias refers to a model, never to another alias."""
+"""Models that customers may use. An alias refers to a model, never to another alias. A model that the catalog does not
+have carries its own context length, longest answer and capabilities."""
 
 hosts = Table(
     "hosts",

@@ -63,6 +63,8 @@ class Capacity(msgspec.Struct, frozen=True):
     """GPUs the replica occupies; 0 on CPU."""
     roofline: Roofline | None = None
     """Bends the line `step_base_s + step_per_seq_s * B` of the step model for a mixture of experts; its ends stay."""
+    assumed: bool = False
+    """Whether the speeds are assumptions that the scheduler replaces by what it measures (external engines)."""
 
 
 class Targets(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -44,11 +45,48 @@ def up(
         Engine, typer.Option("--engine", help="auto: vLLM on GPUs if there are any, else on the CPU.")
     ] = Engine.AUTO,
     engine_url: Annotated[
-        str,
-        typer.Option("--engine-url", help="With --engine external: base URL of an OpenAI-compatible engine."),
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            "--engine-url",
+            help="With --engine external: base URL of an OpenAI-compatible engine; repeat it for several.",
+        ),
+    ] = None,
+    engine_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--engine-key-file",
+            help="File with the API key of external engines; or set PENSTOCK_ENGINE_KEY.",
+        ),
+    ] = None,
+    price_input: Annotated[
+        str | None,
+        typer.Option("--price-input", help="Dollars per million input tokens of external engines' models."),
+    ] = None,
+    price_cached_input: Annotated[
+        str | None,
+        typer.Option("--price-cached-input", help="The same of cached input; default: the price of input."),
+    ] = None,
+    price_output: Annotated[
+        str | None, typer.Option("--price-output", help="The same of output tokens.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int,
+        typer.Option(
+            "--max-num-seqs", min=1, max=65536, help="Sequences that an external engine runs at a time."
+        ),
+    ] = 256,
+    context_len: Annotated[
+        int,
+        typer.Option(
+            "--context-len", min=0, max=2**31 - 1, help="Context length where an external engine states none."
+        ),
+    ] = 0,
     model: Annotated[
-        str, typer.Option("--model", help="Model to serve; default: one that fits this machine.")
+        str,
+        typer.Option(
+            "--model",
+            help="Model to serve; default: one that fits this machine, or all that external engines list.",
+        ),
     ] = "",
     replicas: Annotated[int, typer.Option("--replicas", min=1, max=64, help="Engines to start.")] = 1,
     api_workers: Annotated[int, typer.Option("--api-workers", min=1, max=64, help="API processes.")] = 1,
@@ -60,19 +98,37 @@ def up(
     """Run everything on this machine: stores, scheduler, engine, API, jobs and console. Ctrl-C stops it.
 
     Example: penstock up --engine sim --port 8080
+
+    In front of an engine that runs already (vLLM, SGLang, llama.cpp, Ollama, ...):
+
+    penstock up --engine external --engine-url http://127.0.0.1:8000 --price-input 0.20 --price-output 0.60
     """
     if (engine is Engine.EXTERNAL) != bool(engine_url):
         raise InvalidRequest("--engine external and --engine-url URL go together")
-    if engine_url and not engine_url.startswith(("http://", "https://")):
-        raise InvalidRequest(f"--engine-url must begin with http:// or https://, not {engine_url!r}")
+    external_only = (engine_key_file, price_input, price_cached_input, price_output)
+    if engine is not Engine.EXTERNAL and any(value is not None for value in external_only):
+        raise InvalidRequest("prices and --engine-key-file are options of --engine external")
+    from cli.external import ExternalOptions
     from cli.stack import Options, Platform  # all roles' packages: too slow for --help
+    from workers.engine_models import engine_urls
+
+    external = ExternalOptions(
+        urls=tuple(engine_urls(",".join(engine_url))) if engine_url else (),
+        key=_engine_key(engine_key_file),
+        max_num_seqs=max_num_seqs,
+        context_len=context_len,
+        price_input=price_input,
+        price_cached_input=price_cached_input,
+        price_output=price_output,
+    )
+    _ = external.rates  # refuses invalid prices before anything starts
 
     options = Options(
         data_dir=data_dir,
         port=port,
         console_port=console_port,
         engine=str(engine),
-        engine_url=engine_url,
+        external=external,
         model=model,
         replicas=replicas,
         api_workers=api_workers,
@@ -86,6 +142,23 @@ def up(
         asyncio.run(Platform(options, run_dir, Display()).run())
     finally:
         run_dir.release()
+
+
+def _engine_key(path: Path | None) -> str:
+    """The API key of external engines, from a file or PENSTOCK_ENGINE_KEY. Raises InvalidRequest without the key.
+
+    There is no option for the key itself, because process lists show command lines.
+    """
+    try:
+        key = os.environ.get("PENSTOCK_ENGINE_KEY", "") if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InvalidRequest(
+            "--engine-key-file cannot be read; it must name a text file with the engine's API key"
+        ) from None
+    key = key.strip()
+    if not (key.isascii() and key.isprintable()) or (path is not None and not key):
+        raise InvalidRequest("the engine's API key must be one line of printable ASCII characters")
+    return key
 
 
 def _log_to(path: Path) -> None:

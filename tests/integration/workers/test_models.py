@@ -10,7 +10,7 @@ from admin.actor import Actor
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from workers.host_hours import record_heartbeat
-from workers.models import ModelDirectory
+from workers.models import ModelDirectory, ModelSpec
 from workers.wire import Heartbeat
 
 ADMIN = Actor(kind="cli", id="test", label="test", role="platform_admin")
@@ -144,3 +144,40 @@ async def test_catalog_prices_are_seeded(database: Database) -> None:
             text("SELECT usd_pico_per_hour FROM host_prices WHERE host_kind = 'gpu-h100x8-640gb'")
         )
         assert int(price.scalar_one()) == 35_280_000_000_000
+
+
+async def test_a_model_of_an_external_engine_describes_itself(database: Database) -> None:
+    spec = ModelSpec(8192, 4096)
+    added = await models.add_model(database, ADMIN, name="meta-llama/Llama-3.1-8B", spec=spec)
+    assert added.spec == spec
+    directory = ModelDirectory(database)
+    await directory.refresh()
+    found = directory.resolve("meta-llama/Llama-3.1-8B")
+    assert (found.title, found.context_len, found.max_output_tokens) == (found.name, 8192, 4096)
+    assert found.capabilities == ("chat", "completions", "tools")
+
+    longer = ModelSpec(16384, 4096)
+    for _ in range(2):
+        await models.describe_model(database, ADMIN, name=added.name, spec=longer)
+    await directory.refresh()
+    assert directory.resolve(added.name).context_len == 16384
+    await models.retire_model(database, ADMIN, name=added.name)
+    assert (await models.add_model(database, ADMIN, name=added.name)).spec == longer
+    assert [action for action, _ in await audit(database)] == [
+        "model.add", "model.describe", "model.retire", "model.add",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("two words", ModelSpec(10, 1)),
+        ("x" * 201, ModelSpec(10, 1)),
+        ("m", ModelSpec(1, 1)),
+        ("m", ModelSpec(10, 11)),
+        ("m", ModelSpec(2**31, 1)),
+    ],
+)
+async def test_a_description_out_of_range_is_refused(database: Database, name: str, spec: ModelSpec) -> None:
+    with pytest.raises(InvalidRequest):
+        await models.add_model(database, ADMIN, name=name, spec=spec)

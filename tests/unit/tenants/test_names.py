@@ -69,6 +69,8 @@ def test_bad_passwords_are_refused_without_being_repeated(bad: str) -> None:
 def test_model_lists() -> None:
     assert clean_models(None) is None
     assert clean_models(["b/x", "a", "a"]) == ["a", "b/x"]
-    for bad in ([], ["a"] * 101, [""], ["a b"], ["a\x00"], ["x" * 201]):
+    served = ["/models/Qwen3-8B-Q4_K_M.gguf", "llama3.2:latest", "meta-llama/Llama-3.1-8B", "sql_lora@v2"]
+    assert clean_models(served) == served
+    for bad in ([], ["a"] * 101, [""], ["a b"], ["a\x00"], ["a,b"], ["-a"], ["x" * 201]):
         with pytest.raises(InvalidRequest):
             clean_models(bad)

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from core.errors import InvalidRequest
+from scheduler.limits import valid_replicas
 from workers.catalog import load_catalog
 from workers.engine_command import engine_command
+from workers.external import ReplicaNames
 from workers.machine import Gpus, parse_gpus
 from workers.plan import HostPlan, plan_external, plan_sim, plan_vllm
+from workers.wire import ReplicaState, ReplicaStatus
 
 CATALOG = load_catalog()
 H100S = Gpus(tuple("01234567"), "H100")
@@ -58,10 +61,26 @@ def test_one_small_gpu_gets_the_small_model() -> None:
     assert plan.host_kind == "gpu-h200x1-141gb"
 
 
-def test_external_uses_no_gpus() -> None:
-    plan = plan_external(CATALOG, "h", "", "http://10.0.0.9:8000/")
-    assert (plan.host_kind, plan.replicas[0].url) == ("external", "http://10.0.0.9:8000")
-    assert plan.replicas[0].capacity.gpus == 0
+def test_an_external_model_is_held_to_what_the_operator_states() -> None:
+    plan = plan_external("h/m-0", "m", max_num_seqs=512, context_len=8192, share=Fraction(1, 3))
+    capacity = plan.capacity
+    assert (capacity.max_num_seqs, capacity.max_model_len, capacity.gpus) == (512, 8192, 0)
+    assert capacity.assumed
+    assert capacity.kv_cache_tokens >= 512 * 8192
+    status = ReplicaStatus(
+        plan.replica_id, plan.model_name, "http://e", plan.engine, "b", ReplicaState.READY, capacity,
+        targets=plan.targets,
+    )  # fmt: skip
+    assert valid_replicas([status]) == ([status], [])
+
+
+def test_replicas_of_one_engine_have_different_names() -> None:
+    names = ReplicaNames("host", 1)
+    models = ("meta-llama/Llama-3.1-8B", "meta-llama-Llama-3.1-8B", "/models/x.gguf", "//")
+    assert [names(model) for model in models] == [
+        "host/meta-llama-Llama-3.1-8B-1", "host/meta-llama-Llama-3.1-8B.2-1", "host/models-x.gguf-1", "host/model-1",
+    ]  # fmt: skip
+    assert names("meta-llama-Llama-3.1-8B") == "host/meta-llama-Llama-3.1-8B.2-1"
 
 
 @pytest.mark.parametrize(

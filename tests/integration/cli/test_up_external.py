@@ -1,0 +1,77 @@
+"""`penstock up --engine external` in front of a plain engine whose models the catalog does not know."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.openai_engine import WORDS, OpenAIEngine
+from tests.support.stack import Stack
+from tests.support.waiting import until_sync
+
+pytestmark = pytest.mark.timeout(300)
+
+KEY = "engine-secret-1"
+LLAMA = "meta-llama/Llama-3.1-8B"
+ADAPTER = "/adapters/sql@2"
+PRICES = ("--price-input", "0.20", "--price-cached-input", "0.05", "--price-output", "0.60")
+
+
+@pytest.fixture
+def engine() -> Iterator[OpenAIEngine]:
+    with OpenAIEngine({LLAMA: {"max_model_len": 8192}, ADAPTER: {"parent": LLAMA}}, key=KEY) as made:
+        yield made
+
+
+@pytest.fixture
+def stack(engine: OpenAIEngine, tmp_path: Path) -> Iterator[Stack]:
+    made = Stack(
+        tmp_path / "data",
+        *("--engine", "external", "--engine-url", f"{engine.url}/v1", *PRICES),
+        env={"PENSTOCK_ENGINE_KEY": KEY},
+    )
+    yield made
+    made.stop()
+
+
+def report(stack: Stack) -> dict[str, dict[str, str]]:
+    text = stack.command("usage", "report", "--by", "model", "--format", "csv")
+    return {row["model"]: row for row in csv.DictReader(io.StringIO(text))}
+
+
+def test_what_the_engine_lists_is_served_and_billed(stack: Stack, engine: OpenAIEngine) -> None:
+    stack.start()
+    client = openai.OpenAI(base_url=stack.base_url, api_key=stack.ready["api_key"])
+    assert stack.ready["model"] == LLAMA
+    assert client.models.retrieve(LLAMA).to_dict()["context_length"] == 8192
+    for name in (LLAMA, ADAPTER):
+        messages: list[openai.types.chat.ChatCompletionMessageParam] = [
+            {"role": "user", "content": "Hello you there"}
+        ]
+        whole = client.chat.completions.create(model=name, messages=messages)
+        assert whole.choices[0].message.content == "".join(WORDS)
+        stream = client.chat.completions.create(model=name, messages=messages, max_tokens=4, stream=True)
+        text = "".join(choice.delta.content or "" for event in stream for choice in event.choices)
+        assert text == "".join(WORDS[:4])
+    assert {body["model"] for body in engine.requests} == {LLAMA, ADAPTER}
+
+    until_sync(lambda: report(stack).get(ADAPTER, {}).get("requests") == "2", 30)
+    for name in (LLAMA, ADAPTER):
+        row = report(stack)[name]
+        assert (row["input_tokens"], row["output_tokens"]) == ("6", "10")
+        assert row["cost_usd"] == "0.0000072"  # 6 * 0.20 + 10 * 0.60 dollars per million
+
+    allowed = stack.command("keys", "create", "demo", "--name", "narrow", "--model", ADAPTER, "--json")
+    narrow = openai.OpenAI(base_url=stack.base_url, api_key=json.loads(allowed)["secret"])
+    narrow.chat.completions.create(model=ADAPTER, messages=[{"role": "user", "content": "Hi"}])
+    with pytest.raises(openai.PermissionDeniedError):
+        narrow.chat.completions.create(model=LLAMA, messages=[{"role": "user", "content": "Hi"}])
+
+    lines = [" ".join(process.cmdline()) for process in stack.processes()]
+    texts = [path.read_text(errors="replace") for path in (stack.data_dir / "logs").iterdir()]
+    texts += [path.read_text() for path in (stack.ready_file, stack.data_dir / "runtime.json", stack.log)]
+    assert not [text for text in lines + texts if KEY in text]
