@@ -29,6 +29,9 @@ LIMITS = {
 ROLES = ("api", "scheduler", "postgres", "redis", "jobs", "agent", "console", "supervisor")
 """Processes of the platform, in the order of the tables."""
 
+_PARENTS = ("agent", "supervisor")
+"""Roles whose children are counted by themselves."""
+
 
 class Stack:
     """One platform with a data directory of its own."""
@@ -93,7 +96,7 @@ class Stack:
     def groups(self) -> Groups:
         """The processes by role; one API process is expected."""
         pids = self.ready["pids"]
-        return {role: (pids[role][0], role != "supervisor") for role in ROLES if pids.get(role)}
+        return {role: (pids[role][0], role not in _PARENTS) for role in ROLES if pids.get(role)}
 
     def make_tenant(self) -> str:
         """Create an organisation with prepaid credit and limits on all its scopes; return its key."""

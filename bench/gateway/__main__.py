@@ -22,10 +22,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.gateway.cells import SECTIONS, Cell, cells
+from bench.gateway.load import Target
+from bench.gateway.load_process import LoadProcess
 from bench.gateway.peers import PEERS
-from bench.gateway.tables import Record, Report, tables
-from bench.gateway.targets import MAX_NUM_SEQS, Cores, LoadProcess, Rig, Target
+from bench.gateway.tables import tables
+from bench.gateway.targets import MAX_NUM_SEQS, Cores, Rig
 from bench.provenance import provenance
+from bench.report import Record, Report
 from bench.stack import ROOT, up_knows
 
 OUT = ROOT / "bench" / "out"

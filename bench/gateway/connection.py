@@ -6,6 +6,8 @@ import time
 
 import httptools
 
+_CONTENT = re.compile(rb'"(?:content|text|reasoning)": ?"[^"]')
+"""The first bytes of text in a chunk; the chunk that holds the role has none."""
 _STAMP = re.compile(rb"(\d+)@(\d+)\"")
 """Position and microseconds in a chunk of the mock engine."""
 
@@ -29,6 +31,9 @@ class Connection(asyncio.Protocol):
         self.delays_us: list[int] = []
         """How far each chunk came behind the engine."""
         self.body = bytearray()
+        """The first bytes of the answer."""
+        self.usage = b""
+        """The last bytes that held a count of tokens."""
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -45,10 +50,12 @@ class Connection(asyncio.Protocol):
         self.events += body.count(b"data: ")
         if len(self.body) < 4096:
             self.body += body
-        if b"@" in body:
+        if not self.first_at and _CONTENT.search(body):
+            self.first_at = time.perf_counter()
+        if b'"finish_reason":' in body:
             self.last_at = time.perf_counter()
-            if not self.first_at:
-                self.first_at = self.last_at
+        if b'"completion_tokens":' in body:
+            self.usage = body
         if self.stamps:
             self._read_stamps(body)
 

@@ -6,6 +6,8 @@ that nothing of its own preparation is counted.
 
 import asyncio
 import json
+import random
+import re
 import sys
 import time
 from collections import Counter
@@ -21,6 +23,8 @@ from bench.processes import cpu_by_group, rss_by_group
 SETTLE_S = 1.2
 """Seconds after the last answer that still belong to a measurement of requests: settlement runs a little later."""
 RETRY_S = 0.2
+"""Seconds after which a refused request is sent again."""
+_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
 _SYSTEM = "You are a helpful assistant. " * 8
 _USER = "Tell me something about rivers and turbines. " * 8
 
@@ -37,6 +41,19 @@ class Target(msgspec.Struct):
     """Processes by name (bench.processes.Groups)."""
 
 
+@dataclass(frozen=True)
+class Timed:
+    """One answer."""
+
+    ttft_s: float
+    """From the request to the first token; 0 when not streamed."""
+    e2e_s: float
+    decode_s: float
+    """From the first token to the last."""
+    tokens: int
+    """Of the answer, as its usage says; 0 without usage."""
+
+
 @dataclass
 class Client:
     """Connections to one target."""
@@ -46,9 +63,9 @@ class Client:
     """Refusals for lack of capacity by code; their requests were sent again."""
     idle: list[Connection] = field(default_factory=list)
 
-    def raw(self, **fields: object) -> bytes:
+    def raw(self, *, prompt: str = _USER, **fields: object) -> bytes:
         """Return a request as bytes."""
-        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
         body = json.dumps({"model": self.target.model, "messages": messages, **fields}).encode()
         head = (
             f"POST {self.target.path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
@@ -81,13 +98,18 @@ class Client:
             raise RuntimeError(f"{self.target.name} answered {status}: {bytes(connection.body[:300])!r}")
         return connection
 
-    async def timed(self, raw: bytes) -> tuple[float, float]:
-        """Send one request; return the seconds to its first token (0 when not streamed) and to its end."""
+    async def timed(self, raw: bytes) -> "Timed":
+        """Send one request until it is admitted, and return its times."""
         start = time.perf_counter()
         connection = await self.ask(raw)
         self.idle.append(connection)
-        ended = time.perf_counter()
-        return max(connection.first_at - start, 0.0), ended - start
+        ended, counted = time.perf_counter(), _TOKENS.findall(connection.usage)
+        return Timed(
+            ttft_s=max(connection.first_at - start, 0.0),
+            e2e_s=ended - start,
+            decode_s=max(connection.last_at - connection.first_at, 0.0),
+            tokens=int(counted[-1]) if counted else 0,
+        )
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -146,7 +168,7 @@ async def closed_loop(
 
 async def _callers(
     client: Client, raw: bytes, requests: int, concurrency: int, *, spread_s: float
-) -> list[tuple[float, float]]:
+) -> list[Timed]:
     left, timed = requests, []
 
     async def caller(number: int) -> None:
@@ -165,7 +187,7 @@ async def open_loop(client: Client, *, rate: float, seconds: float, **fields: ob
     raw = client.raw(**fields)
     loop = asyncio.get_running_loop()
     begin = loop.time() + 0.05
-    tasks: list[asyncio.Task[tuple[float, float]]] = []
+    tasks: list[asyncio.Task[Timed]] = []
     meter: Meter | None = None
     for index in range(int(rate * (seconds + 1))):
         await asyncio.sleep(max(0.0, begin + index / rate - loop.time()))
@@ -176,9 +198,54 @@ async def open_loop(client: Client, *, rate: float, seconds: float, **fields: ob
     return {**(meter or Meter(client.target)).read(), "requests": len(timed), **_times(timed)}
 
 
-def _times(timed: list[tuple[float, float]]) -> dict[str, object]:
+def _times(timed: list[Timed]) -> dict[str, object]:
     """Return times in seconds, in ascending order."""
-    return {"ttft_s": sorted(first for first, _ in timed), "e2e_s": sorted(ended for _, ended in timed)}
+    return {"ttft_s": sorted(each.ttft_s for each in timed), "e2e_s": sorted(each.e2e_s for each in timed)}
+
+
+async def mixed(
+    client: Client,
+    *,
+    requests: int,
+    concurrency: int,
+    seed: int,
+    words: tuple[int, int],
+    tokens: tuple[int, int],
+) -> dict[str, object]:
+    """Send streamed requests with prompts of their own and answers of different lengths, in a closed loop.
+
+    Lengths are drawn uniformly between the two figures. The same `seed` gives the same lengths; the words differ, so
+    that no prompt finds another one in the engine's prefix cache.
+    """
+    lengths, text = random.Random(seed), random.Random()
+    options = {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+    }
+    raws = [
+        client.raw(
+            prompt=_words(text, lengths.randint(*words)), max_tokens=lengths.randint(*tokens), **options
+        )
+        for _ in range(requests)
+    ]
+    timed: list[Timed] = []
+
+    async def caller() -> None:
+        while raws:
+            timed.append(await client.timed(raws.pop()))
+
+    meter, start = Meter(client.target), time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(concurrency)))
+    took = time.perf_counter() - start
+    await asyncio.sleep(SETTLE_S)
+    tpot = sorted(each.decode_s / (each.tokens - 1) for each in timed if each.tokens > 1)
+    counts = {"requests": len(timed), "tokens": sum(each.tokens for each in timed), "took_s": took}
+    return {**meter.read(), **counts, **_times(timed), "tpot_s": tpot}
+
+
+def _words(rng: random.Random, count: int) -> str:
+    return " ".join("".join(rng.choices("abcdefghilmnoprstuw", k=4)) for _ in range(count))
 
 
 class Streams:
@@ -265,7 +332,8 @@ async def memory(client: Client, *, count: int, ramp_per_s: float, **fields: obj
 
 
 JOBS: dict[str, Callable[..., Awaitable[dict[str, object]]]] = {
-    "idle": idle, "closed_loop": closed_loop, "open_loop": open_loop, "streams": streams, "memory": memory,
+    "idle": idle, "closed_loop": closed_loop, "open_loop": open_loop, "mixed": mixed, "streams": streams,
+    "memory": memory,
 }  # fmt: skip
 
 

@@ -1,99 +1,13 @@
-"""Figures of a run: from the records of its cells to tables."""
+"""Tables of a run of the gateway benchmark."""
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import comb
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
 from typing import Any
 
+from bench.report import Report, median_interval, quantile, section
 from bench.stack import ROLES
-
-
-@dataclass(frozen=True)
-class Record:
-    """One run of a cell for one target."""
-
-    section: str
-    key: str
-    target: str
-    round: int
-    result: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Report:
-    """A whole run."""
-
-    conditions: dict[str, Any]
-    targets: list[str]
-    records: list[Record]
-
-    def as_json(self) -> str:
-        """Return JSON, one record per line; times of single requests only as percentiles."""
-        lines = ",\n".join(
-            json.dumps(asdict(record) | {"result": _thin(record.result)}) for record in self.records
-        )
-        conditions, targets = json.dumps(self.conditions), json.dumps(self.targets)
-        return f'{{"conditions": {conditions},\n"targets": {targets},\n"records": [\n{lines}\n]}}\n'
-
-    def results(self, section: str, key: str, target: str) -> list[dict[str, Any]]:
-        """Return the results of all rounds that ended without an error."""
-        return [
-            each.result for each in self.records
-            if (each.section, each.key, each.target) == (section, key, target) and "error" not in each.result
-        ]  # fmt: skip
-
-    def keys(self, section: str) -> list[str]:
-        """Return the keys of a section in the order in which they ran."""
-        return list(dict.fromkeys(each.key for each in self.records if each.section == section))
-
-    def idle_ms_per_s(self, target: str) -> dict[str, float]:
-        """Return the CPU of each process without load, in milliseconds a second; empty for other gateways.
-
-        The median of all idle cells: work that runs once a minute is no part of it.
-        """
-        found = self.results("idle", "idle", target)
-        names = found[0]["cpu_s"] if found else {}
-        return {
-            name: 1e3 * median(each["cpu_s"][name] / each["window_s"] for each in found) for name in names
-        }
-
-    def cpu_ms(self, result: Mapping[str, Any], target: str, *, net: bool = True) -> dict[str, float]:
-        """Return CPU milliseconds by process in a result's window; `net` of what they use without load."""
-        idle = self.idle_ms_per_s(target) if net else {}
-        return {
-            name: 1e3 * used - idle.get(name, 0.0) * result["window_s"]
-            for name, used in result["cpu_s"].items()
-        }
-
-
-def _thin(result: dict[str, Any]) -> dict[str, Any]:
-    thin = dict(result)
-    for name in ("ttft_s", "e2e_s"):
-        if name in thin:
-            times = thin.pop(name)
-            thin |= {f"{name}_p{share * 100:g}": quantile(times, share) for share in (0.5, 0.99)}
-    return thin
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the quantile of values in ascending order."""
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
-
-
-def median_interval(values: Iterable[float]) -> tuple[float, float, float]:
-    """Return the median and the narrowest pair of order statistics that contains it with at least 95 %.
-
-    The probability comes from the binomial distribution (sign test). Below six values the ends are the extremes.
-    """
-    ordered = sorted(values)
-    n, low = len(ordered), 0
-    while 1 - 2 * sum(comb(n, k) for k in range(low + 2)) / 2**n >= 0.95:
-        low += 1
-    return median(ordered), ordered[low], ordered[n - 1 - low]
 
 
 def tables(report: Report) -> str:
@@ -104,22 +18,6 @@ def tables(report: Report) -> str:
     head = f"{conditions['date']}, commit {conditions['commit']}, {conditions['machine']}"
     load = f"load average {conditions['load_average']}"
     return "\n\n".join([f"{head}; {load}", *(text for text in shown if text)])
-
-
-def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table under its title; nothing without rows."""
-    return f"### {title}\n\n{table(head, rows)}" if rows else ""
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table with aligned columns."""
-    lines = [list(head), *map(list, rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
-    text = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
-        for line in lines
-    ]
-    return "\n".join([text[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *text[1:]])
 
 
 def _by_process(

@@ -11,9 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from bench.gateway.load import Client, Target
+from bench.gateway.load_process import end_process
 from bench.gateway.mock_engine import MODEL
 from bench.gateway.peers import PEERS, Peer
 from bench.stack import ROOT, Stack, commit_of, up_knows
@@ -65,7 +64,7 @@ class Rig:
                 argv, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
                 env={**os.environ, **(env or {})},
             )  # fmt: skip
-        self.stack.callback(_end, process)
+        self.stack.callback(end_process, process)
         return process.pid
 
     def start_engine(self) -> Target:
@@ -159,37 +158,3 @@ async def _answers(target: Target) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{target.name} does not answer: {error}") from error
             await asyncio.sleep(0.3)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-class LoadProcess:
-    """The load generator and its jobs."""
-
-    def __init__(self, cores: Sequence[int]) -> None:
-        argv = [sys.executable, "-m", "bench.gateway.load"]
-        if cores:
-            argv = ["taskset", "-c", ",".join(map(str, cores)), *argv]
-        self._process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def run(self, job: str, target: Target, **options: object) -> dict[str, object]:
-        """Run one job and return its result. Raises RuntimeError when the process has died."""
-        line = msgspec.json.encode({"job": job, "target": target, "options": options})
-        self._process.stdin.write(line + b"\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError("the load generator has died")
-        return msgspec.json.decode(answer)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.stdin.close()
-        _end(self._process)

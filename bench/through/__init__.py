@@ -1,0 +1,1 @@
+"""The real vLLM, directly and through the platform that started it."""

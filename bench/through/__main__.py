@@ -1,0 +1,161 @@
+"""`python -m bench.through`: what the real vLLM loses when it is asked through the platform.
+
+Starts `penstock up` with its own vLLM (`make engine` first) and sends the same loads to the engine's own port and to
+the customer API, in turn. Tokens per second, times to first token and between tokens, and the CPU of the engine and
+of every process of the platform, at several numbers of requests at the same time. Requests that are refused for lack
+of capacity are sent again; their codes are listed.
+
+With enough processors, give each side its own: --platform-cores 0,1 --engine-cores 2-5 --load-cores 6,7
+
+example: python -m bench.through --quick --at 32
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.gateway.load import Target
+from bench.gateway.load_process import LoadProcess
+from bench.provenance import provenance
+from bench.report import Record, Report
+from bench.stack import ROOT, Stack, commit_of
+from bench.through.tables import tables
+
+OUT = ROOT / "bench" / "out"
+CONCURRENCY = (1, 8, 32, 64, 128)
+PROMPT_WORDS = (10, 60)
+console = Console(stderr=True)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.through",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="one pair of short loads, about two minutes")
+    parser.add_argument("--at", type=int, nargs="+", default=CONCURRENCY, help="requests at the same time")
+    parser.add_argument("--pairs", type=int, help="direct and through, in turn; default: 5, with --quick 1")
+    parser.add_argument("--model", default="penstock/tiny", help="a model of the catalog")
+    parser.add_argument("--repo", type=Path, default=ROOT, help="checkout of the platform")
+    for name, what in (("platform", "platform"), ("engine", "engine"), ("load", "load generator")):
+        parser.add_argument(
+            f"--{name}-cores", type=cores, default=(), help=f"processors of the {what}, such as 0,2-4"
+        )
+    parser.add_argument("--json", type=Path, help="where the records go; default: bench/out")
+    return parser.parse_args()
+
+
+def cores(text: str) -> tuple[int, ...]:
+    """Return the processors of a list such as "0,2-4"."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def main() -> int:
+    """Measure, print, write; return the exit status."""
+    given = arguments()
+    report = measured(given)
+    print(tables(report))
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = given.json or OUT / f"through-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
+    path.write_text(report.as_json())
+    console.print(f"written: {path}")
+    return 0
+
+
+def measured(given: argparse.Namespace) -> Report:
+    """Start platform and engine, run all loads and return their records."""
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-through-")))
+        scratch.chmod(0o755)
+        flags = ("--engine", "vllm", "--model", given.model)
+        platform = Stack(given.repo, scratch / "data", *flags, cores=given.platform_cores)
+        stack.callback(platform.stop)
+        with console.status("starting penstock up with vLLM"):
+            platform.start()
+        targets = both(platform)
+        for pid in [each.pid for each in engine_processes(platform)]:
+            pin(pid, given.engine_cores)
+        load = LoadProcess(given.load_cores)
+        stack.callback(load.close)
+        records = run(given, targets, load)
+        conditions = {
+            **provenance(), "commit": commit_of(given.repo), "model": given.model,
+            "cores": {name: getattr(given, f"{name}_cores") for name in ("platform", "engine", "load")},
+            "load_average": round(psutil.getloadavg()[0], 1),
+        }  # fmt: skip
+    return Report(conditions, [target.name for target in targets], records)
+
+
+def both(platform: Stack) -> list[Target]:
+    """Return the engine itself and the platform before it; CPU is counted by the same processes for both."""
+    engine = platform.ready["engines"][0]
+    groups = {**platform.groups, "engine": (platform.ready["pids"]["engine"][0], True)}
+    model = platform.ready["model"]
+    port = int(engine["url"].rsplit(":", 1)[1].strip("/"))
+    direct = Target("direct", port, model, key=platform.ready["engine_key"], groups=groups)
+    return [direct, Target("through", platform.port, model, key=platform.make_tenant(), groups=groups)]
+
+
+def engine_processes(platform: Stack) -> list[psutil.Process]:
+    """Return the engine's processes."""
+    top = psutil.Process(platform.ready["pids"]["engine"][0])
+    return [top, *top.children(recursive=True)]
+
+
+def pin(pid: int, chosen: tuple[int, ...]) -> None:
+    """Let all threads of a process run on these processors only; () changes nothing."""
+    for thread in psutil.Process(pid).threads() if chosen else ():
+        os.sched_setaffinity(thread.id, chosen)
+
+
+def run(given: argparse.Namespace, targets: list[Target], load: LoadProcess) -> list[Record]:
+    """Run all loads: pairs of direct and through, every second pair the other way round."""
+    pairs = given.pairs or (1 if given.quick else 5)
+    tokens = (16, 96) if given.quick else (32, 224)
+    work = [
+        (at, pair, target)
+        for at in given.at
+        for pair in range(pairs)
+        for target in (targets if pair % 2 == 0 else targets[::-1])
+    ]
+    records = []
+    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=1) as progress:
+        task = progress.add_task("warm-up", total=len(work))
+        warm = {"requests": 16, "concurrency": 8, "seed": 0, "words": PROMPT_WORDS, "tokens": (8, 16)}
+        for target in targets:
+            load.run("mixed", target, **warm)
+        records.append(Record("idle", "idle", "through", 0, load.run("idle", targets[1], seconds=5)))
+        for at, pair, target in work:
+            progress.update(task, description=f"{at} at once, {target.name}")
+            requests = max(12, at * (2 if given.quick else 3))
+            shape = {
+                "requests": requests,
+                "concurrency": at,
+                "seed": at,
+                "words": PROMPT_WORDS,
+                "tokens": tokens,
+            }
+            result = load.run("mixed", target, **shape)
+            if "error" in result:
+                progress.console.print(f"{at} at once, {target.name}: {result['error']}")
+            records.append(Record("through", str(at), target.name, pair, result))
+            progress.advance(task)
+    return records
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
