@@ -54,6 +54,9 @@ class Fleet:
                 known.prefix.clear()
                 known.stats = ReplicaStats(self.config)
                 known.prefill_done_at = float("-inf")
+            pool = self._pools[status.model]
+            if status.capacity.assumed:
+                status.capacity = known.rates.apply(pool.rates.apply(status.capacity))
             known.status, known.agent_id, known.last_seen_at, known.expected_state = (
                 status,
                 heartbeat.agent_id,
@@ -64,7 +67,6 @@ class Fleet:
             known.heartbeats += 1
             known.prefix.room_tokens = known.derived.kv_capacity
             known.prefix.trim(now)
-            pool = self._pools[status.model]
             pool.targets, pool.prefill_rate = status.targets, known.derived.prefill_rate
             pool.refresh(known, now)
             models.add(status.model)
@@ -148,6 +150,7 @@ class Fleet:
         load.outstanding += _outstanding(entry)
         if not entry.prefilled:
             load.unprefilled += uncached
+            baseline.unprefilled = load.unprefilled
             if entry.predicted_ttft_s > 0.0:
                 load.first_tokens_due[id(entry)] = entry.placed_at + entry.predicted_ttft_s
         if replica is None:
@@ -184,6 +187,9 @@ class Fleet:
         if entry.baseline.raw_ttft_s >= 0.0:
             observed_s = now - entry.placed_at
             replica.stats.ttft.learn(observed_s - entry.baseline.raw_ttft_s, now)
+            if replica.status.capacity.assumed:
+                for rates in (replica.rates, pool.rates):
+                    rates.observe_first_token(entry.baseline.unprefilled, observed_s)
             self._report(entry.model).ttft.learn(entry.predicted_ttft_s, observed_s)
         self._pools[entry.model].refresh(replica, now)
 
@@ -235,6 +241,10 @@ class Fleet:
             self._learn_hits(replica, entry, released)
         if entry.first_token_at > 0.0 and entry.baseline.raw_itl_s > 0.0 and answer > 1:
             observed_s = (now - entry.first_token_at) / (answer - 1)
+            if replica.status.capacity.assumed:
+                batch = replica.load.running + 1  # with this answer, which has just been taken out
+                for rates in (replica.rates, self._pools[entry.model].rates):
+                    rates.observe_answer(batch, observed_s, answer - 1)
             replica.stats.slowdown.learn(observed_s / entry.baseline.raw_itl_s - 1.0, now)
             self._report(entry.model).itl.learn(entry.predicted_itl_s, observed_s)
             self._pools[entry.model].model_stats.observe_itl(

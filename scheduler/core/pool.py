@@ -9,6 +9,7 @@ import numpy as np
 
 from scheduler.core.config import PolicyConfig
 from scheduler.core.cost import ScoreInputs, Vector
+from scheduler.core.learnt_rates import LearntRates
 from scheduler.core.model_stats import ModelStats
 from scheduler.core.predict import step_s
 from scheduler.core.prefix_index import PrefixIndex
@@ -45,6 +46,8 @@ class Pool:
         """R of the replica with the last heartbeat, in tokens per second."""
         self.model_stats = ModelStats(config)
         """Statistics of the model's answers."""
+        self.rates = LearntRates()
+        """Speeds as learnt from all replicas whose capacity is assumed."""
         self._open_rows: set[int] = set()
         """Rows that are open and have some room."""
         self.inputs: list[ScoreInputs[float]] = []

@@ -45,6 +45,8 @@ class Baseline:
     """Blocks of the prompt that the replica was believed to hold before."""
     prefix_used_at: float = float("-inf")
     """When these blocks were last used there; -inf = never."""
+    unprefilled: int = 0
+    """Uncached tokens that the replica had to prefill then, the placement's included."""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from scheduler.core.config import PolicyConfig
+from scheduler.core.learnt_rates import LearntRates
 from scheduler.core.predict import PrefillShare, Residual, step_s
 from scheduler.core.prefix import PrefixSource
 from workers.wire import ReplicaState, ReplicaStatus
@@ -108,6 +109,8 @@ class Replica:
     """The state that a command should bring about, assumed until the next heartbeat."""
     prefill_done_at: float = float("-inf")
     """When the prefill work routed so far should be done, in monotonic seconds."""
+    rates: LearntRates = field(default_factory=LearntRates)
+    """Its speeds as learnt, for an engine whose capacity is assumed."""
 
     @property
     def state(self) -> ReplicaState:
