@@ -1,4 +1,4 @@
-"""Runs rates.lua: calls made in one tick of the event loop form one pipeline; one pipeline runs at a time, in order.
+"""Runs rates.lua over one connection: the calls of a tick of the event loop are one write, replies come in order.
 
 Callers wait on futures and never use the connection themselves. A cancelled caller therefore cannot leave a
 half-read reply for the next one (redis-py, CVE-2023-28858).
@@ -6,29 +6,29 @@ half-read reply for the next one (redis-py, CVE-2023-28858).
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
 
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import NoScriptError, ResponseError
 
 from core.clock import Clock
+from core.redis_protocol import RedisProtocol, ReplyError, open_connection, pack
 from tenants.rate_scopes import SOURCE
 
 REPLY_TIMEOUT_S = 1.0
-"""Seconds until a pipeline without replies counts as failed. Redis normally replies in under a millisecond."""
+"""Seconds until a call without a reply has failed. Redis normally replies in under a millisecond."""
 READ_GRACE_S = 0.2
 """Seconds added to the timeout, so that replies that arrived while this process was blocked are still read."""
+DEAD_AFTER_S = 4.0
+"""Seconds after a timeout until the connection is closed. Replies before that return what they granted."""
 RETRY_INTERVAL_S = 1.0
 """Seconds without any command after Redis has failed."""
 CLOSE_TIMEOUT_S = 2.0
-"""Seconds that `close` waits for queued calls to be sent."""
-MAX_BATCH = 500
-"""Calls in one pipeline."""
+"""Seconds that `close` waits for replies to queued calls."""
 MAX_QUEUED = 10_000
 """Calls kept while Redis is unavailable. Later ones are dropped, and their leases expire."""
+NOT_SERVING = ("LOADING", "READONLY", "MASTERDOWN")
+"""Errors of a server that cannot run the script now; another connection may reach one that can."""
 
 log = logging.getLogger(__name__)
 Reply = list[int | bytes]
@@ -38,24 +38,44 @@ class RedisUnavailable(Exception):
     """Redis did not reply in time. The operation may have run."""
 
 
-@dataclass
 class Call:
-    """One run of the script."""
+    """One run of the script.
 
-    command: bytes
-    future: "asyncio.Future[Reply] | None"
-    """Receives the reply; None = the reply is ignored."""
-    on_abandoned: Callable[[Reply], None] | None = None
-    """Called with a reply that no caller waits for: there is none, or it was cancelled."""
-    on_lost: Callable[[], None] | None = None
-    """Called in place of `on_abandoned` when the call has failed."""
+    `future` receives the reply; without one, or once its caller was cancelled, `on_abandoned` is called with the
+    reply. `on_lost` is called when a call without a future has failed.
+    """
+
+    __slots__ = ("at", "command", "future", "on_abandoned", "on_lost", "repeated")
+
+    def __init__(
+        self,
+        command: bytes,
+        at: float,
+        future: "asyncio.Future[Reply] | None" = None,
+        on_abandoned: Callable[[Reply], None] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self.command = command
+        self.at = at
+        """The event loop's time at which the call was made."""
+        self.future = future
+        self.on_abandoned = on_abandoned
+        self.on_lost = on_lost
+        self.repeated = False
+        """Whether the call was sent again after the script had been loaded."""
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a caller waits for the reply."""
+        return self.future is not None and not self.future.done()
 
     def fail(self, error: Exception) -> None:
         """Raise `error` at the caller."""
         if self.future is not None and not self.future.done():
             self.future.set_exception(error)
         elif self.on_lost is not None:
-            self.on_lost()
+            on_lost, self.on_lost, self.on_abandoned = self.on_lost, None, None
+            on_lost()
 
     def finish(self, reply: Reply) -> None:
         """Pass the reply to the caller, or to `on_abandoned` after the caller was cancelled."""
@@ -66,48 +86,67 @@ class Call:
 
 
 class RatePipeline:
-    """Sends calls of the script to Redis in batches."""
+    """Sends calls of the script to the server of `redis`, over a connection of its own."""
 
     def __init__(self, redis: Redis, clock: Clock) -> None:
         self._redis, self._clock = redis, clock
-        self._timer: asyncio.TimerHandle | None = None
         self._queue: list[Call] = []
-        self._wakeup = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._sent: deque[Call] = deque()
+        """Calls without a reply yet, in the order of their replies."""
+        self._protocol: RedisProtocol | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._flush_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle: asyncio.Future[None] | None = None
+        """Set once nothing is queued or sent; exists while the pipeline closes."""
         self._closing = False
         self._paused_until = 0.0
         self._down = False
-        self._busy = False
-        """Whether a pipeline is in flight."""
+        self._stalled = False
+        """Whether calls have timed out on the present connection and their replies are outstanding."""
+        self._loading = False
+        """Whether a command that loads the script is queued or sent."""
 
     @property
     def unavailable(self) -> bool:
         """Whether Redis has failed and is not yet due for another attempt."""
-        return self._down and (self._busy or self._clock.monotonic() < self._paused_until)
+        return self._down and (
+            self._connecting is not None or bool(self._sent) or self._clock.monotonic() < self._paused_until
+        )
 
     async def start(self) -> None:
-        """Begin to run calls."""
-        self._task = asyncio.create_task(self._run())
+        """Begin to run calls. The connection is opened by the first one."""
+        self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
-        """Send the queued calls, then stop. Calls not sent within CLOSE_TIMEOUT_S are lost."""
+        """Send the queued calls, then stop. Calls without a reply within CLOSE_TIMEOUT_S are lost."""
         self._closing = True
-        self._wakeup.set()
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT_S)
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        if self._queue or self._sent:
+            self._idle = self._loop.create_future()
+            self._flush()
+            await asyncio.wait({self._idle}, timeout=CLOSE_TIMEOUT_S)
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._protocol is not None:
+            self._protocol.close()
+            self._protocol = None
+        for call in [*self._sent, *self._queue]:
+            call.fail(RedisUnavailable("the process stops"))
+        self._sent.clear()
+        self._queue = []
 
     async def call(self, command: bytes, on_abandoned: Callable[[Reply], None] | None = None) -> Reply:
         """Run the script and return its reply.
 
         `on_abandoned` receives the reply when the caller is cancelled first. Raises RedisUnavailable.
         """
-        if self.unavailable or self._closing:
+        if self._closing or (self._down and self.unavailable):
             raise RedisUnavailable
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._enqueue(Call(command, future, on_abandoned))
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._enqueue(Call(command, self._loop.time(), future, on_abandoned))
         try:
             return await future
         except asyncio.CancelledError:
@@ -136,94 +175,134 @@ class RatePipeline:
             if on_lost is not None:
                 on_lost()
             return
-        self._enqueue(Call(command, None, on_reply, on_lost))
+        self._enqueue(Call(command, self._loop.time(), None, on_reply, on_lost))
 
     def _enqueue(self, call: Call) -> None:
         self._queue.append(call)
-        self._wakeup.set()
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
 
-    async def _run(self) -> None:
-        while self._queue or not self._closing:
-            await self._wakeup.wait()
-            if self.unavailable and not self._closing:
-                await asyncio.sleep(max(0.01, self._paused_until - self._clock.monotonic()))
-                continue
-            batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-            if not self._queue and not self._closing:
-                self._wakeup.clear()
-            if batch:
-                await self._run_batch(batch)
+    def _flush(self) -> None:
+        """Send what is queued; connect first if needed, unless Redis has just failed."""
+        self._flush_due = False
+        if not self._queue or self._stalled or self._connecting is not None:
+            return
+        if self._down and not self._closing and self._clock.monotonic() < self._paused_until:
+            return
+        if self._timer is None:
+            self._timer = self._loop.call_later(REPLY_TIMEOUT_S, self._check_replies)
+        if self._protocol is None:
+            self._connecting = self._loop.create_task(self._connect())
+            return
+        calls, self._queue = self._queue, []
+        self._sent.extend(calls)
+        self._protocol.write(b"".join([call.command for call in calls]))
 
-    async def _run_batch(self, batch: list[Call]) -> None:
-        self._busy = True
-        self._timer = asyncio.get_running_loop().call_later(REPLY_TIMEOUT_S, self._extend, batch)
+    async def _connect(self) -> None:
         try:
-            replies = await self._execute(batch)
-        except Exception as error:  # noqa: BLE001 - callers must end whatever the driver raises
-            self._fail_all(batch, error)
+            self._protocol = await open_connection(self._redis, self._on_reply, self._on_lost)
+        except Exception as error:  # noqa: BLE001 - callers must end whatever connecting raises
+            self._connecting = None
+            self._fail_all(error)
         else:
-            self._complete(batch, replies)
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._busy = False
+            self._connecting = None
+            self._queue = [call for call in self._queue if call.future is None or call.waited_for]
+            self._flush()
+        self._check_idle()
 
-    async def _execute(self, batch: list[Call]) -> list[Reply | ResponseError]:
-        """Write all commands at once, then read all replies. redis-py's own pipeline costs 2.5 times the CPU."""
-        pool = self._redis.connection_pool
-        connection = await pool.get_connection()  # type: ignore[no-untyped-call]  # a decorator of redis-py
-        try:
-            replies = await _round_trip(connection, [call.command for call in batch])
-            missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-            if missing:  # the server is new or was flushed
-                await connection.send_command("SCRIPT LOAD", SOURCE)
-                await connection.read_response()
-                again = await _round_trip(connection, [batch[index].command for index in missing])
-                for index, reply in zip(missing, again, strict=True):
-                    replies[index] = reply
-        except BaseException:
-            await connection.disconnect(nowait=True)  # it may hold unread replies
-            raise
-        finally:
-            await pool.release(connection)
-        return replies
-
-    def _complete(self, batch: list[Call], replies: list[Reply | ResponseError]) -> None:
-        if self._down:
+    def _on_reply(self, reply: Reply | ReplyError) -> None:
+        call = self._sent.popleft()
+        if isinstance(reply, ReplyError):
+            self._on_error(call, reply)
+        else:
+            call.finish(reply)
+        if self._down and not self._sent:
             log.info("redis answers again")
-        self._down = False
-        for call, reply in zip(batch, replies, strict=True):
-            if isinstance(reply, ResponseError):
-                log.error("the rate script failed: %s", reply)
-                call.fail(RedisUnavailable(str(reply)))
-            else:
-                call.finish(reply)
+            self._down = self._stalled = False
+            self._flush()
+        if self._closing:
+            self._check_idle()
 
-    def _fail_all(self, batch: list[Call], error: Exception) -> None:
+    def _on_error(self, call: Call, error: ReplyError) -> None:
+        text = str(error)
+        if text.startswith("NOSCRIPT") and not call.repeated:  # the server is new or was flushed
+            call.repeated = True
+            if not self._loading:
+                self._loading = True
+                load = pack("SCRIPT", "LOAD", SOURCE)
+                self._enqueue(Call(load, call.at, None, lambda _: self._loaded(), self._loaded))
+            self._enqueue(call)
+            return
+        call.fail(RedisUnavailable(text))
+        if text.startswith(NOT_SERVING) and self._protocol is not None:
+            self._protocol.abort(error)
+        else:
+            log.error("the rate script failed: %s", text)
+
+    def _loaded(self) -> None:
+        self._loading = False
+
+    def _on_lost(self, error: Exception) -> None:
+        """Fail all calls; those that were sent may have run."""
+        self._protocol = None
+        self._stalled = False
+        sent = list(self._sent)
+        self._sent.clear()
+        for call in sent:
+            call.fail(RedisUnavailable(str(error)))
+        if sent or self._queue:
+            self._fail_all(error)
+        self._check_idle()
+
+    def _fail_all(self, error: Exception) -> None:
+        """Fail the callers that wait, and pause. Calls that nobody waits for stay queued for the next attempt."""
         if not self._down:
-            log.warning("redis is away, a small local cap applies: %s", error)
+            log.warning("redis is away, a small local cap applies: %s", str(error) or type(error).__name__)
         self._down = True
         self._paused_until = self._clock.monotonic() + RETRY_INTERVAL_S
-        for call in [*batch, *self._queue]:
-            call.fail(RedisUnavailable(str(error)))
-        kept = [call for call in self._queue if call.future is None and call.on_lost is None]
+        queue = self._queue
+        kept = [call for call in queue if call.future is None and call.on_lost is None]
+        for call in kept:
+            call.repeated = False  # the next server may not have the script either
         self._queue = [] if self._closing else kept
+        for call in [*self._sent, *queue]:
+            call.fail(RedisUnavailable(str(error)))
+        self._loop.call_later(RETRY_INTERVAL_S, self._flush)
 
-    def _extend(self, batch: list[Call]) -> None:
-        """Wait READ_GRACE_S longer: if this process was blocked, the replies are in the socket already."""
-        self._timer = asyncio.get_running_loop().call_later(READ_GRACE_S, self._time_out, batch)
+    def _oldest(self) -> Call | None:
+        if self._sent:
+            return self._sent[0]
+        return self._queue[0] if self._queue else None
 
-    def _time_out(self, batch: list[Call]) -> None:
-        """Fail the waiting calls. The pipeline itself ends when its socket times out."""
-        self._fail_all(batch, TimeoutError(f"no answer within {REPLY_TIMEOUT_S} s"))
+    def _check_replies(self) -> None:
+        """Look for a call that has waited too long; runs at most once per REPLY_TIMEOUT_S."""
+        self._timer = None
+        oldest = self._oldest()
+        if oldest is None or self._stalled:
+            return
+        remaining_s = oldest.at + REPLY_TIMEOUT_S - self._loop.time()
+        if remaining_s > 0:
+            self._timer = self._loop.call_later(remaining_s, self._check_replies)
+        else:  # if this process was blocked, the replies are in the socket already
+            self._timer = self._loop.call_later(READ_GRACE_S, self._time_out, oldest)
 
+    def _time_out(self, oldest: Call) -> None:
+        """Fail the waiting calls. Their replies are awaited longer, so that late grants are returned."""
+        self._timer = None
+        if self._oldest() is not oldest:
+            self._check_replies()
+            return
+        self._fail_all(TimeoutError(f"no answer within {REPLY_TIMEOUT_S} s"))
+        if self._protocol is not None:
+            self._stalled = True
+            self._loop.call_later(DEAD_AFTER_S, self._give_up, self._protocol, oldest)
 
-async def _round_trip(connection: AbstractConnection, commands: list[bytes]) -> list[Reply | ResponseError]:
-    await connection.send_packed_command(b"".join(commands))
-    replies: list[Reply | ResponseError] = []
-    for _ in commands:
-        try:
-            replies.append(cast(Reply, await connection.read_response()))
-        except ResponseError as error:
-            replies.append(error)
-    return replies
+    def _give_up(self, protocol: RedisProtocol, oldest: Call) -> None:
+        """Close a connection that has not replied since a timeout."""
+        if self._protocol is protocol and self._sent and self._sent[0] is oldest:
+            protocol.abort(TimeoutError(f"no answer within {DEAD_AFTER_S + REPLY_TIMEOUT_S} s"))
+
+    def _check_idle(self) -> None:
+        if self._idle is not None and not self._idle.done() and not self._queue and not self._sent:
+            self._idle.set_result(None)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from core.redis_protocol import bulk
 from tenants.principal import Limits, Principal
 
 SCOPES = ("key", "project", "tenant")
@@ -62,12 +63,6 @@ def scopes_of(principal: Principal) -> Scopes | None:
         keys += [f"{tag}:levels:{id_}", f"{tag}:leases:{id_}"]
         args += [str(id_), *_values(each)]
     return Scopes(bulk("EVALSHA", SHA, len(keys), *keys, *args), ids, limits)
-
-
-def bulk(*parts: str | int) -> bytes:
-    """`parts` as bulk strings of Redis's protocol (RESP)."""
-    encoded = [str(part).encode() for part in parts]
-    return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in encoded])
 
 
 def command(encoded: bytes, *args: str | int) -> bytes:
