@@ -51,7 +51,9 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    app.hot = hotpath.HotPath(deps.keys, deps.director, deps.open_requests, deps.telemetry)
+    app.hot = hotpath.HotPath(
+        deps.keys, deps.rates, deps.parser, deps.director, deps.open_requests, deps.telemetry
+    )
     app.include_router(health.router(deps.checks))
     app.include_router(models.router(deps.models, deps.keys, deps.scheduler, deps.database))
     for router in extra:

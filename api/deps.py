@@ -21,6 +21,7 @@ from gateway.director import Director
 from gateway.engine import AiohttpEngines
 from gateway.estimate import Estimator
 from gateway.open_requests import OpenRequests
+from gateway.parsing.parser import BodyParser
 from gateway.relay import Relay
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
@@ -84,6 +85,7 @@ class Deps:
         )
         self.engines = AiohttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
+        self.parser = BodyParser(self.models)
         self.open_requests = OpenRequests(self.meter, self.scheduler, time.monotonic)
         self.telemetry.track_open_requests(lambda: len(self.open_requests))
         self.director = self._director(settings)
@@ -97,6 +99,7 @@ class Deps:
             self.engines,
             self.scheduler,
             self.prompts,
+            self.parser,
             self.open_requests,
         )
 

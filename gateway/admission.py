@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Generic
 
-from core.errors import InvalidRequest, PermissionDenied, Unavailable
+from core.errors import InvalidRequest, PermissionDenied, RequestTooLarge, Unavailable
 from core.tokens import NO_TOKENS
 from gateway.acquire_both import acquire_both
 from gateway.context import RequestContext
 from gateway.estimate import Estimator
+from gateway.limits import body_limit
 from gateway.ports import GrantT, Holds, Metering, Model, Models, Rates, Scheduler
 from gateway.prefix import PromptHasher
 from gateway.records import hold_request, open_record, place_request, released
@@ -48,13 +49,20 @@ class Admission(Generic[GrantT]):
     def resolve_model(self, principal: Principal, prepared: PreparedRequest) -> Model:
         """Return the model that the request names.
 
-        Raises ModelNotFound, PermissionDenied when the key may not use the model, and InvalidRequest when max_tokens
-        does not fit into the model's context.
+        Raises ModelNotFound, PermissionDenied when the key may not use the model, RequestTooLarge when the body is
+        longer than the model's context can be, and InvalidRequest when max_tokens does not fit into the context.
         """
         model = self._models.resolve(prepared.model)
         if principal.allowed_models is not None and model.name not in principal.allowed_models:
             raise PermissionDenied(
                 f"This key may not use the model '{model.name}'.", param="model", code="model_not_allowed"
+            )
+        limit = body_limit(model.context_len, prepared.choices // prepared.choices_per_prompt)
+        if prepared.body_bytes > limit:
+            raise RequestTooLarge(
+                f"The body has {prepared.body_bytes:,} bytes; '{model.name}' holds {model.context_len:,} tokens of "
+                f"prompt and answer together and accepts at most {limit:,} bytes. Send a shorter prompt.",
+                code="body_too_large",
             )
         if prepared.max_tokens >= model.context_len:
             raise InvalidRequest(
@@ -64,6 +72,10 @@ class Admission(Generic[GrantT]):
                 code="context_length_exceeded",
             )
         return model
+
+    def charge_invalid(self, principal: Principal) -> None:
+        """Count a request that names no usable model in the key's request rate."""
+        self._rates.charge_invalid(principal)
 
     async def acquire_rates(self, context: RequestContext[GrantT]) -> None:
         """Reserve one request and its estimated tokens within the limits of key, project and tenant.

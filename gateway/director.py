@@ -56,6 +56,7 @@ class Director(Generic[GrantT]):
             model = self._admission.resolve_model(principal, prepared)
         except PenstockError as error:
             self._telemetry.count_refusal(error.code)
+            self._admission.charge_invalid(principal)
             raise
         context: RequestContext[GrantT] = RequestContext(
             Request(request_id, principal, prepared, model, reply, self._now())

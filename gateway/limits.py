@@ -2,6 +2,15 @@
 
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """Bytes of a request's body, counted as the body arrives; Content-Length is not trusted."""
+BODY_BYTES_PER_TOKEN = 32
+"""Bytes that a token of the prompt may take in a body, on average over the prompt.
+
+English text and code have 4 bytes a token. The longest are scripts of two bytes a character with long words in the
+vocabulary, such as Russian: 4 to 5 characters a token, each written as six bytes (`\\u0441`) by encoders that escape
+all but ASCII. A message of JSON around an empty text has 30 bytes, and its template at least 4 tokens.
+"""
+BODY_BYTES_BESIDE_PROMPT = 128 * 1024
+"""Bytes of a body beside its prompt: a JSON schema of 64 KiB, logit_bias, stop sequences, fields that are ignored."""
 MAX_ARGUMENTS_DEPTH = 64
 """Levels of nested arrays and objects in the arguments of a tool call."""
 MAX_MESSAGES = 4096
@@ -49,3 +58,11 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Bytes of one event of an engine's stream; a longer event fails the attempt."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Bytes of events collected for an answer that is not streamed."""
+
+
+def body_limit(context_len: int, prompts: int) -> int:
+    """Return the bytes of the longest body for a model of `context_len` tokens; `prompts`: number of prompts in it.
+
+    A longer body cannot fit into the context unless its text is unusual, such as long runs of blanks.
+    """
+    return min(MAX_BODY_BYTES, BODY_BYTES_BESIDE_PROMPT + BODY_BYTES_PER_TOKEN * context_len * prompts)

@@ -30,6 +30,12 @@ GrantT = TypeVar("GrantT", bound=Grant)
 class Rates(Protocol[GrantT]):
     """Rate limits of key, project and tenant."""
 
+    def check(self, principal: Principal) -> None:
+        """Refuse a request before its body is read, from what this process knows. Raises RateLimited."""
+
+    def charge_invalid(self, principal: Principal) -> None:
+        """Count a request that is refused before `acquire`."""
+
     async def acquire(
         self, request_id: str, principal: Principal, input_estimate: int, output_estimate: int
     ) -> GrantT:
@@ -116,6 +122,9 @@ class Models(Protocol):
 
     def resolve(self, name: str) -> Model:
         """Return the model with this name or alias. Raises ModelNotFound."""
+
+    def largest_context(self, names: Collection[str] | None) -> int:
+        """Return the largest context length, in tokens, of the models with these names; None = of all models."""
 
 
 class ClientDisconnected(Exception):

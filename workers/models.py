@@ -7,6 +7,7 @@ import asyncio
 import builtins
 import difflib
 import logging
+from collections.abc import Collection
 from datetime import datetime
 
 import msgspec
@@ -112,6 +113,12 @@ class ModelDirectory:
         if found is None:
             raise _not_found(name, builtins.list(self._by_name))
         return found
+
+    def largest_context(self, names: Collection[str] | None) -> int:
+        """Context length, in tokens, of the largest model among `names`; None = of all models. 0 without any."""
+        return max(
+            (model.context_len for model in self._models if names is None or model.name in names), default=0
+        )
 
     def list(self) -> builtins.list[ModelInfo]:
         """All models that customers may use, ordered by name, without aliases."""

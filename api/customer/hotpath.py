@@ -12,30 +12,26 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from api import errors
+from api.customer.body import Receive, read_body
 from core.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from core.ids import uuid7
 from gateway.context import AbortReason
 from gateway.director import Director
-from gateway.limits import MAX_BODY_BYTES
 from gateway.open_requests import OpenRequests
-from gateway.ports import ClientDisconnected, Headers
-from gateway.schemas.chat import parse_chat
+from gateway.parsing.budget import BodyBudget
+from gateway.parsing.parser import CHAT, TEXT, BodyParser
+from gateway.ports import ClientDisconnected, Headers, Rates
 from gateway.schemas.common import PreparedRequest
-from gateway.schemas.completions import parse_completion
 from gateway.telemetry import Telemetry
 from tenants.principal import Principal
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Parse = Callable[[bytes], PreparedRequest]
 
-BODY_TIMEOUT_S = 30.0
-"""Seconds for a body to arrive."""
 ERROR_TIMEOUT_S = 5.0
 """Seconds to send the error that a request ended with."""
-ROUTES: dict[str, Parse] = {"/v1/chat/completions": parse_chat, "/v1/completions": parse_completion}
+ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 _JSON = (b"content-type", b"application/json")
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -135,9 +131,18 @@ class HotPath:
     """Serves inference requests. One per process."""
 
     def __init__(
-        self, keys: Keys, director: Director[Any], open_requests: OpenRequests, telemetry: Telemetry
+        self,
+        keys: Keys,
+        rates: Rates[Any],
+        parser: BodyParser,
+        director: Director[Any],
+        open_requests: OpenRequests,
+        telemetry: Telemetry,
     ) -> None:
         self._keys = keys
+        self._rates = rates
+        self._parser = parser
+        self._budget = BodyBudget()
         self._director = director
         self._open_requests = open_requests
         self._telemetry = telemetry
@@ -170,21 +175,37 @@ class HotPath:
     async def _authenticate_and_parse(
         self, scope: Scope, receive: Receive
     ) -> tuple[Principal, PreparedRequest]:
-        """Return the principal and the validated request. The body is read only after the key is authenticated.
+        """Return the principal and the validated request.
 
-        Raises ClientDisconnected, or the PenstockError to answer with.
+        The body is read only when the key is authenticated and its rate is not used up. An invalid one counts as a
+        request. Raises ClientDisconnected, or the PenstockError to answer with.
         """
         if scope["method"] != "POST":
             raise InvalidRequest(f"{scope['path']} answers POST only.", code="method_not_allowed")
         raw, length = _key_and_length(scope["headers"])
-        if self._keys.authenticate_cached(raw) is None:
-            await self._keys.authenticate(raw)
-        if length > MAX_BODY_BYTES:
-            raise errors.body_too_large(MAX_BODY_BYTES)
-        body = await read_body(receive, MAX_BODY_BYTES)
-        # Check the key again: it may have been revoked while the body arrived, before the request was registered.
         principal = self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw)
-        return principal, ROUTES[scope["path"]](body)
+        self._rates.check(principal)
+        try:
+            prepared = await self._read_and_parse(principal, ROUTES[scope["path"]], receive, length)
+        except InvalidRequest:
+            self._rates.charge_invalid(principal)
+            raise
+        # Check the key again: it may have been revoked while the body arrived, before the request was registered.
+        return self._keys.authenticate_cached(raw) or await self._keys.authenticate(raw), prepared
+
+    async def _read_and_parse(
+        self, principal: Principal, endpoint: bytes, receive: Receive, length: int
+    ) -> PreparedRequest:
+        """Return the validated request. `length`: the announced bytes of the body, 0 when not announced."""
+        limit = self._parser.limit(principal, endpoint)
+        if length > limit:
+            raise errors.body_too_large(limit)
+        with contextlib.ExitStack() as reservation:
+
+            def reserve() -> None:
+                reservation.enter_context(self._budget.reserve(principal, length or limit))
+
+            return await self._parser.parse(principal, endpoint, await read_body(receive, limit, reserve))
 
     async def _watch_disconnect(self, receive: Receive, request_id: UUID) -> None:
         """Abort the request when its client disconnects."""
@@ -210,30 +231,3 @@ def _key_and_length(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:
             "No API key: send it as 'Authorization: Bearer pen_live_...'.", code="missing_api_key"
         )
     return raw, length
-
-
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """Return the whole body.
-
-    Raises RequestTooLarge as soon as the body exceeds `limit` bytes, InvalidRequest after BODY_TIMEOUT_S, and
-    ClientDisconnected when the client closes the connection.
-    """
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnected
-                chunk: bytes = message.get("body", b"")
-                size += len(chunk)
-                if size > limit:
-                    raise errors.body_too_large(limit)
-                chunks.append(chunk)
-                if not message.get("more_body", False):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    except TimeoutError:
-        raise InvalidRequest(
-            f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s.", code="body_timeout"
-        ) from None

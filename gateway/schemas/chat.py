@@ -219,7 +219,7 @@ def parse_chat(body: bytes) -> PreparedRequest:
         raise InvalidRequest("'modalities' may only be [\"text\"].", param="modalities")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    return _prepare(request)
+    return _prepare(request, len(body))
 
 
 _PASSED_ON = (
@@ -240,7 +240,7 @@ _PASSED_ON = (
 """Fields that reach the engine as they are."""
 
 
-def _prepare(request: ChatRequest) -> PreparedRequest:
+def _prepare(request: ChatRequest, body_bytes: int) -> PreparedRequest:
     """The prepared request: the fields of the engine body, and what the gateway itself uses."""
     messages = msgspec.json.encode(request.messages)
     fields: dict[str, Any] = {"messages": msgspec.Raw(messages)}
@@ -273,6 +273,7 @@ def _prepare(request: ChatRequest) -> PreparedRequest:
         max_tokens=max_tokens,
         prompt_bytes=size
         - 1,  # without the bracket after the last message, which a longer conversation lacks
+        body_bytes=body_bytes,
         max_input_tokens=bound,
         fields=fields,
         reasoning_effort=request.reasoning_effort or "",

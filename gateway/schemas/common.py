@@ -1,7 +1,7 @@
 """Shared parts of both endpoints: decoding with precise errors, refused fields, and the prepared request."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -120,6 +120,8 @@ class PreparedRequest(msgspec.Struct):
     """Output tokens per choice; 0 = no limit was given."""
     prompt_bytes: int
     """Bytes of the prompt's text: tools, then messages, in the order of the template."""
+    body_bytes: int
+    """Bytes of the body as it was received."""
     max_input_tokens: int
     """Upper bound of the prompt's tokens, without a tokenizer: no token is shorter than a byte."""
     fields: dict[str, Any]
@@ -166,6 +168,8 @@ class PreparedRequest(msgspec.Struct):
         return {"thinking": thinking, "enable_thinking": thinking}
 
 
+Parse = Callable[[bytes], PreparedRequest]
+"""Validates a body. Raises InvalidRequest or a subclass of it."""
 _THINKING_OFF = ("none", "minimal")
 """Values of reasoning_effort that switch thinking off."""
 _STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}

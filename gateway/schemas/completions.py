@@ -102,6 +102,7 @@ def parse_completion(body: bytes) -> PreparedRequest:
         choices_per_prompt=n,
         max_tokens=max_tokens,
         prompt_bytes=len(prompt.rstrip(b'"]')),
+        body_bytes=len(body),
         max_input_tokens=bound,
         fields=fields,
     )

@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from gateway.limits import MAX_BODY_BYTES
-from gateway.schemas.common import REFUSED_FIELDS
+from admin import limits as admin_limits
+from admin import models as admin_models
+from gateway.limits import MAX_BODY_BYTES, body_limit
+from gateway.parsing.budget import INLINE_BYTES
+from gateway.parsing.parser import CHAT
+from gateway.parsing.worker import PARSERS
+from gateway.schemas.common import REFUSED_FIELDS, Parse, PreparedRequest
+from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
 from tests.support.engine_hints import ENGINE_HINTS
+from tests.support.tenancy import ADMIN
+from tests.support.waiting import until
 
+LARGER = "llama-3.3-70b"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 
@@ -33,8 +42,8 @@ BODIES = {
     "an array": b"[]",
     "cut short": body()[:-5],
     "too deep": body()[:-1] + b',"x":' + b"[" * 2000 + b"]" * 2000 + b"}",
-    "absurdly deep": b'{"a":' * 500_000,
-    "deep and closed": b'{"a":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}",
+    "absurdly deep": b'{"a":' * 30_000,
+    "deep and closed": b'{"a":' + b"[" * 60_000 + b"]" * 60_000 + b"}",
     "nul": body(messages=[{"role": "user", "content": "a\x00b"}]),
     "lone surrogate": body().replace(b'"hi"', b'"\\ud800"'),
     "raw surrogate": body().replace(b'"hi"', b'"\xed\xa0\x80"'),
@@ -147,6 +156,84 @@ async def test_announced_size_is_enough_to_be_refused(api: Api) -> None:
 async def test_strangers_bodies_are_not_read(api: Api) -> None:
     status, answer, _ = await api.post(b"x" * (MAX_BODY_BYTES + 1), key="pen_live_stranger")
     assert (status, answer["error"]["type"]) == (401, "authentication_error")
+
+
+@pytest.mark.promise(19, 28)
+async def test_a_body_is_bounded_by_the_models_context(api: Api) -> None:
+    """Two models: a body that fits the larger one's limit is read and then refused by the smaller one's."""
+    await admin_models.add_model(api.database, ADMIN, name=LARGER)
+    await api.deps.models.refresh()
+    limits = {name: body_limit(api.deps.models.resolve(name).context_len, 1) for name in (MODEL, LARGER)}
+    assert limits[MODEL] < INLINE_BYTES < limits[LARGER]
+    content = [{"role": "user", "content": "x" * limits[MODEL]}]
+    status, answer, _ = await api.post(body(messages=content))
+    assert (status, answer["error"]["code"]) == (413, "body_too_large")
+    assert f"accepts at most {limits[MODEL]:,} bytes" in answer["error"]["message"]
+    status, answer, _ = await api.post(b"x" * (limits[LARGER] + 1))
+    assert (status, answer["error"]["code"]) == (413, "body_too_large")
+    assert f"larger than {limits[LARGER]:,} bytes" in answer["error"]["message"]
+
+
+@pytest.mark.promise(28, 29)
+async def test_large_bodies_are_parsed_outside_the_event_loop(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin_models.add_model(api.database, ADMIN, name=LARGER)
+    await api.deps.models.refresh()
+    inline: list[int] = []
+    for endpoint, parse in list(PARSERS.items()):
+
+        def spy(document: bytes, parse: Parse = parse) -> PreparedRequest:
+            inline.append(len(document))
+            return parse(document)
+
+        monkeypatch.setitem(PARSERS, endpoint, spy)
+    size = INLINE_BYTES
+    floods = [
+        body()[:-1] + b',"x":' + b"[" * size + b"]" * size + b"}",
+        body()[:-1] + b',"x":[' + (b"[" * 60 + b"]" * 60 + b",") * (size // 60) + b"1]}",
+        body(messages=[{"role": "user", "content": "a" * 2 * size}]),
+        body(messages=[{"role": "user", "content": "a" * 200}] * 3000),
+        body(messages=[{"role": "user", "content": "\xff" * (size // 3)}])[:-9],
+        body()[:-1] + b',"seed":' + b"9" * 2 * size + b"}",
+    ]
+    answers = await asyncio.gather(*(api.post(flood) for flood in floods for _ in range(4)))
+    assert {status for status, _, _ in answers} <= {400, 413}
+    assert api.deps.parser.pool.parsed == len(answers)
+    assert not inline
+    assert (await api.post(body()))[0] == 200
+    assert len(inline) == 1
+
+
+@pytest.mark.promise(28, 29)
+async def test_invalid_requests_count_against_the_rate_and_then_are_not_parsed(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(requests_per_min=4)
+    organisation = api.organisation
+    await admin_limits.set_limits(
+        api.database, ADMIN, tenant_id=organisation.tenant_id, scope_kind="key", scope_id=organisation.key_id,
+        limits=limits,
+    )  # fmt: skip
+
+    def limited() -> bool:
+        cached = api.deps.keys.authenticate_cached(organisation.key)
+        return cached is not None and cached.key_limits == limits
+
+    await api.deps.keys.authenticate(organisation.key)
+    await until(limited, what="the new limit")
+    hostile = [b"{", body(n=99), body(model="nobody"), body(echo=True)]
+    statuses = [(await api.post(each))[0] for each in hostile]
+    assert statuses == [400, 400, 404, 400]
+
+    def never(_: bytes) -> PreparedRequest:
+        raise AssertionError("parsed although the rate is used up")
+
+    monkeypatch.setitem(PARSERS, CHAT, never)
+    for refused in (b"{", body(), b"x" * (MAX_BODY_BYTES + 1)):
+        status, answer, headers = await api.post(refused)
+        assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(headers["retry-after"]) >= 1
 
 
 @pytest.mark.promise(18)

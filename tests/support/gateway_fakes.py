@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from uuid import UUID
@@ -72,6 +72,9 @@ class FakeModels:
             raise ModelNotFound(f"no model {name}", param="model")
         return self.model
 
+    def largest_context(self, names: Collection[str] | None) -> int:
+        return self.model.context_len
+
 
 @dataclass
 class FakeGrant:
@@ -90,6 +93,14 @@ class FakeRates:
         self.granted: Counter[str] = Counter()
         self.resolved: Counter[str] = Counter()
         self.settled: list[tuple[int, int]] = []
+        self.invalid = 0
+
+    def check(self, principal: Principal) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+
+    def charge_invalid(self, principal: Principal) -> None:
+        self.invalid += 1
 
     async def acquire(
         self, request_id: str, principal: Principal, input_estimate: int, output_estimate: int

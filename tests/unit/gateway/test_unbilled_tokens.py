@@ -24,6 +24,7 @@ def prepared(n: int = 1, *, prompts: int = 1, max_tokens: int = 100) -> Prepared
         max_tokens=max_tokens,
         choices_per_prompt=n,
         prompt_bytes=40,
+        body_bytes=80,
         max_input_tokens=60,
         fields={},
     )

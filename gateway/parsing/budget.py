@@ -1,0 +1,68 @@
+"""The memory of large bodies, shared by all keys of a process.
+
+A body above INLINE_BYTES takes a reservation before it is read further and keeps it until it is parsed. What exceeds a
+share is refused at once, so that many large bodies of one key or tenant leave room for those of others.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from core.errors import Refused, Unavailable
+from gateway.limits import MAX_BODY_BYTES
+from tenants.principal import Principal
+
+INLINE_BYTES = 256 * 1024
+"""Bytes of the longest body that is parsed in the event loop, and of a body that needs no reservation.
+
+The most expensive bodies take 6.5 us per KiB (nested arrays in an ignored field, one core of a 2.5 GHz server), so that
+this size takes at most 1.7 ms; text takes 0.5 us per KiB.
+"""
+MAX_BYTES = 64 * MAX_BODY_BYTES
+"""Bytes of all large bodies at a time."""
+MAX_TENANT_BYTES = MAX_BYTES // 4
+"""Bytes of one tenant's large bodies at a time."""
+MAX_KEY_BYTES = MAX_BYTES // 8
+"""Bytes of one key's large bodies at a time."""
+
+
+class BodyBudget:
+    """Reservations of large bodies that arrive or are parsed. One per process."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._owners: Counter[UUID] = Counter()
+
+    @contextmanager
+    def reserve(self, principal: Principal, size: int) -> Iterator[None]:
+        """Reserve `size` bytes for as long as the context lasts.
+
+        Raises Refused (429) when the key or its tenant has used its share, and Unavailable when all is used.
+        """
+        key, tenant = principal.key_id, principal.tenant_id
+        if self._owners[key] + size > MAX_KEY_BYTES or self._owners[tenant] + size > MAX_TENANT_BYTES:
+            raise Refused(
+                "Too many large bodies of this key or organisation are being received; send fewer at a time.",
+                status=429,
+                code="too_many_large_bodies",
+                retry_after_s=1.0,
+            )
+        if self.total + size > MAX_BYTES:
+            raise Unavailable(
+                "Too many large bodies are being received; try again in a second.",
+                code="too_many_large_bodies",
+                retry_after_s=1.0,
+            )
+        self._add(key, tenant, size)
+        try:
+            yield
+        finally:
+            self._add(key, tenant, -size)
+
+    def _add(self, key: UUID, tenant: UUID, size: int) -> None:
+        self.total += size
+        for owner in (key, tenant):
+            self._owners[owner] += size
+            if not self._owners[owner]:
+                del self._owners[owner]

@@ -1,0 +1,38 @@
+"""Parses bodies: small ones in the event loop, large ones in the pool of processes."""
+
+from gateway.limits import MAX_PROMPTS, body_limit
+from gateway.parsing.budget import INLINE_BYTES
+from gateway.parsing.pool import ParserPool
+from gateway.parsing.worker import PARSERS
+from gateway.ports import Models
+from gateway.schemas.common import PreparedRequest
+from tenants.principal import Principal
+
+CHAT, TEXT = b"c", b"t"
+"""The endpoints, by which `PARSERS` knows them."""
+
+
+class BodyParser:
+    """Turns bodies into prepared requests. One per process."""
+
+    def __init__(self, models: Models, pool: ParserPool | None = None) -> None:
+        self._models = models
+        self.pool = pool or ParserPool()
+
+    def limit(self, principal: Principal, endpoint: bytes) -> int:
+        """Return the bytes of the longest body that any model takes which the key may use."""
+        context_len = self._models.largest_context(principal.allowed_models)
+        return body_limit(context_len, MAX_PROMPTS if endpoint == TEXT else 1)
+
+    async def parse(self, principal: Principal, endpoint: bytes, body: bytes) -> PreparedRequest:
+        """Return the prepared request. Raises InvalidRequest, a subclass of it, or Unavailable."""
+        if len(body) <= INLINE_BYTES:
+            return PARSERS[endpoint](body)
+        return await self.pool.parse(principal.key_id, endpoint, body)
+
+    async def start(self) -> None:
+        """Start nothing yet: the processes start when the first large body arrives."""
+
+    async def close(self) -> None:
+        """Stop the processes."""
+        await self.pool.close()
