@@ -9,7 +9,6 @@ from billing.metering.records import UsageRecord
 from core.errors import PenstockError
 from core.money import pico_to_usd
 from core.tokens import TokenUsage
-from gateway.merge_chunks import merge_chunks
 from gateway.ports import Headers
 from gateway.sse import DONE, Chunk
 
@@ -76,16 +75,12 @@ def final_events(
     return b"".join(events)
 
 
-def whole_answer(
-    endpoint: str, events: bytes, record: UsageRecord, *, truncated: bool
-) -> tuple[bytes, Headers]:
-    """Return body and headers of an answer that is not streamed, merged from the engine's `events`.
+def whole_answer(answer: dict[str, Any], record: UsageRecord, *, truncated: bool) -> tuple[bytes, Headers]:
+    """Return body and headers of an answer that is not streamed: the engine's `answer`, our usage, cost and outcome.
 
-    Unfinished choices of a `truncated` answer finish with `length`. Raises EngineFailed when `events` hold no chunk,
-    and ValueError, TypeError or AttributeError when a chunk does not have OpenAI's shape.
+    Unfinished choices of a `truncated` answer finish with `length`.
     """
     cost_usd = pico_to_usd(record.cost)
-    answer = merge_chunks(events, endpoint)
     for choice in answer["choices"]:
         if truncated and choice["finish_reason"] is None:
             choice["finish_reason"] = "length"

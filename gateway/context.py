@@ -15,6 +15,7 @@ import msgspec
 from billing.metering.records import HoldGranted, OpenRecord, Outcome, Unbilled
 from core.errors import AuthenticationFailed, PenstockError, Unavailable
 from core.tokens import NO_TOKENS, TokenUsage
+from gateway.merge_chunks import AnswerMerger
 from gateway.ports import EngineStream, GrantT, Headers, Model, Reply
 from gateway.prefix import PromptBlocks
 from gateway.schemas.common import PreparedRequest
@@ -115,8 +116,8 @@ class Answer:
     """The engine's output in the current attempt, and what of it was sent to the client."""
 
     __slots__ = (
-        "checkpointed_tokens", "codec", "collected", "collected_bytes", "committed", "first_content_at", "last_read_at",
-        "reading_since", "stream", "writing_since",
+        "checkpointed_tokens", "codec", "committed", "first_content_at", "last_read_at", "merger", "reading_since",
+        "stream", "writing_since",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -124,9 +125,8 @@ class Answer:
         self.stream: EngineStream | None = None
         self.committed = False
         """Whether content was sent to the client, or is about to be. No further attempt is made then."""
-        self.collected: list[bytes] = []
-        """Events of an answer that is not streamed, kept until the answer is complete."""
-        self.collected_bytes = 0
+        self.merger: AnswerMerger | None = None
+        """The answer so far of a request that is not streamed; None for a stream."""
         self.first_content_at = 0.0
         self.reading_since = 0.0
         """When the engine last sent data, while more data is awaited; 0 = no read is pending."""

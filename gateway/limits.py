@@ -57,7 +57,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Bytes of one event of an engine's stream; a longer event fails the attempt."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Bytes of events collected for an answer that is not streamed."""
+"""Bytes of text and logprobs kept of an answer that is not streamed."""
 
 
 def body_limit(context_len: int, prompts: int) -> int:

@@ -1,104 +1,204 @@
-"""Merges the chunks of a stream into the answer of a request that is not streamed.
+"""Merges the events of a stream into the answer of a request that is not streamed, each event as it arrives.
 
-Engines are always asked for a stream (gateway/relay.py explains why). All chunks are decoded in one pass at the end,
-which takes about a microsecond per chunk.
+Only what the answer will contain is kept: pieces of text, and logprobs as the engine's own JSON.
 """
 
 from typing import Any
 
 import msgspec
 
-from core.errors import EngineFailed
+from core.errors import EngineFailed, RequestTooLarge
+from gateway.limits import MAX_ANSWER_BYTES
 
-_chunk_list_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+
+class _Part(msgspec.Struct, gc=False):
+    """One choice's part of an event, of a chat or a text completion."""
+
+    index: int = 0
+    delta: dict[str, Any] | None = None
+    text: str | None = None
+    logprobs: dict[str, msgspec.Raw] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
 
-def merge_chunks(events: bytes, endpoint: str) -> dict[str, Any]:
-    """Return the answer of `endpoint` (chat or text), without its usage, from whole events with `data: ` lines.
+class _Event(msgspec.Struct, gc=False):
+    """The members of an event that an answer contains."""
 
-    Raises EngineFailed when `events` hold no chunk.
-    """
-    payloads = [event[6:] for event in events.split(b"\n\n") if event]
-    chunks = _chunk_list_decoder.decode(b"[" + b",".join(payloads) + b"]")
-    if not chunks:
-        raise EngineFailed("The engine ended its answer without sending anything.")
-    choices: dict[int, _Choice] = {}
-    for chunk in chunks:
-        for part in chunk.get("choices", ()):
-            index = part.get("index", 0)
-            choice = choices.get(index)
-            if choice is None:
-                choice = choices[index] = _Choice(index)
-            choice.add(part)
-    head = chunks[0]
+    id: str | None = None
+    created: int | None = None
+    model: str | None = None
+    system_fingerprint: str | None = None
+    choices: list[_Part] = []
+
+
+_event_decoder = msgspec.json.Decoder(_Event)
+
+
+class AnswerMerger:
+    """The answer of one attempt while its events arrive. `endpoint` is chat or text."""
+
+    __slots__ = ("_choices", "_endpoint", "_first", "size")
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._first: _Event | None = None
+        self._choices: dict[int, _Choice] = {}
+        self.size = 0
+        """Bytes of text and logprobs kept so far."""
+
+    def add(self, events: bytes) -> None:
+        """Merge whole events with `data: ` lines.
+
+        Raises RequestTooLarge when more than MAX_ANSWER_BYTES would be kept, and ValueError, TypeError or
+        AttributeError when an event does not have OpenAI's shape.
+        """
+        for line in events.split(b"\n\n"):
+            if not line:
+                continue
+            event = _event_decoder.decode(line[6:])
+            if self._first is None:
+                self._first = event
+            for part in event.choices:
+                choice = self._choices.get(part.index)
+                if choice is None:
+                    choice = self._choices[part.index] = _Choice(part.index)
+                self.size += choice.add(part)
+        if self.size > MAX_ANSWER_BYTES:
+            raise RequestTooLarge(
+                "The answer is too large to be sent in one piece; ask for a stream.", code="answer_too_large"
+            )
+
+    def answer(self) -> dict[str, Any]:
+        """Return the answer without its usage. Raises EngineFailed when no event has arrived."""
+        if self._first is None:
+            raise EngineFailed("The engine ended its answer without sending anything.")
+        chat = self._endpoint == "chat"
+        ordered = [self._choices[index] for index in sorted(self._choices)]
+        return answer_object(
+            self._endpoint,
+            self._first.id,
+            self._first.created,
+            self._first.model,
+            self._first.system_fingerprint,
+            [choice.chat() if chat else choice.text_choice() for choice in ordered],
+        )
+
+
+def answer_object(
+    endpoint: str,
+    answer_id: str | None,
+    created: int | None,
+    model: str | None,
+    fingerprint: str | None,
+    choices: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return an answer of `endpoint` (chat or text) without its usage."""
     answer = {
-        "id": head.get("id"),
+        "id": answer_id,
         "object": "chat.completion" if endpoint == "chat" else "text_completion",
-        "created": head.get("created"),
-        "model": head.get("model"),
+        "created": created,
+        "model": model,
     }
-    if head.get("system_fingerprint") is not None:
-        answer["system_fingerprint"] = head["system_fingerprint"]
-    ordered = [choices[index] for index in sorted(choices)]
-    answer["choices"] = [choice.chat() if endpoint == "chat" else choice.text_choice() for choice in ordered]
-    return answer
+    if fingerprint is not None:
+        answer["system_fingerprint"] = fingerprint
+    return {**answer, "choices": choices}
+
+
+def chat_choice(
+    index: int, members: dict[str, Any], calls: list[Any], logprobs: Any, ends: dict[str, Any]
+) -> dict[str, Any]:
+    """Return one choice of a chat completion.
+
+    `members`: role and texts of the message; `calls`: its tool calls; `ends`: finish and stop reason.
+    """
+    message = {"role": "assistant", **members}
+    if calls:
+        message["tool_calls"] = calls
+    content = message.get("content")
+    message["content"] = content if content or not calls else None
+    message.setdefault("refusal", None)
+    return {"index": index, "message": message, "logprobs": logprobs or None, **ends}
 
 
 class _Choice:
     """One choice while its deltas are merged."""
 
+    __slots__ = ("calls", "ends", "index", "logprobs", "role", "texts")
+
     def __init__(self, index: int) -> None:
         self.index = index
         self.role = "assistant"
         self.texts: dict[str, list[str]] = {}
-        self.calls: dict[int, dict[str, Any]] = {}
-        self.logprobs: dict[str, list[Any]] = {}
+        self.calls: dict[int, _Call] = {}
+        self.logprobs: dict[str, list[bytes]] = {}
         self.ends: dict[str, Any] = {"finish_reason": None}
 
-    def add(self, part: dict[str, Any]) -> None:
-        """Merge this choice's part of one chunk."""
-        delta = part.get("delta")
-        if delta is None:
-            delta = {"content": part.get("text")}
+    def add(self, part: _Part) -> int:
+        """Merge this choice's part of one event; returns the bytes that are kept of it."""
+        kept = 0
+        delta: dict[str, Any] = part.delta if part.delta is not None else {"content": part.text}
         for name, value in delta.items():
             if name == "tool_calls":
                 for call in value or ():
-                    self._add_call(call)
+                    kept += self._add_call(call)
             elif name == "role":
                 self.role = value or self.role
             elif isinstance(value, str):
                 self.texts.setdefault(name, []).append(value)
-        for name, values in (part.get("logprobs") or {}).items():
-            if isinstance(values, list):
-                self.logprobs.setdefault(name, []).extend(values)
-        for name in ("finish_reason", "stop_reason"):
-            if part.get(name) is not None:
-                self.ends[name] = part[name]
+                kept += len(value)
+        for name, values in (part.logprobs or {}).items():
+            inner = bytes(values).strip()
+            if inner[:1] == b"[" and (inner := inner[1:-1].strip()):
+                self.logprobs.setdefault(name, []).append(inner)
+                kept += len(inner)
+            elif inner == b"":
+                self.logprobs.setdefault(name, [])
+        if part.finish_reason is not None:
+            self.ends["finish_reason"] = part.finish_reason
+        if part.stop_reason is not None:
+            self.ends["stop_reason"] = part.stop_reason
+        return kept
 
-    def _add_call(self, delta: dict[str, Any]) -> None:
+    def _add_call(self, delta: dict[str, Any]) -> int:
         """Merge a delta of a tool call: its id, type and name arrive once, its arguments in pieces."""
-        call = self.calls.setdefault(
-            delta.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        call["id"] = call["id"] or delta.get("id")
+        call = self.calls.setdefault(delta.get("index", 0), _Call())
         function = delta.get("function") or {}
-        call["function"]["name"] = call["function"]["name"] or function.get("name") or ""
-        call["function"]["arguments"] += function.get("arguments") or ""
+        arguments: str = function.get("arguments") or ""
+        call.id = call.id or delta.get("id")
+        call.name = call.name or function.get("name") or ""
+        call.arguments.append(arguments)
+        return len(arguments)
+
+    def _all_logprobs(self) -> dict[str, msgspec.Raw]:
+        return {name: msgspec.Raw(b"[" + b",".join(pieces) + b"]") for name, pieces in self.logprobs.items()}
 
     def chat(self) -> dict[str, Any]:
         """Return the choice of a chat completion."""
-        message: dict[str, Any] = {"role": self.role}
-        for name, pieces in self.texts.items():
-            message[name] = "".join(pieces)
-        calls = [self.calls[index] for index in sorted(self.calls)]
-        if calls:
-            message["tool_calls"] = calls
-        content = message.get("content")
-        message["content"] = content if content or not calls else None
-        message.setdefault("refusal", None)
-        return {"index": self.index, "message": message, "logprobs": self.logprobs or None, **self.ends}
+        members = {"role": self.role, **{name: "".join(pieces) for name, pieces in self.texts.items()}}
+        calls = [self.calls[index].encoded() for index in sorted(self.calls)]
+        return chat_choice(self.index, members, calls, self._all_logprobs(), self.ends)
 
     def text_choice(self) -> dict[str, Any]:
         """Return the choice of a text completion."""
         text = "".join(self.texts.get("content", ()))
-        return {"index": self.index, "text": text, "logprobs": self.logprobs or None, **self.ends}
+        return {"index": self.index, "text": text, "logprobs": self._all_logprobs() or None, **self.ends}
+
+
+class _Call:
+    """A tool call while its deltas are merged."""
+
+    __slots__ = ("arguments", "id", "name")
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self.name = ""
+        self.arguments: list[str] = []
+
+    def encoded(self) -> dict[str, Any]:
+        """The call as a message contains it."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": "".join(self.arguments)},
+        }

@@ -1,8 +1,8 @@
 """The relay sends the engine's bytes to the client and counts their tokens.
 
 The engine is asked for a stream with running counts even when the client wants one whole answer. Otherwise the tokens
-of a request would be unknown when the request is aborted or its process dies, and more than one second of tokens
-could stay unbilled. The cost is one merge at the end (gateway/merge_chunks.py): about a microsecond per event.
+of a request would be unknown when the request is aborted or its process dies. Such a stream has about one event per
+second (gateway/interval.py), each merged as it arrives (gateway/merge_chunks.py).
 
 Each read is followed by at most one write. While the client reads slowly, only the bounded buffers of its socket fill,
 and reading from the engine pauses; after `StreamTimeouts.write_s` the request is aborted and billed. Tokens are counted
@@ -13,11 +13,12 @@ import logging
 from collections.abc import Callable
 
 from billing.metering.records import Outcome
-from core.errors import EngineFailed, RequestTooLarge
+from core.errors import EngineFailed
 from gateway import answers
 from gateway.context import AnyContext, Request
 from gateway.engine import error_message
-from gateway.limits import MAX_ANSWER_BYTES
+from gateway.interval import stream_interval
+from gateway.merge_chunks import AnswerMerger
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
 from gateway.records import usage_record
 from gateway.sse import StreamCodec
@@ -57,12 +58,12 @@ class Relay:
         prepared = request.prepared
         context.routing.attempts += 1
         codec = answer.codec = StreamCodec(prepared.choices, context.reserved.output_limit)
-        reasoning = "reasoning" in request.model.capabilities
+        answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint)
         headers = (("X-Request-Id", str(request.id)),)
         answer.stream = stream = await self._engines.open(
             placement.url,
             ENGINE_PATHS[prepared.endpoint],
-            prepared.engine_body(placement.model, request.principal.cache_salt, reasoning=reasoning),
+            _engine_body(context, placement),
             headers,
         )
         try:
@@ -124,23 +125,25 @@ class Relay:
     async def _extend_or_fail(self, context: AnyContext, codec: StreamCodec) -> bytes:
         """Extend the hold and return the events that it then covers. Raises EngineFailed for an error of the engine."""
         out = b""
-        while codec.limit_reached and await self._extend(context):
+        while codec.limit_reached and await self._extend(context, codec.withheld_output):
             out += codec.raise_limit(context.reserved.output_limit)
         if codec.error is not None:
             raise EngineFailed(f"The engine reported: {error_message(codec.error) or 'an error'}")
         return out
 
     async def _deliver(self, context: AnyContext, events: bytes) -> None:
-        """Send events to the client, or collect them for an answer that is not streamed. Raises RequestTooLarge."""
+        """Send events to the client, or merge them for an answer that is not streamed.
+
+        Raises RequestTooLarge, and EngineFailed when an event does not have OpenAI's shape.
+        """
         answer, request = context.answer, context.request
-        if not request.prepared.stream:
-            answer.collected.append(events)
-            answer.collected_bytes += len(events)
-            if answer.collected_bytes > MAX_ANSWER_BYTES:
-                raise RequestTooLarge(
-                    "The answer is too large to be sent in one piece; ask for a stream.",
-                    code="answer_too_large",
-                )
+        if answer.merger is not None:
+            try:
+                answer.merger.add(events)
+            except (TypeError, AttributeError, ValueError) as error:
+                # The client gets no answer and pays nothing.
+                log.exception("an event of %s cannot be merged into an answer", request.id)
+                raise EngineFailed("The engine sent an event that cannot be merged.") from error
             return
         answer.writing_since = self._now()
         if not request.reply.started:
@@ -148,16 +151,21 @@ class Relay:
         await request.reply.write(events)
         answer.writing_since = 0.0
 
-    async def _extend(self, context: AnyContext) -> bool:
-        """Extend the hold of a request without max_tokens; False when its output must end here."""
+    async def _extend(self, context: AnyContext, output: int) -> bool:
+        """Extend the hold of a request without max_tokens, towards `output` tokens; False when its output ends here.
+
+        When the money does not cover EXTEND_TOKENS more, only the tokens that have arrived are asked for.
+        """
         request, reserved = context.request, context.reserved
-        more = min(EXTEND_TOKENS, _longest_answer(request) - reserved.output_limit)
-        if request.prepared.max_tokens or more <= 0:
+        room = _longest_answer(request) - reserved.output_limit
+        if request.prepared.max_tokens or room <= 0:
             return False
-        granted = await self._holds.extend(request.id, more)
-        if granted:
-            reserved.output_limit += more
-        return granted
+        missing = min(output - reserved.output_limit, room)
+        for more in sorted({max(missing, min(EXTEND_TOKENS, room)), missing}, reverse=True):
+            if await self._holds.extend(request.id, more):
+                reserved.output_limit += more
+                return True
+        return False
 
     async def finish(self, context: AnyContext) -> None:
         """Set the outcome after a successful attempt and send the end of the answer, which contains the outcome.
@@ -191,18 +199,33 @@ class Relay:
         )
 
     async def _send_answer(self, context: AnyContext, codec: StreamCodec) -> None:
-        request, record = context.request, usage_record(context, context.settled_at)
-        events = b"".join(context.answer.collected)
-        try:
-            body, headers = answers.whole_answer(
-                request.prepared.endpoint, events, record, truncated=codec.limit_reached
-            )
-        except (TypeError, AttributeError, ValueError) as error:
-            # The events do not have OpenAI's shape: the client gets no answer and pays nothing.
-            log.exception("the events of %s cannot be merged into an answer", request.id)
-            context.outcome = Outcome.ENGINE_FAILED
-            raise EngineFailed(ENGINE_FAILED_MESSAGE) from error
+        request, record, merger = (
+            context.request,
+            usage_record(context, context.settled_at),
+            context.answer.merger,
+        )
+        if merger is None:
+            raise RuntimeError("only an answer that is not streamed is sent in one piece")
+        body, headers = answers.whole_answer(merger.answer(), record, truncated=codec.limit_reached)
         await request.reply.respond(body, context.rate_headers + headers)
+
+
+def _engine_body(context: AnyContext, placement: Placement) -> bytes:
+    """The body for the engine, with the interval of its events where the engine takes one."""
+    request, prepared, model = context.request, context.request.prepared, context.request.model
+    interval = 0
+    if placement.stream_interval:
+        covered = 0 if prepared.max_tokens else context.reserved.output_limit // prepared.choices
+        interval = stream_interval(placement.predicted_itl_s, streamed=prepared.stream, covered=covered)
+    # Engines refuse a limit that does not fit beside the prompt, of which only an upper bound is known.
+    fits = prepared.max_input_tokens + model.max_output_tokens <= model.context_len
+    return prepared.engine_body(
+        placement.model,
+        request.principal.cache_salt,
+        reasoning="reasoning" in model.capabilities,
+        interval=interval,
+        max_tokens=model.max_output_tokens if fits and not prepared.max_tokens else 0,
+    )
 
 
 def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:

@@ -145,7 +145,7 @@ class StreamCodec:
 
     __slots__ = (
         "_finished", "_splitter", "_template", "_withheld", "choices", "content_started", "done", "error",
-        "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker",
+        "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker", "withheld_output",
     )  # fmt: skip
 
     def __init__(self, choices: int, limit: int) -> None:
@@ -165,6 +165,8 @@ class StreamCodec:
         """Whether the engine has sent [DONE]."""
         self.limit_reached = False
         """Whether an event was withheld because it exceeds `limit`."""
+        self.withheld_output = 0
+        """Output tokens, over all choices, that relaying the first withheld event would lead to."""
         self.error: bytes | None = None
         """The error object that the engine sent; None if it sent none."""
         self.finish_reasons: set[str] = set()
@@ -279,9 +281,14 @@ class StreamCodec:
 
     def _exceeds_limit(self, chunk: Chunk, content: bool) -> bool:
         """Whether relaying the chunk would deliver more output tokens than are paid for."""
-        if chunk.usage is None:
-            return content and not self.tracker.reported and self.tracker.content_events + 1 > self.limit
-        return self.tracker.output_after(chunk.usage, chunk.choices[0].index) > self.limit
+        if chunk.usage is not None:
+            output = self.tracker.output_after(chunk.usage, chunk.choices[0].index)
+        elif content and not self.tracker.reported:
+            output = self.tracker.content_events + 1
+        else:
+            return False
+        self.withheld_output = output
+        return output > self.limit
 
 
 def _payload(event: bytes) -> bytes:

@@ -45,6 +45,7 @@ def choose(
         chosen.model,
         chosen.boot_id,
         chosen.simulated,
+        stream_interval=chosen.stream_interval,
     )
 
 

@@ -53,6 +53,8 @@ class Placement(msgspec.Struct, tag="placed"):
     """Predicted seconds per output token."""
     service: float = 0.0
     """The tenant's counter in the fair queue after this placement, for announcements to the next scheduler."""
+    stream_interval: bool = False
+    """Whether the replica's engine takes `stream_interval` with a request."""
 
 
 class Released(msgspec.Struct, tag="released"):

@@ -10,8 +10,11 @@ from workers.wire import EngineCounters
 
 _LINE = re.compile(r"^(vllm:[a-z_]+|penstock_simulated)(?:\{(.*)\})? ([0-9.eE+-]+|NaN|\+Inf)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_VERSION = re.compile(r'"version"\s*:\s*"v?(\d+)\.(\d+)')
 _WARMUP_WORDS = "The water runs from the lake through the pipe and turns the wheel. "
 _TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+_SCHEMA_TIMEOUT = aiohttp.ClientTimeout(total=30.0)
+"""An engine computes its schema when it is first asked for it."""
 _WARMUP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
 
 
@@ -95,6 +98,21 @@ class EngineApi:
         """GET /metrics; the values of an idle engine when it has no such path, as external engines may."""
         status, body = await self._call("GET", "/metrics")
         return parse_metrics(body.decode("utf-8", "replace")) if status == 200 else EngineMetrics()
+
+    async def takes_stream_interval(self) -> bool:
+        """Whether requests may carry `stream_interval` (vLLM 0.32 and later).
+
+        By the engine's published schema, or by its version when it publishes none. False when it cannot be reached.
+        """
+        try:
+            status, body = await self._call("GET", "/openapi.json", timeout=_SCHEMA_TIMEOUT)
+            if status == 200:
+                return b'"stream_interval"' in body
+            status, body = await self._call("GET", "/version")
+        except EngineFailed:
+            return False
+        found = _VERSION.search(body.decode("utf-8", "replace")) if status == 200 else None
+        return found is not None and (int(found[1]), int(found[2])) >= (0, 32)
 
     async def warm_up(self, model: str, max_model_len: int) -> None:
         """Send requests of several lengths, so that compilation does not delay the first customer's request.

@@ -36,8 +36,9 @@ class ExternalReplica(ReplicaView):
         self._draining = False
         self._seen_before = False
 
-    def on_serving(self, metrics: EngineMetrics) -> None:
+    def on_serving(self, metrics: EngineMetrics, *, stream_interval: bool) -> None:
         """The engine answers and lists the model; falling counters mean that it was restarted."""
+        self.stream_interval = stream_interval
         fell = metrics.counters.prompt_tokens < self.metrics.counters.prompt_tokens
         if not self.boot_id or fell:
             self.restarts += self._seen_before
@@ -101,6 +102,8 @@ class ExternalEngine:
         self._listed: frozenset[str] = frozenset()
         self._last_metrics = EngineMetrics()
         self._probes = 0
+        self._stream_interval = False
+        """Whether the engine takes `stream_interval`, asked when it first answers and after each failure."""
         self._failure = ""
 
     async def run(self) -> None:
@@ -118,11 +121,13 @@ class ExternalEngine:
         status, _ = await self._api.get("/health")
         if status != 200 or self._failure or self._probes % LIST_EVERY == 0:
             self._take(await list_models(self._api))
+        if self._failure or not self._probes:
+            self._stream_interval = await self._api.takes_stream_interval()
         self._probes += 1
         metrics = await self._metrics()
         for name, replica in self._replicas.items():
             if name in self._listed:
-                replica.on_serving(metrics)
+                replica.on_serving(metrics, stream_interval=self._stream_interval)
             elif replica.state is not ReplicaState.STOPPED:
                 replica.on_unlisted()
 

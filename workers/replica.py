@@ -140,6 +140,7 @@ class ReplicaRunner(ReplicaView):
     async def _probe_adopted(self) -> None:
         if not await self._api.healthy():
             raise EngineFailed("the adopted engine is broken")
+        self.stream_interval = await self._api.takes_stream_interval()
         self.record_scrape(await self._api.metrics())
         self.enter(ReplicaState.ASLEEP if self.metrics.asleep else ReplicaState.READY)
 
@@ -155,6 +156,7 @@ class ReplicaRunner(ReplicaView):
             await asyncio.sleep(POLL_S)
         self.enter(ReplicaState.LOADING, "warming up")
         await self._api.warm_up(self.plan.model_name, self.plan.capacity.max_model_len)
+        self.stream_interval = await self._api.takes_stream_interval()
         self.record_scrape(await self._api.metrics())
         self.warmup = self.metrics.counters
         self._ready_once = True

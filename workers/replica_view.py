@@ -80,6 +80,8 @@ class ReplicaView:
         self.pid = 0
         self.events_live: Callable[[], bool] = lambda: False
         """Whether the engine's KV events are received without a gap."""
+        self.stream_interval = False
+        """Whether the engine takes `stream_interval` with a request."""
         self._progressed = False
         self._scrapes = 0
 
@@ -123,6 +125,7 @@ class ReplicaView:
             restarts=self.restarts,
             simulated=self.plan.engine == "sim" or metrics.simulated,
             prefix_kind="tokens" if self.events_live() and metrics.block_size else "text",
+            stream_interval=self.stream_interval,
             metrics_url=f"{self.url}/metrics",
             pid=self.pid,
             detail=self.detail,

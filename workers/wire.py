@@ -117,6 +117,8 @@ class ReplicaStatus(msgspec.Struct):
     """How prompts are matched to its prefix cache: `text` = mirrored text blocks, `tokens` = by the engine's events."""
     sleep_level: int = 0
     """Of a sleeping replica: 1 = weights in host memory, 2 = weights dropped."""
+    stream_interval: bool = False
+    """Whether the engine takes `stream_interval` with a request: the number of tokens per event of a stream."""
     metrics_url: str = ""
     pid: int = 0
     detail: str = ""

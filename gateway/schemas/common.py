@@ -144,16 +144,23 @@ class PreparedRequest(msgspec.Struct):
         """Free the prompt: no further attempt will be made. `engine_body` and `prompt_prefix` are useless then."""
         self.fields = {}
 
-    def engine_body(self, model: str, cache_salt: str, *, reasoning: bool = False) -> bytes:
-        """Return the body for the engine: always a stream with running counts (gateway/relay.py explains why).
+    def engine_body(
+        self, model: str, cache_salt: str, *, reasoning: bool = False, interval: int = 0, max_tokens: int = 0
+    ) -> bytes:
+        """Return the body for the engine: a stream with running counts (gateway/relay.py explains why).
 
         `model`: the name under which the engine serves the model. `cache_salt`: the tenant's; empty = none.
-        `reasoning`: whether the model's chat template has a switch for thinking.
+        `reasoning`: whether the model's chat template has a switch for thinking. `interval`: tokens per event; 0 = the
+        engine's own. `max_tokens`: the limit when the request names none; 0 = none.
         """
         body = dict(self.fields)
         body["model"] = model
         body["stream"] = True
         body["stream_options"] = _STREAM_OPTIONS
+        if interval:
+            body["stream_interval"] = interval
+        if max_tokens:
+            body.setdefault("max_tokens", max_tokens)
         if cache_salt:
             body["cache_salt"] = cache_salt
         if switches := self.template_kwargs(reasoning=reasoning):

@@ -345,6 +345,7 @@ class SchedulerState:
             choice.hit_tokens,
             choice.itl_s,
             service,
+            status.stream_interval,
         )
         return Placed(queued.client, placement, BANDS[band_index(request.tier)])
 

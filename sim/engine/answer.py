@@ -10,14 +10,22 @@ _encode = msgspec.json.encode
 
 
 class Choice:
-    """Text of one choice. Text that may begin a stop string is held back; a stop string ends the text."""
+    """Text of one choice. Text that may begin a stop string is held back; a stop string ends the text.
 
-    def __init__(self, sequence: Sequence, stops: list[str]) -> None:
+    `interval`: tokens per event of a stream, as vLLM's `stream_interval`: the first and the last event are sent at
+    once, the others when so many tokens are new.
+    """
+
+    def __init__(self, sequence: Sequence, stops: list[str], *, interval: int = 1) -> None:
         self.sequence = sequence
         self.received = 0
         self.stopped = ""
         self.finished = False
         self.parts: list[str] = []
+        self.sent = 0
+        """Tokens in the events so far."""
+        self._unsent = ""
+        self._interval = interval
         self._stops = stops
         self._hold = max((len(stop) for stop in stops), default=1) - 1
         self._tail = ""
@@ -40,6 +48,15 @@ class Choice:
         shown = shown[: len(shown) - keep] if keep else shown
         self.parts.append(shown)
         return shown
+
+    def take(self, shown: str) -> str | None:
+        """Add text to the next event; return its whole text when it is due."""
+        self._unsent += shown
+        if self.sent and not self.exhausted and self.received - self.sent < self._interval:
+            return None
+        self.sent = self.received
+        whole, self._unsent = self._unsent, ""
+        return whole
 
     def _at_end(self) -> bool:
         return self.sequence.finish_reason is not None and self.received >= self.sequence.generated
@@ -95,12 +112,14 @@ class Answer:
             choice = self.choices[index]
             if choice.finished:
                 continue
-            shown = choice.feed(new)
+            shown = choice.take(choice.feed(new))
             if choice.stopped:
                 engine.stop(choice.sequence)
             if self._chat and not self._opened:
                 events += [self._opening(number) for number in range(len(self.choices))]
                 self._opened.update(range(len(self.choices)))
+            if shown is None:
+                continue
             if choice.exhausted:
                 choice.finished = True
             events.append(self._event(index, choice, shown))

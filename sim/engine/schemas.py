@@ -44,6 +44,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    stream_interval: int | None = None
     ignore_eos: bool = False
 
     def stops(self) -> list[str]:

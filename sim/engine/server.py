@@ -28,7 +28,9 @@ _MAX_BODY = 64 * 2**20
 _MAX_CHOICES = 128
 _MAX_SALT = 128
 _SALT_REFUSES = frozenset("@/\\\0")
-_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/load"})
+_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/load", "/openapi.json"})
+_OPENAPI = msgspec.json.encode(msgspec.json.schema(ChatBody))
+"""The schema of requests, by which clients see that the engine takes `stream_interval`."""
 _MARK = (b"x-penstock-simulated", b"1")
 _JSON = (b"content-type", b"application/json")
 _DISCONNECTED = -1
@@ -107,6 +109,8 @@ class SimServer:
                 await _reply(send, b"", content_type=b"")
             case "GET", "/version":
                 await _reply(send, msgspec.json.encode({"version": VERSION, "simulated": True}))
+            case "GET", "/openapi.json":
+                await _reply(send, _OPENAPI)
             case "GET", "/load":
                 busy = self._loop.model.running + self._loop.model.waiting
                 await _reply(send, msgspec.json.encode({"server_load": busy}))
@@ -202,7 +206,10 @@ class SimServer:
             created=int(self._clock.now().timestamp()),
             model=self._model,
             prompt_tokens=sum(sequence.prompt_tokens for sequence in sequences if sequence.counts_prompt),
-            choices=[Choice(sequence, body.stops()) for sequence in sequences],
+            choices=[
+                Choice(sequence, body.stops(), interval=(body.stream_interval or 1) if body.stream else 1)
+                for sequence in sequences
+            ],
             usage=usage and asked,
             continuous=usage and asked and options is not None and options.continuous_usage_stats,
         )
@@ -219,6 +226,10 @@ class SimServer:
             )
             raise HttpError(400, "BadRequestError", message)
         wanted = body.max_completion_tokens or body.max_tokens
+        if body.stream_interval is not None and body.stream_interval < 1:
+            raise HttpError(
+                400, "BadRequestError", f"stream_interval must be at least 1, got {body.stream_interval}."
+            )
         if wanted is not None and wanted < 1:
             raise HttpError(400, "BadRequestError", f"max_tokens must be at least 1, got {wanted}.")
         sequences: list[Sequence] = []
@@ -260,7 +271,7 @@ class SimServer:
             now = time.perf_counter()
             (self.metrics.ttft if last == started else self.metrics.itl).observe(now - last)
             last = now
-            if stream:
+            if stream and (events or answer.finished):
                 ending = answer.closing() if answer.finished else b""
                 await send(
                     {"type": "http.response.body", "body": events + ending, "more_body": not answer.finished}

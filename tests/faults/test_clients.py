@@ -67,7 +67,7 @@ async def test_client_gone_mid_stream_stops_the_engine(make_stack: Callable[...,
         task = asyncio.create_task(
             load.stream(session, stack.base_url, tenant.key, model, max_tokens=1500, seen=seen)
         )
-        await until(lambda: seen.chunks >= 20, timeout_s=60)
+        await until(lambda: seen.tokens >= 20, timeout_s=60)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -89,6 +89,6 @@ async def test_client_gone_mid_stream_stops_the_engine(make_stack: Callable[...,
     row = (await rows_by_request(stack, tenant.id))[seen.request_id]
     generated = stack.engine_counters()["generation_tokens_total"] - before
     assert row["outcome"] == "client_cancelled"
-    assert seen.chunks <= row["output_tokens"] <= generated < 1500
+    assert seen.tokens <= row["output_tokens"] <= generated < 1500
     assert row["cost"] > 0
     await money_is_sound(stack, tenant.id)

@@ -41,7 +41,7 @@ async def under_load(stack: Stack, tenant: Tenant, hurt: Callable[[], None]) -> 
             )
             for n, one in enumerate(seen)
         ]
-        await until(lambda: all(one.chunks >= 100 for one in seen), timeout_s=90)
+        await until(lambda: all(one.tokens >= 100 for one in seen), timeout_s=90)
         hurt()
         await asyncio.gather(*tasks)
     return seen
@@ -81,11 +81,11 @@ async def test_api_process_killed_bills_its_last_checkpoint(make_stack: Callable
     for one in admitted(seen):
         row = rows[one.request_id]
         if one.finished:
-            assert row["output_tokens"] == one.chunks
+            assert row["output_tokens"] == one.tokens
         else:
             # Never more than was delivered, and at most one checkpoint (a second, and one for a busy machine) less.
             assert row["outcome"] == "interrupted"
-            assert one.chunks_before(one.at[-1] - 2.0) <= row["output_tokens"] <= TOKENS
+            assert one.tokens_before(one.at[-1] - 2.0) <= row["output_tokens"] <= TOKENS
             assert row["output_tokens"] > 0
 
 
@@ -96,7 +96,7 @@ async def test_scheduler_killed_costs_no_request(make_stack: Callable[..., Stack
     seen = await under_load(stack, tenant, lambda: kill(stack.pids("scheduler")))
     rows = await every_admitted_request_has_one_row(stack, tenant, seen)
     assert all(one.finished for one in seen)
-    assert all(rows[one.request_id]["output_tokens"] == one.chunks == TOKENS for one in seen)
+    assert all(rows[one.request_id]["output_tokens"] == one.tokens == TOKENS for one in seen)
 
 
 @pytest.mark.promise(1, 7)
@@ -105,7 +105,7 @@ async def test_jobs_killed_costs_nothing(make_stack: Callable[..., Stack]) -> No
     tenant = stack.make_tenant("Kill")
     seen = await under_load(stack, tenant, lambda: kill(stack.pids("jobs")))
     rows = await every_admitted_request_has_one_row(stack, tenant, seen)
-    assert all(rows[one.request_id]["output_tokens"] == one.chunks == TOKENS for one in seen)
+    assert all(rows[one.request_id]["output_tokens"] == one.tokens == TOKENS for one in seen)
 
 
 @pytest.mark.promise(1, 7)
@@ -119,7 +119,7 @@ async def test_engine_killed_costs_the_customer_nothing(make_stack: Callable[...
         row = rows[one.request_id]
         assert row["outcome"] == "engine_failed"
         assert row["cost"] == 0
-        assert row["output_tokens"] >= one.chunks
+        assert row["output_tokens"] >= one.tokens
     # The agent brings the engine back and service resumes.
     again = load.Seen()
 

@@ -37,10 +37,10 @@ async def test_an_engine_killed_under_streams_leaves_nothing_unexplained(
     assert [(one["unexplained_prompt"], one["unexplained_generation"]) for one in engines] == [(0, 0)] * 2
     (dead,) = [one for one in engines if one["ended_at"] is not None]
     lines = stretches(stack, dead["boot_id"])
-    in_one_scrape = sum(one.chunks - one.chunks_before(died - SCRAPE_S) for one in seen)
+    in_one_scrape = sum(one.tokens - one.tokens_before(died - SCRAPE_S) for one in seen)
     assert 0 <= lines["generation"]["unobserved"] <= in_one_scrape
     assert lines["prompt"]["unobserved"] == 0, "prompts were read long before it died"
-    assert lines["generation"]["engine_failed"] >= sum(one.chunks for one in seen)
+    assert lines["generation"]["engine_failed"] >= sum(one.tokens for one in seen)
 
 
 async def _with_two_engines(stack: Stack) -> list[dict]:
@@ -100,7 +100,7 @@ async def test_clients_that_leave_and_several_choices_are_explained_and_a_lost_r
     finally:
         await database.close()
     (engine,) = await reconciled(stack)
-    assert engine["unexplained_generation"] == lost.chunks
+    assert engine["unexplained_generation"] == lost.tokens
     assert engine["unexplained_prompt"] > 0
     traced = stack.admin("GET", f"/reconcile/engines/{engine['boot_id']}/trace")["data"]
     assert [row["request_id"] for row in traced if row["cause"] == "missing"] == [lost.request_id]

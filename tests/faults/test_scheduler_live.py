@@ -191,7 +191,7 @@ async def _rush_hour(stack: Stack, pool: PoolView, crowd: Crowd, others: list[Cr
 
 
 def _begun(crowd: Crowd) -> int:
-    return sum(one.chunks > 0 for one in crowd.seen)
+    return sum(one.tokens > 0 for one in crowd.seen)
 
 
 async def _now_and_then(crowd: Crowd) -> None:
@@ -217,7 +217,7 @@ async def _what_clients_saw(
         failed = [rows[one.request_id] for one in each.seen if outcome(one) == "failed"]
         elsewhere = [row for row in failed if row["replica_id"] != victim]
         assert len(elsewhere) < len(each.seen) / 10, "a starved engine may lose a stream, not many"
-    greedy_s = sorted(one.wait_s for one in crowd.seen if one.chunks)
+    greedy_s = sorted(one.wait_s for one in crowd.seen if one.tokens)
     assert median(waits_s) < median(greedy_s[len(greedy_s) // 2 :]) / 3, (waits_s, greedy_s)
 
 
@@ -227,12 +227,12 @@ def _metrics_agree(before: Metrics, after: Metrics, crowds: list[Crowd]) -> None
     told, name = reasons(seen), "penstock_scheduler_refusals_total"
     was, counted = before.by("reason", name), after.by("reason", name)
     # One whose replica died and for which there was no other is told that its engine failed.
-    twice = sum(outcome(one) == "failed" and not one.chunks for one in seen)
+    twice = sum(outcome(one) == "failed" and not one.tokens for one in seen)
     more = {reason: count - was.get(reason, 0) - told[reason] for reason, count in counted.items()}
     assert min(more.values()) >= 0, (more, told)
     assert sum(more.values()) <= twice, (more, told)
     placed = moved(before, after, "penstock_scheduler_placements_total")
-    begun = sum(one.chunks > 0 for one in seen)
+    begun = sum(one.tokens > 0 for one in seen)
     assert placed >= begun
     assert moved(before, after, "penstock_scheduler_queue_seconds_count") == placed
     assert 0 < moved(before, after, "penstock_scheduler_ttft_ratio_count") <= placed

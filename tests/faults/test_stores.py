@@ -28,7 +28,7 @@ async def test_redis_emptied_under_load_changes_no_money(make_stack: Callable[..
 
     seen = await under_load(stack, tenant, flush)
     rows = await every_admitted_request_has_one_row(stack, tenant, seen)
-    assert all(rows[one.request_id]["output_tokens"] == one.chunks for one in seen)
+    assert all(rows[one.request_id]["output_tokens"] == one.tokens for one in seen)
     after = await under_load(stack, tenant, lambda: None)
     assert all(one.finished for one in after)
 
@@ -72,5 +72,5 @@ async def test_postgres_frozen_refuses_new_work_and_settles_the_running_once(
     finally:
         thaw()
     rows = await every_admitted_request_has_one_row(stack, tenant, seen)
-    assert all(rows[one.request_id]["output_tokens"] == one.chunks for one in seen)
+    assert all(rows[one.request_id]["output_tokens"] == one.tokens for one in seen)
     assert refused.request_id not in rows

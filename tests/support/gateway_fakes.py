@@ -176,6 +176,8 @@ class FakeScheduler:
         self.refuse: Exception | None = None
         self.refuse_again: Exception | None = None
         self.hit_tokens = 0
+        self.predicted_itl_s = 0.0
+        self.stream_interval = False
         self.pauses = 0
         self.block: asyncio.Event | None = None
         self.requests: list[PlaceRequest] = []
@@ -203,6 +205,8 @@ class FakeScheduler:
             request.model,
             "boot",
             hit_tokens=self.hit_tokens,
+            predicted_itl_s=self.predicted_itl_s,
+            stream_interval=self.stream_interval,
         )
 
     def prefill_done(self, placement: Placement) -> None:

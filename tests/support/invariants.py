@@ -67,4 +67,4 @@ async def _check_money(database: "asyncpg.Connection[asyncpg.Record]", tenant_id
 
 def admitted(seen: Iterable[Seen]) -> list[Seen]:
     """The requests whose client saw at least one token: those were admitted beyond doubt."""
-    return [one for one in seen if one.chunks > 0]
+    return [one for one in seen if one.tokens > 0]

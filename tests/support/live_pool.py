@@ -82,10 +82,10 @@ def outcome(seen: Seen) -> str:
         assert seen.status == 200, seen
         assert seen.finished, f"neither an end nor an error: {seen}"
         assert not seen.error, seen
-        assert seen.chunks, f"an answer without content: {seen}"
+        assert seen.tokens, f"an answer without content: {seen}"
         return "answered"
     if code in REFUSALS:
-        assert not seen.chunks, f"refused after it had begun: {seen}"
+        assert not seen.tokens, f"refused after it had begun: {seen}"
         _is_honest(seen)
         return "refused"
     assert code == "engine_failed", seen.problem
@@ -129,7 +129,7 @@ async def rows_match(stack: Stack, tenant_id: str, seen: list[Seen]) -> dict[str
         row = rows.get(one.request_id)
         if outcome(one) == "answered":
             assert row is not None
-            assert row["output_tokens"] == one.chunks
+            assert row["output_tokens"] == one.tokens
             assert row["cost"] > 0
         elif row is not None:  # a refusal has one when its first replica died and there was no other for it
             assert row["outcome"] == "engine_failed"

@@ -8,6 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from sim.engine.text import BYTES_PER_TOKEN
+
 
 @dataclass
 class Seen:
@@ -15,8 +17,8 @@ class Seen:
 
     status: int = 0
     request_id: str = ""
-    chunks: int = 0
-    """Content events delivered: with the simulated engine one event carries one token."""
+    tokens: int = 0
+    """Tokens delivered, by the simulated engine's four bytes each."""
     finished: bool = False
     """The stream ended with [DONE]."""
     error: str = ""
@@ -29,15 +31,15 @@ class Seen:
     """When it was sent, by the monotonic clock."""
     first_token: asyncio.Event = field(default_factory=asyncio.Event)
     at: list[float] = field(default_factory=list)
-    """When each chunk came, by the monotonic clock."""
+    """When each token came, by the monotonic clock."""
 
     @property
     def wait_s(self) -> float:
         """Seconds from asking to the first content."""
         return self.at[0] - self.asked_at
 
-    def chunks_before(self, instant: float) -> int:
-        """How many chunks had come by then."""
+    def tokens_before(self, instant: float) -> int:
+        """How many tokens had come by then."""
         return sum(at <= instant for at in self.at)
 
 
@@ -110,9 +112,10 @@ def _event(line: bytes, seen: Seen) -> None:
         seen.error = str(seen.problem.get("message", seen.problem))
         return
     for choice in event.get("choices", []):
-        if choice.get("delta", {}).get("content"):
-            seen.chunks += 1
-            seen.at.append(time.monotonic())
+        if content := choice.get("delta", {}).get("content"):
+            count = len(content) // BYTES_PER_TOKEN
+            seen.tokens += count
+            seen.at += [time.monotonic()] * count
             seen.first_token.set()
 
 

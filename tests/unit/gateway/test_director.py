@@ -227,6 +227,19 @@ async def test_hold_used_up_ends_the_answer_cleanly(one_read: bool) -> None:
     gateway.assert_resolved()
 
 
+async def test_the_last_of_the_money_is_asked_for_by_the_token() -> None:
+    """1,024 tokens more are refused, those of the event that has arrived are not."""
+    script = [chunk("a", tokens=1), chunk("b", tokens=12), chunk("c", tokens=30)]
+    gateway = Gateway(FakeEngines(script), covered=10)
+    gateway.holds.extensions = [False, True, False, False]
+    reply = FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)
+    assert gateway.holds.extended == [1024, 2, 1024, 18]
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage.output) == (Outcome.BUDGET_STOPPED, 12)
+    gateway.assert_resolved()
+
+
 async def test_models_own_limit_is_an_ordinary_length_finish() -> None:
     gateway = Gateway(FakeEngines(answer(["w"] * 20)), model=FakeModel(max_output_tokens=8))
     reply = FakeReply()

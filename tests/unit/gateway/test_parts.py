@@ -1,4 +1,4 @@
-"""The small parts: merging chunks, prefix hashes, estimates, the one timer."""
+"""The small parts: prefix hashes, estimates, the one timer."""
 
 import asyncio
 import json
@@ -10,7 +10,6 @@ from core.ids import uuid7
 from gateway import open_requests
 from gateway.context import AbortReason
 from gateway.estimate import Estimator
-from gateway.merge_chunks import merge_chunks
 from gateway.open_requests import StreamTimeouts
 from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
 from gateway.schemas.chat import parse_chat
@@ -20,55 +19,6 @@ from tests.support.gateway_fakes import DONE, FakeEngines, FakeReply, Gateway, a
 from tests.support.waiting import until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-
-
-def events(*deltas: dict[str, object]) -> bytes:
-    lines = []
-    for delta in deltas:
-        finish = delta.pop("finish", None)
-        choice = {"index": delta.pop("index", 0), "delta": delta, "finish_reason": finish}
-        lines.append(
-            b"data: " + json.dumps({"id": "x", "created": 1, "model": "m", "choices": [choice]}).encode()
-        )
-    return b"\n\n".join(lines) + b"\n\n"
-
-
-def test_chunks_of_tool_calls_are_merged() -> None:
-    def piece(index: int, **call: object) -> dict[str, object]:
-        return {"tool_calls": [{"index": index, **call}]}
-
-    merged = merge_chunks(
-        events(
-            {"role": "assistant", "content": ""},
-            {"reasoning": "hm"},
-            piece(0, id="a", type="function", function={"name": "f", "arguments": ""}),
-            piece(0, function={"arguments": '{"x"'}),
-            piece(1, id="b", type="function", function={"name": "g", "arguments": "{}"}),
-            piece(0, function={"arguments": ":1}"}),
-            {"finish": "tool_calls"},
-        ),
-        "chat",
-    )
-    message = merged["choices"][0]["message"]
-    assert message["content"] is None
-    assert message["reasoning"] == "hm"
-    assert message["tool_calls"] == [
-        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
-        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
-    ]
-    assert merged["choices"][0]["finish_reason"] == "tool_calls"
-
-
-def test_chunks_of_several_choices_are_kept_apart() -> None:
-    merged = merge_chunks(
-        events(
-            {"index": 1, "content": "b"},
-            {"index": 0, "content": "a"},
-            {"index": 1, "content": "B", "finish": "stop"},
-        ),
-        "chat",
-    )
-    assert [choice["message"]["content"] for choice in merged["choices"]] == ["a", "bB"]
 
 
 def test_prefix_hashes_chain_and_are_salted() -> None:

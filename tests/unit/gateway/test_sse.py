@@ -117,6 +117,32 @@ def test_steady_state_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> No
     assert codec.tracker.output == 4
 
 
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    limit=st.integers(1, 200),
+    raised=st.lists(st.integers(1, 60), max_size=6),
+    cuts=st.lists(st.integers(0, 3000), max_size=8),
+)
+def test_events_of_several_tokens_stay_within_what_is_paid_for(
+    sizes: list[int], limit: int, raised: list[int], cuts: list[int]
+) -> None:
+    """Counted = delivered <= paid for <= generated, and no event is lost when the limit rises."""
+    events, total = [], 0
+    for size in sizes:
+        total += size
+        events.append(chunk("w " * size, tokens=total))
+    codec, out = relay(b"".join(events), cuts, limit=limit)
+    for more in [*raised, NO_LIMIT]:
+        delivered = len(texts(out)) // 2
+        assert codec.tracker.output == delivered <= limit
+        if not codec.limit_reached:
+            break
+        assert delivered <= limit < codec.withheld_output <= total
+        limit += more
+        out += codec.raise_limit(limit)
+    assert len(texts(out)) // 2 == total
+
+
 def test_counts_of_several_choices_add_up() -> None:
     parts = [chunk("a", tokens=1, index=0), chunk("b", tokens=1, index=1), chunk("c", tokens=2, index=0)]
     codec, out = relay(b"".join(parts), [], choices=2)

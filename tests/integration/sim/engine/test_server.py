@@ -14,6 +14,7 @@ import pytest
 from sim.engine.loop import DEATH_CODE
 from tests.support.ports import free_port
 from tests.support.waiting import until
+from workers.engine_api import EngineApi
 
 MODEL = "penstock/tiny"
 
@@ -325,3 +326,17 @@ async def test_unknown_model_is_one_line() -> None:
     _, errors = await process.communicate()
     assert process.returncode == 2
     assert errors.decode().startswith("error: the catalog has no model 'nope'; it has: ")
+
+
+async def test_an_interval_joins_tokens_but_not_the_first_and_the_last(start: Start) -> None:
+    engine = await start("--speedup", "20")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"prompt": "hello", "max_tokens": 20, "seed": 3, "stream_options": options}
+    plain = await engine.events("/v1/completions", **asked)
+    events = await engine.events("/v1/completions", **asked, stream_interval=6)
+    counts = [event["usage"]["completion_tokens"] for event in events if event["choices"]]
+    assert counts == [1, 7, 13, 19, 20]
+    texts = ["".join(one["choices"][0]["text"] for one in each if one["choices"]) for each in (plain, events)]
+    assert texts[0] == texts[1]
+    assert events[-1]["usage"] == plain[-1]["usage"]
+    assert await EngineApi(engine.client, engine.url, "secret").takes_stream_interval()
