@@ -26,6 +26,8 @@ DRAIN_TIMEOUT_S = 1.0
 """Seconds to read the end of a body so that its connection can be reused."""
 _CLIENT_ERRORS = frozenset({400, 413, 422})
 """Statuses by which an engine says that the request itself is wrong."""
+_TOO_LONG = ("context length", "maximum model length", "context size", "`inputs` tokens")
+"""Words by which vLLM, SGLang, llama.cpp and TGI say that a prompt does not fit."""
 
 
 class AiohttpStream:
@@ -134,7 +136,7 @@ async def _error_of(response: aiohttp.ClientResponse) -> EngineFailed | InvalidR
         response.close()
     message = error_message(text)
     if response.status in _CLIENT_ERRORS:
-        too_long = "context length" in message or "maximum model length" in message
+        too_long = any(words in message for words in _TOO_LONG)
         return InvalidRequest(
             message or "The engine refused the request.", code="context_length_exceeded" if too_long else None
         )
@@ -147,7 +149,8 @@ def error_message(document: bytes) -> str:
         found: Any = msgspec.json.decode(document)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
-    if isinstance(found, dict) and isinstance(found.get("error"), dict):
-        found = found["error"]
-    message = found.get("message") if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return ""
+    error = found.get("error", found)  # TGI and Ollama: {"error": text}; FastAPI: {"detail": text}
+    message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
     return message[:500] if isinstance(message, str) else ""

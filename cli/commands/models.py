@@ -6,6 +6,7 @@ import typer
 
 from admin import models
 from cli.context import AsJson, DataDir, actor, emit, open_db, run
+from workers.models import ModelSpec
 
 app = typer.Typer(help="Which models are offered to customers.", no_args_is_help=True)
 
@@ -31,17 +32,32 @@ def list_models(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def add_model(
     name: Name,
     note: Note = None,
+    context_len: Annotated[
+        int | None,
+        typer.Option(
+            "--context-len", help="Of an external engine's model: tokens of prompt and answer together."
+        ),
+    ] = None,
+    max_output_tokens: Annotated[
+        int,
+        typer.Option("--max-output-tokens", help="With it: output tokens of requests without max_tokens."),
+    ] = 4096,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Offer a model of the catalog; a retired one is offered again.
+    """Offer a model of the catalog, or with --context-len any that an external engine serves; a retired one again.
 
     Example: penstock models add llama-3.3-70b
+
+    Example: penstock models add meta-llama/Llama-3.1-8B --context-len 8192
     """
+    spec = None
+    if context_len is not None:
+        spec = ModelSpec(context_len, min(max_output_tokens, context_len))
 
     async def act() -> models.ModelView:
         async with open_db(data_dir) as database:
-            return await models.add_model(database, actor(), name=name, note=note)
+            return await models.add_model(database, actor(), name=name, note=note, spec=spec)
 
     emit(run(act), as_json)
 
