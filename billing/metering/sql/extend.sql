@@ -1,4 +1,5 @@
 -- Make open holds cover p_tokens[i] more output tokens; false when the hold is closed or the money is not available.
+-- Closed holds are locked too: a condition on the state would let the planner scan the index of all open holds.
 -- Lock order, here and in every other function: holds in id order, then accounts in id order.
 CREATE OR REPLACE FUNCTION penstock_extend(p_requests uuid[], p_tokens bigint[])
 RETURNS TABLE (request_id uuid, extended boolean) LANGUAGE plpgsql AS $$
@@ -8,14 +9,15 @@ DECLARE
     a billing_accounts;
     v_more numeric;
 BEGIN
-    PERFORM 1 FROM holds h WHERE h.request_id = ANY (p_requests) AND h.state = 'open'
-        ORDER BY h.request_id FOR UPDATE;
+    PERFORM 1 FROM holds h WHERE h.request_id = ANY (p_requests) ORDER BY h.request_id FOR UPDATE;
     PERFORM 1 FROM billing_accounts b WHERE b.tenant_id IN (
-            SELECT h.tenant_id FROM holds h WHERE h.request_id = ANY (p_requests) AND h.state = 'open')
+            SELECT h.tenant_id FROM holds h WHERE h.request_id = ANY (p_requests))
         ORDER BY b.tenant_id FOR UPDATE;
-    FOR r IN SELECT t.request, t.tokens, h.tenant_id, greatest(p.output, p.reasoning) AS price
+    FOR r IN WITH found AS MATERIALIZED (
+            SELECT h.request_id, h.tenant_id, h.price_version, h.state FROM holds h WHERE h.request_id = ANY (p_requests))
+        SELECT t.request, t.tokens, h.tenant_id, greatest(p.output, p.reasoning) AS price
         FROM unnest(p_requests, p_tokens) AS t (request, tokens)
-        LEFT JOIN holds h ON h.request_id = t.request AND h.state = 'open'
+        LEFT JOIN found h ON h.request_id = t.request AND h.state = 'open'
         LEFT JOIN price_versions p ON p.id = h.price_version
     LOOP
         request_id := r.request;

@@ -21,85 +21,98 @@ RETURNS TABLE (
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    r record;
+    v_order integer[];
+    i integer := 1;
+    v_tenant uuid;
+    v_model text;
+    v_tier text;
+    v_now timestamptz;
     a billing_accounts;
     p price_versions;
     l price_versions;
     v_changed boolean := false;
     v_funds numeric;
+    v_budget numeric;
     v_left numeric;
-    v_in_price numeric;
-    v_out_price numeric;
+    v_input numeric;
+    v_rate numeric;
 BEGIN
-    FOR r IN SELECT * FROM unnest(p_requests, p_tenants, p_projects, p_keys, p_models, p_tiers,
-            p_inputs, p_outputs, p_defaults, p_whole) WITH ORDINALITY
-            AS t (request, tenant, project, key, model, tier, input, output, fallback, in_one, position)
-        ORDER BY tenant, position
-    LOOP
-        IF a.tenant_id IS DISTINCT FROM r.tenant THEN
+    IF p_tenants[1] <> ANY (p_tenants) THEN
+        SELECT array_agg(t.position ORDER BY t.tenant, t.position) INTO v_order
+            FROM unnest(p_tenants) WITH ORDINALITY AS t (tenant, position);
+    END IF;
+    FOR n IN 1..cardinality(p_requests) LOOP
+        i := coalesce(v_order[n], n);
+        IF v_tenant IS DISTINCT FROM p_tenants[i] THEN
             IF v_changed THEN
                 UPDATE billing_accounts b SET held = a.held, open_holds = a.open_holds
                     WHERE b.tenant_id = a.tenant_id;
                 v_changed := false;
             END IF;
-            SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = r.tenant FOR UPDATE;
+            v_tenant := p_tenants[i];
+            v_model := NULL;
+            SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = v_tenant FOR UPDATE;
+            v_now := clock_timestamp();
+            v_funds := penstock_funds(a);
+            v_budget := CASE WHEN a.budget IS NOT NULL THEN a.budget - penstock_spent(a) END;
         END IF;
-        request_id := r.request; verdict := NULL; can_wait := false; admitted_at := clock_timestamp();
-        amount := NULL; output_tokens := NULL; whole := false; needed := NULL;
-        price_id := NULL; list_id := NULL;
+        request_id := p_requests[i]; can_wait := false; admitted_at := v_now;
+        amount := NULL; output_tokens := NULL; whole := false; needed := NULL; price_id := NULL; list_id := NULL;
+        funds := v_funds; held := a.held; open_holds := a.open_holds;
         IF a.tenant_id IS NULL THEN
-            verdict := 'no_account'; funds := NULL; held := NULL; open_holds := NULL;
+            verdict := 'no_account';
             RETURN NEXT;
             CONTINUE;
         END IF;
-        v_funds := penstock_funds(a);
-        funds := v_funds; held := a.held; open_holds := a.open_holds;
-        p := penstock_price(r.model, r.tier, r.tenant, admitted_at);
+        IF v_model IS DISTINCT FROM p_models[i] OR v_tier <> p_tiers[i] THEN
+            v_model := p_models[i]; v_tier := p_tiers[i];
+            p := penstock_price(v_model, v_tier, v_tenant, v_now);
+            l := p;
+            IF p.tenant_id IS NOT NULL THEN
+                l := penstock_price(v_model, v_tier, NULL, v_now);
+                IF l.id IS NULL THEN
+                    l := p;
+                END IF;
+            END IF;
+            v_rate := greatest(p.output, p.reasoning);
+        END IF;
         IF p.id IS NULL THEN
             verdict := 'unpriced';
             RETURN NEXT;
             CONTINUE;
         END IF;
-        l := p;
-        IF p.tenant_id IS NOT NULL THEN
-            l := penstock_price(r.model, r.tier, NULL, admitted_at);
-            IF l.id IS NULL THEN
-                l := p;
-            END IF;
-        END IF;
         price_id := p.id; price_input := p.input; price_cached := p.cached_input;
         price_output := p.output; price_reasoning := p.reasoning;
         list_id := l.id; list_input := l.input; list_cached := l.cached_input;
         list_output := l.output; list_reasoning := l.reasoning;
-        v_in_price := greatest(p.input, p.cached_input);
-        v_out_price := greatest(p.output, p.reasoning);
-        v_left := least(v_funds, a.budget - penstock_spent(a)) - a.held;
-        output_tokens := r.output;
-        IF r.in_one THEN
-            output_tokens := CASE WHEN r.output > 0 THEN r.output ELSE r.fallback END;
-            needed := greatest(r.input, 0) * v_in_price + output_tokens * v_out_price;
-            whole := coalesce(needed <= v_left / 16, true);
+        v_left := least(v_funds, v_budget) - a.held;
+        v_input := greatest(p_inputs[i], 0) * greatest(p.input, p.cached_input)::numeric;
+        output_tokens := p_outputs[i];
+        IF p_whole[i] THEN
+            output_tokens := CASE WHEN p_outputs[i] > 0 THEN p_outputs[i] ELSE p_defaults[i] END;
+            whole := coalesce(v_input + output_tokens * v_rate <= v_left / 16, true);
         END IF;
-        IF r.output <= 0 AND NOT whole THEN
-            output_tokens := least(r.fallback, 4096);
-            IF v_out_price > 0 AND v_left IS NOT NULL THEN
-                output_tokens := greatest(1, least(output_tokens, floor(v_left / 4 / v_out_price)));
+        IF p_outputs[i] <= 0 AND NOT whole THEN
+            output_tokens := least(p_defaults[i], 4096);
+            IF v_rate > 0 AND v_left IS NOT NULL THEN
+                output_tokens := greatest(1, least(output_tokens, floor(v_left / 4 / v_rate)));
             END IF;
         END IF;
-        needed := greatest(r.input, 0) * v_in_price + output_tokens * v_out_price;
-        IF needed > v_funds - a.held THEN
-            verdict := 'insufficient_credit';
-            can_wait := needed <= v_funds
-                AND (a.budget IS NULL OR needed <= a.budget - penstock_spent(a));
-        ELSIF needed > a.budget - penstock_spent(a) - a.held THEN
-            verdict := 'budget_exceeded';
-            funds := a.budget - penstock_spent(a);
-            can_wait := needed <= funds;
+        needed := v_input + output_tokens * v_rate;
+        IF needed > v_left THEN
+            IF needed > v_funds - a.held THEN
+                verdict := 'insufficient_credit';
+                can_wait := needed <= v_funds AND coalesce(needed <= v_budget, true);
+            ELSE
+                verdict := 'budget_exceeded';
+                funds := v_budget;
+                can_wait := needed <= funds;
+            END IF;
         ELSE
             INSERT INTO holds (request_id, tenant_id, project_id, key_id, model, incarnation, price_version,
                     output_tokens, amount, admitted_at, renewed_at)
-                VALUES (r.request, r.tenant, r.project, r.key, r.model, p_incarnation, p.id,
-                    output_tokens, needed, admitted_at, admitted_at)
+                VALUES (request_id, v_tenant, p_projects[i], p_keys[i], v_model, p_incarnation, price_id,
+                    output_tokens, needed, v_now, v_now)
                 ON CONFLICT DO NOTHING;
             IF FOUND THEN
                 verdict := 'granted';

@@ -1,4 +1,5 @@
--- Close open holds without a charge and release their money; returns how many. p_state: voided or expired.
+-- Close open holds without a charge and release their money; returns how many. p_state: voided or expired. The state is
+-- compared outside of the scan, so that the planner takes the primary key and not the index of all open holds.
 CREATE OR REPLACE FUNCTION penstock_release(p_requests uuid[], p_state hold_state) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -6,11 +7,11 @@ DECLARE
     v_amounts numeric[];
 BEGIN
     WITH locked AS (
-        SELECT h.request_id FROM holds h WHERE h.request_id = ANY (p_requests) AND h.state = 'open'
+        SELECT h.request_id, h.state FROM holds h WHERE h.request_id = ANY (p_requests)
         ORDER BY h.request_id FOR UPDATE),
     closed AS (
         UPDATE holds h SET state = p_state, closed_at = clock_timestamp()
-        FROM locked WHERE h.request_id = locked.request_id
+        FROM locked WHERE h.request_id = locked.request_id AND locked.state = 'open'
         RETURNING h.tenant_id, h.amount)
     SELECT array_agg(tenant_id), array_agg(amount) INTO v_tenants, v_amounts FROM closed;
     IF v_tenants IS NULL THEN

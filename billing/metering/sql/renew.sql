@@ -1,8 +1,13 @@
--- Renew the holds of running requests; returns those whose hold is still open. Rows being settled are skipped.
+-- Renew the holds of running requests; returns those whose hold is still open. Rows being settled are skipped. The state
+-- is compared outside of the scans, so that the planner takes the primary key and not the index of all open holds.
 CREATE OR REPLACE FUNCTION penstock_renew(p_requests uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE holds h SET renewed_at = clock_timestamp() WHERE h.request_id IN (
-        SELECT o.request_id FROM holds o WHERE o.request_id = ANY (p_requests) AND o.state = 'open'
-        ORDER BY o.request_id FOR UPDATE SKIP LOCKED);
-    RETURN QUERY SELECT h.request_id FROM holds h WHERE h.request_id = ANY (p_requests) AND h.state = 'open';
+    WITH locked AS (
+        SELECT o.request_id, o.state FROM holds o WHERE o.request_id = ANY (p_requests)
+        ORDER BY o.request_id FOR UPDATE SKIP LOCKED)
+    UPDATE holds h SET renewed_at = clock_timestamp()
+    FROM locked WHERE h.request_id = locked.request_id AND locked.state = 'open';
+    RETURN QUERY WITH found AS MATERIALIZED (
+        SELECT h.request_id, h.state FROM holds h WHERE h.request_id = ANY (p_requests))
+    SELECT f.request_id FROM found f WHERE f.state = 'open';
 END $$;

@@ -9,11 +9,14 @@ DECLARE
     v_month timestamptz := date_trunc('month', v_now, 'UTC');
     v_unnumbered integer;
     v_all uuid[];
+    v_problems text[];
     v_results text[];
     v_new uuid[];
     v_tenants uuid[];
     v_costs numeric[];
     v_ends timestamptz[];
+    v_late timestamptz[];
+    v_far timestamptz[];
     v_open uuid[];
     v_held numeric[];
 BEGIN
@@ -21,16 +24,15 @@ BEGIN
     PERFORM pg_advisory_xact_lock_shared(hashtext('penstock_close'));
     FOR attempt IN 1..2 LOOP
         WITH given AS (
-            SELECT DISTINCT ON (x.request_id) x.*, e.raw,
+            SELECT DISTINCT ON (x.request_id) x.*,
                 x.admitted_at + least(x.duration_us, 604800000000) * interval '1 microsecond' AS claimed
-            FROM jsonb_array_elements(p_batch) AS e (raw),
-                jsonb_to_record(e.raw) AS x (
-                    request_id uuid, tenant_id uuid, project_id uuid, key_id uuid, model text, tier text, region text,
-                    replica_id text, boot_id text, admitted_at timestamptz, outcome usage_outcome, free boolean,
-                    attempts smallint, stream boolean, simulated boolean, price_version bigint,
-                    list_price_version bigint, input_tokens bigint, cached_input_tokens bigint, output_tokens bigint,
-                    reasoning_tokens bigint, unbilled_input_tokens bigint, unbilled_output_tokens bigint,
-                    queue_us bigint, ttft_us bigint, duration_us bigint)
+            FROM jsonb_to_recordset(p_batch) AS x (
+                request_id uuid, tenant_id uuid, project_id uuid, key_id uuid, model text, tier text, region text,
+                replica_id text, boot_id text, admitted_at timestamptz, outcome usage_outcome, free boolean,
+                attempts smallint, stream boolean, simulated boolean, price_version bigint,
+                list_price_version bigint, input_tokens bigint, cached_input_tokens bigint, output_tokens bigint,
+                reasoning_tokens bigint, unbilled_input_tokens bigint, unbilled_output_tokens bigint,
+                queue_us bigint, ttft_us bigint, duration_us bigint)
             ORDER BY x.request_id),
         checked AS MATERIALIZED (
             SELECT g.*, d.id AS dim_id, n.id AS engine_id, penstock_lag_us(g.claimed, v_now) AS lag_us,
@@ -74,10 +76,6 @@ BEGIN
         ready AS MATERIALIZED (
             SELECT c.* FROM checked c WHERE c.problem IS NULL AND (attempt = 2 OR NOT EXISTS (
                 SELECT 1 FROM checked w WHERE w.problem IS NULL AND (w.dim_id IS NULL OR w.engine_id IS NULL)))),
-        parked AS (
-            INSERT INTO settle_errors (request_id, reason, record)
-            SELECT c.request_id, c.problem, convert_to(c.raw::text, 'UTF8') FROM checked c
-            WHERE c.problem IS NOT NULL ORDER BY c.request_id ON CONFLICT DO NOTHING),
         made AS (
             INSERT INTO usage_rows (request_id, ended_at, duration_us, queue_us, ttft_us, dim_id, engine_id, lag_us,
                 input_tokens, cached_input_tokens, output_tokens, reasoning_tokens, unbilled_input_tokens,
@@ -89,36 +87,51 @@ BEGIN
                 r.outcome, r.attempts, r.stream, r.late, r.cost, r.discount
             FROM ready r ORDER BY r.request_id
             ON CONFLICT DO NOTHING
-            RETURNING usage_rows.request_id, usage_rows.cost, usage_rows.ended_at, usage_rows.late),
-        late_rows AS (
-            INSERT INTO usage_late (request_id, ended_at)
-            SELECT m.request_id, r.claimed FROM made m JOIN ready r ON r.request_id = m.request_id WHERE m.late),
-        far_rows AS (
-            INSERT INTO usage_far (request_id, claimed_at, settled_at)
-            SELECT m.request_id, r.claimed, v_now FROM made m JOIN ready r ON r.request_id = m.request_id
-            WHERE r.lag_us IS NULL)
+            RETURNING usage_rows.request_id, usage_rows.cost, usage_rows.ended_at)
         SELECT count(*) FILTER (WHERE c.problem IS NULL AND (c.dim_id IS NULL OR c.engine_id IS NULL)),
-            array_agg(c.request_id),
+            array_agg(c.request_id), array_agg(c.problem),
             array_agg(CASE WHEN c.problem IS NOT NULL THEN 'parked' WHEN m.request_id IS NULL THEN 'duplicate'
                 ELSE 'settled' END),
             array_agg(m.request_id ORDER BY m.request_id) FILTER (WHERE m.request_id IS NOT NULL),
             array_agg(c.tenant_id ORDER BY m.request_id) FILTER (WHERE m.request_id IS NOT NULL),
             array_agg(m.cost ORDER BY m.request_id) FILTER (WHERE m.request_id IS NOT NULL),
-            array_agg(m.ended_at ORDER BY m.request_id) FILTER (WHERE m.request_id IS NOT NULL)
-        INTO v_unnumbered, v_all, v_results, v_new, v_tenants, v_costs, v_ends
+            array_agg(m.ended_at ORDER BY m.request_id) FILTER (WHERE m.request_id IS NOT NULL),
+            array_agg(CASE WHEN c.late THEN c.claimed END ORDER BY m.request_id) FILTER (WHERE m.request_id IS NOT NULL),
+            array_agg(CASE WHEN c.lag_us IS NULL THEN c.claimed END ORDER BY m.request_id)
+                FILTER (WHERE m.request_id IS NOT NULL)
+        INTO v_unnumbered, v_all, v_problems, v_results, v_new, v_tenants, v_costs, v_ends, v_late, v_far
         FROM checked c LEFT JOIN made m ON m.request_id = c.request_id;
         EXIT WHEN v_unnumbered = 0;
         PERFORM penstock_number_dims(p_batch);
     END LOOP;
 
+    IF num_nonnulls(VARIADIC v_problems) > 0 THEN
+        INSERT INTO settle_errors (request_id, reason, record)
+        SELECT DISTINCT ON (t.request_id) t.request_id, t.problem, convert_to(e.raw::text, 'UTF8')
+        FROM unnest(v_all, v_problems) AS t (request_id, problem)
+        JOIN jsonb_array_elements(p_batch) AS e (raw) ON (e.raw->>'request_id')::uuid = t.request_id
+        WHERE t.problem IS NOT NULL ORDER BY t.request_id ON CONFLICT DO NOTHING;
+    END IF;
     IF v_new IS NOT NULL THEN
+        IF num_nonnulls(VARIADIC v_late || v_far) > 0 THEN
+            INSERT INTO usage_late (request_id, ended_at)
+            SELECT t.request_id, t.claimed FROM unnest(v_new, v_late) AS t (request_id, claimed)
+            WHERE t.claimed IS NOT NULL;
+            INSERT INTO usage_far (request_id, claimed_at, settled_at)
+            SELECT t.request_id, t.claimed, v_now FROM unnest(v_new, v_far) AS t (request_id, claimed)
+            WHERE t.claimed IS NOT NULL;
+        END IF;
         INSERT INTO dirty_hours (hour) SELECT DISTINCT date_trunc('hour', e, 'UTC') FROM unnest(v_ends) e;
+        -- The state is compared outside of the scan, which thereby uses the primary key alone. The bounds leave out the
+        -- partitions of other months.
         WITH locked AS MATERIALIZED (
-            SELECT h.request_id, h.amount FROM holds h WHERE h.request_id = ANY (v_new) AND h.state = 'open'
+            SELECT h.request_id, h.amount, h.state FROM holds h
+            WHERE h.request_id = ANY (v_new) AND h.request_id BETWEEN v_new[1] AND v_new[cardinality(v_new)]
             ORDER BY h.request_id FOR UPDATE)
         SELECT array_agg(l.request_id ORDER BY l.request_id), array_agg(l.amount ORDER BY l.request_id)
-        INTO v_open, v_held FROM locked l;
-        UPDATE holds h SET state = 'settled', closed_at = v_now WHERE h.request_id = ANY (v_open);
+        INTO v_open, v_held FROM locked l WHERE l.state = 'open';
+        UPDATE holds h SET state = 'settled', closed_at = v_now
+        WHERE h.request_id = ANY (v_open) AND h.request_id BETWEEN v_new[1] AND v_new[cardinality(v_new)];
         v_held := penstock_line_up(v_new, v_open, v_held);
 
         -- What a hold or a later invoice covers is booked before any account is locked.

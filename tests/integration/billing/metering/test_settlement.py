@@ -375,3 +375,34 @@ async def test_a_tenant_sees_only_its_own_money(database: Database, manager: Hol
         for table in ("billing_accounts", "ledger_transfers", "credit_grants"):
             rows = await connection.execute(text(f"SELECT DISTINCT tenant_id FROM {table}"))
             assert rows.scalars().all() == [mine.tenant_id]
+
+
+async def test_neither_settling_nor_renewing_nor_voiding_scans_all_open_holds(
+    database: Database, manager: HoldManager, hot: asyncpg.Connection
+) -> None:
+    await price(database)
+    customer = await make_customer(database, "1000")
+    granted = [
+        one
+        for _ in range(20)
+        for one in await asyncio.gather(*(manager.place(customer.hold()) for _ in range(100)))
+    ]
+    async with database.system() as connection:
+        scans = text(
+            "SELECT sum(idx_scan) FROM pg_stat_user_indexes WHERE indexrelname LIKE 'holds%tenant_id_idx'"
+        )
+        before = (await connection.execute(scans)).scalar_one()
+    for start in range(0, 1200, 20):
+        await settle(hot, *(customer.ended(one, USAGE) for one in granted[start : start + 20]))
+    ids = [one.request_id for one in granted[1200:]]
+    await hot.fetch("SELECT * FROM penstock_extend($1, $2)", ids[:20], [1] * 20)
+    await hot.fetch("SELECT penstock_renew($1)", ids)
+    await hot.fetch("SELECT penstock_void($1)", ids)
+    await hot.fetch("SELECT pg_stat_force_next_flush()")
+    async with database.system() as connection:
+        assert (await connection.execute(scans)).scalar_one() == before
+        states = await connection.execute(
+            text("SELECT CAST(state AS text), count(*) FROM holds GROUP BY state")
+        )
+        assert {state: count for state, count in states} == {"settled": 1200, "voided": 800}
+    await all_sound(database)
