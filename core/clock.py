@@ -25,3 +25,22 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds of the monotonic clock."""
         return time.monotonic()
+
+
+class CountedTime:
+    """Seconds in which this process ran: of an interval between two calls of `advance`, at most `most_s` count.
+
+    An event loop that gets no CPU finds answers late that a server gave in time. Deadlines in counted seconds do not
+    blame the server for that.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._last = 0.0
+        self._most_s = most_s
+        self._counted = 0.0
+
+    def advance(self, now: float) -> float:
+        """Count up to the monotonic instant `now`; returns the seconds counted so far."""
+        self._counted += min(max(now - self._last, 0.0), self._most_s)
+        self._last = now
+        return self._counted

@@ -82,24 +82,20 @@ class DedicatedConnection:
         await self.connect()
         connection = self._connection
         assert connection is not None  # noqa: S101 - connect() raises otherwise
-        command = asyncio.ensure_future(connection.fetch(query, *args))
+        # Terminating the connection ends the command with an error.
+        watchdog = asyncio.get_running_loop().call_later(self._command_timeout_s, connection.terminate)
         try:
-            done, _ = await asyncio.wait({command}, timeout=self._command_timeout_s)
+            return await connection.fetch(query, *args)
         except asyncio.CancelledError:
             connection.terminate()
-            command.add_done_callback(_retrieve_result)
             raise
-        if not done:
-            connection.terminate()
-            command.add_done_callback(_retrieve_result)
-            raise ConnectionUnavailable(f"no answer within {self._command_timeout_s} s")
-        try:
-            return command.result()
         except CONNECTION_ERRORS as error:
             if isinstance(error, ValueError):
                 raise  # an argument that cannot be sent; the connection is fine
             connection.terminate()
             raise ConnectionUnavailable(str(error)) from error
+        finally:
+            watchdog.cancel()
 
     async def close(self) -> None:
         """Close the connection; a later `fetch` connects again."""
@@ -127,9 +123,3 @@ class Backoff:
         """Sleep for the present wait, times 0.5 to 1, and double it."""
         await asyncio.sleep(self._next_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
         self._next_s = min(self._next_s * 2, self._max_s)
-
-
-def _retrieve_result(command: "asyncio.Future[Any]") -> None:
-    """Retrieve the exception of an abandoned command, so that asyncio does not log it as never retrieved."""
-    if not command.cancelled():
-        command.exception()

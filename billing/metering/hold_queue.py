@@ -2,6 +2,10 @@
 
 A request waits on a future and never on the connection: when it is cancelled or times out, the command runs on, and a
 hold that it grants is reported as unclaimed.
+
+One connection at a time takes requests. While its command runs, further requests gather for the next one, so that two
+commands do not wait for the lock of one account, and batches grow with the load. When a command takes longer than
+PASS_TURN_S, the turn passes to the next connection.
 """
 
 import asyncio
@@ -15,6 +19,7 @@ import asyncpg
 from billing.metering.dedicated_connection import Backoff, ConnectionUnavailable, DedicatedConnection
 from billing.metering.records import HoldRequest
 from billing.metering.refusals import billing_unavailable
+from core.clock import CountedTime
 
 log = logging.getLogger(__name__)
 
@@ -22,28 +27,34 @@ MAX_BATCH = 64
 """Requests in one call of a database function."""
 MAX_PENDING = 4096
 """Requests that may wait to be sent; further ones are refused at once."""
+PASS_TURN_S = 0.02
+"""Seconds after which another connection takes the requests that gather while a command runs."""
+_LONGEST_WAITS = 4
+"""A request waits at most this many times `timeout_s`, when PostgreSQL answers other requests meanwhile."""
 
 _HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 
 
 class _Waiter:
-    """A request that waits for its row of `penstock_hold` until `deadline`, in the event loop's time."""
+    """A request that waits for its row of `penstock_hold` since `asked_at`, in counted seconds."""
 
-    __slots__ = ("deadline", "future", "request")
+    __slots__ = ("asked_at", "future", "request")
 
     def __init__(
-        self, request: HoldRequest, future: "asyncio.Future[asyncpg.Record]", deadline: float
+        self, request: HoldRequest, future: "asyncio.Future[asyncpg.Record]", asked_at: float
     ) -> None:
         self.request = request
         self.future = future
-        self.deadline = deadline
+        self.asked_at = asked_at
 
 
 class HoldQueue:
     """Calls `penstock_hold` for the requests of one process incarnation, on `connections`.
 
-    Each wait for an answer is bounded by `timeout_s`. `on_granted` is called with the id of a granted hold,
-    `on_unclaimed` with the id of a hold that may be granted although its request has given up.
+    A request fails when PostgreSQL has answered no request for `timeout_s` seconds, or when its own wait is
+    _LONGEST_WAITS times as long. Time in which this process did not run is not counted. `on_granted` is called with
+    the id of a granted hold, `on_unclaimed` with the id of a hold that may be granted although its request has given
+    up.
     """
 
     def __init__(
@@ -62,9 +73,14 @@ class HoldQueue:
         self._on_unclaimed = on_unclaimed
         self._unsent: deque[_Waiter] = deque()
         self._waiters: deque[_Waiter] = deque()
-        """Waiters of the last `timeout_s`, the oldest first, so that one timer serves them all."""
+        """Waiters in the order in which they asked, so that one timer serves them all."""
         self._expiry_timer: asyncio.TimerHandle | None = None
+        self._check_every_s = timeout_s / 10
+        self._time = CountedTime(2 * self._check_every_s)
+        self._answered_at = -timeout_s
+        """When PostgreSQL last answered, in counted seconds."""
         self._work = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._closing = False
 
     def start(self) -> "list[asyncio.Task[None]]":
@@ -89,15 +105,15 @@ class HoldQueue:
         return any(connection.connected for connection in self._connections)
 
     async def ask(self, request: HoldRequest) -> asyncpg.Record:
-        """The request's row of `penstock_hold`. Raises Unavailable when there is none within `timeout_s`."""
+        """The request's row of `penstock_hold`. Raises Unavailable when there is none in time."""
         if len(self._unsent) >= MAX_PENDING or self._closing:
             raise billing_unavailable()
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(request, loop.create_future(), loop.time() + self._timeout_s)
+        waiter = _Waiter(request, loop.create_future(), self._time.advance(loop.time()))
         self._unsent.append(waiter)
         self._waiters.append(waiter)
         if self._expiry_timer is None:
-            self._expiry_timer = loop.call_at(waiter.deadline, self._expire_waiters)
+            self._expiry_timer = loop.call_later(self._check_every_s, self._expire_waiters)
         self._work.set()
         try:
             return await waiter.future
@@ -106,15 +122,22 @@ class HoldQueue:
             raise
 
     def _expire_waiters(self) -> None:
-        """Fail the waiters whose deadline has passed; `_deliver` reports a hold that one of them is granted later."""
+        """Fail the waiters whose time is over; `_deliver` reports a hold that one of them is granted later."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        while self._waiters and (self._waiters[0].future.done() or self._waiters[0].deadline <= now):
+        now = self._time.advance(loop.time())
+        while self._waiters and (self._waiters[0].future.done() or self._deadline(self._waiters[0]) <= now):
             waiter = self._waiters.popleft()
             if not waiter.future.done():
                 waiter.future.set_exception(billing_unavailable())
         self._expiry_timer = (
-            loop.call_at(self._waiters[0].deadline, self._expire_waiters) if self._waiters else None
+            loop.call_later(self._check_every_s, self._expire_waiters) if self._waiters else None
+        )
+
+    def _deadline(self, waiter: _Waiter) -> float:
+        """When the waiter fails, in counted seconds, if PostgreSQL answers nothing more."""
+        return min(
+            max(waiter.asked_at, self._answered_at) + self._timeout_s,
+            waiter.asked_at + _LONGEST_WAITS * self._timeout_s,
         )
 
     def _abandon(self, waiter: _Waiter) -> None:
@@ -138,12 +161,33 @@ class HoldQueue:
                 await backoff.wait()
                 continue
             backoff.reset()
-            await self._work.wait()
-            # Yield once, so that all requests of this tick go into one batch.
-            await asyncio.sleep(0)
-            batch = self._next_batch()
-            if batch:
-                await self._place_batch(connection, batch)
+            await self._serve_turn(connection)
+
+    async def _serve_turn(self, connection: DedicatedConnection) -> None:
+        """Place batches one after the other, until the connection is lost or a command takes long."""
+        await self._turn.acquire()
+        passed = False
+
+        def pass_turn() -> None:
+            nonlocal passed
+            passed = True
+            self._turn.release()
+
+        try:
+            while connection.connected and not passed and not (self._closing and not self._unsent):
+                await self._work.wait()
+                # Yield once, so that all requests of this tick go into one batch.
+                await asyncio.sleep(0)
+                batch = self._next_batch()
+                if batch:
+                    timer = asyncio.get_running_loop().call_later(PASS_TURN_S, pass_turn)
+                    try:
+                        await self._place_batch(connection, batch)
+                    finally:
+                        timer.cancel()
+        finally:
+            if not passed:
+                self._turn.release()
 
     def _next_batch(self) -> list[_Waiter]:
         batch: list[_Waiter] = []
@@ -182,6 +226,7 @@ class HoldQueue:
                     waiter.future.set_exception(billing_unavailable())
                     waiter.future.exception()
             return
+        self._answered_at = self._time.advance(asyncio.get_running_loop().time())
         verdicts = {row["request_id"]: row for row in rows}
         for waiter in batch:
             self._deliver(waiter, verdicts[waiter.request.request_id])

@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 WAIT_FOR_HOLDS_S = 2.0
 """How long a request is retried when only other open holds cause its refusal."""
 _RETRY_EVERY_S = 0.1
+_MAX_PRICES = 4096
+"""Price versions kept in memory."""
+_PRICE_COLUMNS = ("id", "input", "cached", "output", "reasoning")
+"""Columns of a price version in a row of `penstock_hold`, each after the prefix `price_` or `list_`."""
 
 
 class _PendingExtension(msgspec.Struct):
@@ -76,6 +80,8 @@ class HoldManager:
         self._pending_extensions: deque[_PendingExtension] = deque()
         self._pending_voids: set[UUID] = set()
         self._unpriced = UnpricedCounts()
+        self._prices: dict[int, PriceVersion] = {}
+        """Price versions by id, which never change."""
         self._control_work = asyncio.Event()
         self._renew_at = 0.0
         self._closing = False
@@ -120,7 +126,7 @@ class HoldManager:
         while True:
             row = await self._queue.ask(request)
             if row["verdict"] == "granted":
-                return _granted(row)
+                return self._granted(row)
             refusal = self._refusal(request, row)
             if not row["can_wait"] or self._clock.monotonic() + _RETRY_EVERY_S > deadline or self._closing:
                 raise refusal
@@ -147,6 +153,26 @@ class HoldManager:
     def stop_renewing(self, request_ids: Iterable[UUID]) -> None:
         """Stop renewing the holds of settled requests. Optional: the next renewal would find them closed."""
         self._open.difference_update(request_ids)
+
+    def _granted(self, row: asyncpg.Record) -> HoldGranted:
+        price = self._prices.get(row["price_id"]) or self._remember(row, "price")
+        list_price = self._prices.get(row["list_id"]) or self._remember(row, "list")
+        return HoldGranted(
+            request_id=row["request_id"],
+            admitted_at=row["admitted_at"],
+            price=price,
+            list_price=list_price,
+            amount=int(row["amount"]),
+            output_tokens=row["output_tokens"],
+            whole=row["whole"],
+        )
+
+    def _remember(self, row: asyncpg.Record, prefix: str) -> PriceVersion:
+        if len(self._prices) >= _MAX_PRICES:
+            self._prices.clear()
+        price = PriceVersion(*(row[f"{prefix}_{name}"] for name in _PRICE_COLUMNS))
+        self._prices[price.id] = price
+        return price
 
     def _refusal(self, request: HoldRequest, row: asyncpg.Record) -> PenstockError:
         if row["verdict"] == "unpriced":
@@ -230,23 +256,3 @@ class HoldManager:
             batch = open_ids[start : start + 500]
             rows = await self._control_connection.fetch("SELECT penstock_renew($1) AS request_id", batch)
             self._open.difference_update(set(batch) - {row["request_id"] for row in rows})
-
-
-def _granted(row: asyncpg.Record) -> HoldGranted:
-    return HoldGranted(
-        request_id=row["request_id"],
-        admitted_at=row["admitted_at"],
-        price=PriceVersion(
-            row["price_id"],
-            row["price_input"],
-            row["price_cached"],
-            row["price_output"],
-            row["price_reasoning"],
-        ),
-        list_price=PriceVersion(
-            row["list_id"], row["list_input"], row["list_cached"], row["list_output"], row["list_reasoning"]
-        ),
-        amount=int(row["amount"]),
-        output_tokens=row["output_tokens"],
-        whole=row["whole"],
-    )

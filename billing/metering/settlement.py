@@ -8,14 +8,15 @@ data PostgreSQL refuses is parked in `settle_errors`, and the others are settled
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import msgspec
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter as MetricCounter
+from prometheus_client import Gauge
 
 from billing.metering.dedicated_connection import (
     RETRYABLE_ERRORS,
@@ -40,7 +41,7 @@ _RECORD_ERROR_CLASSES = ("22", "23", "P0")
 _ENCODING_ERRORS = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
 """Errors of a record that cannot be encoded."""
 
-SETTLED = Counter("penstock_settled_total", "Requests settled, by result.", ["result"])
+SETTLED = MetricCounter("penstock_settled_total", "Requests settled, by result.", ["result"])
 BACKLOG = Gauge("penstock_settlement_backlog", "Ended requests that PostgreSQL does not have yet.")
 
 
@@ -240,8 +241,9 @@ class Settlement:
             "SELECT request_id, result FROM penstock_settle($1)",
             msgspec.json.encode([settle_row(record) for record in records]).decode(),
         )
+        for result, count in Counter(row["result"] for row in rows).items():
+            SETTLED.labels(result).inc(count)
         for row in rows:
-            SETTLED.labels(row["result"]).inc()
             if row["result"] == "parked":
                 log.error("request %s could not be billed; see settle_errors", row["request_id"])
 
