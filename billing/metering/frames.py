@@ -24,6 +24,8 @@ MAGIC = b"\xf5PN\x01"
 MAX_PAYLOAD = 1 << 16
 
 _HEAD = struct.Struct("<4sIIQ")
+_PREFIX = struct.Struct("<4sII")
+"""The head without its timestamp, which the checksum covers."""
 _TIMESTAMP = struct.Struct("<Q")
 FRAME_OVERHEAD = _HEAD.size
 
@@ -47,8 +49,8 @@ def encode(record: Record, at_ms: int) -> bytes:
     payload = _encoder.encode(record)
     if len(payload) > MAX_PAYLOAD:
         raise ValueError(f"a spool record of {len(payload)} bytes is above {MAX_PAYLOAD}")
-    checksum = zlib.crc32(payload, zlib.crc32(_TIMESTAMP.pack(at_ms)))
-    return _HEAD.pack(MAGIC, len(payload), checksum, at_ms) + payload
+    stamped = _TIMESTAMP.pack(at_ms) + payload
+    return _PREFIX.pack(MAGIC, len(payload), zlib.crc32(stamped)) + stamped
 
 
 def decode_at(data: Buffer, offset: int) -> Frame | None:

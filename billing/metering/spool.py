@@ -1,8 +1,8 @@
 """The spool: usage records of an API process on disk until they are settled.
 
 One file per process incarnation, locked while the process lives. `append` writes to the page cache, which survives the
-death of the process; a thread also syncs the ends of requests to the disk, many at a time. The file is preallocated:
-when it is nearly full the process is not ready, and no record is lost or cut.
+death of the process; a thread also syncs the ends of requests to the disk, those of SYNC_EVERY_S at a time. The file is
+preallocated: when it is nearly full the process is not ready, and no record is lost or cut.
 
 Compaction frees space by copying the live frames to a fresh file. While the thread copies and syncs them, new frames
 are written to both files. One rename then replaces the old file, so one complete file exists at every instant.
@@ -30,6 +30,8 @@ _BYTES_PER_END = 1024
 """Room reserved for the end of each running request."""
 RETRY_S = 5.0
 """Seconds until a failed compaction is tried again."""
+SYNC_EVERY_S = 0.01
+"""Seconds for which ends of requests gather before one sync writes them to the disk."""
 
 Span = tuple[int, int]
 """Offset and size of a frame."""
@@ -38,12 +40,14 @@ Span = tuple[int, int]
 class _Entry:
     """Where the newest frames of one request are in the file."""
 
-    __slots__ = ("checkpoint", "open", "usage")
+    __slots__ = ("checkpoint", "live_bytes", "open", "usage")
 
     def __init__(self) -> None:
         self.open: Span | None = None
         self.checkpoint: Span | None = None
         self.usage: Span | None = None
+        self.live_bytes = 0
+        """Bytes of the frames that compaction must keep."""
 
     def spans(self) -> list[tuple[str, Span]]:
         """The frames that compaction must keep."""
@@ -116,6 +120,7 @@ class Spool:
         self._failed = False
         self._closed = False
         self._wake = threading.Event()
+        self._closing = threading.Event()
         self._sync_wanted = False
         self._compaction_wanted = False
         """True from the decision to compact until a compaction has succeeded."""
@@ -165,9 +170,12 @@ class Spool:
             return False
         if not self._has_room(len(frame)) or not self._write(frame):
             return False
-        entry = self._entries.setdefault(request_id, _Entry())
+        entry = self._entries.get(request_id)
+        if entry is None:
+            entry = self._entries[request_id] = _Entry()
         self._index_frame(entry, field, len(frame))
-        if field == "usage":
+        if field == "usage" and not self._sync_wanted:
+            # While a sync is wanted, the thread is awake and has yet to begin it.
             self._sync_wanted = True
             self._wake.set()
         return True
@@ -190,7 +198,7 @@ class Spool:
         for request_id in request_ids:
             entry = self._entries.pop(request_id, None)
             if entry is not None:
-                self._live_bytes -= sum(size for _, (_, size) in entry.spans())
+                self._live_bytes -= entry.live_bytes
         if (
             not self._compaction_wanted
             and self._tail > self._capacity // 2
@@ -204,6 +212,7 @@ class Spool:
         if self._closed:
             return
         self._closed = True
+        self._closing.set()
         self._wake.set()
         self._thread.join()
         if self._compaction is not None:
@@ -232,10 +241,13 @@ class Spool:
 
     def _index_frame(self, entry: _Entry, field: str, size: int) -> None:
         """Record the position of the frame just written, and advance the tails."""
-        self._live_bytes -= sum(span[1] for _, span in entry.spans())
-        span = (self._tail, size)
+        span, replaced, before = (self._tail, size), getattr(entry, field), entry.live_bytes
         setattr(entry, field, span)
-        self._live_bytes += sum(span[1] for _, span in entry.spans())
+        if field == "usage":
+            entry.live_bytes = size
+        elif entry.usage is None:
+            entry.live_bytes += size - (replaced[1] if replaced is not None else 0)
+        self._live_bytes += entry.live_bytes - before
         self._tail += size
         if self._compaction is not None:
             self._compaction.frames.append((entry, field, span, self._compaction.tail))
@@ -290,6 +302,7 @@ class Spool:
         while True:
             self._wake.wait(RETRY_S if self._compaction_wanted else None)
             self._wake.clear()
+            self._closing.wait(SYNC_EVERY_S)
             closing = self._closed
             try:
                 self._run_once()
