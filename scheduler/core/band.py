@@ -4,7 +4,8 @@ Sheng et al., Fairness in Serving Large Language Models, OSDI'24: the tenant wit
 tokens is served next. A tenant that begins to wait is lifted to the smallest counter of the waiting tenants, or, when
 none waits, to the counter of the tenant that left last, so that idle time earns no credit. Among tenants within Q of
 the smallest counter the longest cached prefix goes first (DLPM, arXiv 2501.14312). The same holds among the requests
-of the tenant whose turn it is, at no cost to other tenants.
+of the tenant whose turn it is, at no cost to other tenants. Apart from that a tenant's requests leave in order of
+arrival, unless the band's queue keeps growing (`Flow.next_request`).
 """
 
 import bisect
@@ -13,6 +14,7 @@ from collections.abc import Callable, Container, Iterator
 from itertools import islice
 
 from scheduler.core.flow import Flow, QueuedRequest
+from scheduler.core.growth import Growth
 from scheduler.core.rules import QueueRules
 
 HitTokens = Callable[[QueuedRequest], int]
@@ -30,6 +32,11 @@ class Band:
         self.order: list[tuple[float, str]] = []
         """Counter and name of every flow with queued requests, smallest first."""
         self.waiting = 0
+        self.refused = 0
+        """Requests that ended without a placement because they would have waited, or had waited, too long."""
+        self.growth = Growth()
+        """Of the requests that were not served: those that wait and those that were refused. Refusals keep a queue
+        short, but it would have grown."""
         self.work = 0.0
         self.weight = 0.0
         """Sum of the weights of the flows in `order`."""
@@ -65,6 +72,7 @@ class Band:
 
     def add(self, queued: QueuedRequest) -> None:
         """Add a request to its tenant's flow."""
+        self.growth.observe(queued.enqueued_at, self.waiting + self.refused)
         flow = self.flow(queued.request.tenant_id)
         if flow.waiting:
             flow.add(queued)
@@ -91,6 +99,11 @@ class Band:
             self._evict(flow)
             if previous is not None:
                 self._evict(previous)
+
+    def on_refused_arrival(self, at: float) -> None:
+        """Count a request that arrived at monotonic time `at` and was refused at once."""
+        self.refused += 1
+        self.growth.observe(at, self.waiting + self.refused)
 
     def oldest_at(self) -> float | None:
         """Arrival of the oldest queued request; None when none is queued. Looks at every flow once."""
@@ -123,7 +136,7 @@ class Band:
             if limit is not None and (counter > limit or looked >= rules.compared_flows):
                 break
             flow = self.flows[name]
-            queued = _next(flow, late_before, rules.oldest_every, skipped)
+            queued = _next(flow, late_before, rules.oldest_every, self.growth.sustained, skipped)
             if queued is None:
                 continue
             if self._over_cap(flow, kv_tokens):
@@ -139,7 +152,7 @@ class Band:
                 best, best_hit = queued, hit
             if looked > 1 or 2 * hit >= queued.request.prompt_tokens:
                 continue
-            for other in flow.reorder_candidates(queued, rules.oldest_every, rules.reorder_window):
+            for other in flow.reorder_candidates(queued, rules.reorder_window, rules.max_overtaken):
                 if other not in skipped and (hit := hits(other)) > best_hit:
                     best, best_hit = other, hit
         return best or capped
@@ -147,7 +160,7 @@ class Band:
     def record_pick(self, queued: QueuedRequest, late_before: float) -> None:
         """Count the turn of a request that is placed. Call it before `remove`."""
         flow = self.flows[self.rules.flow_of(queued.request.tenant_id)]
-        flow.record_turn(late_before, chosen=self.rules.reorder_window > 1)
+        flow.record_turn(queued, late_before, self.rules.reorder_window)
 
     def _over_cap(self, flow: Flow, kv_tokens: int) -> bool:
         """Whether a tenant holds so much KV cache that others are served first; never while it is the only one that
@@ -229,10 +242,10 @@ class Band:
 
 
 def _next(
-    flow: Flow, late_before: float, oldest_every: int, skipped: Container[QueuedRequest]
+    flow: Flow, late_before: float, oldest_every: int, growing: bool, skipped: Container[QueuedRequest]
 ) -> QueuedRequest | None:
     """The next request of a flow that is not in `skipped`; None when the first MAX_SKIPPED_PER_FLOW are."""
-    queued = flow.next_request(late_before, oldest_every)
+    queued = flow.next_request(late_before, oldest_every, growing)
     if queued not in skipped:
         return queued
     return next((other for other in islice(flow, MAX_SKIPPED_PER_FLOW) if other not in skipped), None)

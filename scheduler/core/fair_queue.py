@@ -82,7 +82,9 @@ class FairQueue:
         if queued is None:
             return None
         queued.outcome = outcome
-        self.band(queued.request.tier).remove(queued)
+        band = self.band(queued.request.tier)
+        band.remove(queued)
+        band.refused += outcome in (QueueOutcome.DEADLINE, QueueOutcome.HOPELESS)
         if len(self._deadlines) > 64 and len(self._deadlines) > 2 * len(self._waiting):
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._waiting]
             heapq.heapify(self._deadlines)

@@ -50,6 +50,8 @@ class QueuedRequest:
     hit_tokens: int = 0
     """Prompt tokens cached on some replica, as looked up at `hit_at`."""
     hit_at: float = -1e9
+    overtaken: int = 0
+    """Later requests of its tenant that left before it, of those that the reordering by cached prefix may choose."""
 
     @property
     def key(self) -> RequestKey:
@@ -99,7 +101,7 @@ class Flow:
         self.kv_tokens = 0
         """Tokens of KV cache reserved for the running requests."""
         self.turns = 0
-        """Picks made while both late and timely requests were queued, or with a choice by cached prefix."""
+        """Picks made while several requests were queued."""
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -125,33 +127,38 @@ class Flow:
         """The number of requests that arrived before `late_before`."""
         return bisect.bisect_left(self.waiting, (late_before,))
 
-    def next_request(self, late_before: float, oldest_every: int) -> QueuedRequest:
-        """The oldest request that can still be in time; at every `oldest_every`-th turn the oldest of all.
+    def next_request(self, late_before: float, oldest_every: int, growing: bool) -> QueuedRequest:
+        """The oldest request. In a `growing` queue it is the oldest that can still be in time, and the oldest of all
+        at every `oldest_every`-th turn.
 
         Requests that arrived before `late_before` are late. Raises IndexError when the flow is empty.
         """
         oldest = self.waiting[0]
-        if oldest_every <= 1 or oldest[0] >= late_before or (self.turns + 1) % oldest_every == 0:
+        in_order = not growing or oldest_every <= 1 or (self.turns + 1) % oldest_every == 0
+        if in_order or oldest[0] >= late_before:
             return oldest[2]
         timely = self.late_count(late_before)
         return self.waiting[timely][2] if timely < len(self.waiting) else oldest[2]
 
-    def reorder_candidates(self, first: QueuedRequest, oldest_every: int, limit: int) -> list[QueuedRequest]:
+    def reorder_candidates(
+        self, first: QueuedRequest, limit: int, max_overtaken: int
+    ) -> Iterator[QueuedRequest]:
         """The request whose turn it is and the requests right behind it that may go in its place, at most `limit`
         together.
 
-        At every `oldest_every`-th turn only the first may go, so that no request starves.
+        None behind a request that was overtaken `max_overtaken` times may go, so that no request starves.
         """
-        if limit <= 1 or len(self.waiting) == 1 or (self.turns + 1) % oldest_every == 0:
-            return [first]
         rank = 0 if self.waiting[0][2] is first else self.rank(first)
-        return [place[2] for place in self.waiting[rank : rank + limit]]
+        for place in self.waiting[rank : rank + limit]:
+            yield place[2]
+            if place[2].overtaken >= max_overtaken:
+                return
 
-    def record_turn(self, late_before: float, *, chosen: bool) -> None:
-        """Count a turn in which late and timely requests competed, or in which a cached prefix could decide
-        (`chosen`).
-
-        Call it before `remove`.
-        """
-        if self.waiting[0][0] < late_before <= self.waiting[-1][0] or (chosen and len(self.waiting) > 1):
+    def record_turn(self, queued: QueuedRequest, late_before: float, reorder_window: int) -> None:
+        """Count the turn of `queued` and its overtaking of the requests right before it. Call it before `remove`."""
+        if len(self.waiting) > 1:
             self.turns += 1
+        if self.waiting[0][2] is not queued:
+            rank = self.rank(queued)
+            for place in self.waiting[max(0, rank - reorder_window + 1) : rank]:
+                place[2].overtaken += 1

@@ -135,7 +135,7 @@ class HopelessReview:
     def _newly_late(self, now: float) -> list[Rejection]:
         """Predict the waits of requests that have become late, and refuse those that would miss their deadline.
 
-        A late request is served only at every `oldest_every`-th turn of its tenant.
+        In a growing queue a late request is served only at every `oldest_every`-th turn of its tenant.
         """
         refused = []
         for queued in self._queue.newly_late(self._waits.late_before(now), MAX_LATE_REVIEWED):

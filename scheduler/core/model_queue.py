@@ -58,6 +58,7 @@ class ModelQueue:
         """Queue a request. Returns its refusal when it may not wait."""
         request = queued.request
         if refusal := self._over_capacity(request, now):
+            self.queue.band(request.tier).on_refused_arrival(now)
             return refusal
         free = self.pool.at(now).slots - self.queue.running
         if len(self.queue) >= free or not self._fleet.has_room(self.model, now):
@@ -69,6 +70,7 @@ class ModelQueue:
                 and not queued.admitted
                 and self.admission.too_long(predicted_s, request.deadline_s)
             ):
+                self.queue.band(request.tier).on_refused_arrival(now)
                 standing = self.waits.standing(request, None, now)
                 return self.waits.too_late(request, standing, predicted_s, request.deadline_s, now)
             self.waits.record(queued, predicted_s, now, late=False)

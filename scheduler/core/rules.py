@@ -29,9 +29,11 @@ class QueueRules:
     (DLPM, arXiv 2501.14312). 0 = plain VTC."""
     compared_flows: int = 4
     """Tenants whose next requests are compared by cached prefix in one pick."""
-    reorder_window: int = 16
+    reorder_window: int = 32
     """Requests of the first tenant that are compared by cached prefix when its next one is mostly uncached. The
-    longest cached prefix goes first, except at every `oldest_every`-th pick. 1 = no comparison."""
+    longest cached prefix goes first. 1 = no comparison."""
+    max_overtaken: int = 24
+    """Later requests of its tenant that may go before a request because of their cached prefix; then it goes first."""
     kv_share: float = 0.5
     """Share of the pool's KV cache that one tenant's running requests may reserve while other tenants of its band
     wait. The cap is never below the tenant's share by weight. 1 = no cap."""
@@ -39,8 +41,9 @@ class QueueRules:
     """A request that waited this share of its model's TTFT target is late; the rest is the time that the replica
     needs."""
     oldest_every: int = 16
-    """Inside a tenant, requests that can still meet the TTFT target go before late ones; every `oldest_every`-th pick
-    goes to the oldest, so that none starves. 1 = first come first served."""
+    """While the band's queue keeps growing, requests that can still meet the TTFT target go before late ones of their
+    tenant, because some are late in any order; every `oldest_every`-th pick goes to the oldest, so that none starves.
+    1 = first come first served."""
     max_skips: int = 3
     """Requests within Q that may go before one that fits nowhere, in one pass."""
     starvation_limit: int = 64

@@ -28,8 +28,8 @@ class WaitPredictor:
     def arriving(self, request: PlaceRequest, now: float) -> float | None:
         """The wait of a request that arrives now; None when there is nothing to predict from.
 
-        If the request can be served in time behind the timely requests of its tenant, only those count. Otherwise it
-        becomes late and waits behind all of them.
+        It waits behind all requests of its tenant. In a growing queue only the timely ones count, if it can be served
+        in time behind these.
         """
         pool, rules = self._pool.at(now), self._rules
         everything, timely = self._queue.tenant_backlog(
@@ -37,8 +37,10 @@ class WaitPredictor:
         )
         every = max(1, rules.oldest_every)
         if every > 1:
-            turns = every / (every - 1) if everything != timely else 1.0
-            wait_s = self.behind(request, timely, now, turns=turns)
+            own, turns = everything, 1.0
+            if self._queue.band(request.tier).growth.sustained and everything != timely:
+                own, turns = timely, every / (every - 1)
+            wait_s = self.behind(request, own, now, turns=turns)
             if wait_s is None or wait_s <= rules.late_ttft_share * pool.ttft_target_s:
                 return wait_s
         return self.behind(request, everything, now, late=every > 1)
@@ -46,14 +48,16 @@ class WaitPredictor:
     def newly_late(self, queued: QueuedRequest, now: float) -> float | None:
         """The wait of a request that has become late.
 
-        It waits behind every older request of its tenant, and behind the timely ones that take the other turns
-        meanwhile. Only requests that are queued now count: to include the worst case of future arrivals would refuse
-        the end of a burst although the pool then idles. Their effect is left to the residual.
+        It waits behind every older request of its tenant, and in a growing queue behind the timely ones that take the
+        other turns meanwhile. Only requests that are queued now count: to include the worst case of future arrivals
+        would refuse the end of a burst although the pool then idles. Their effect is left to the residual.
         """
         request = queued.request
         own = self._queue.older_backlog(queued)
-        _, timely = self._queue.tenant_backlog(request.tier, request.tenant_id, self.late_before(now))
-        passing = min(timely.work, (self._rules.oldest_every - 1) * own.work)
+        passing = 0.0
+        if self._queue.band(request.tier).growth.sustained:
+            _, timely = self._queue.tenant_backlog(request.tier, request.tenant_id, self.late_before(now))
+            passing = min(timely.work, (self._rules.oldest_every - 1) * own.work)
         return self.behind(request, Backlog(own.work + passing, own.requests), now, late=True)
 
     def waiting(self, queued: QueuedRequest, now: float) -> float | None:

@@ -18,12 +18,12 @@ def flow_of(*arrivals: float) -> Flow:
     return flow
 
 
-def taken(flow: Flow, late_before: float, every: int) -> list[float]:
+def taken(flow: Flow, late_before: float, every: int, growing: bool = True) -> list[float]:
     """Arrival times in the order of service."""
     served = []
     while len(flow):
-        chosen = flow.next_request(late_before, every)
-        flow.record_turn(late_before, chosen=False)
+        chosen = flow.next_request(late_before, every, growing)
+        flow.record_turn(chosen, late_before, 1)
         flow.remove(chosen)
         served.append(chosen.enqueued_at)
     return served
@@ -38,8 +38,12 @@ def test_a_line_is_sorted_by_age_whatever_the_order_of_coming(arrivals: list[flo
     assert flow.work == 0.0
 
 
-def test_timely_requests_go_first_and_every_third_pick_is_the_oldest() -> None:
+def test_in_a_growing_queue_timely_requests_go_first_and_every_third_pick_is_the_oldest() -> None:
     assert taken(flow_of(1, 2, 11, 12, 13, 14), late_before=10, every=3) == [11, 12, 1, 13, 14, 2]
+
+
+def test_unless_the_queue_grows_late_requests_keep_their_turn() -> None:
+    assert taken(flow_of(1, 2, 11, 12, 13), late_before=10, every=3, growing=False) == [1, 2, 11, 12, 13]
 
 
 def test_without_turns_for_late_ones_a_line_is_first_come_first_served() -> None:
@@ -47,17 +51,17 @@ def test_without_turns_for_late_ones_a_line_is_first_come_first_served() -> None
 
 
 @given(late=st.integers(1, 10), timely=st.integers(0, 60), every=st.integers(2, 8), place=st.integers(0, 9))
-def test_a_late_request_is_served_within_every_times_its_place(
+def test_in_a_growing_queue_a_late_request_is_served_within_every_times_its_place(
     late: int, timely: int, every: int, place: int
 ) -> None:
-    """Even when timely ones keep coming, and always the newest of those that may be chosen is."""
-    flow = flow_of(*range(late))
+    """Even when timely requests keep coming."""
+    flow = flow_of(*range(late), *(1000.0 + n for n in range(timely)))
     place = min(place, late - 1)
-    seq = late
+    seq = late + timely
     for pick in range(1, every * (place + 1) + 1):
         flow.add(queued(seq := seq + 1, 1000.0 + seq))
-        chosen = flow.reorder_candidates(flow.next_request(500.0, every), every, 8)[-1]
-        flow.record_turn(500.0, chosen=True)
+        chosen = flow.next_request(500.0, every, True)
+        flow.record_turn(chosen, 500.0, 8)
         flow.remove(chosen)
         if chosen.enqueued_at == place:
             assert pick <= every * (place + 1)
@@ -65,19 +69,29 @@ def test_a_late_request_is_served_within_every_times_its_place(
     raise AssertionError(f"the late request at place {place} starves (timely: {timely})")
 
 
-def test_who_may_go_in_another_ones_place_stands_right_behind_it() -> None:
+def test_candidates_for_reordering_follow_the_first_request() -> None:
     flow = flow_of(1, 2, 11, 12, 13)
-    first = flow.next_request(10.0, 4)
-    assert [each.enqueued_at for each in flow.reorder_candidates(first, 4, 2)] == [11, 12]
-    assert [each.enqueued_at for each in flow.reorder_candidates(first, 4, 8)] == [11, 12, 13]
-    assert flow.reorder_candidates(first, 4, 1) == [first]
+    first = flow.next_request(10.0, 4, True)
+    assert [each.enqueued_at for each in flow.reorder_candidates(first, 2, 9)] == [11, 12]
+    assert [each.enqueued_at for each in flow.reorder_candidates(first, 8, 9)] == [11, 12, 13]
+    assert list(flow.reorder_candidates(first, 1, 9)) == [first]
 
 
-def test_on_the_turn_of_the_oldest_nobody_goes_in_its_place_though_all_are_timely() -> None:
-    flow, served = flow_of(11, 12, 13, 14, 15, 16), []
-    while len(flow):
-        chosen = flow.reorder_candidates(flow.next_request(10.0, 3), 3, 8)[-1]
-        flow.record_turn(10.0, chosen=True)
+@given(st.data(), st.integers(1, 6), st.integers(1, 8))
+def test_a_request_is_overtaken_a_bounded_number_of_times(
+    data: st.DataObject, max_overtaken: int, window: int
+) -> None:
+    """Whichever candidates are chosen, and while new requests keep arriving."""
+    flow, seq = flow_of(*range(10)), 10
+    overtakings: dict[int, int] = {}
+    for _ in range(80):
+        first = flow.next_request(0.0, 16, False)
+        chosen = data.draw(st.sampled_from(list(flow.reorder_candidates(first, window, max_overtaken))))
+        for each in flow:
+            if each.seq < chosen.seq:
+                overtakings[each.seq] = overtakings.get(each.seq, 0) + 1
+        flow.record_turn(chosen, 0.0, window)
         flow.remove(chosen)
-        served.append(chosen.enqueued_at)
-    assert served == [16, 15, 11, 14, 13, 12]
+        flow.add(queued(seq, float(seq)))
+        seq += 1
+    assert max(overtakings.values(), default=0) <= max_overtaken
