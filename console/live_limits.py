@@ -12,9 +12,11 @@ import msgspec
 from redis.asyncio import Redis
 
 from tenants.principal import Limits
+from tenants.rate_scopes import unpack_levels
 
 MINUTE_US = 60_000_000
-_LEVELS = {"requests_per_min": "r", "input_tokens_per_min": "i", "output_tokens_per_min": "o"}
+_RATES = ("requests_per_min", "input_tokens_per_min", "output_tokens_per_min")
+"""Limits with a bucket, in the order of their levels."""
 
 
 class InUse(msgspec.Struct, frozen=True):
@@ -36,16 +38,17 @@ async def limits_in_use(
     async with redis.pipeline(transaction=False) as pipe:
         pipe.hgetall(f"{tag}:day")
         for _, scope_id, _ in scopes:
-            pipe.hmget(f"{tag}:levels:{scope_id}", ["t", "r", "i", "o"])
+            pipe.get(f"{tag}:buckets:{scope_id}")
             pipe.zcount(f"{tag}:leases:{scope_id}", now_us, "+inf")
         day, *answers = await pipe.execute()
     counts = _today(day, int(now.timestamp()) // 86_400)
     found = {}
     for index, (_, scope_id, limits) in enumerate(scopes):
         stored, leases = answers[2 * index], answers[2 * index + 1]
+        since, *stored_levels = unpack_levels(stored) if stored else (0.0, 0.0, 0.0, 0.0)
         levels = {
-            name: _level(getattr(limits, name), stored, at, now_us)
-            for at, name in enumerate(_LEVELS, start=1)
+            name: _level(getattr(limits, name), level, now_us - since)
+            for name, level in zip(_RATES, stored_levels, strict=True)
         }
         found[scope_id] = InUse(
             **levels,
@@ -62,15 +65,11 @@ def _today(day: dict[bytes, bytes], today: int) -> dict[str, int]:
     return {name: max(0, int(value)) for name, value in counts.items() if name != "day"}
 
 
-def _level(limit: int | None, stored: list[bytes | None], at: int, now_us: int) -> int | None:
-    """The bucket's level after draining up to `now_us`, in whole units."""
+def _level(limit: int | None, level: float, elapsed_us: float) -> int | None:
+    """A bucket's level after it has drained for `elapsed_us`, in whole units."""
     if limit is None:
         return None
-    since, level = stored[0], stored[at]
-    if since is None or level is None:
-        return 0
-    drained = float(level) - max(0, now_us - int(since)) * limit / MINUTE_US
-    return max(0, round(drained))
+    return max(0, round(level - max(0, elapsed_us) * limit / MINUTE_US))
 
 
 def _text(value: bytes | str) -> str:

@@ -25,13 +25,13 @@ class ConnectionClosed(Exception):
     """The connection to Redis was closed."""
 
 
-def bulk(*parts: str | int) -> bytes:
+def bulk(*parts: str | int | bytes) -> bytes:
     """`parts` as bulk strings of Redis's protocol (RESP)."""
-    encoded = [str(part).encode() for part in parts]
+    encoded = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
     return b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in encoded])
 
 
-def pack(*parts: str | int) -> bytes:
+def pack(*parts: str | int | bytes) -> bytes:
     """A whole command."""
     return b"*%d\r\n%b" % (len(parts), bulk(*parts))
 

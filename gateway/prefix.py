@@ -53,6 +53,8 @@ def block_hashes(text: bytes, salt: bytes) -> list[int]:
     tenant's `salt`, so that equal prompts of two tenants have different hashes.
     """
     hashes: list[int] = []
+    if len(text) < BLOCK_BYTES:
+        return hashes
     chain = blake2b(salt, digest_size=8).digest()
     for start in range(0, min(len(text), MAX_BLOCKS * BLOCK_BYTES) - BLOCK_BYTES + 1, BLOCK_BYTES):
         chain = blake2b(text[start : start + BLOCK_BYTES], digest_size=8, key=chain).digest()

@@ -36,7 +36,7 @@ def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) 
     principal = request.principal
     return PlaceRequest(
         request_id=str(request.id),
-        tenant_id=str(principal.tenant_id),
+        tenant_id=principal.tenant_text,
         model=request.model.name,
         prompt_tokens=blocks.prompt_tokens or context.reserved.input_estimate,
         output_tokens=context.reserved.output_estimate,

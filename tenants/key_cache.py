@@ -1,5 +1,6 @@
 """Bounded cache of admitted and refused keys, by full hash; invalidated by organisation."""
 
+from datetime import datetime
 from uuid import UUID
 
 from core.clock import Clock
@@ -27,12 +28,12 @@ class KeyCache:
         """Entries of both maps together."""
         return len(self._admitted) + len(self._refused)
 
-    def admitted(self, digest: bytes) -> Principal | None:
-        """The principal of a cached valid key, else None; a key that has expired becomes a refusal."""
+    def admitted(self, digest: bytes, now: datetime) -> Principal | None:
+        """The principal of a cached key that is valid at `now`, else None; a key that has expired becomes a refusal."""
         entry = self._admitted.get(digest)
         if entry is None:
             return None
-        principal = entry.at(self._clock.now())
+        principal = entry.at(now)
         if principal is None:
             self.put(digest, Refusal("expired", entry.principal.key_id))
         return principal

@@ -1,5 +1,6 @@
 """The principal of a request: what the gateway, the rate limiter and billing need to know about its key."""
 
+from functools import cached_property
 from uuid import UUID
 
 import msgspec
@@ -35,7 +36,7 @@ def _lower(one: int | None, other: int | None) -> int | None:
     return min(one, other)
 
 
-class Principal(msgspec.Struct, frozen=True):
+class Principal(msgspec.Struct, frozen=True, dict=True):
     """An authenticated API key with everything that admission needs; cached by every API process."""
 
     key_id: UUID
@@ -57,3 +58,8 @@ class Principal(msgspec.Struct, frozen=True):
     """Secret of the tenant: prevents other tenants from probing its prefix cache."""
     share_percent: int = 100
     """Weight of its organisation in a busy pool relative to others of its tier, in percent."""
+
+    @cached_property
+    def tenant_text(self) -> str:
+        """`tenant_id` as text, formatted once per principal."""
+        return str(self.tenant_id)

@@ -8,22 +8,32 @@ from tenants.principal import Limits
 Header = tuple[bytes, bytes]
 
 
-def rate_headers(limits: Sequence[Limits], levels: Sequence[int]) -> list[Header]:
-    """Headers for requests and for tokens, each from the limit with the least remaining; none without a limit.
+class RateHeaders:
+    """Formats the headers of one key's limits; what does not change from request to request is formatted once."""
 
-    `levels` holds three bucket levels per scope of `limits`: requests, input tokens and output tokens.
-    """
-    requests: list[tuple[int, int]] = []
-    tokens: list[tuple[int, int]] = []
-    for index, each in enumerate(limits):
-        used = levels[index * 3 : index * 3 + 3]
-        if each.requests_per_min is not None:
-            requests.append((each.requests_per_min, used[0]))
-        if each.input_tokens_per_min is not None:
-            tokens.append((each.input_tokens_per_min, used[1]))
-        if each.output_tokens_per_min is not None:
-            tokens.append((each.output_tokens_per_min, used[2]))
-    return [*_headers(b"requests", requests), *_headers(b"tokens", tokens)]
+    __slots__ = ("_kinds",)
+
+    def __init__(self, limits: Sequence[Limits]) -> None:
+        requests, tokens = [], []
+        for index, each in enumerate(limits):
+            if each.requests_per_min is not None:
+                requests.append((each.requests_per_min, 3 * index))
+            if each.input_tokens_per_min is not None:
+                tokens.append((each.input_tokens_per_min, 3 * index + 1))
+            if each.output_tokens_per_min is not None:
+                tokens.append((each.output_tokens_per_min, 3 * index + 2))
+        kinds = ((b"requests", requests), (b"tokens", tokens))
+        self._kinds = [_Kind(name, scopes) for name, scopes in kinds if scopes]
+
+    def format(self, levels: Sequence[int]) -> list[Header]:
+        """Headers for requests and for tokens, each from the limit with the least remaining; none without a limit.
+
+        `levels` holds three bucket levels per scope: requests, input tokens and output tokens.
+        """
+        headers: list[Header] = []
+        for kind in self._kinds:
+            kind.append_to(headers, levels)
+        return headers
 
 
 def refusal_headers(details: Mapping[str, Any], wait_s: float) -> list[Header]:
@@ -43,13 +53,31 @@ def refusal_headers(details: Mapping[str, Any], wait_s: float) -> list[Header]:
     ]
 
 
-def _headers(kind: bytes, pairs: list[tuple[int, int]]) -> list[Header]:
-    if not pairs:
-        return []
-    limit, used = min(pairs, key=lambda pair: pair[0] - pair[1])
-    reset_s = 60.0 * used / limit if limit else 60.0
-    return [
-        (b"x-ratelimit-limit-" + kind, b"%d" % limit),
-        (b"x-ratelimit-remaining-" + kind, b"%d" % max(0, limit - used)),
-        (b"x-ratelimit-reset-" + kind, b"%.3fs" % reset_s),
-    ]
+class _Kind:
+    """The headers of requests or of tokens."""
+
+    __slots__ = ("_remaining", "_reset", "_scopes")
+
+    def __init__(self, name: bytes, scopes: Sequence[tuple[int, int]]) -> None:
+        """`scopes` holds pairs of a limit and the index of its level."""
+        self._scopes = [
+            (limit, at, (b"x-ratelimit-limit-" + name, b"%d" % limit), 60.0 / limit if limit else 0.0)
+            for limit, at in scopes
+        ]
+        self._remaining = b"x-ratelimit-remaining-" + name
+        self._reset = b"x-ratelimit-reset-" + name
+
+    def append_to(self, headers: list[Header], levels: Sequence[int]) -> None:
+        """Append three headers."""
+        tightest, *others = self._scopes
+        for other in others:
+            if other[0] - levels[other[1]] < tightest[0] - levels[tightest[1]]:
+                tightest = other
+        limit, at, header, unit_s = tightest
+        used = levels[at]
+        reset_s = used * unit_s if limit else 60.0
+        headers += (
+            header,
+            (self._remaining, b"%d" % (limit - used if used < limit else 0)),
+            (self._reset, b"%.3fs" % reset_s),
+        )

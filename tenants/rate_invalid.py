@@ -6,7 +6,7 @@ In one round trip a process therefore parses at most one minute's limit of inval
 limit is a debt: over a longer time the invalid requests of all processes together do not exceed the limit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from uuid import UUID
 
 from core.clock import Clock
@@ -50,7 +50,7 @@ class InvalidRequests:
             return None
         now = self._clock.monotonic()
         worst: tuple[float, int] | None = None
-        for index, id_, limit in _limited(scopes):
+        for _, index, id_, limit in scopes.request_limits:
             bucket = self._buckets.get(id_)
             if bucket is None:
                 continue
@@ -64,7 +64,7 @@ class InvalidRequests:
 
     def sent(self, scopes: Scopes) -> None:
         """Count one invalid request whose count is sent to Redis now."""
-        for _, id_, _ in _limited(scopes):
+        for _, _, id_, _ in scopes.request_limits:
             bucket = self._buckets.get(id_)
             if bucket is None:
                 if len(self._buckets) >= MAX_BUCKETS:
@@ -73,18 +73,18 @@ class InvalidRequests:
             bucket.unconfirmed += 1
 
     def confirmed(self, scopes: Scopes, levels: Sequence[float]) -> None:
-        """Take over the levels of key, project and tenant that Redis reported after it had counted one request."""
+        """Take over the levels of the scopes passed to Redis that Redis reported after it had counted one request."""
         now = self._clock.monotonic()
-        for index, id_, _ in _limited(scopes):
+        for place, _, id_, _ in scopes.request_limits:
             bucket = self._buckets.get(id_)
             if bucket is not None:
-                bucket.level, bucket.at = levels[index], now
+                bucket.level, bucket.at = levels[place], now
                 bucket.unconfirmed = max(0, bucket.unconfirmed - 1)
 
     def lost(self, scopes: Scopes) -> None:
         """Keep counting a request here that Redis could not count."""
         now = self._clock.monotonic()
-        for _, id_, limit in _limited(scopes):
+        for _, _, id_, limit in scopes.request_limits:
             bucket = self._buckets.get(id_)
             if bucket is not None:
                 level = bucket.level_at(now, limit)
@@ -96,14 +96,7 @@ class InvalidRequests:
         if not self._buckets:
             return
         now = self._clock.monotonic()
-        for index, id_, limit in _limited(scopes):
+        for place, _, id_, limit in scopes.request_limits:
             bucket = self._buckets.get(id_)
-            if bucket is not None and levels[index] < bucket.level_at(now, limit) - bucket.unconfirmed:
-                bucket.level, bucket.at = levels[index], now
-
-
-def _limited(scopes: Scopes) -> Iterator[tuple[int, UUID, int]]:
-    """Number, id and requests per minute of each scope with a request rate."""
-    for index, (id_, limits) in enumerate(zip(scopes.ids, scopes.limits, strict=True)):
-        if limits.requests_per_min is not None:
-            yield index, id_, limits.requests_per_min
+            if bucket is not None and levels[place] < bucket.level_at(now, limit) - bucket.unconfirmed:
+                bucket.level, bucket.at = levels[place], now

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from enum import IntEnum
 from secrets import token_hex
+from typing import cast
 from uuid import UUID
 
 import msgspec
@@ -20,11 +21,11 @@ from core.clock import Clock
 from core.errors import RateLimited, Unavailable
 from tenants.principal import Principal
 from tenants.rate_errors import rate_limited
-from tenants.rate_headers import Header, rate_headers
+from tenants.rate_headers import Header
 from tenants.rate_invalid import InvalidRequests
 from tenants.rate_local import LocalLimiter, RefusalCache
 from tenants.rate_pipeline import RatePipeline, RedisUnavailable, Reply
-from tenants.rate_scopes import KINDS, Args, Scopes, command, scopes_of
+from tenants.rate_scopes import KINDS, Args, Scopes, acquire_command, command, scopes_of, settle_command
 
 LEASE_US = 30_000_000
 """Microseconds after which a concurrency lease that is not renewed expires: its process has died."""
@@ -59,7 +60,7 @@ class RateGrant(msgspec.Struct):
     output_estimate: int
     scopes: Scopes | None = None
     """None = nothing is reserved: the principal has no limits, or Redis was unavailable."""
-    epoch: str = ""
+    epoch: bytes = b""
     day: int = 0
 
 
@@ -81,7 +82,8 @@ class RateLimiter:
         self._invalid = InvalidRequests(clock)
         self._open: dict[str, RateGrant] = {}
         self._seeding: dict[UUID, asyncio.Task[None]] = {}
-        self._scopes: dict[Principal, Scopes | None] = {}
+        self._scopes: dict[int, tuple[Principal, Scopes | None]] = {}
+        """Scopes by the `id` of a principal, which is kept with them so that the number stays its own."""
         self._renewer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -113,14 +115,14 @@ class RateLimiter:
         reply on when all processes together have.
         """
         scopes = self._scopes_of(principal)
-        if scopes is None or all(limits.requests_per_min is None for limits in scopes.limits):
+        if scopes is None or not scopes.request_limits:
             return
 
         def count(reply: Reply) -> None:
-            self._invalid.confirmed(scopes, [int(level) / 1000 for level in reply[1:4]])
+            self._invalid.confirmed(scopes, [int(level) / 1000 for level in reply[1:]])
 
         self._invalid.sent(scopes)
-        self._pipeline.send(command(scopes.encoded, "charge"), count, lambda: self._invalid.lost(scopes))
+        self._pipeline.send(command(scopes, "charge"), count, lambda: self._invalid.lost(scopes))
 
     async def acquire(
         self, request_id: str, principal: Principal, input_estimate: int, output_estimate: int
@@ -164,36 +166,31 @@ class RateLimiter:
             raise refusal
 
     def _scopes_of(self, principal: Principal) -> Scopes | None:
-        """Cached by the whole principal, so changed limits make a new entry."""
-        try:
-            return self._scopes[principal]
-        except KeyError:
+        """Cached by the principal object, which stays the same while its key is cached: changed limits make another."""
+        cached = self._scopes.get(id(principal))
+        if cached is None:
             if len(self._scopes) >= MAX_SCOPES_CACHED:
                 self._scopes.clear()
-            scopes = self._scopes[principal] = scopes_of(principal)
-            return scopes
+            cached = self._scopes[id(principal)] = (principal, scopes_of(principal))
+        return cached[1]
 
     async def _request(self, grant: RateGrant, scopes: Scopes) -> Reply:
-        reserve = (grant.request_id, LEASE_US, grant.input_estimate, grant.output_estimate)
-
         def refund_unclaimed(reply: Reply) -> None:
             """Return what was granted after the caller was cancelled."""
             if reply[0] == _ReplyCode.GRANTED:
                 self.refund(self._grant(grant, scopes, reply))
 
         return await self._pipeline.call(
-            command(scopes.encoded, "acquire", token_hex(8), *reserve), refund_unclaimed
+            acquire_command(scopes, grant.request_id, LEASE_US, grant.input_estimate, grant.output_estimate),
+            refund_unclaimed,
         )
 
     def _grant(self, grant: RateGrant, scopes: Scopes, reply: Reply) -> RateGrant:
-        epoch = reply[1]
-        grant.epoch = epoch.decode() if isinstance(epoch, bytes) else str(epoch)
-        grant.day = int(reply[2])
-        grant.scopes = scopes
-        levels = [int(level) for level in reply[3:12]]
+        _, epoch, day, *levels = cast(tuple[int, bytes, int, *tuple[int, ...]], reply)
+        grant.epoch, grant.day, grant.scopes = epoch, day, scopes
         self._invalid.granted(scopes, levels[::3])
-        grant.headers = rate_headers(scopes.limits, levels)
-        if scopes.limits_concurrency:
+        grant.headers = scopes.headers.format(levels)
+        if scopes.concurrent:
             self._open[grant.request_id] = grant
         return grant
 
@@ -210,11 +207,9 @@ class RateLimiter:
         scopes, grant.scopes = grant.scopes, None
         if scopes is None:
             return
-        deltas = [requests, input_tokens - grant.input_estimate, output_tokens - grant.output_estimate]
+        deltas = (requests, input_tokens - grant.input_estimate, output_tokens - grant.output_estimate)
         used = input_tokens + output_tokens
-        self._pipeline.send(
-            command(scopes.encoded, "settle", grant.epoch, grant.request_id, grant.day, *deltas, used)
-        )
+        self._pipeline.send(settle_command(scopes, grant.epoch, grant.request_id, grant.day, deltas, used))
 
     async def _seed_once(self, scopes: Scopes, day: int) -> None:
         """Seed the tenant's day counters from PostgreSQL; concurrent requests share one read."""
@@ -235,7 +230,7 @@ class RateLimiter:
         counts = {**dict.fromkeys(scopes.daily_ids, 0), **used}
         pairs: Args = [part for id_, tokens in counts.items() for part in (str(id_), int(tokens))]
         try:
-            await self._pipeline.call(command(scopes.encoded, "seed", token_hex(8), day, *pairs))
+            await self._pipeline.call(command(scopes, "seed", token_hex(8), day, *pairs))
         except RedisUnavailable:
             log.warning("redis went away while today's tokens were being stored")
 
@@ -254,4 +249,4 @@ class RateLimiter:
             scopes = grants[-1].scopes
             if scopes is not None:
                 leases = [grant.request_id for grant in grants]
-                self._pipeline.send(command(scopes.encoded, "renew", LEASE_US, *leases))
+                self._pipeline.send(command(scopes, "renew", LEASE_US, *leases))

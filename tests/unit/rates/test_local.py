@@ -1,13 +1,15 @@
 """The rate limiter without Redis: headers, cached refusals, the local limiter."""
 
+import struct
+
 import pytest
 
 from core.errors import RateLimited
 from core.ids import uuid7
 from tenants.principal import NO_LIMITS, Limits, Principal
-from tenants.rate_headers import rate_headers
+from tenants.rate_headers import RateHeaders
 from tenants.rate_local import REFUSAL_TTL_S, LocalLimiter, RefusalCache
-from tenants.rate_scopes import COMMON_PARTS, Scopes, command, scopes_of
+from tenants.rate_scopes import Scopes, acquire_command, command, scopes_of, settle_command
 from tests.support.clock import ManualClock
 
 
@@ -22,24 +24,31 @@ def test_no_limit_needs_no_scopes() -> None:
     assert scopes() is None
 
 
-def test_a_command_is_valid_resp() -> None:
+def test_commands_are_valid_resp() -> None:
     made = scopes(key=Limits(requests_per_min=7))
-    packed = command(made.encoded, "settle", "größe", 12)
-    head, rest = packed.split(b"\r\n", 1)
-    assert head == b"*%d" % (COMMON_PARTS + 3)
-    parts = []
-    while rest:
-        size, rest = rest[1:].split(b"\r\n", 1)
-        parts.append(rest[: int(size)])
-        rest = rest[int(size) + 2 :]
-    assert len(parts) == COMMON_PARTS + 3
-    assert parts[0] == b"EVALSHA"
-    assert parts[-3:] == [b"settle", "größe".encode(), b"12"]
+    for packed, last in (
+        (command(made, "renew", "größe", 12), [b"renew", "größe".encode(), b"12"]),
+        (acquire_command(made, "lease", 9, 5, 4), [b"acquire", b"lease", struct.pack("<3d", 9, 5, 4)]),
+        (
+            settle_command(made, b"epoch", "lease", 20000, (0, -3, 2), 8),
+            [b"settle", b"epoch", b"lease", struct.pack("<5d", 20000, 0, -3, 2, 8)],
+        ),
+    ):
+        head, rest = packed.split(b"\r\n", 1)
+        parts = []
+        while rest:
+            size, rest = rest[1:].split(b"\r\n", 1)
+            parts.append(rest[: int(size)])
+            rest = rest[int(size) + 2 :]
+        assert head == b"*%d" % len(parts)
+        assert parts[0] == b"EVALSHA"
+        assert int(parts[2]) == 4
+        assert parts[-len(last) :] == last
 
 
 def test_headers_name_the_tightest_limit_of_each_kind() -> None:
     limits = (Limits(100, 1000, 500), Limits(10), NO_LIMITS)
-    assert rate_headers(limits, [4, 900, 100, 5, 0, 0, 0, 0, 0]) == [
+    assert RateHeaders(limits).format([4, 900, 100, 5, 0, 0, 0, 0, 0]) == [
         (b"x-ratelimit-limit-requests", b"10"),
         (b"x-ratelimit-remaining-requests", b"5"),
         (b"x-ratelimit-reset-requests", b"30.000s"),
@@ -47,8 +56,8 @@ def test_headers_name_the_tightest_limit_of_each_kind() -> None:
         (b"x-ratelimit-remaining-tokens", b"100"),
         (b"x-ratelimit-reset-tokens", b"54.000s"),
     ]
-    assert rate_headers((NO_LIMITS,) * 3, [0] * 9) == []
-    assert (b"x-ratelimit-remaining-tokens", b"0") in rate_headers((Limits(None, 10),), [0, 99, 0])
+    assert RateHeaders((NO_LIMITS,) * 3).format([0] * 9) == []
+    assert (b"x-ratelimit-remaining-tokens", b"0") in RateHeaders((Limits(None, 10),)).format([0, 99, 0])
 
 
 def test_a_refusal_is_cached_until_it_expires_or_the_limits_change() -> None:

@@ -39,26 +39,27 @@ def principal(tenant_id: UUID = TENANTS[0]) -> Principal:
     )
 )
 def test_the_cache_is_bounded_and_never_serves_what_was_dropped(steps: list[tuple[str, int, UUID]]) -> None:
-    cache = KeyCache(ManualClock(), admitted_size=5, refused_size=4)
+    clock = ManualClock()
+    cache = KeyCache(clock, admitted_size=5, refused_size=4)
     live: dict[bytes, Principal] = {}
     for act, number, tenant_id in steps:
         digest = bytes([number])
         if act == "admit":
             live[digest] = principal(tenant_id)
             cache.put(digest, Admission(live[digest], None))
-            assert cache.admitted(digest) == live[digest]
+            assert cache.admitted(digest, clock.now()) == live[digest]
             assert cache.refused(digest) is None
         elif act == "refuse":
             live.pop(digest, None)
             cache.put(digest, Refusal("unknown"))
-            assert cache.admitted(digest) is None
+            assert cache.admitted(digest, clock.now()) is None
             assert cache.refused(digest) == Refusal("unknown")
         else:
             cache.invalidate_tenants({tenant_id})
             live = {key: value for key, value in live.items() if value.tenant_id != tenant_id}
         assert len(cache) <= 9
         for digest in map(bytes, ([n] for n in range(31))):
-            found = cache.admitted(digest)
+            found = cache.admitted(digest, clock.now())
             assert found is None or found == live.get(digest)
 
 
@@ -68,9 +69,9 @@ def test_an_expired_key_turns_into_a_refusal() -> None:
     who = principal()
     cache.put(b"k", Admission(who, clock.now() + timedelta(seconds=10)))
     clock.advance(9.9)
-    assert cache.admitted(b"k") == who
+    assert cache.admitted(b"k", clock.now()) == who
     clock.advance(0.1)
-    assert cache.admitted(b"k") is None
+    assert cache.admitted(b"k", clock.now()) is None
     assert cache.refused(b"k") == Refusal("expired", who.key_id)
 
 
