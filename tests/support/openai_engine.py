@@ -16,13 +16,18 @@ class OpenAIEngine:
     """Serves `models` (name -> further members of its list entry) on a free loopback port while the context lasts.
 
     It answers WORDS, one token each, and counts a prompt's words as its tokens. `requests` are the bodies that it got,
-    `keys` the Authorization headers.
+    `keys` the Authorization headers. No answer begins before `together` requests run at once.
     """
 
-    def __init__(self, models: Mapping[str, Mapping[str, Any]], *, key: str = "", usage: bool = True) -> None:
+    def __init__(
+        self, models: Mapping[str, Mapping[str, Any]], *, key: str = "", usage: bool = True, together: int = 1
+    ) -> None:
         self.models = dict(models)
         self.key = key
         self.usage = usage
+        self.together = together
+        self._running = self._most = 0
+        self._change = asyncio.Condition()
         self.requests: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
         self.url = ""
@@ -75,6 +80,17 @@ class OpenAIEngine:
         self.requests.append(body)
         if body["model"] not in self.models:
             return web.json_response({"detail": "model not found"}, status=404)
+        async with self._change:
+            self._running += 1
+            self._most = max(self._most, self._running)
+            self._change.notify_all()
+            await self._change.wait_for(lambda: self._most >= self.together)
+        try:
+            return await self._answer(request, body)
+        finally:
+            self._running -= 1
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         limit = body.get("max_tokens") or body.get("max_completion_tokens") or len(WORDS)
         words = WORDS[:limit]
         prompt = sum(len(str(message.get("content", "")).split()) for message in body["messages"])

@@ -3,14 +3,19 @@
 import csv
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import openai
 import pytest
 
 from tests.support.openai_engine import WORDS, OpenAIEngine
-from tests.support.stack import Stack
+from tests.support.stack import ROOT, Stack
 from tests.support.waiting import until_sync
 
 pytestmark = pytest.mark.timeout(300)
@@ -23,7 +28,8 @@ PRICES = ("--price-input", "0.20", "--price-cached-input", "0.05", "--price-outp
 
 @pytest.fixture
 def engine() -> Iterator[OpenAIEngine]:
-    with OpenAIEngine({LLAMA: {"max_model_len": 8192}, ADAPTER: {"parent": LLAMA}}, key=KEY) as made:
+    models = {LLAMA: {"max_model_len": 8192}, ADAPTER: {"parent": LLAMA}}
+    with OpenAIEngine(models, key=KEY) as made:
         yield made
 
 
@@ -41,6 +47,41 @@ def stack(engine: OpenAIEngine, tmp_path: Path) -> Iterator[Stack]:
 def report(stack: Stack) -> dict[str, dict[str, str]]:
     text = stack.command("usage", "report", "--by", "model", "--format", "csv")
     return {row["model"]: row for row in csv.DictReader(io.StringIO(text))}
+
+
+def up(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "cli.main",
+        "up",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--engine",
+        "external",
+    ]
+    env = {name: value for name, value in os.environ.items() if name != "PENSTOCK_ENGINE_KEY"}
+    return subprocess.run([*command, *flags], capture_output=True, text=True, cwd=ROOT, env=env, timeout=60)
+
+
+def test_a_start_that_cannot_succeed_is_one_line(engine: OpenAIEngine, tmp_path: Path) -> None:
+    wrong = tmp_path / "key"
+    wrong.write_text("wrong-key-1\n")
+    address = ("--engine-url", engine.url)
+    for flags, message in (
+        (
+            address,
+            "requires an API key (GET /v1/models: 401); set PENSTOCK_ENGINE_KEY or give --engine-key-file",
+        ),
+        ((*address, "--engine-key-file", str(wrong)), "refuses the API key"),
+        ((*address, "--engine-key-file", "wrong-key-2"), "--engine-key-file cannot be read"),
+        ((*address, "--price-input", "1"), "--price-input and --price-output go together"),
+    ):
+        refused = up(tmp_path, *flags)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+        assert len(refused.stderr.strip().splitlines()) == 1
+        assert "wrong-key" not in refused.stderr + refused.stdout
 
 
 def test_what_the_engine_lists_is_served_and_billed(stack: Stack, engine: OpenAIEngine) -> None:
@@ -64,6 +105,12 @@ def test_what_the_engine_lists_is_served_and_billed(stack: Stack, engine: OpenAI
         row = report(stack)[name]
         assert (row["input_tokens"], row["output_tokens"]) == ("6", "10")
         assert row["cost_usd"] == "0.0000072"  # 6 * 0.20 + 10 * 0.60 dollars per million
+
+    engine.together = 100  # more than the 64 sequences of the toy model's profile
+    with ThreadPoolExecutor(engine.together) as pool:
+        ask = partial(client.chat.completions.create, model=LLAMA, messages=messages)
+        answers = [pool.submit(ask) for _ in range(engine.together)]
+        assert {one.result().choices[0].message.content for one in answers} == {"".join(WORDS)}
 
     allowed = stack.command("keys", "create", "demo", "--name", "narrow", "--model", ADAPTER, "--json")
     narrow = openai.OpenAI(base_url=stack.base_url, api_key=json.loads(allowed)["secret"])
