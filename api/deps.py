@@ -18,7 +18,7 @@ from core.redis import connect
 from core.settings import Settings
 from gateway.admission import Admission
 from gateway.director import Director
-from gateway.engine import AiohttpEngines
+from gateway.engine import HttpEngines
 from gateway.estimate import Estimator
 from gateway.open_requests import OpenRequests
 from gateway.parsing.parser import BodyParser
@@ -83,7 +83,7 @@ class Deps:
             today=lambda: datetime.now(UTC),
             simulated=simulated_tokenizer,
         )
-        self.engines = AiohttpEngines(settings.engine_key.get_secret_value())
+        self.engines = HttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
         self.parser = BodyParser(self.models)
         self.open_requests = OpenRequests(self.meter, self.scheduler, time.monotonic)

@@ -1,140 +1,130 @@
 """The HTTP client of engines: open a stream, read, abort.
 
-One aiohttp session per process keeps connections per replica address and sets TCP_NODELAY on each. This module limits
-the time to connect and to receive headers; gateway/open_requests.py limits the time to the first event and between
-events, with one timer for all streams.
+Connections are kept per address (gateway/engine_pool.py) and speak HTTP/1.1 through llhttp
+(gateway/engine_connection.py). This module limits the time to connect and to receive headers; gateway/open_requests.py
+limits the time to the first event and between events, with one timer for all streams.
 """
 
 import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from core.errors import EngineFailed, InvalidRequest
+from gateway.engine_connection import EngineResponse
+from gateway.engine_pool import ConnectionPool, Origin, parse_origin
 
-CONNECT_TIMEOUT_S = 2.0
-"""Seconds to connect to an engine, and to read the body of an error."""
 HEADERS_TIMEOUT_S = 30.0
 """Seconds to a stream's headers, which engines send before they prefill but after they tokenize."""
-KEEP_ALIVE_TIMEOUT_S = 4.0
-"""Seconds that an idle connection is kept: below vLLM's 5 s, so that no connection is reused while vLLM closes it."""
+ERROR_TIMEOUT_S = 2.0
+"""Seconds to read the body of an error."""
 MAX_ERROR_BYTES = 64 * 1024
 """Bytes read of the body of an engine's error."""
-DRAIN_TIMEOUT_S = 1.0
-"""Seconds to read the end of a body so that its connection can be reused."""
+RETRY_WITHIN_S = 1.0
+"""Seconds from sending a request on a reused connection to its loss, up to which the request is sent again."""
 _CLIENT_ERRORS = frozenset({400, 413, 422})
 """Statuses by which an engine says that the request itself is wrong."""
 _TOO_LONG = ("context length", "maximum model length", "context size", "`inputs` tokens")
 """Words by which vLLM, SGLang, llama.cpp and TGI say that a prompt does not fit."""
 
 
-class AiohttpStream:
-    """An engine's answer while it arrives (gateway.ports.EngineStream)."""
-
-    def __init__(self, response: aiohttp.ClientResponse, drains: set[asyncio.Task[None]]) -> None:
-        self._response = response
-        self._content = response.content
-        self._drains = drains
-
-    async def read(self) -> bytes:
-        """Return all bytes that have arrived, or b"" at the end. Raises EngineFailed when the connection breaks."""
-        try:
-            return await self._content.readany()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise EngineFailed(f"The engine's connection broke: {error or type(error).__name__}") from error
-
-    def close(self) -> None:
-        """Return the connection to the pool. A body that has not ended yet is read to its end in another task."""
-        if self._content.at_eof():
-            self._response.release()
-            return
-        task = asyncio.create_task(self._drain())
-        self._drains.add(task)
-        task.add_done_callback(self._drains.discard)
-
-    async def _drain(self) -> None:
-        """Read to the end of the body; close the connection when the end does not arrive in time."""
-        try:
-            async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                while await self._content.readany():
-                    continue
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            self._response.close()
-        else:
-            self._response.release()
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        self._response.close()
-
-
-class AiohttpEngines:
+class HttpEngines:
     """Opens streams to engines over HTTP (gateway.ports.Engines). One per process."""
 
     def __init__(self, engine_key: str) -> None:
-        self._authorization = f"Bearer {engine_key}" if engine_key else ""
-        self._session: aiohttp.ClientSession | None = None
-        self._drains: set[asyncio.Task[None]] = set()
+        self._fixed = b"Content-Type: application/json\r\nAccept-Encoding: identity\r\n"
+        if engine_key:
+            self._fixed += b"Authorization: Bearer %s\r\n" % engine_key.encode("latin-1")
+        self._pool = ConnectionPool()
 
     async def start(self) -> None:
-        """Create the session. Must run inside the event loop."""
-        connector = aiohttp.TCPConnector(
-            limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_TIMEOUT_S, ttl_dns_cache=30
-        )
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            read_bufsize=256 * 1024,
-            trust_env=False,
-        )
+        """Do nothing: connections are made when they are needed."""
 
     async def close(self) -> None:
         """Close all connections."""
-        for task in list(self._drains):
-            task.cancel()
-        await asyncio.gather(*self._drains, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        self._pool.close()
 
     async def open(
-        self, base_url: str, path: str, body: bytes, headers: Iterable[tuple[str, str]]
-    ) -> AiohttpStream:
+        self,
+        base_url: str,
+        path: str,
+        body: bytes,
+        headers: Iterable[tuple[str, str]],
+        *,
+        headers_timeout_s: float = HEADERS_TIMEOUT_S,
+    ) -> EngineResponse:
         """POST `body` to `base_url` + `path` and wait for the headers.
 
         Raises EngineFailed when the engine is unreachable, fails or is full, and InvalidRequest when the engine
         refuses the request itself, such as a prompt longer than its context or an invalid schema.
         """
-        if self._session is None:
-            raise RuntimeError("AiohttpEngines.start() has not run")
-        send = {"Content-Type": "application/json", "Accept-Encoding": "identity", **dict(headers)}
-        if self._authorization:
-            send["Authorization"] = self._authorization
         try:
-            async with asyncio.timeout(HEADERS_TIMEOUT_S):
-                response = await self._session.post(
-                    base_url + path, data=body, headers=send, allow_redirects=False
-                )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            origin = parse_origin(base_url)
+            request = self._request(origin, path, body, headers)
+            async with asyncio.timeout(headers_timeout_s):
+                response = await self._send(origin, request)
+        except (OSError, TimeoutError, ValueError) as error:
             raise EngineFailed(f"The engine did not answer: {error or type(error).__name__}") from error
         if response.status != 200:
             raise await _error_of(response)
-        return AiohttpStream(response, self._drains)
+        return response
+
+    def _request(self, origin: Origin, path: str, body: bytes, headers: Iterable[tuple[str, str]]) -> bytes:
+        own = b"".join(
+            b"%s: %s\r\n" % (name.encode("ascii"), value.encode("ascii")) for name, value in headers
+        )
+        return b"POST %s%s HTTP/1.1\r\nHost: %s\r\n%s%sContent-Length: %d\r\n\r\n%s" % (
+            origin.prefix, path.encode("ascii"), origin.authority, self._fixed, own, len(body), body,
+        )  # fmt: skip
+
+    async def _send(self, origin: Origin, request: bytes) -> EngineResponse:
+        """Send a request and wait for the headers of its response.
+
+        A connection that was kept may be closed by the engine just when it is reused. When it is lost soon after and
+        nothing of a response has arrived, the request is sent again, once and on a new connection. The engine can have
+        computed hardly anything for the first, since it sends headers before it prefills, and it aborts a request
+        whose connection is lost. Nothing of it was counted, so nothing of it is billed.
+        """
+        kept = self._pool.reuse(origin.address)
+        if kept is not None:
+            loop = asyncio.get_running_loop()
+            sent_at = loop.time()
+            try:
+                return await _answered(kept.send(request))
+            except EngineFailed:
+                if not kept.untouched or loop.time() - sent_at > RETRY_WITHIN_S:
+                    raise
+        connection = await self._pool.connect(origin.address)
+        return await _answered(connection.send(request))
 
 
-async def _error_of(response: aiohttp.ClientResponse) -> EngineFailed | InvalidRequest:
-    """The error for a response whose status is not 200."""
+async def _answered(response: EngineResponse) -> EngineResponse:
+    """Wait for the headers of a response; when that is given up, its connection is closed."""
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            text = await response.content.read(MAX_ERROR_BYTES)
-    except (aiohttp.ClientError, OSError, TimeoutError):
-        text = b""
+        await response.headers()
+    except BaseException:
+        response.abort()
+        raise
+    return response
+
+
+async def _error_of(response: EngineResponse) -> EngineFailed | InvalidRequest:
+    """The error for a response whose status is not 200."""
+    text = bytearray()
+
+    def collect(data: bytes) -> bool:
+        text.extend(data)
+        return len(text) < MAX_ERROR_BYTES
+
+    try:
+        async with asyncio.timeout(ERROR_TIMEOUT_S):
+            await response.read_into(collect)
+    except (EngineFailed, TimeoutError):
+        text.clear()
     finally:
-        response.close()
-    message = error_message(text)
+        response.abort()
+    message = error_message(bytes(text[:MAX_ERROR_BYTES]))
     if response.status in _CLIENT_ERRORS:
         too_long = any(words in message for words in _TOO_LONG)
         return InvalidRequest(

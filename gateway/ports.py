@@ -5,7 +5,7 @@ scheduler.client.SchedulerClient, workers.models.ModelDirectory, api.customer.ho
 structurally; unit tests use fakes.
 """
 
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 from uuid import UUID
 
@@ -144,6 +144,9 @@ class Reply(Protocol):
     def write(self, events: bytes) -> Awaitable[None]:
         """Send whole events. The result must be awaited; it takes as long as the client needs to read."""
 
+    def write_now(self, events: bytes) -> bool:
+        """Send whole events without waiting; False, and nothing is sent, when only `write` can send them."""
+
     async def end(self, events: bytes) -> None:
         """Send the last events and end the response."""
 
@@ -154,14 +157,19 @@ class Reply(Protocol):
 class EngineStream(Protocol):
     """The answer of an engine while it arrives."""
 
-    async def read(self) -> bytes:
-        """Return all bytes that have arrived, or b"" at the end. Raises EngineFailed when the connection breaks."""
+    async def read_into(self, sink: Callable[[bytes], bool]) -> bool:
+        """Pass what arrives to `sink` until it returns False: True; or until the answer has ended: False.
+
+        `sink` gets the bytes of one read at a time and runs in the event loop's callback: the task does not wake for
+        them. What arrives between two calls of this method is kept. Raises EngineFailed when the connection breaks, and
+        any error that `sink` raises.
+        """
 
     def close(self) -> None:
         """Return the connection to the pool for the next request."""
 
     def abort(self) -> None:
-        """Close the connection at once, so that the engine stops generating. A pending `read` returns or raises."""
+        """Close the connection at once, so that the engine stops generating. A pending `read_into` ends or raises."""
 
 
 class Engines(Protocol):

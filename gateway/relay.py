@@ -4,13 +4,15 @@ The engine is asked for a stream with running counts even when the client wants 
 of a request would be unknown when the request is aborted or its process dies. Such a stream has about one event per
 second (gateway/interval.py), each merged as it arrives (gateway/merge_chunks.py).
 
-Each read is followed by at most one write. While the client reads slowly, only the bounded buffers of its socket fill,
-and reading from the engine pauses; after `StreamTimeouts.write_s` the request is aborted and billed. Tokens are counted
-before they are relayed, so that delivered <= billed <= generated however the request ends.
+Each read is followed by at most one write, in the callback that brought it: no task wakes for a chunk. While the
+client reads slowly, only bounded buffers fill, and reading from the engine pauses; after `StreamTimeouts.write_s` the
+request is aborted and billed. Tokens are counted before they are relayed, so that delivered <= billed <= generated
+however the request ends.
 """
 
 import logging
 from collections.abc import Callable
+from uuid import UUID
 
 from billing.metering.records import Outcome
 from core.errors import EngineFailed
@@ -82,38 +84,27 @@ class Relay:
     async def _relay_stream(
         self, context: AnyContext, stream: EngineStream, codec: StreamCodec, placement: Placement
     ) -> None:
-        """Read, count and write until the engine ends or fails, or the paid output tokens are used up."""
-        unsent: list[bytes] = []
+        """Read, count and write until the engine ends or fails, or the paid output tokens are used up.
+
+        `ReadRelay.take` does so for each read of the steady state. This task wakes for the rest: the first content, a
+        limit, an error, the end, and a client that reads slowly.
+        """
         answer = context.answer
-        streaming = context.request.prepared.stream
-        write = context.request.reply.write
+        reads = ReadRelay(context, codec, self._now)
         answer.reading_since = self._now()
-        while not codec.done:
-            data = await stream.read()
-            if not data:
-                break
-            answer.reading_since = now = self._now()
-            out = codec.feed(data)
+        while not codec.done and await stream.read_into(reads.take):
             if codec.limit_reached or codec.error is not None:
-                out += await self._extend_or_fail(context, codec)
-            if not answer.committed:
-                unsent.append(out)
-                if codec.content_started:
+                reads.unsent.append(await self._extend_or_fail(context, codec))
+            if codec.content_started:
+                if not answer.committed:
                     self._commit(context, placement)
-                    await self._deliver(context, b"".join(unsent))
-            elif out and streaming:
-                answer.writing_since = now
-                await write(out)
-                answer.writing_since = 0.0
-            elif out:
-                await self._deliver(context, out)
+                await self._deliver(context, reads.take_unsent())
             if codec.limit_reached:
                 return
         if not codec.done and not codec.complete:
             raise EngineFailed("The engine's answer broke off.")
-        if unsent and not answer.committed:
-            answer.committed = True
-            await self._deliver(context, b"".join(unsent))
+        answer.committed = True
+        await self._deliver(context, reads.take_unsent())
 
     def _commit(self, context: AnyContext, placement: Placement) -> None:
         """Note that content has arrived: the request stays with this attempt, and its prompt is not needed again."""
@@ -136,14 +127,11 @@ class Relay:
 
         Raises RequestTooLarge, and EngineFailed when an event does not have OpenAI's shape.
         """
+        if not events:
+            return
         answer, request = context.answer, context.request
         if answer.merger is not None:
-            try:
-                answer.merger.add(events)
-            except (TypeError, AttributeError, ValueError) as error:
-                # The client gets no answer and pays nothing.
-                log.exception("an event of %s cannot be merged into an answer", request.id)
-                raise EngineFailed("The engine sent an event that cannot be merged.") from error
+            merge(answer.merger, events, request.id)
             return
         answer.writing_since = self._now()
         if not request.reply.started:
@@ -226,6 +214,56 @@ def _engine_body(context: AnyContext, placement: Placement) -> bytes:
         interval=interval,
         max_tokens=model.max_output_tokens if fits and not prepared.max_tokens else 0,
     )
+
+
+class ReadRelay:
+    """Takes the engine's reads of one attempt in the event loop's callback, without waking the attempt's task."""
+
+    __slots__ = ("_answer", "_codec", "_now", "_request_id", "_write_now", "unsent")
+
+    def __init__(self, context: AnyContext, codec: StreamCodec, now: Callable[[], float]) -> None:
+        self._answer = context.answer
+        self._codec = codec
+        self._now = now
+        self._request_id = context.request.id
+        self._write_now = context.request.reply.write_now
+        self.unsent: list[bytes] = []
+        """Events that the task has to deliver."""
+
+    def take(self, data: bytes) -> bool:
+        """Count the tokens of one read and relay it; False when the task has to act. Raises RequestTooLarge.
+
+        Raises EngineFailed when the engine sends something that is not a chunk or cannot be merged.
+        """
+        answer, codec = self._answer, self._codec
+        answer.reading_since = self._now()
+        events = codec.feed(data)
+        acts = codec.done or codec.limit_reached or codec.error is not None
+        if answer.committed and not acts:
+            if answer.merger is not None:
+                merge(answer.merger, events, self._request_id)
+                return True
+            if not events or self._write_now(events):
+                return True
+            acts = True
+        self.unsent.append(events)
+        return not (acts or codec.content_started)
+
+    def take_unsent(self) -> bytes:
+        """Return the events that the task has to deliver, and forget them."""
+        events = b"".join(self.unsent)
+        self.unsent.clear()
+        return events
+
+
+def merge(merger: AnswerMerger, events: bytes, request_id: UUID) -> None:
+    """Merge events into an answer that is not streamed. Raises RequestTooLarge and EngineFailed."""
+    try:
+        merger.add(events)
+    except (TypeError, AttributeError, ValueError) as error:
+        # The client gets no answer and pays nothing.
+        log.exception("an event of %s cannot be merged into an answer", request_id)
+        raise EngineFailed("The engine sent an event that cannot be merged.") from error
 
 
 def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:

@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
 from api import errors
 from api.customer.body import Receive, read_body
+from api.customer.protocol import EXTENSION, ClientConnection
 from core.errors import AuthenticationFailed, InvalidRequest, PenstockError
 from core.ids import uuid7
 from gateway.context import AbortReason
@@ -32,6 +34,7 @@ Send = Callable[[Message], Awaitable[None]]
 ERROR_TIMEOUT_S = 5.0
 """Seconds to send the error that a request ended with."""
 ROUTES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+_NO_EXTENSIONS: dict[str, Any] = {}
 _JSON = (b"content-type", b"application/json")
 _SSE: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -49,10 +52,12 @@ async def _no_op() -> None:
 class HttpReply:
     """The HTTP response to a client (gateway.ports.Reply)."""
 
-    __slots__ = ("_asgi_send", "_request_id_header", "finished", "started")
+    __slots__ = ("_asgi_send", "_connection", "_request_id_header", "finished", "started")
 
-    def __init__(self, send: Send, request_id: UUID) -> None:
+    def __init__(self, send: Send, request_id: UUID, connection: ClientConnection | None = None) -> None:
+        """Without `connection`, which our own server offers, everything goes through `send`."""
         self._asgi_send = send
+        self._connection = connection
         self._request_id_header: Headers = [(b"x-request-id", str(request_id).encode())]
         self.started = False
         self.finished = False
@@ -80,6 +85,17 @@ class HttpReply:
         if self.finished:
             return _no_op()
         return self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    def write_now(self, events: bytes) -> bool:
+        """Send whole events without waiting; False, and nothing is sent, when only `write` can send them."""
+        if self.finished:
+            return True
+        if self._connection is None:
+            return False
+        try:
+            return self._connection.write_now(events)
+        except (OSError, RuntimeError) as error:
+            raise ClientDisconnected(str(error)) from error
 
     async def end(self, events: bytes) -> None:
         """Send the last events and end the response."""
@@ -150,7 +166,8 @@ class HotPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Every error is answered in OpenAI's shape."""
         request_id = uuid7()
-        reply = HttpReply(send, request_id)
+        connection: ClientConnection | None = scope.get("extensions", _NO_EXTENSIONS).get(EXTENSION)
+        reply = HttpReply(send, request_id, connection)
         try:
             principal, prepared = await self._authenticate_and_parse(scope, receive)
         except ClientDisconnected:
@@ -159,7 +176,11 @@ class HotPath:
             self._telemetry.count_refusal(error.code)
             await reply.fail(error)
             return
-        watch = asyncio.create_task(self._watch_disconnect(receive, request_id))
+        watch: asyncio.Task[None] | None = None
+        if connection is None:
+            watch = asyncio.create_task(self._watch_disconnect(receive, request_id))
+        elif not connection.watch(partial(self._on_disconnect, request_id)):
+            return
         try:
             await self._director.handle(request_id, principal, prepared, reply)
         except ClientDisconnected:
@@ -170,7 +191,8 @@ class HotPath:
             log.exception("request %s failed with an unexpected error", request_id)
             await reply.fail(errors.INTERNAL)
         finally:
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
 
     async def _authenticate_and_parse(
         self, scope: Scope, receive: Receive
@@ -207,13 +229,15 @@ class HotPath:
 
             return await self._parser.parse(principal, endpoint, await read_body(receive, limit, reserve))
 
+    def _on_disconnect(self, request_id: UUID) -> None:
+        """Abort the request: its client has disconnected."""
+        self._open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
+
     async def _watch_disconnect(self, receive: Receive, request_id: UUID) -> None:
-        """Abort the request when its client disconnects."""
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                self._open_requests.abort_request(request_id, AbortReason.CLIENT_DISCONNECTED)
-                return
+        """Wait for the client to disconnect, under a server that offers no `ClientConnection`."""
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self._on_disconnect(request_id)
 
 
 def _key_and_length(headers: list[tuple[bytes, bytes]]) -> tuple[str, int]:

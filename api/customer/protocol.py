@@ -7,6 +7,8 @@ headers too, but the API does not depend on one.
 """
 
 import asyncio
+from collections.abc import Callable
+from typing import Any, cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -22,12 +24,69 @@ MAX_PIPELINED_REQUESTS = 16
 """Requests that may wait on a connection while an earlier one is answered."""
 MAX_PIPELINED_BYTES = 64 * 1024
 """Bytes of bodies that may wait on a connection while an earlier request is answered."""
+EXTENSION = "penstock.connection"
+"""The ASGI extension under which a request's scope has its `ClientConnection`."""
 _HEADER_OVERHEAD_BYTES = 4
 """Bytes of a header beside its name and value: colon, space and the end of the line."""
 
 
 class _TooMuch(Exception):
     """Raised inside the parser to stop it; the connection is being refused."""
+
+
+class ClientConnection:
+    """The connection of one request, for what ASGI's messages would do with a task or a dictionary per chunk."""
+
+    __slots__ = ("_cycle", "_on_disconnect")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._on_disconnect: Callable[[], None] | None = None
+
+    @classmethod
+    def of(cls, cycle: RequestResponseCycle) -> "ClientConnection":
+        """Return the connection of a request, which is made when it is first asked for."""
+        extensions = cast(dict[str, Any], cycle.scope.setdefault("extensions", {}))
+        found: ClientConnection | None = extensions.get(EXTENSION)
+        if found is None:
+            found = extensions[EXTENSION] = cls(cycle)
+        return found
+
+    def write_now(self, data: bytes) -> bool:
+        """Write a part of the body as uvicorn's `send` would; False, and nothing is written, when it has to wait.
+
+        False also before the response has begun, after its end, for a body that is not chunked, and when the client has
+        disconnected: `send` knows what to do. Raises OSError or RuntimeError when the transport is closed.
+        """
+        cycle = self._cycle
+        if (
+            cycle.flow.write_paused
+            or not cycle.response_started
+            or not cycle.chunked_encoding
+            or cycle.response_complete
+            or cycle.disconnected
+        ):
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    def watch(self, on_disconnect: Callable[[], None]) -> bool:
+        """Call `on_disconnect` when the client disconnects before the response is complete; False when it has already.
+
+        To be called after the body was read: reading goes on, since the end of the connection is seen by reading only.
+        """
+        if self._cycle.disconnected:
+            return False
+        self._on_disconnect = on_disconnect
+        self._cycle.flow.resume_reading()
+        return True
+
+    def lost(self) -> None:
+        """Take the end of the connection; called by the protocol."""
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        if self._on_disconnect is not None:
+            self._on_disconnect()
 
 
 class HeadLimitProtocol(HttpToolsProtocol):
@@ -51,8 +110,7 @@ class HeadLimitProtocol(HttpToolsProtocol):
         self._stop_timer()
         self.pipeline.clear()
         if (cycle := self._in_progress) is not None:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            ClientConnection.of(cycle).lost()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -92,6 +150,7 @@ class HeadLimitProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
+        ClientConnection.of(cycle)
         super()._start_asgi_task(cycle, app)
 
     @property

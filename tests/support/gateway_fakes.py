@@ -237,7 +237,13 @@ class FakeStream:
         self.closed = 0
         self.aborted = 0
 
-    async def read(self) -> bytes:
+    async def read_into(self, sink: Callable[[bytes], bool]) -> bool:
+        while data := await self._read():
+            if not sink(data):
+                return True
+        return False
+
+    async def _read(self) -> bytes:
         await asyncio.sleep(0)
         while self.script:
             step = self.script.pop(0)
@@ -303,6 +309,13 @@ class FakeReply:
         await asyncio.sleep(0)
         if self.stuck is not None:
             await self.stuck.wait()
+
+    def write_now(self, events: bytes) -> bool:
+        if self.stuck is not None:
+            return False
+        self.writes += 1
+        self.body += events
+        return True
 
     async def end(self, events: bytes) -> None:
         self.finished = True
