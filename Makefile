@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test bench-gateway bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock lock-engine clean
+.PHONY: help env up check unit docs engine browser test bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock lock-engine clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ test: check docs ## test everything: checks, unit, integration, the real engine,
 
 bench-gateway: env ## cost of the whole platform per request and per chunk, beside other gateways; a minute: ARGS=--quick
 	$(BIN)/python -m bench.gateway $(ARGS)
+
+bench-hostile: env ## what hostile bodies of other customers do to open streams: delay of chunks with and without
+	$(BIN)/python -m bench.hostile $(ARGS)
 
 bench-through: env engine ## the real vLLM directly and through the platform: tokens/s, TTFT, CPU; ARGS=--quick
 	$(BIN)/python -m bench.through $(ARGS)

@@ -98,9 +98,9 @@ class Stack:
         pids = self.ready["pids"]
         return {role: (pids[role][0], role not in _PARENTS) for role in ROLES if pids.get(role)}
 
-    def make_tenant(self) -> str:
+    def make_tenant(self, name: str = "Bench") -> str:
         """Create an organisation with prepaid credit and limits on all its scopes; return its key."""
-        tenant = self._admin("POST", "/tenants", {"name": "Bench"})["id"]
+        tenant = self._admin("POST", "/tenants", {"name": name})["id"]
         self._admin("POST", f"/tenants/{tenant}/credits", {"amount_usd": CREDIT_USD, "reason": "benchmark"})
         project = self._admin("GET", f"/tenants/{tenant}/projects")["data"][0]["id"]
         key = self._admin("POST", f"/tenants/{tenant}/keys", {"project_id": project, "name": "bench"})

@@ -1,0 +1,1 @@
+"""What hostile bodies of one customer do to the open streams of another."""
