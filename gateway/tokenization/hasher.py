@@ -17,16 +17,18 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from core.errors import PenstockError
 from gateway.prefix import PromptBlocks, TextBlockHasher
 from gateway.schemas.common import PreparedRequest
-from gateway.tokenization.model_tokenizer import ModelTokenizer, PromptTokenizer, TokenizationError
-from gateway.tokenization.text_encoder import TokenCache
+from gateway.tokenization.model_tokenizer import ModelTokenizer, PromptTokenizer
+from gateway.tokenization.text_encoder import TokenCache, TokenizationError
 from scheduler.wire import PoolSnapshot
 from workers.token_blocks import TOKEN_BYTES, token_block_hashes
 from workers.wire import ReplicaState
 
 TOKENIZER_THREADS = 2
-"""Threads that tokenize prompts."""
+"""Threads that tokenize prompts of up to LARGE_PROMPT_BYTES; one further thread tokenizes the longer ones."""
+LARGE_PROMPT_BYTES = 64 * 1024
+"""Bytes of a prompt from which tokenization takes so long, 0.1 s and more, that shorter ones do not wait behind it."""
 MAX_WAITING = 64
-"""Prompts that are tokenized or wait for a thread; further prompts are hashed as text."""
+"""Short and large prompts each that are tokenized or wait for a thread; further prompts are hashed as text."""
 MAX_PROMPT_BYTES = 2**20
 """Bytes of the longest prompt that is tokenized; longer prompts are hashed as text."""
 TIME_BUDGET_S = 0.02
@@ -92,10 +94,12 @@ class TokenBlockHasher:
         self._today = today
         self._cache = cache or TokenCache()
         self._text = TextBlockHasher()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: tuple[ThreadPoolExecutor, ThreadPoolExecutor] | None = None
+        """For short and for large prompts."""
         self._loader: ThreadPoolExecutor | None = None
         """One thread of its own for loading tokenizers, since a download may take minutes."""
-        self._waiting = 0
+        self._waiting = [0, 0]
+        """Short and large prompts that are tokenized or wait for a thread."""
         self._tokenizers: dict[str, PromptTokenizer] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._retry_at: dict[str, float] = {}
@@ -105,14 +109,17 @@ class TokenBlockHasher:
 
     async def start(self) -> None:
         """Create the threads."""
-        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens")
+        self._threads = (
+            ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens"),
+            ThreadPoolExecutor(1, thread_name_prefix="large-tokens"),
+        )
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="tokenizers")
 
     async def close(self) -> None:
         """Cancel what is loading and stop the threads."""
         for task in self._loading.values():
             task.cancel()
-        for executor in (self._threads, self._loader):
+        for executor in (*(self._threads or ()), self._loader):
             if executor is not None:
                 executor.shutdown(wait=False, cancel_futures=True)
 
@@ -145,7 +152,8 @@ class TokenBlockHasher:
         tokenizer = self._simulated if exact.simulated else self._tokenizer_of(model)
         if tokenizer is None:
             raise TokenizationError("no_tokenizer")
-        if self._waiting >= MAX_WAITING or self._threads is None:
+        large = size > LARGE_PROMPT_BYTES
+        if self._waiting[large] >= MAX_WAITING or self._threads is None:
             raise TokenizationError("busy")
 
         budget_s = TIME_BUDGET_S + size * TIME_BUDGET_PER_BYTE_S
@@ -160,9 +168,9 @@ class TokenBlockHasher:
             self._metrics.seconds.labels(model, "tokens").observe(self._now() - began)
             return PromptBlocks(hashes, exact.block_tokens, len(tokens) // TOKEN_BYTES)
 
-        self._waiting += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        future.add_done_callback(self._on_done)
+        self._waiting[large] += 1
+        future = asyncio.get_running_loop().run_in_executor(self._threads[large], work)
+        future.add_done_callback(lambda done: self._on_done(done, large))
         done, _ = await asyncio.wait({future}, timeout=budget_s)
         if not done:
             raise TokenizationError("late")
@@ -174,8 +182,8 @@ class TokenBlockHasher:
             log.exception("a prompt for %s could not be tokenized; it is hashed as text", model)
             raise TokenizationError("failed") from error
 
-    def _on_done(self, future: "asyncio.Future[PromptBlocks]") -> None:
-        self._waiting -= 1
+    def _on_done(self, future: "asyncio.Future[PromptBlocks]", large: bool) -> None:
+        self._waiting[large] -= 1
         if not future.cancelled():
             future.exception()  # retrieve the exception of a late task, so that asyncio does not log it
 

@@ -10,14 +10,10 @@ from jinja2 import TemplateError
 
 from gateway.schemas.common import PreparedRequest
 from gateway.tokenization.chat_template import ChatTemplate
-from gateway.tokenization.text_encoder import TextEncoder, TokenCache
+from gateway.tokenization.text_encoder import TextEncoder, TokenCache, TokenizationError
 from workers.token_blocks import packed
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class TokenizationError(Exception):
-    """The tokens of a request cannot be computed. The text is the reason, a label of a metric."""
 
 
 class PromptTokenizer(Protocol):

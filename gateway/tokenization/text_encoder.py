@@ -19,10 +19,19 @@ from workers.token_blocks import packed
 
 MAX_CACHE_BYTES = 64 * 2**20
 """Bytes of packed token ids cached per process: 16 million tokens."""
+MAX_TOKENS = 2**18
+"""Tokens of the longest text that is encoded for its blocks, the largest context of the catalog.
+
+The conversion to Python holds the interpreter's lock: 1.7 ms for so many tokens.
+"""
 _DIGEST_BYTES = 16
 """Bytes of a cache key."""
 _ENTRY_BYTES = 200
 """Approximate bytes of an entry beside its tokens."""
+
+
+class TokenizationError(Exception):
+    """The tokens of a request cannot be computed. The text is the reason, a label of a metric."""
 
 
 class TokenCache:
@@ -80,15 +89,23 @@ class TextEncoder:
         }
 
     def chat(self, text: str, salt: str) -> bytes:
-        """Return the packed tokens of a rendered chat, whose text contains its special tokens."""
+        """Return the packed tokens of a rendered chat, whose text contains its special tokens.
+
+        Raises TokenizationError when more than MAX_TOKENS are not cached.
+        """
         return self._pieces(self._splitter.split(text) if self._splitter else [text], salt)
 
     def plain(self, text: str, salt: str) -> bytes:
-        """Return the packed tokens of a plain prompt, with the special tokens that the tokenizer adds."""
+        """Return the packed tokens of a plain prompt, with the special tokens that the tokenizer adds.
+
+        Raises TokenizationError above MAX_TOKENS.
+        """
         key = self._key(b"plain", text, salt)
         found = self._cache.get(key)
         if found is None:
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=True)
+            if len(encoding) > MAX_TOKENS:
+                raise TokenizationError("too_long")
             found = packed(encoding.ids)
             self._cache.put(key, found)
         return found
@@ -108,6 +125,8 @@ class TextEncoder:
         if missing:
             texts = [piece for _, _, piece in missing]
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            if sum(map(len, encodings)) > MAX_TOKENS:
+                raise TokenizationError("too_long")
             for (position, key, _), encoding in zip(missing, encodings, strict=True):
                 tokens = parts[position] = packed(encoding.ids)
                 self._cache.put(key, tokens)

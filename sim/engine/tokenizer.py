@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.schemas.common import PreparedRequest
-from gateway.tokenization.model_tokenizer import TokenizationError
+from gateway.tokenization.text_encoder import TokenizationError
 from sim.engine import text
 from sim.engine.schemas import Message
 from workers.token_blocks import packed

@@ -1,9 +1,11 @@
 """Promises 18, 19, 28: hostile input gets a 4xx, memory stays bounded, and nothing of it reaches an engine."""
 
 import asyncio
+import gc
 import json
 import re
 import resource
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,10 +13,12 @@ import pytest
 
 from admin import limits as admin_limits
 from admin import models as admin_models
+from bench.hostile.bodies import bodies
 from gateway.limits import MAX_BODY_BYTES, body_limit
 from gateway.parsing.budget import INLINE_BYTES
 from gateway.parsing.parser import CHAT
 from gateway.parsing.worker import PARSERS
+from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import REFUSED_FIELDS, Parse, PreparedRequest
 from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
@@ -22,6 +26,7 @@ from tests.support.engine_hints import ENGINE_HINTS
 from tests.support.tenancy import ADMIN
 from tests.support.waiting import until
 
+LARGEST = "qwen3.5-397b"
 LARGER = "llama-3.3-70b"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -203,6 +208,36 @@ async def test_large_bodies_are_parsed_outside_the_event_loop(
     assert not inline
     assert (await api.post(body()))[0] == 200
     assert len(inline) == 1
+
+
+@pytest.mark.promise(28, 29)
+async def test_no_large_body_occupies_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest step of the loop in CPU time, beside the time of parsing one such body in a single step."""
+    await admin_models.add_model(api.database, ADMIN, name=LARGEST)
+    await api.deps.models.refresh()
+    made = bodies(LARGEST, MAX_BODY_BYTES - 4096)
+    await api.post(made["cut short"])  # starts a worker
+    steps: list[float] = []
+    run = asyncio.Handle._run
+
+    def timed(self: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run(self)
+        steps.append(time.thread_time() - began)
+
+    gc.disable()
+    try:
+        began = time.thread_time()
+        parse_chat(made["nested"])
+        single_step = time.thread_time() - began
+        monkeypatch.setattr(asyncio.Handle, "_run", timed)
+        for name, hostile in made.items():
+            assert (await api.post(hostile))[0] in (400, 404, 503), name
+    finally:
+        gc.enable()
+        monkeypatch.setattr(asyncio.Handle, "_run", run)
+    assert len(steps) > len(made)
+    assert max(steps) < single_step / 3
 
 
 @pytest.mark.promise(28, 29)

@@ -22,14 +22,15 @@ from gateway.schemas.common import PreparedRequest
 from gateway.schemas.completions import parse_completion
 from gateway.tokenization.chat_template import ChatTemplate
 from gateway.tokenization.hasher import (
+    LARGE_PROMPT_BYTES,
     MAX_PROMPT_BYTES,
     RETRY_S,
     TOKENIZER_THREADS,
     BlockMetrics,
     TokenBlockHasher,
 )
-from gateway.tokenization.model_tokenizer import ModelTokenizer, TokenizationError
-from gateway.tokenization.text_encoder import TextEncoder, TokenCache
+from gateway.tokenization.model_tokenizer import ModelTokenizer
+from gateway.tokenization.text_encoder import MAX_TOKENS, TextEncoder, TokenCache, TokenizationError
 from scheduler.wire import PoolSnapshot
 from sim.engine.schemas import ChatBody
 from sim.engine.text import encode, token_ids
@@ -417,7 +418,7 @@ async def test_prompts_that_are_late_already_do_not_delay_those_behind(model_dir
     assert len(started) == TOKENIZER_THREADS, "the others wait for a thread"
     service.time += 10.0
     release.set()
-    await until(lambda: service.hasher._waiting == 0)
+    await until(lambda: not any(service.hasher._waiting))
     assert len(started) == TOKENIZER_THREADS
     assert (await service.blocks(LONG)).block_tokens == BLOCK
     await service.hasher.close()
@@ -439,3 +440,29 @@ async def test_no_failure_reaches_the_request(model_dir: Path, error: Exception,
     assert (await service.blocks(LONG)).block_tokens == 0
     assert service.count(reason) == 1
     await service.hasher.close()
+
+
+async def test_large_prompts_do_not_delay_short_ones(model_dir: Path) -> None:
+    service = Service(lambda _: model_dir)
+    await service.hasher.start()
+    release = threading.Event()
+
+    class SlowWhenLarge:
+        def tokenize(self, prepared: PreparedRequest, salt: str, *, reasoning: bool) -> bytes:
+            assert prepared.prompt_bytes < LARGE_PROMPT_BYTES or release.wait(20)
+            return bytes(4 * BLOCK)
+
+    service.hasher._tokenizers["m"] = SlowWhenLarge()
+    large = [asyncio.create_task(service.blocks(chat("x" * LARGE_PROMPT_BYTES))) for _ in range(4)]
+    await until(lambda: service.hasher._waiting[True] == 4, what="large prompts wait")
+    assert (await service.blocks(LONG)).block_tokens == BLOCK
+    release.set()
+    await asyncio.gather(*large)
+    await service.hasher.close()
+
+
+def test_texts_of_more_tokens_than_any_context_are_not_converted(model_dir: Path) -> None:
+    encoder = TextEncoder(model_dir / "tokenizer.json", "m", TokenCache())
+    for to_tokens in (encoder.chat, encoder.plain):
+        with pytest.raises(TokenizationError, match="too_long"):
+            to_tokens("q" * (MAX_TOKENS + 1), SALT)
