@@ -27,6 +27,7 @@ from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
 from gateway.tokenization.hasher import BlockMetrics, TokenBlockHasher
 from gateway.tokenization.model_tokenizer import PromptTokenizer
+from gateway.whole import WholeAnswers
 from scheduler.client import SchedulerClient
 from tenants.keys import KeyRing
 from tenants.rates import RateGrant, RateLimiter
@@ -86,7 +87,8 @@ class Deps:
         self.engines = HttpEngines(settings.engine_key.get_secret_value())
         self.telemetry = Telemetry(registry)
         self.parser = BodyParser(self.models)
-        self.open_requests = OpenRequests(self.meter, self.scheduler, time.monotonic)
+        self.whole = WholeAnswers(self.scheduler, self.scheduler.snapshot, self.prompts)
+        self.open_requests = OpenRequests(self.meter, self.scheduler, self.whole, time.monotonic)
         self.telemetry.track_open_requests(lambda: len(self.open_requests))
         self.director = self._director(settings)
         self.keys.on_revoked(self._revoked)
@@ -126,7 +128,7 @@ class Deps:
             telemetry=self.telemetry,
             now=now,
         )
-        relay = Relay(self.engines, self.scheduler, self.holds, now)
+        relay = Relay(self.engines, self.scheduler, self.holds, self.whole, now)
         return Director(admission, relay, settlement, self.open_requests, self.telemetry, now)
 
     def _revoked(self, key_ids: frozenset[UUID]) -> None:

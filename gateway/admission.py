@@ -123,6 +123,7 @@ class Admission(Generic[GrantT]):
         prepared = context.request.prepared
         longest = (prepared.max_tokens or context.request.model.max_output_tokens) * prepared.choices
         context.reserved.output_limit = min(hold.output_tokens, longest)
+        context.reserved.whole = hold.whole
 
     async def acquire_other_replica(self, context: RequestContext[GrantT]) -> None:
         """Release the replica of the failed attempt and acquire another one. Hold and rates stay as they are.

@@ -71,7 +71,7 @@ class Request:
 class Reservations(Generic[GrantT]):
     """What is reserved for the request: rates by estimates, money by an upper bound in tokens."""
 
-    __slots__ = ("grant", "granted_at", "hold", "input_estimate", "output_estimate", "output_limit")
+    __slots__ = ("grant", "granted_at", "hold", "input_estimate", "output_estimate", "output_limit", "whole")
 
     def __init__(self) -> None:
         self.input_estimate = 0
@@ -81,6 +81,8 @@ class Reservations(Generic[GrantT]):
         self.hold: HoldGranted | None = None
         self.output_limit = 0
         """Output tokens, over all choices, that may be relayed before the hold is extended."""
+        self.whole = False
+        """Whether the hold covers the longest answer and the engine is asked for it in one piece."""
 
 
 class Routing:

@@ -14,6 +14,7 @@ import msgspec
 from billing.metering.records import Checkpoint
 from gateway.context import AbortReason, AnyContext
 from gateway.ports import ClientDisconnected, Metering, Scheduler
+from gateway.whole import WholeAnswer, WholeAnswers
 
 TICK_S = 1.0
 """Seconds between two ticks of the timer."""
@@ -43,11 +44,13 @@ class OpenRequests:
         self,
         meter: Metering,
         scheduler: Scheduler,
+        whole: WholeAnswers,
         now: Callable[[], float],
         timeouts: StreamTimeouts | None = None,
     ) -> None:
         self._meter = meter
         self._scheduler = scheduler
+        self._whole = whole
         self._now = now
         self._timeouts = timeouts or StreamTimeouts()
         self._open: dict[UUID, AnyContext] = {}
@@ -106,6 +109,8 @@ class OpenRequests:
         """Serve every open request once: checkpoint, timeouts, keep-alive comment."""
         now = self._now()
         for context in list(self._open.values()):
+            if isinstance(context.answer.codec, WholeAnswer) and context.outcome is None:
+                self._whole.advance(context, context.answer.codec, now)
             self._checkpoint(context)
             self._enforce_timeouts(context, now)
             if context.request.prepared.stream and not context.answer.committed:
@@ -118,7 +123,7 @@ class OpenRequests:
         if usage.total != context.answer.checkpointed_tokens:  # may be lower: a second attempt begins at 0
             context.answer.checkpointed_tokens = usage.total
             self._meter.checkpoint(Checkpoint(context.request.id, usage))
-            if context.routing.placement is not None:
+            if context.routing.placement is not None and not context.reserved.whole:
                 self._scheduler.progress(context.routing.placement, usage.output)
 
     def _enforce_timeouts(self, context: AnyContext, now: float) -> None:

@@ -176,9 +176,15 @@ class Engines(Protocol):
     """The HTTP client of engines."""
 
     async def open(
-        self, base_url: str, path: str, body: bytes, headers: Iterable[tuple[str, str]]
+        self,
+        base_url: str,
+        path: str,
+        body: bytes,
+        headers: Iterable[tuple[str, str]],
+        *,
+        headers_timeout_s: float = 30.0,
     ) -> EngineStream:
-        """POST `body` and wait for the headers.
+        """POST `body` and wait for the headers, at most `headers_timeout_s` seconds.
 
         Raises EngineFailed, or InvalidRequest when the engine refuses the request itself.
         """

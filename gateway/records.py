@@ -3,7 +3,9 @@
 from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
 from core.tokens import NO_TOKENS, TokenUsage
 from gateway.context import AnyContext
+from gateway.ports import Model
 from gateway.prefix import PromptBlocks
+from gateway.schemas.common import PreparedRequest
 from scheduler.wire import Placement, PlaceRequest, Released
 
 _ABORTED = (Outcome.CLIENT_CANCELLED, Outcome.INTERRUPTED)
@@ -24,7 +26,13 @@ def hold_request(context: AnyContext) -> HoldRequest:
         max_input_tokens=min(prepared.max_input_tokens, model.context_len * prepared.choices),
         max_output_tokens=prepared.max_tokens * prepared.choices,
         default_output_tokens=model.max_output_tokens * prepared.choices,
+        whole=prepared.tools_in_one_piece and (prepared.max_tokens > 0 or longest_fits(prepared, model)),
     )
+
+
+def longest_fits(prepared: PreparedRequest, model: Model) -> bool:
+    """Whether the model's longest answer certainly fits beside the prompt, of which only an upper bound is known."""
+    return prepared.max_input_tokens + model.max_output_tokens <= model.context_len
 
 
 def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) -> PlaceRequest:
@@ -74,6 +82,8 @@ def open_record(context: AnyContext, region: str) -> OpenRecord:
         simulated=placement.simulated,
         stream=prepared.stream,
         max_input_tokens=prepared.max_input_tokens * prepared.choices,
+        whole=hold.whole,
+        max_output_tokens=hold.output_tokens if hold.whole else 0,
     )
 
 
@@ -88,7 +98,7 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     received, first = context.request.received_at, answer.first_content_at
     queue_s = placement.queue_s if placement is not None else 0.0
     usage, not_charged, parts = context.usage, routing.failed_usage, routing.failed_unbilled
-    prompt_only = usage.output == 0 and context.outcome in _ABORTED
+    prompt_only = usage.output == 0 and context.outcome in _ABORTED and not context.reserved.whole
     refused = (
         context.outcome is Outcome.ZERO_OUTPUT
         and answer.codec is not None

@@ -2,7 +2,8 @@
 
 The engine is asked for a stream with running counts even when the client wants one whole answer. Otherwise the tokens
 of a request would be unknown when the request is aborted or its process dies. Such a stream has about one event per
-second (gateway/interval.py), each merged as it arrives (gateway/merge_chunks.py).
+second (gateway/interval.py), each merged as it arrives (gateway/merge_chunks.py). Only requests with tools are asked
+for in one piece, where their hold covers it (gateway/whole.py).
 
 Each read is followed by at most one write, in the callback that brought it: no task wakes for a chunk. While the
 client reads slowly, only bounded buffers fill, and reading from the engine pauses; after `StreamTimeouts.write_s` the
@@ -10,6 +11,7 @@ request is aborted and billed. Tokens are counted before they are relayed, so th
 however the request ends.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from uuid import UUID
@@ -20,10 +22,12 @@ from gateway import answers
 from gateway.context import AnyContext, Request
 from gateway.engine import error_message
 from gateway.interval import stream_interval
+from gateway.limits import MAX_ANSWER_BYTES
 from gateway.merge_chunks import AnswerMerger
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
-from gateway.records import usage_record
+from gateway.records import longest_fits, usage_record
 from gateway.sse import StreamCodec
+from gateway.whole import WholeAnswer, WholeAnswers, longest_wait_s
 from scheduler.wire import Placement
 
 EXTEND_TOKENS = 1024
@@ -40,9 +44,15 @@ class Relay:
     """Runs attempts of placed requests on engines and answers clients. One per process; keeps no state of a request."""
 
     def __init__(
-        self, engines: Engines, scheduler: Scheduler, holds: Holds, now: Callable[[], float]
+        self,
+        engines: Engines,
+        scheduler: Scheduler,
+        holds: Holds,
+        whole: WholeAnswers,
+        now: Callable[[], float],
     ) -> None:
         """`now` returns monotonic seconds."""
+        self._whole = whole
         self._engines = engines
         self._scheduler = scheduler
         self._holds = holds
@@ -59,6 +69,9 @@ class Relay:
             raise RuntimeError("a request is relayed only after it is placed")
         prepared = request.prepared
         context.routing.attempts += 1
+        if context.reserved.whole:
+            await self._attempt_whole(context, placement)
+            return
         codec = answer.codec = StreamCodec(prepared.choices, context.reserved.output_limit)
         answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint)
         headers = (("X-Request-Id", str(request.id)),)
@@ -80,6 +93,45 @@ class Relay:
             stream.close()
         else:
             stream.abort()
+
+    async def _attempt_whole(self, context: AnyContext, placement: Placement) -> None:
+        """Ask the engine for the answer in one piece. Raises EngineFailed or InvalidRequest.
+
+        Cancelling closes the connection, at which the engine stops.
+        """
+        request, answer, endpoint = context.request, context.answer, context.request.prepared.endpoint
+        answer.reading_since = dispatched_at = self._now()
+        answer.codec = whole = self._whole.begin(context, placement, dispatched_at)
+        wait_s = longest_wait_s(placement, context.reserved.output_limit // request.prepared.choices)
+        body = bytearray()
+        stream: EngineStream | None = None
+
+        def take(data: bytes) -> bool:
+            body.extend(data)
+            return len(body) <= MAX_ANSWER_BYTES
+
+        try:
+            async with asyncio.timeout(wait_s):
+                stream = await self._engines.open(
+                    placement.url,
+                    ENGINE_PATHS[endpoint],
+                    _engine_body(context, placement),
+                    (("X-Request-Id", str(request.id)),),
+                    headers_timeout_s=wait_s,
+                )
+                if await stream.read_into(take):
+                    raise EngineFailed("The engine sent an answer that is too large.")
+            whole.take(endpoint, bytes(body))
+        except BaseException as error:
+            if stream is not None:
+                stream.abort()
+            if isinstance(error, TimeoutError):
+                raise EngineFailed(f"The engine has not answered within {wait_s:.0f} s.") from None
+            raise
+        finally:
+            answer.last_read_at, answer.reading_since = dispatched_at, 0.0
+        stream.close()
+        answer.committed = True
 
     async def _relay_stream(
         self, context: AnyContext, stream: EngineStream, codec: StreamCodec, placement: Placement
@@ -192,9 +244,13 @@ class Relay:
             usage_record(context, context.settled_at),
             context.answer.merger,
         )
-        if merger is None:
+        if isinstance(codec, WholeAnswer):
+            document = codec.document
+        elif merger is not None:
+            document = merger.answer()
+        else:
             raise RuntimeError("only an answer that is not streamed is sent in one piece")
-        body, headers = answers.whole_answer(merger.answer(), record, truncated=codec.limit_reached)
+        body, headers = answers.whole_answer(document, record, truncated=codec.limit_reached)
         await request.reply.respond(body, context.rate_headers + headers)
 
 
@@ -202,16 +258,17 @@ def _engine_body(context: AnyContext, placement: Placement) -> bytes:
     """The body for the engine, with the interval of its events where the engine takes one."""
     request, prepared, model = context.request, context.request.prepared, context.request.model
     interval = 0
-    if placement.stream_interval:
+    if placement.stream_interval and not context.reserved.whole:
         covered = 0 if prepared.max_tokens else context.reserved.output_limit // prepared.choices
         interval = stream_interval(placement.predicted_itl_s, streamed=prepared.stream, covered=covered)
     # Engines refuse a limit that does not fit beside the prompt, of which only an upper bound is known.
-    fits = prepared.max_input_tokens + model.max_output_tokens <= model.context_len
+    fits = longest_fits(prepared, model)
     return prepared.engine_body(
         placement.model,
         request.principal.cache_salt,
         reasoning="reasoning" in model.capabilities,
         interval=interval,
+        whole=context.reserved.whole,
         max_tokens=model.max_output_tokens if fits and not prepared.max_tokens else 0,
     )
 

@@ -83,6 +83,11 @@ class UsageTracker:
         before = self._by_choice.get(choice, (0, 0))[1]
         return sum(part[1] for part in self._by_choice.values()) - before + max(before, output)
 
+    def set_prompt(self, tokens: int) -> None:
+        """Take the tokens of a prompt that the engine has prefilled, before it reports any usage itself."""
+        self.reported = True
+        self._input = max(self._input, tokens)
+
     def set_totals(self, usage: EngineUsage) -> None:
         """Take the sums of the last chunk. Counts that are lower than before are ignored."""
         self.reported = True

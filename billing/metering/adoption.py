@@ -62,14 +62,14 @@ class AdoptedSpool:
             return None
         checkpoint = self._read(frames.checkpoint)
         usage = checkpoint.usage if isinstance(checkpoint, Checkpoint) else NO_TOKENS
-        nothing_delivered = usage.output == 0
+        nothing_delivered = usage.output == 0 and not opened.whole
         tail = Unbilled(
             "cancelled_tail",
             opened.replica_id,
             opened.boot_id,
             input=usage.input if nothing_delivered else 0,
             tail_input=max(opened.max_input_tokens - usage.input, 0),
-            tail_output=TAIL_S * TAIL_TOKENS_PER_S,
+            tail_output=opened.max_output_tokens if opened.whole else TAIL_S * TAIL_TOKENS_PER_S,
         )
         return UsageRecord(
             open=opened,

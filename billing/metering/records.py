@@ -104,6 +104,11 @@ class OpenRecord(msgspec.Struct, tag="open"):
     stream: bool
     max_input_tokens: int = 0
     """Upper bound of the prompt tokens that an engine counts, over all choices; 0 = not known (older records)."""
+    whole: bool = False
+    """Whether the engine was asked for the answer in one piece. Its checkpoints count the prompt, which is charged
+    even when the answer does not arrive."""
+    max_output_tokens: int = 0
+    """Upper bound of the output tokens of an answer in one piece, over all choices."""
 
 
 class Checkpoint(msgspec.Struct, tag="checkpoint"):

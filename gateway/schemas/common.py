@@ -131,6 +131,11 @@ class PreparedRequest(msgspec.Struct):
     """
     reasoning_effort: str = ""
 
+    @property
+    def tools_in_one_piece(self) -> bool:
+        """Whether the answer may contain tool calls and is not streamed: engines parse such answers better whole."""
+        return not self.stream and "tools" in self.fields and self.fields.get("tool_choice") != "none"
+
     def prompt_prefix(self, limit: int) -> bytes:
         """Return the first bytes of the prompt's text, at most `limit`, for prefix hashes."""
         limit = min(limit, self.prompt_bytes)
@@ -145,9 +150,16 @@ class PreparedRequest(msgspec.Struct):
         self.fields = {}
 
     def engine_body(
-        self, model: str, cache_salt: str, *, reasoning: bool = False, interval: int = 0, max_tokens: int = 0
+        self,
+        model: str,
+        cache_salt: str,
+        *,
+        reasoning: bool = False,
+        interval: int = 0,
+        max_tokens: int = 0,
+        whole: bool = False,
     ) -> bytes:
-        """Return the body for the engine: a stream with running counts (gateway/relay.py explains why).
+        """Return the body for the engine: a stream with running counts (gateway/relay.py explains why), or `whole`.
 
         `model`: the name under which the engine serves the model. `cache_salt`: the tenant's; empty = none.
         `reasoning`: whether the model's chat template has a switch for thinking. `interval`: tokens per event; 0 = the
@@ -155,8 +167,9 @@ class PreparedRequest(msgspec.Struct):
         """
         body = dict(self.fields)
         body["model"] = model
-        body["stream"] = True
-        body["stream_options"] = _STREAM_OPTIONS
+        body["stream"] = not whole
+        if not whole:
+            body["stream_options"] = _STREAM_OPTIONS
         if interval:
             body["stream_interval"] = interval
         if max_tokens:

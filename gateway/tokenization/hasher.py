@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -142,6 +143,33 @@ class TokenBlockHasher:
         self._metrics.requests.labels(model, "text", reason).inc()
         return found
 
+    async def count_tokens(
+        self, model: str, prepared: PreparedRequest, salt: str, *, reasoning: bool, simulated: bool
+    ) -> int:
+        """Return the tokens of a prompt as its engine counts them; 0 when they cannot be counted now. Raises nothing.
+
+        There is no time budget: nothing waits for the result.
+        """
+        try:
+            tokenizer = self._simulated if simulated else self._tokenizer_of(model)
+            size = prepared.prompt_bytes
+            large = size > LARGE_PROMPT_BYTES
+            if tokenizer is None or self._threads is None or size > MAX_PROMPT_BYTES:
+                return 0
+            if self._waiting[large] >= MAX_WAITING:
+                return 0
+            self._waiting[large] += 1
+            future = asyncio.get_running_loop().run_in_executor(
+                self._threads[large], lambda: tokenizer.tokenize(prepared, salt, reasoning=reasoning)
+            )
+            future.add_done_callback(lambda done: self._on_done(done, large))
+            return len(await future) // TOKEN_BYTES
+        except TokenizationError:
+            return 0
+        except Exception:
+            log.exception("the tokens of a prompt for %s could not be counted", model)
+            return 0
+
     async def _token_blocks(
         self, model: str, exact: _ExactMatching, prepared: PreparedRequest, salt: str, reasoning: bool
     ) -> PromptBlocks:
@@ -182,7 +210,7 @@ class TokenBlockHasher:
             log.exception("a prompt for %s could not be tokenized; it is hashed as text", model)
             raise TokenizationError("failed") from error
 
-    def _on_done(self, future: "asyncio.Future[PromptBlocks]", large: bool) -> None:
+    def _on_done(self, future: "asyncio.Future[Any]", large: bool) -> None:
         self._waiting[large] -= 1
         if not future.cancelled():
             future.exception()  # retrieve the exception of a late task, so that asyncio does not log it

@@ -27,9 +27,11 @@ from gateway.open_requests import OpenRequests
 from gateway.ports import Headers
 from gateway.prefix import TextBlockHasher
 from gateway.relay import Relay
+from gateway.schemas.common import PreparedRequest
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
-from scheduler.wire import Placement, PlaceRequest, Released
+from gateway.whole import WholeAnswers
+from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from tenants.principal import NO_LIMITS, Principal
 
 PRICE = PriceVersion(7, 100, 10, 400, 400)
@@ -124,6 +126,8 @@ class FakeHolds:
 
     def __init__(self, covered: int = 4096) -> None:
         self.covered = covered
+        self.whole = True
+        """Whether a hold for an answer in one piece is granted."""
         self.refuse: Exception | None = None
         self.pauses = 0
         self.requests: list[HoldRequest] = []
@@ -138,8 +142,10 @@ class FakeHolds:
         if self.refuse is not None:
             raise self.refuse
         self.granted[request.request_id] += 1
-        covered = request.max_output_tokens or min(self.covered, request.default_output_tokens)
-        return HoldGranted(request.request_id, datetime.now(UTC), PRICE, PRICE, 1, covered)
+        whole = request.whole and self.whole
+        longest = request.default_output_tokens
+        covered = request.max_output_tokens or (longest if whole else min(self.covered, longest))
+        return HoldGranted(request.request_id, datetime.now(UTC), PRICE, PRICE, 1, covered, whole)
 
     async def extend(self, request_id: UUID, output_tokens: int) -> bool:
         self.extended.append(output_tokens)
@@ -273,7 +279,13 @@ class FakeEngines:
         self.streams: list[FakeStream] = []
 
     async def open(
-        self, base_url: str, path: str, body: bytes, headers: Iterable[tuple[str, str]]
+        self,
+        base_url: str,
+        path: str,
+        body: bytes,
+        headers: Iterable[tuple[str, str]],
+        *,
+        headers_timeout_s: float = 30.0,
     ) -> FakeStream:
         self.urls.append(base_url + path)
         self.bodies.append(body)
@@ -334,6 +346,19 @@ class FakeReply:
         return [msgspec.json.decode(event) for event in events if event != b"[DONE]"]
 
 
+class FakePromptCounter:
+    """Says that every prompt has `tokens` tokens."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    async def count_tokens(
+        self, model: str, prepared: PreparedRequest, salt: str, *, reasoning: bool, simulated: bool
+    ) -> int:
+        await asyncio.sleep(0)
+        return self.tokens
+
+
 class Gateway:
     """A whole gateway of fakes around the real director and relay."""
 
@@ -347,7 +372,10 @@ class Gateway:
         self.holds = FakeHolds(covered)
         self.meter = FakeMeter()
         self.scheduler = FakeScheduler()
-        self.open_requests = OpenRequests(self.meter, self.scheduler, loop_time)
+        self.snapshot = PoolSnapshot()
+        self.prompts = FakePromptCounter()
+        self.whole = WholeAnswers(self.scheduler, lambda: self.snapshot, self.prompts)
+        self.open_requests = OpenRequests(self.meter, self.scheduler, self.whole, loop_time)
         telemetry, estimator = telemetry or Telemetry(CollectorRegistry()), Estimator()
         admission: Admission[FakeGrant] = Admission(
             models=FakeModels(model or FakeModel()),
@@ -370,7 +398,7 @@ class Gateway:
             telemetry=telemetry,
             now=loop_time,
         )
-        relay = Relay(engines, self.scheduler, self.holds, loop_time)
+        relay = Relay(engines, self.scheduler, self.holds, self.whole, loop_time)
         self.director = Director(admission, relay, settlement, self.open_requests, telemetry, loop_time)
 
     def assert_resolved(self) -> None:

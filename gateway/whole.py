@@ -1,0 +1,228 @@
+"""Answers that engines are asked for in one piece: those of requests with tools whose client did not ask for a stream.
+
+Engines parse the tool calls of a finished text better than those of a growing one. In return nothing is known of such
+an answer until it has ended: no counts, no first token. Therefore it is only asked for where its hold covers all that
+it may cost (billing/metering/sql/hold.sql), and until it has ended this module stands in for the counts:
+
+* For the scheduler, its tokens advance at the speed that was predicted when it was placed.
+* For billing, its prompt counts once it is known that the engine has prefilled it, and its output when the answer has
+  arrived. A client that leaves pays the prompt, or nothing.
+
+It is known that a prompt is prefilled when all of this holds (`prompt_was_prefilled`): twice the predicted time to the
+first token has passed, and the time after which a snapshot shows what came after the dispatch; the engine has no
+request waiting, so this one runs; its counter of prompt tokens has grown since by at least the prompt's tokens. Engines
+add a prompt to that counter when its prefill is complete. Without the counter, or without a tokenizer to count the
+prompt, nothing is known, and nothing is charged.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from core.errors import EngineFailed
+from gateway.context import AnyContext
+from gateway.merge_chunks import answer_object, chat_choice
+from gateway.ports import Scheduler
+from gateway.schemas.common import PreparedRequest
+from gateway.sse import StreamCodec
+from gateway.usage import EngineUsage, UsageTracker
+from scheduler.wire import Placement, PoolSnapshot
+from workers.wire import ReplicaState, ReplicaStatus
+
+SNAPSHOT_AGE_S = 3.0
+"""Seconds after which a snapshot shows what an engine did at an instant: scrape, heartbeat and snapshot, with slack."""
+WAIT_S = 300.0
+"""Seconds that an answer may take beyond its predicted time; the same as from dispatch to a stream's first event."""
+SLOWDOWN = 4.0
+"""How much slower than predicted an engine may be."""
+UNKNOWN_ITL_S = 0.1
+"""Seconds per token while the speed is not known."""
+
+
+class _Choice(msgspec.Struct, gc=False):
+    """One choice of an engine's answer, of a chat or a text completion."""
+
+    index: int = 0
+    message: dict[str, Any] | None = None
+    text: str | None = None
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class _Document(msgspec.Struct, gc=False):
+    """The members of an engine's answer that the customer gets."""
+
+    choices: list[_Choice]
+    usage: EngineUsage
+    id: str | None = None
+    created: int | None = None
+    model: str | None = None
+    system_fingerprint: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Document)
+
+
+class WholeAnswer(StreamCodec):
+    """The answer of one attempt that arrives in one piece. It has the counts and the end of a stream's codec."""
+
+    __slots__ = ("counting", "dispatched_at", "document", "prompt_counter", "prompt_tokens")
+
+    def __init__(self, choices: int, limit: int, dispatched_at: float, prompt_counter: int) -> None:
+        """`dispatched_at`: monotonic seconds. `prompt_counter`: the engine's prompt tokens by then, -1 = not known."""
+        super().__init__(choices, limit)
+        self.document: dict[str, Any] = {}
+        """The answer without its usage, once it has arrived."""
+        self.dispatched_at = dispatched_at
+        self.prompt_counter = prompt_counter
+        self.prompt_tokens = 0
+        """Tokens of the prompt; 0 = not counted."""
+        self.counting = False
+        """Whether the prompt's tokens are being counted."""
+
+    def take(self, endpoint: str, body: bytes) -> None:
+        """Take the engine's answer. Raises EngineFailed when it is not one of `endpoint` with its usage."""
+        try:
+            found = _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineFailed(f"The engine sent an answer of an unknown form: {error}") from None
+        if len(found.choices) != self.choices or any(
+            (choice.message if endpoint == "chat" else choice.text) is None for choice in found.choices
+        ):
+            raise EngineFailed("The engine sent an answer with missing choices.")
+        self.tracker = UsageTracker(self.choices)  # the engine's own count of the prompt replaces ours
+        self.tracker.set_totals(found.usage)
+        for choice in found.choices:
+            self._finished.add(choice.index)
+            self.finish_reasons.add(choice.finish_reason or "stop")
+        self.done = True
+        self.content_started = any(_has_content(choice) for choice in found.choices)
+        shape = _chat_choice if endpoint == "chat" else _text_choice
+        ordered = sorted(found.choices, key=lambda choice: choice.index)
+        self.document = answer_object(
+            endpoint,
+            found.id,
+            found.created,
+            found.model,
+            found.system_fingerprint,
+            [shape(choice) for choice in ordered],
+        )
+
+
+def _has_content(choice: _Choice) -> bool:
+    """Whether a choice has text, reasoning, a refusal or a tool call."""
+    members = (choice.message or {}).items()
+    return bool(choice.text) or any(bool(value) for name, value in members if name != "role")
+
+
+def _ends(choice: _Choice) -> dict[str, Any]:
+    ends: dict[str, Any] = {"finish_reason": choice.finish_reason}
+    if choice.stop_reason is not None:
+        ends["stop_reason"] = choice.stop_reason
+    return ends
+
+
+def _chat_choice(choice: _Choice) -> dict[str, Any]:
+    """The choice as a merged stream has it: texts that are there, and tool calls if there are any."""
+    message = choice.message or {}
+    members = {name: value for name, value in message.items() if isinstance(value, str)}
+    return chat_choice(choice.index, members, message.get("tool_calls") or [], choice.logprobs, _ends(choice))
+
+
+def _text_choice(choice: _Choice) -> dict[str, Any]:
+    return {"index": choice.index, "text": choice.text, "logprobs": choice.logprobs, **_ends(choice)}
+
+
+def longest_wait_s(placement: Placement, tokens: int) -> float:
+    """Seconds after which an answer of at most `tokens` tokens per choice is given up as failed."""
+    return WAIT_S + SLOWDOWN * tokens * (placement.predicted_itl_s or UNKNOWN_ITL_S)
+
+
+def predicted_output(placement: Placement, elapsed_s: float, limit: int, choices: int) -> int:
+    """Output tokens, over all `choices`, at the predicted speed, at most `limit`."""
+    itl_s = placement.predicted_itl_s or UNKNOWN_ITL_S
+    return min(limit, max(0, int((elapsed_s - placement.predicted_ttft_s) / itl_s)) * choices)
+
+
+def prompt_was_prefilled(
+    placement: Placement, status: ReplicaStatus, answer: WholeAnswer, elapsed_s: float
+) -> bool:
+    """Whether it is known that the engine has prefilled the prompt of `answer`, dispatched `elapsed_s` ago."""
+    return (
+        elapsed_s >= max(2 * placement.predicted_ttft_s, SNAPSHOT_AGE_S)
+        and status.state is ReplicaState.READY
+        and status.waiting == 0
+        and status.running > 0
+        and 0 < answer.prompt_tokens <= status.counters.prompt_tokens - answer.prompt_counter
+        and answer.prompt_counter >= 0
+    )
+
+
+class PromptCounter(Protocol):
+    """Counts the tokens of prompts."""
+
+    async def count_tokens(
+        self, model: str, prepared: PreparedRequest, salt: str, *, reasoning: bool, simulated: bool
+    ) -> int:
+        """Return the prompt's tokens as the engine counts them; 0 when they cannot be counted now."""
+
+
+class WholeAnswers:
+    """Follows the open requests whose answers were asked for in one piece. One per process."""
+
+    def __init__(
+        self, scheduler: Scheduler, snapshot: Callable[[], PoolSnapshot], prompts: PromptCounter
+    ) -> None:
+        """`snapshot` returns the live state of the replicas."""
+        self._scheduler = scheduler
+        self._snapshot = snapshot
+        self._prompts = prompts
+        self._counts: set[asyncio.Task[None]] = set()
+
+    def begin(self, context: AnyContext, placement: Placement, now: float) -> WholeAnswer:
+        """Return the empty answer of a new attempt, which is dispatched `now`."""
+        status = self._status(placement)
+        counter = status.counters.prompt_tokens if status is not None else -1
+        return WholeAnswer(context.request.prepared.choices, context.reserved.output_limit, now, counter)
+
+    def advance(self, context: AnyContext, answer: WholeAnswer, now: float) -> None:
+        """Report predicted progress, and count the prompt once it is known to be prefilled. Called once a second."""
+        placement = context.routing.placement
+        if placement is None or answer.done:
+            return
+        elapsed_s = now - answer.dispatched_at
+        limit, choices = context.reserved.output_limit, answer.choices
+        self._scheduler.progress(placement, predicted_output(placement, elapsed_s, limit, choices))
+        status = self._status(placement)
+        if status is None or answer.tracker.reported or elapsed_s < SNAPSHOT_AGE_S:
+            return
+        if answer.prompt_tokens == 0 and not answer.counting:
+            answer.counting = True
+            task = asyncio.create_task(self._count(context, answer, placement))
+            self._counts.add(task)
+            task.add_done_callback(self._counts.discard)
+        elif prompt_was_prefilled(placement, status, answer, elapsed_s):
+            answer.tracker.set_prompt(answer.prompt_tokens)
+
+    async def _count(self, context: AnyContext, answer: WholeAnswer, placement: Placement) -> None:
+        request = context.request
+        try:
+            answer.prompt_tokens = await self._prompts.count_tokens(
+                placement.model,
+                request.prepared,
+                request.principal.cache_salt,
+                reasoning="reasoning" in request.model.capabilities,
+                simulated=placement.simulated,
+            )
+        finally:
+            answer.counting = False
+
+    def _status(self, placement: Placement) -> ReplicaStatus | None:
+        """The replica's state in the last snapshot, if it is the engine that the request was placed on."""
+        for status in self._snapshot().replicas:
+            if status.replica_id == placement.replica_id and status.boot_id == placement.boot_id:
+                return status
+        return None
