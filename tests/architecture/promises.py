@@ -18,9 +18,9 @@ PROMISES = {
     4: "A hold is resolved exactly once.",
     5: "No crash leaks a hold for longer than its TTL plus 60 s; no live stream loses its hold.",
     6: "When a client disconnects, the engine stops within 2 s; delivered <= billed <= generated tokens.",
-    7: "When any process is killed, at most 1 s of usage is lost (of an answer that is not streamed, its output), "
+    7: "When any process is killed, at most 1 s of usage is lost (of an answer asked for in one piece, its output), "
     "nothing is billed beyond what was generated, and engine failures and empty answers cost nothing.",
-    8: "The same holds without streaming; an answer that is not streamed and whose client left costs at most its "
+    8: "The same holds without streaming; an answer asked for in one piece whose client left costs at most its "
     "prompt.",
     9: "When Redis is lost or emptied, no money changes and a small local limit applies.",
     10: "When PostgreSQL is away for 5 minutes, no unpaid work is admitted; running streams finish and settle once.",

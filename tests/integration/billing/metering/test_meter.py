@@ -128,7 +128,8 @@ async def main() -> None:
         meter.open(record)
     for count in (1, 2, 3):
         for record in opened[1:3]:
-            meter.checkpoint(Checkpoint(record.request_id, TokenUsage(input=10, output=count)))
+            output = 0 if record.whole else count
+            meter.checkpoint(Checkpoint(record.request_id, TokenUsage(input=10, output=output)))
     meter.settle(UsageRecord(open=opened[0], outcome=Outcome.COMPLETED, usage=TokenUsage(input=10, output=50)))
     print("ready", flush=True)
     await asyncio.sleep(3600)
@@ -176,6 +177,26 @@ async def test_the_spool_of_a_killed_process_is_adopted(
     assert rows[holds[1].request_id].cost == 10 * 1_000_000 + 3 * 10_000_000
     await until(lambda: [path.name for path in tmp_path.glob("*.spool")] == ["api-living.spool"])
     assert (await account(database, customer)).held == 0
+    await living.close()
+    await all_sound(database)
+
+
+@pytest.mark.promise(7, 8)
+async def test_of_a_killed_answer_in_one_piece_its_prompt_is_billed(
+    database: Database, pg_url: str, manager: HoldManager, tmp_path: Path
+) -> None:
+    """At most: without a checkpoint it is not known that the prompt was prefilled."""
+    await price(database)
+    customer = await make_customer(database, "1")
+    holds = [await hold(manager, customer) for _ in range(4)]
+    opened = [customer.open(granted, whole=True, max_output_tokens=100) for granted in holds]
+    living = Meter(pg_url, tmp_path, "api-living", spool_bytes=SMALL, adopt_every_s=0.1)
+    await living.start()
+    await asyncio.to_thread(crash, tmp_path, opened)
+    await until(lambda: _rows(database, customer, 4))
+    rows = await usage_rows(database, customer)
+    found = [(rows[one.request_id].outcome, rows[one.request_id].cost) for one in holds[1:]]
+    assert found == [("interrupted", 10 * 1_000_000), ("interrupted", 10 * 1_000_000), ("interrupted", 0)]
     await living.close()
     await all_sound(database)
 
