@@ -28,12 +28,16 @@ class Report:
     records: list[Record]
 
     def as_json(self) -> str:
-        """Return JSON, one record per line; times of single requests only as percentiles."""
-        lines = ",\n".join(
-            json.dumps(asdict(record) | {"result": _thin(record.result)}) for record in self.records
-        )
+        """Return JSON, one record per line."""
+        lines = ",\n".join(json.dumps(asdict(record)) for record in self.records)
         conditions, targets = json.dumps(self.conditions), json.dumps(self.targets)
         return f'{{"conditions": {conditions},\n"targets": {targets},\n"records": [\n{lines}\n]}}\n'
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """Return the report that `as_json` wrote."""
+        found = json.loads(text)
+        return cls(found["conditions"], found["targets"], [Record(**record) for record in found["records"]])
 
     def results(self, section: str, key: str, target: str) -> list[dict[str, Any]]:
         """Return the results of all rounds that ended without an error."""
@@ -66,20 +70,6 @@ class Report:
         }
 
 
-def _thin(result: dict[str, Any]) -> dict[str, Any]:
-    thin = dict(result)
-    for name in ("ttft_s", "e2e_s", "tpot_s"):
-        if name in thin:
-            times = thin.pop(name)
-            thin |= {f"{name}_p{share * 100:g}": quantile(times, share) for share in (0.5, 0.99)}
-    return thin
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the quantile of values in ascending order."""
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
-
-
 def median_interval(values: Iterable[float]) -> tuple[float, float, float]:
     """Return the median and the narrowest pair of order statistics that contains it with at least 95 %.
 
@@ -90,6 +80,11 @@ def median_interval(values: Iterable[float]) -> tuple[float, float, float]:
     while 1 - 2 * sum(comb(n, k) for k in range(low + 2)) / 2**n >= 0.95:
         low += 1
     return median(ordered), ordered[low], ordered[n - 1 - low]
+
+
+def middle(runs: Sequence[Mapping[str, Any]], field: str) -> float:
+    """Return the median of a field over rounds."""
+    return median(each[field] for each in runs)
 
 
 def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -26,7 +26,7 @@ LIMITS = {
     "tokens_per_day": 10**13,
 }
 """Limits that never apply, so that every request pays for their check."""
-ROLES = ("api", "scheduler", "postgres", "redis", "jobs", "agent", "console", "supervisor")
+ROLES = ("api", "scheduler", "postgres", "redis", "jobs", "agent", "console", "stripe-sim", "supervisor")
 """Processes of the platform, in the order of the tables."""
 
 _PARENTS = ("agent", "supervisor")

@@ -29,6 +29,11 @@ class Cell:
     direct_too: bool = True
     """Whether the engine itself is measured without a gateway."""
 
+    def options_for(self, slow: int) -> dict[str, object]:
+        """Return the options for a gateway that is `slow` times as slow as the others: as many times fewer requests."""
+        fewer = {name: self.options[name] // slow for name in ("requests", "warm") if name in self.options}
+        return self.options | fewer
+
 
 def cells(*, quick: bool, rounds: int, rate: float, only: Collection[str] = ()) -> list[Cell]:
     """Return the cells of the sections `only` (() = all) in the order in which they run, idle ones between them.
@@ -36,8 +41,8 @@ def cells(*, quick: bool, rounds: int, rate: float, only: Collection[str] = ()) 
     `rounds` is for chunks at 64 and 512 streams.
     """
     found = (
-        *_memory(quick=quick), *_cpu(quick=quick), *_chunks(quick=quick, rounds=rounds), *_tokens(quick=quick),
-        *_latency(quick=quick, rate=rate), *_late(quick=quick),
+        *_memory(quick=quick), *_cpu(quick=quick), *_core(quick=quick), *_chunks(quick=quick, rounds=rounds),
+        *_tokens(quick=quick), *_latency(quick=quick, rate=rate), *_late(quick=quick),
     )  # fmt: skip
     chosen = [cell for cell in found if not only or cell.section in only]
     pause = Cell("idle", "idle", "idle", {"seconds": 2 if quick else 8}, ours_only=True, direct_too=False)
@@ -45,7 +50,7 @@ def cells(*, quick: bool, rounds: int, rate: float, only: Collection[str] = ()) 
     return [cell for section in sections for cell in (pause, *section)]
 
 
-SECTIONS = ("memory", "cpu", "chunks", "tokens", "latency", "ttft", "late")
+SECTIONS = ("memory", "cpu", "core", "chunks", "tokens", "latency", "ttft", "late")
 
 
 def _memory(*, quick: bool) -> list[Cell]:
@@ -73,6 +78,12 @@ def _cpu(*, quick: bool) -> list[Cell]:
             Cell("cpu", f"streamed {tokens}", "closed_loop", {**shared, **streamed}, direct_too=False),
         ]
     return found
+
+
+def _core(*, quick: bool) -> list[Cell]:
+    """Requests per second at saturation, answered at once."""
+    options = {"requests": 1500 if quick else 4000, "concurrency": 64, "warm": 128, "max_tokens": 16}
+    return [Cell("core", "16", "closed_loop", options, direct_too=False)]
 
 
 def _chunks(*, quick: bool, rounds: int) -> list[Cell]:
@@ -107,11 +118,11 @@ def _open(count: int, seconds: float, flag: int) -> dict[str, object]:
 def _latency(*, quick: bool, rate: float) -> list[Cell]:
     """Added latency of whole answers of 16 tokens in an open loop; time to the first token among 64 streams."""
     found = [
-        Cell("latency", f"{rate:g}", "open_loop", {"rate": rate, "seconds": 4 if quick else 8, "max_tokens": 16},
+        Cell("latency", f"{rate:g}", "open_loop", {"rate": rate, "seconds": 4 if quick else 6, "max_tokens": 16},
              rounds=1 if quick else 3),
     ]  # fmt: skip
     if not quick:
-        options = {"requests": 640, "concurrency": 64, "max_tokens": 100, "stream": True, "seed": EACH + 10}
+        options = {"requests": 448, "concurrency": 64, "max_tokens": 100, "stream": True, "seed": EACH + 10}
         found.append(Cell("ttft", "64", "closed_loop", options, rounds=2))
     return found
 
@@ -119,5 +130,5 @@ def _latency(*, quick: bool, rate: float) -> list[Cell]:
 def _late(*, quick: bool) -> list[Cell]:
     if quick:
         return []
-    options = _open(2000, 15, EACH) | {"stamps": True}
+    options = _open(2000, 10, EACH) | {"stamps": True}
     return [Cell("late", "2000", "streams", options, needs_streams=2000)]

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -199,8 +199,18 @@ async def open_loop(client: Client, *, rate: float, seconds: float, **fields: ob
 
 
 def _times(timed: list[Timed]) -> dict[str, object]:
-    """Return times in seconds, in ascending order."""
-    return {"ttft_s": sorted(each.ttft_s for each in timed), "e2e_s": sorted(each.e2e_s for each in timed)}
+    tpot = [each.decode_s / (each.tokens - 1) for each in timed if each.tokens > 1]
+    times = {"ttft": [each.ttft_s for each in timed], "e2e": [each.e2e_s for each in timed], "tpot": tpot}
+    return {
+        f"{name}_p{percent}_s": quantile(sorted(values), percent / 100)
+        for name, values in times.items()
+        for percent in ((50, 99) if values else ())
+    }
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the quantile of values in ascending order."""
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 async def mixed(
@@ -239,9 +249,8 @@ async def mixed(
     await asyncio.gather(*(caller() for _ in range(concurrency)))
     took = time.perf_counter() - start
     await asyncio.sleep(SETTLE_S)
-    tpot = sorted(each.decode_s / (each.tokens - 1) for each in timed if each.tokens > 1)
     counts = {"requests": len(timed), "tokens": sum(each.tokens for each in timed), "took_s": took}
-    return {**meter.read(), **counts, **_times(timed), "tpot_s": tpot}
+    return {**meter.read(), **counts, **_times(timed)}
 
 
 def _words(rng: random.Random, count: int) -> str:
@@ -309,9 +318,8 @@ async def streams(
             delays = sorted(delay for each in load.connections for delay in each.delays_us)
             found["lost"] = sum(each.position - each.seen for each in load.connections)
             found["late"] = sum(delay > 100_000 for delay in delays)
-            found["delay_p50_ms"] = delays[len(delays) // 2] / 1e3
-            found["delay_p99_ms"] = delays[int(len(delays) * 0.99)] / 1e3
-            found["delay_max_ms"] = delays[-1] / 1e3
+            for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+                found[f"delay_{name}_ms"] = quantile(delays, share) / 1e3
         return found
     finally:
         await load.end()

@@ -24,6 +24,9 @@ class Peer:
     env: dict[str, str] = field(default_factory=dict)
     max_streams: int = 10_000
     """Most streams at the same time that it is measured with."""
+    slow: int = 1
+    """Its cost per request over that of the others, roughly; it gets as many times fewer requests, and where this is
+    above 1 no constant rate and one round only."""
 
 
 def _vllm_router(program: str, port: int, engine: str, _folder: Path) -> list[str]:
@@ -75,7 +78,10 @@ PEERS = (
         model="tensorzero::model_name::bench", path="/openai/v1/chat/completions", max_streams=512,
     ),
     Peer(
-        "litellm", "litellm", _litellm, max_streams=64,
-        env={"LITELLM_LOG": "ERROR", "LITELLM_TELEMETRY": "False", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        "litellm", "litellm", _litellm, max_streams=64, slow=8,
+        env={
+            "LITELLM_LOG": "ERROR", "LITELLM_TELEMETRY": "False", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+        },
     ),
 )  # fmt: skip

@@ -6,18 +6,18 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from bench.report import Report, median_interval, quantile, section
+from bench.report import Report, median_interval, middle, section
 from bench.stack import ROLES
 
 
-def tables(report: Report) -> str:
-    """Return all tables that the records are enough for, as Markdown."""
-    parts = [_idle, _cpu, _chunks, _pairs, _tokens, _latency, _ttft, _memory, _late, _refused]
+def tables(report: Report, *, head: bool = True) -> str:
+    """Return all tables that the records are enough for, as Markdown; `head` adds a line of conditions."""
+    parts = [_idle, _cpu, _core, _chunks, _pairs, _tokens, _latency, _ttft, _memory, _late, _refused]
     shown = [part(report) for part in parts]
     conditions = report.conditions
-    head = f"{conditions['date']}, commit {conditions['commit']}, {conditions['machine']}"
-    load = f"load average {conditions['load_average']}"
-    return "\n\n".join([f"{head}; {load}", *(text for text in shown if text)])
+    line = f"{conditions['date']}, commit {conditions['commit']}, {conditions['machine']}"
+    stated = [f"{line}; load average {conditions['load_average']}"] if head else []
+    return "\n\n".join([*stated, *(text for text in shown if text)])
 
 
 def _by_process(
@@ -28,11 +28,12 @@ def _by_process(
     processes = {process for found in runs.values() for each in found for process in each["cpu_s"]}
 
     def row(title: str, of: Callable[[Mapping[str, float]], float], *, net: bool = True) -> list[str]:
-        values = [
-            [scale * of(report.cpu_ms(each, target, net=net)) / per(each) for each in found if per(each)]
-            for found in runs.values()
-        ]
-        return [title, *(f"{median(each):.3g}" if each else "" for each in values)]
+        cells = []
+        for found in runs.values():
+            costs = [scale * of(report.cpu_ms(each, target, net=net)) / per(each) for each in found]
+            whole = [scale * of(report.cpu_ms(each, target, net=False)) / per(each) for each in found]
+            cells.append(shown(median(costs), median(whole)) if costs else "")
+        return [title, *cells]
 
     def total(used: Mapping[str, float]) -> float:
         return sum(used.values())
@@ -44,6 +45,11 @@ def _by_process(
         row(f"**{target}, all**", total),
         row(f"{target}, with its idle cost", total, net=False),
     ]
+
+
+def shown(cost: float, gross: float) -> str:
+    """Return a cost as text; "~0" when what was subtracted is so much more that the rest is noise."""
+    return "~0" if cost <= 0 or gross - cost > 4 * cost else f"{cost:.3g}"
 
 
 def _per_process(
@@ -69,6 +75,18 @@ def _cpu(report: Report) -> str:
     )
 
 
+def _core(report: Report) -> str:
+    rows = []
+    for target in report.targets:
+        for key in report.keys("core"):
+            if runs := report.results("core", key, target):
+                rate = median(each["requests"] / each["took_s"] for each in runs)
+                cores = median(sum(each["cpu_s"].values()) / each["took_s"] for each in runs)
+                rows.append([target, f"{rate:,.0f}", f"{cores:.2f}", f"{rate / cores:,.0f}"])
+    title = "Requests/s of one core: whole answers of 16 tokens, all processes of a gateway on it"
+    return section(title, ["", "requests/s", "cores used", "requests per CPU second"], rows)
+
+
 def _chunks(report: Report) -> str:
     return _per_process(
         report, "CPU us per chunk, by open streams", "chunks", lambda each: each["events"], 1e3
@@ -87,48 +105,60 @@ def _pairs(report: Report) -> str:
     """Pairs of one round: ours and another target, one after the other."""
     rows = []
     for key in report.keys("chunks"):
-        costs = {target: _per_event(report, key, target) for target in report.targets}
-        for ours in report.targets:
-            others = [each for each in report.targets if each != ours] if report.idle_ms_per_s(ours) else []
-            for other in others:
-                ratios = [mine / theirs for mine, theirs in zip(costs[ours], costs[other], strict=False)]
-                if len(ratios) > 1:
-                    middle, low, high = median_interval(ratios)
+        for ours in (target for target in report.targets if report.idle_ms_per_s(target)):
+            for other in (target for target in report.targets if target != ours):
+                pairs = ratios(report, key, ours, other)
+                if len(pairs) > 1:
+                    share, low, high = median_interval(pairs)
                     interval = f"{low:.2f} to {high:.2f}"
-                    rows.append([f"{ours} / {other}", key, f"{middle:.2f}", interval, str(len(ratios))])
+                    rows.append([f"{ours} / {other}", key, f"{share:.2f}", interval, str(len(pairs))])
     head = ["", "streams", "median", "95 % interval", "pairs"]
     return section("CPU per chunk, ratios in interleaved pairs", head, rows)
 
 
-def _per_event(report: Report, key: str, target: str) -> list[float]:
-    runs = report.results("chunks", key, target)
-    return [sum(report.cpu_ms(each, target).values()) / each["events"] for each in runs]
+def ratios(report: Report, key: str, ours: str, other: str) -> list[float]:
+    """Return the CPU per chunk of one target over another's, by round; all processes together."""
+    costs: dict[tuple[str, int], float] = {}
+    for each in report.records:
+        if (each.section, each.key) == ("chunks", key) and "error" not in each.result:
+            used = sum(report.cpu_ms(each.result, each.target).values())
+            costs[each.target, each.round] = used / each.result["events"]
+    rounds = [number for target, number in costs if target == ours and (other, number) in costs]
+    return [costs[ours, number] / costs[other, number] for number in rounds]
+
+
+def added(report: Report, name: str, field: str, target: str) -> list[float]:
+    """Return the seconds that a target adds to p50 and p99 of the engine alone; nothing where one was not measured."""
+    both = [
+        _quantiles(report.results(name, key, each), field)
+        for key in report.keys(name)[:1]
+        for each in (target, "direct")
+    ]
+    return [value - less for value, less in zip(*both, strict=True)] if len(both) == 2 and all(both) else []
 
 
 def _added(report: Report, name: str, field: str, title: str) -> str:
     rows = []
-    for key in report.keys(name):
-        found = {target: _quantiles(report.results(name, key, target), field) for target in report.targets}
-        base = found.get("direct") or [0.0, 0.0]
-        for target, both in found.items():
-            if both:
-                added = [value - less for value, less in zip(both, base, strict=True)]
-                rows.append([target, *(f"{1e3 * value:.2f}" for value in (*both, *added))])
+    for key in report.keys(name)[:1]:
+        for target in report.targets:
+            if both := _quantiles(report.results(name, key, target), field):
+                values = [*both, *added(report, name, field, target)]
+                rows.append([target, *(f"{1e3 * value:.2f}" for value in values)])
     return section(title, ["", "p50 ms", "p99 ms", "added p50", "added p99"], rows)
 
 
 def _quantiles(runs: Sequence[Mapping[str, Any]], field: str) -> list[float]:
     """Return the median over rounds of p50 and of p99; nothing without rounds."""
-    return [median(quantile(each[field], share) for each in runs) for share in (0.5, 0.99)] if runs else []
+    return [middle(runs, f"{field}_{name}_s") for name in ("p50", "p99")] if runs else []
 
 
 def _latency(report: Report) -> str:
     rate = report.conditions["rate_per_s"]
-    return _added(report, "latency", "e2e_s", f"Latency of whole answers of 16 tokens at {rate:g} requests/s")
+    return _added(report, "latency", "e2e", f"Latency of whole answers of 16 tokens at {rate:g} requests/s")
 
 
 def _ttft(report: Report) -> str:
-    return _added(report, "ttft", "ttft_s", "Time to first token at 64 streams")
+    return _added(report, "ttft", "ttft", "Time to first token at 64 streams")
 
 
 def _memory(report: Report) -> str:

@@ -47,7 +47,9 @@ class Rig:
     stack: ExitStack
     targets: list[Target] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Lines about what is missing."""
+    """Lines about versions, and what is missing."""
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Started processes by the name of their log."""
 
     def __post_init__(self) -> None:
         self.scratch = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-gateway-")))
@@ -65,6 +67,7 @@ class Rig:
                 env={**os.environ, **(env or {})},
             )  # fmt: skip
         self.stack.callback(end_process, process)
+        self.processes[log] = process
         return process.pid
 
     def start_engine(self) -> Target:
@@ -119,6 +122,7 @@ class Rig:
             found = [folder / peer.program for folder in folders if (folder / peer.program).exists()]
             if found:
                 self.start_peer(peer, found[0], engine)
+                self.notes.append(f"{peer.name}: {_version(found[0])}")
             else:
                 self.notes.append(f"{peer.name}: skipped, no program {peer.program} in --peers-bin")
 
@@ -126,7 +130,7 @@ class Rig:
         """Wait until every target answers; one that does not is dropped with a note, unless it is ours."""
         for target in list(self.targets):
             try:
-                await _answers(target)
+                await _answers(target, self.processes.get(f"{target.name}.log"))
             except RuntimeError as error:
                 if "api" in target.groups or target.name in ("direct", "bare"):
                     raise
@@ -144,8 +148,17 @@ def url(target: Target) -> str:
     return f"http://127.0.0.1:{target.port}"
 
 
-async def _answers(target: Target) -> None:
-    """Wait until a target answers with success. Raises RuntimeError when it does not in time."""
+def _version(program: Path) -> str:
+    """Return the version of the distribution that a script belongs to; "" when its environment does not tell."""
+    code = f"from importlib.metadata import version; print(version({program.name!r}))"
+    python = program.parent / "python"
+    if not python.exists():
+        return ""
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+
+
+async def _answers(target: Target, process: subprocess.Popen[bytes] | None) -> None:
+    """Wait until a target answers with success. Raises RuntimeError when it ends or does not in time."""
     client = Client(target)
     raw = client.raw(max_tokens=1)
     deadline = time.monotonic() + _ANSWER_TIMEOUT_S
@@ -155,6 +168,6 @@ async def _answers(target: Target) -> None:
             client.close()
             return
         except (OSError, RuntimeError, TimeoutError) as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or (process is not None and process.poll() is not None):
                 raise RuntimeError(f"{target.name} does not answer: {error}") from error
             await asyncio.sleep(0.3)

@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.gateway.load import Target
 from bench.gateway.load_process import LoadProcess
+from bench.performance import publish
 from bench.provenance import provenance
 from bench.report import Record, Report
 from bench.stack import ROOT, Stack, commit_of
@@ -51,6 +52,9 @@ def arguments() -> argparse.Namespace:
             f"--{name}-cores", type=cores, default=(), help=f"processors of the {what}, such as 0,2-4"
         )
     parser.add_argument("--json", type=Path, help="where the records go; default: bench/out")
+    parser.add_argument(
+        "--publish", action="store_true", help="write docs/performance.md with its data and plot"
+    )
     return parser.parse_args()
 
 
@@ -71,7 +75,8 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     path = given.json or OUT / f"through-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
     path.write_text(report.as_json())
-    console.print(f"written: {path}")
+    for each in [path, *(publish(through=report) if given.publish else [])]:
+        console.print(f"written: {each}")
     return 0
 
 

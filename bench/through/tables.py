@@ -2,58 +2,53 @@
 
 from collections import Counter
 from statistics import median
-from typing import Any
 
-from bench.report import Report, median_interval, quantile, section
+from bench.report import Report, median_interval, middle, section
 
 
-def tables(report: Report) -> str:
-    """Return all tables as Markdown."""
+def tables(report: Report, *, head: bool = True) -> str:
+    """Return all tables as Markdown; `head` adds a line of conditions."""
     conditions = report.conditions
-    head = (
+    line = (
         f"{conditions['date']}, commit {conditions['commit']}, {conditions['machine']}, {conditions['model']}"
     )
-    parts = [
-        f"{head}; load average {conditions['load_average']}",
-        _speed(report),
-        _cpu(report),
-        _refused(report),
-    ]
+    stated = [f"{line}; load average {conditions['load_average']}"] if head else []
+    parts = [*stated, _speed(report), _cpu(report), _refused(report)]
     return "\n\n".join(part for part in parts if part)
 
 
+def shares(report: Report, key: str) -> list[float]:
+    """Return tokens per second through the platform over direct ones, by pair."""
+    speeds = {
+        (each.target, each.round): each.result["tokens"] / each.result["took_s"]
+        for each in report.records
+        if (each.section, each.key) == ("through", key) and "error" not in each.result
+    }
+    rounds = [number for target, number in speeds if target == "through" and ("direct", number) in speeds]
+    return [speeds["through", number] / speeds["direct", number] for number in rounds]
+
+
+def ttft_ratio(report: Report, key: str, field: str) -> float:
+    """Return a percentile of the time to first token through the platform over the direct one."""
+    mine, bare = (middle(report.results("through", key, target), field) for target in ("through", "direct"))
+    return mine / bare
+
+
 def _speed(report: Report) -> str:
+    fields = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s")
     rows = []
     for key in report.keys("through"):
-        runs = {target: report.results("through", key, target) for target in report.targets}
-        speeds = {
-            target: [each["tokens"] / each["took_s"] for each in found] for target, found in runs.items()
-        }
-        shares = [mine / bare for mine, bare in zip(speeds["through"], speeds["direct"], strict=False)]
         for target in report.targets:
-            if runs[target]:
-                rows.append([key, target, f"{median(speeds[target]):,.0f}", *_times(runs[target])])
-        if shares:
-            middle, low, high = median_interval(shares)
-            ttft = [
-                _middle(runs["through"], "ttft_s", share) / _middle(runs["direct"], "ttft_s", share)
-                for share in (0.5, 0.99)
-            ]
-            interval = f" ({low:.3f} to {high:.3f})" if len(shares) > 1 else ""
-            rows.append(
-                [key, "through / direct", f"{middle:.3f}{interval}", *(f"{each:.2f}x" for each in ttft), ""]
-            )
-    head = ["at once", "", "tokens/s", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms"]
-    return section("Speed", head, rows)
-
-
-def _times(runs: list[dict[str, Any]]) -> list[str]:
-    wanted = (("ttft_s", 0.5), ("ttft_s", 0.99), ("tpot_s", 0.5))
-    return [f"{1e3 * _middle(runs, field, share):,.1f}" for field, share in wanted]
-
-
-def _middle(runs: list[dict[str, Any]], field: str, share: float) -> float:
-    return median(quantile(each[field], share) for each in runs)
+            if runs := report.results("through", key, target):
+                speed = median(each["tokens"] / each["took_s"] for each in runs)
+                times = [f"{1e3 * middle(runs, field):,.1f}" for field in fields]
+                rows.append([key, target, f"{speed:,.0f}", *times])
+        if pairs := shares(report, key):
+            share, low, high = median_interval(pairs)
+            interval = f" ({low:.3f} to {high:.3f})" if len(pairs) > 1 else ""
+            ratios = [f"{ttft_ratio(report, key, field):.2f}x" for field in fields]
+            rows.append([key, "through / direct", f"{share:.3f}{interval}", *ratios])
+    return section("Speed", ["at once", "", "tokens/s", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms"], rows)
 
 
 def _cpu(report: Report) -> str:

@@ -1,0 +1,288 @@
+"""docs/performance.md: the figures of `bench.gateway` and `bench.through`, their plot and their data.
+
+Each of the two benchmarks replaces its own data with --publish and writes the page anew from both. From saved records:
+
+  python -m bench.performance --gateway bench/out/gateway-X.json --through bench/out/through-X.json
+"""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from bench.gateway import tables as gateway_tables
+from bench.report import Report, median_interval, section
+from bench.stack import ROLES, ROOT
+from bench.through import tables as through_tables
+
+DOCS = ROOT / "docs"
+OURS = "penstock"
+RIVAL = "vllm-router"
+COLOURS = {
+    "api": "#0b6e4f", "scheduler": "#6699cc", "postgres": "#336699", "redis": "#d1495b", "jobs": "#edae49",
+    "agent": "#999999", "console": "#bbbbbb", "stripe-sim": "#cccccc", "supervisor": "#dddddd",
+}  # fmt: skip
+
+
+def publish(*, gateway: Report | None = None, through: Report | None = None, docs: Path = DOCS) -> list[Path]:
+    """Write the data of the given reports, and page and plot of these and the stored ones; return the paths."""
+    for name in ("data", "images"):
+        (docs / name).mkdir(parents=True, exist_ok=True)
+    stores = {"gateway": docs / "data" / "gateway.json", "through": docs / "data" / "through.json"}
+    written = []
+    for name, report in (("gateway", gateway), ("through", through)):
+        if report is not None:
+            stores[name].write_text(report.as_json())
+            written.append(stores[name])
+    gateway, through = (
+        Report.from_json(path.read_text()) if path.exists() else None for path in stores.values()
+    )
+    page = docs / "performance.md"
+    page.write_text(page_text(gateway, through))
+    if gateway is not None:
+        written.append(plot(gateway, docs / "images" / "performance.svg"))
+    return [*written, page]
+
+
+def page_text(gateway: Report | None, through: Report | None) -> str:
+    """Return the page."""
+    parts = [_HEAD, targets(gateway, through)]
+    if gateway is not None:
+        parts += [
+            "## Beside other gateways", _GATEWAY, _conditions(gateway), gateway_tables.tables(gateway, head=False),
+            "![CPU per request, per chunk, added latency](images/performance.svg)",
+        ]  # fmt: skip
+    if through is not None:
+        parts += [
+            "## The real vLLM",
+            _THROUGH,
+            _conditions(through),
+            through_tables.tables(through, head=False),
+        ]
+    return "\n\n".join([*(part for part in parts if part), _INSTALL]) + "\n"
+
+
+_HEAD = """# Performance
+
+Written by `make bench-gateway ARGS=--publish` and `make bench-through ARGS=--publish`; do not edit. Every figure is
+measured through `penstock up` with everything on: keys, limits on all scopes, prepaid credit, holds, settlement,
+scheduler, jobs and console. Machines differ and drift: compare figures of one run, not of two."""
+_GATEWAY = """`penstock up --engine external` in front of a mock engine (`bench/gateway/mock_engine.py`) that answers
+as vLLM does. The gateways share a processor, engine and load generator have another one; all are measured in turn.
+`bare` is an ASGI application that only forwards bytes. CPU is the time of a process with its children; what it uses
+without load is in the first table and is subtracted in the others, except in the line that says so. `~0` is less than
+the subtraction can resolve."""
+_THROUGH = """The engine that `penstock up` starts, asked at its own port and through the customer API, in turn.
+Lengths of prompts and answers vary; both sides get the same ones. CPU is by token of the answers; idle cost is not
+subtracted."""
+_INSTALL = """## Measure it yourself
+
+```sh
+make bench-gateway ARGS=--quick      # two minutes
+make bench-gateway                   # up to 25 minutes
+make bench-through ARGS=--quick      # two minutes
+make bench-through                   # 20 minutes
+```
+
+Other gateways are no dependency. Install them in environments of their own and name the folders of their programs:
+
+```sh
+python3 -m venv ~/peers/routers && ~/peers/routers/bin/pip install vllm-router sglang-router
+python3 -m venv ~/peers/litellm && ~/peers/litellm/bin/pip install 'litellm[proxy]'
+make bench-gateway ARGS="--peers-bin ~/peers/routers/bin --peers-bin ~/peers/litellm/bin"
+```
+
+TensorZero has no package for pip: put its gateway's binary into such a folder as `tensorzero-gateway`. A program that
+is in no folder is skipped with a line. `--only SECTION` measures a part, `--repo before=../other-checkout` measures
+another checkout in the same run, `--json FILE` keeps the records. `make bench-through` takes `--platform-cores`,
+`--engine-cores` and `--load-cores`, which give each side processors of its own."""
+
+
+def _conditions(report: Report) -> str:
+    given = report.conditions
+    what = f"{given['date'][:10]}, commit {given['commit']}, {given['machine']}, load average {given['load_average']}"
+    notes = [f"- {note}" for note in given.get("notes", []) if "skipped" not in note]
+    return "\n\n".join([f"Measured on {what}.", *(["\n".join(notes)] if notes else [])])
+
+
+def targets(gateway: Report | None, through: Report | None) -> str:
+    """Return the table of targets and what these runs measured; a figure that was not measured has no line."""
+    rows = [*(_gateway_targets(gateway) if gateway else []), *(_through_targets(through) if through else [])]
+    return section("Targets", ["", "target", "measured", ""], rows)
+
+
+def _gateway_targets(report: Report) -> list[list[str]]:
+    rows = []
+    for key, length, limit in (("whole 1", "1 token", 0.5), ("whole 1000", "1,000 tokens", 1.0)):
+        if cost := _request_ms(report, key):
+            rows.append(_row(f"API process, ms per whole answer of {length}", limit, cost["api"]))
+    if cost := _request_ms(report, "whole 1"):
+        rows.append(_row("all processes, ms per whole answer of 1 token", 1.0, sum(cost.values())))
+    for key in ("64", "512"):
+        if pairs := gateway_tables.ratios(report, key, OURS, RIVAL):
+            share, low, high = median_interval(pairs)
+            note = f" ({low:.2f} to {high:.2f}, {len(pairs)} pairs)"
+            rows.append(_row(f"CPU per chunk over {RIVAL}'s at {key} streams", 1.2, share, note))
+    for name, field, limits in (("latency", "e2e", (2.0, 8.0)), ("ttft", "ttft", (2.0,))):
+        what = (
+            "latency, ms at 200 requests/s" if name == "latency" else "time to first token, ms at 64 streams"
+        )
+        found = gateway_tables.added(report, name, field, OURS)
+        rows += [
+            _row(f"added p{percent} {what}", limit, 1e3 * value)
+            for percent, limit, value in zip((50, 99), limits, found, strict=False)
+        ]
+    for each in report.results("memory", "2000", OURS):
+        grown = each["rss_open"]["api"] - each["rss_before"]["api"]
+        rows.append(_row("KB per idle stream", 20.0, grown / each["streams"] / 1000))
+    for each in report.results("late", "2000", OURS):
+        rows += [_row(f"events {name} at 2,000 streams", 0, each[name]) for name in ("lost", "late")]
+    return rows
+
+
+def _request_ms(report: Report, key: str) -> dict[str, float]:
+    runs = [(report.cpu_ms(each, OURS), each["requests"]) for each in report.results("cpu", key, OURS)]
+    return {name: median(used[name] / count for used, count in runs) for name in runs[0][0]} if runs else {}
+
+
+def _through_targets(report: Report) -> list[list[str]]:
+    rows = []
+    for key in report.keys("through"):
+        if pairs := through_tables.shares(report, key):
+            rows.append(
+                _row(f"share of the engine's tokens/s at {key} at once", 0.95, median(pairs), least=True)
+            )
+    if report.results("through", "128", "through") and report.results("through", "128", "direct"):
+        ratio = through_tables.ttft_ratio(report, "128", "ttft_p99_s")
+        rows.append(_row("p99 time to first token over direct at 128 at once", 1.3, ratio))
+    refused: Counter[str] = Counter()
+    for record in report.records:
+        refused.update(record.result.get("refused", {}))
+    rows.append(_row("refusals `billing_unavailable`", 0, refused["503 billing_unavailable"]))
+    return rows
+
+
+def _row(what: str, limit: float, value: float, note: str = "", *, least: bool = False) -> list[str]:
+    met = value >= limit if least else value <= limit
+    return [
+        what,
+        f"{'at least' if least else 'at most'} {limit:g}",
+        f"{value:.3g}{note}",
+        "met" if met else "missed",
+    ]
+
+
+def plot(report: Report, path: Path) -> Path:
+    """Draw CPU per request by process, CPU per chunk over streams, and added latency; return the path."""
+    with rc_context({"svg.hashsalt": "penstock", "svg.fonttype": "none", "font.size": 8}):
+        canvas = Figure(figsize=(11, 6), layout="constrained")
+        whole, streamed, chunks, latency, ttft, memory = canvas.subplots(2, 3).flat
+        _requests(whole, report, "whole")
+        _requests(streamed, report, "streamed")
+        _chunks(chunks, report)
+        _bars(latency, "added latency p50 and p99 at 200/s, ms", {
+            target: [1e3 * each for each in gateway_tables.added(report, "latency", "e2e", target)]
+            for target in report.targets if target != "direct"
+        })  # fmt: skip
+        _bars(ttft, "added time to first token p50 and p99, ms", {
+            target: [1e3 * each for each in gateway_tables.added(report, "ttft", "ttft", target)]
+            for target in report.targets if target != "direct"
+        })  # fmt: skip
+        _bars(memory, "KB per idle stream", {target: _stream_kb(report, target) for target in report.targets})
+        stated = report.conditions
+        canvas.suptitle(f"Commit {stated['commit']}, {stated['date'][:10]}, {stated['machine']}")
+        canvas.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return path
+
+
+def _requests(axes: Any, report: Report, mode: str) -> None:
+    """Bars of all targets by length of answer; ours in layers of processes."""
+    keys = [key for key in report.keys("cpu") if key.startswith(f"{mode} ")]
+    targets = [target for target in report.targets if any(report.results("cpu", key, target) for key in keys)]
+    width = 0.8 / max(len(targets), 1)
+    for number, target in enumerate(targets):
+        places = [place + width * number for place in range(len(keys))]
+        floor = [0.0] * len(keys)
+        for name in ROLES if report.idle_ms_per_s(target) else (target,):
+            heights = [_cost(report, key, target, name) for key in keys]
+            colour = COLOURS.get(name, f"C{number}")
+            label = name if name in COLOURS and target == OURS else target if name == target else None
+            axes.bar(places, heights, width, bottom=floor, color=colour, label=label)
+            floor = [low + height for low, height in zip(floor, heights, strict=True)]
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(keys))], [key.split()[1] for key in keys])
+    tallest = sorted((max(_cost(report, key, target) for key in keys), target) for target in targets)
+    beyond = ""
+    if len(tallest) > 1 and tallest[-1][0] > 2 * tallest[-2][0]:
+        axes.set_ylim(0, 1.2 * tallest[-2][0])
+        beyond = f" ({tallest[-1][1]}: up to {tallest[-1][0]:.0f})"
+    axes.set(title=f"CPU ms per request, {mode}{beyond}", xlabel="tokens of the answer")
+    if targets:
+        axes.legend(frameon=False, fontsize=6)
+
+
+def _cost(report: Report, key: str, target: str, process: str = "") -> float:
+    """Return CPU milliseconds per request of one process, "" = of all together."""
+    costs = []
+    for each in report.results("cpu", key, target):
+        used = report.cpu_ms(each, target)
+        costs.append((used.get(process, 0.0) if process else sum(used.values())) / each["requests"])
+    return max(median(costs), 0.0) if costs else 0.0
+
+
+def _chunks(axes: Any, report: Report) -> None:
+    for target in report.targets:
+        points = {
+            int(key): median(
+                1e3 * sum(report.cpu_ms(each, target).values()) / each["events"] for each in runs
+            )
+            for key in report.keys("chunks")
+            if (runs := report.results("chunks", key, target))
+        }
+        if points:
+            axes.plot(list(points), list(points.values()), "o-", label=target)
+    axes.set(title="CPU us per chunk", xlabel="open streams", xscale="log", yscale="log")
+    if len(axes.lines):
+        axes.legend(frameon=False, fontsize=6)
+
+
+def _stream_kb(report: Report, target: str) -> list[float]:
+    runs = report.results("memory", "2000", target)
+    name = "api" if runs and "api" in runs[0]["rss_open"] else target
+    return [(each["rss_open"][name] - each["rss_before"][name]) / each["streams"] / 1000 for each in runs]
+
+
+def _bars(axes: Any, title: str, values: dict[str, list[float]]) -> None:
+    """One group of bars per target."""
+    found = {target: heights for target, heights in values.items() if heights}
+    for place, heights in enumerate(found.values()):
+        places = [place + 0.35 * number for number in range(len(heights))]
+        axes.bar_label(
+            axes.bar(places, heights, 0.33, color=["#6699cc", "#cc6633"][: len(heights)]),
+            fmt="%.3g",
+            fontsize=6,
+        )
+    axes.set_xticks([place + 0.17 for place in range(len(found))], list(found), rotation=20, fontsize=6)
+    axes.set_title(title)
+
+
+def main() -> None:
+    """Publish saved records."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in ("gateway", "through"):
+        parser.add_argument(f"--{name}", type=Path, help=f"records of bench.{name}")
+    given = parser.parse_args()
+    gateway, through = (
+        Report.from_json(path.read_text()) if path else None for path in (given.gateway, given.through)
+    )
+    for path in publish(gateway=gateway, through=through):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
