@@ -1,10 +1,13 @@
 """The rate limiter with a real Redis: exactness across processes, refunds, epochs, and operation without Redis."""
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 from time import monotonic
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -13,6 +16,7 @@ import pytest
 from redis.asyncio import Redis
 
 from core.clock import SystemClock
+from core.embedded import EmbeddedRedis
 from core.errors import RateLimited, Unavailable
 from core.ids import uuid7
 from tenants.principal import NO_LIMITS, Limits, Principal
@@ -408,6 +412,36 @@ async def test_a_frozen_redis_blocks_no_request_and_late_grants_are_returned(
         assert await outcome(rates, who) == "key:concurrency"
     server.close()
     await server.wait_closed()
+
+
+async def test_a_server_killed_frozen_and_started_again_blocks_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenants.rate_pipeline.REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tenants.rate_pipeline.DEAD_AFTER_S", 0.2)
+    monkeypatch.setattr("tenants.rate_pipeline.RETRY_INTERVAL_S", 0.1)
+    who = principal(key=Limits(requests_per_min=100_000))
+    server = EmbeddedRedis(tmp_path)
+    url = await server.start()
+    try:
+        async with limiter(url) as rates:
+            await until(lambda: _really_granted(rates, who))
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda: not server.pid)
+            calls = [asyncio.wait_for(rates.acquire(rid(), who, 1, 1), 10) for _ in range(10)]
+            assert all(grant.headers == [] for grant in await asyncio.gather(*calls))
+            await server.start()
+            await until(lambda: _really_granted(rates, who))
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                grant = await asyncio.wait_for(rates.acquire(rid(), who, 1, 1), 10)
+                assert grant.headers == []
+                await until(lambda: rates._pipeline._protocol is None, what="the silent connection is closed")
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            await until(lambda: _really_granted(rates, who))
+    finally:
+        await server.stop()
 
 
 async def _really_granted(rates: RateLimiter, who: Principal) -> bool:
