@@ -20,11 +20,13 @@ from core.errors import (
     PermissionDenied,
     RateLimited,
     Refused,
+    RequestTooLarge,
     Unavailable,
 )  # fmt: skip
 from core.ids import uuid7
 from core.tokens import TokenUsage
 from gateway.context import AbortReason
+from gateway.limits import body_limit
 from gateway.ports import ClientDisconnected
 from gateway.schemas.chat import parse_chat
 from gateway.schemas.common import PreparedRequest
@@ -128,6 +130,26 @@ async def test_models_are_checked_first() -> None:
         await gateway.director.handle(uuid7(), limited, prepared(), FakeReply())
     with pytest.raises(InvalidRequest, match="100 tokens"):
         await gateway.director.handle(uuid7(), principal(), prepared(max_tokens=100), FakeReply())
+    longer = prepared(messages=[{"role": "user", "content": "x" * body_limit(100, 1)}])
+    with pytest.raises(RequestTooLarge, match="at most 134,272 bytes"):
+        await gateway.director.handle(uuid7(), principal(), longer, FakeReply())
+    assert gateway.rates.invalid == 4
+    gateway.assert_resolved()
+
+
+async def test_the_prompt_is_kept_for_another_attempt_and_freed_when_the_answer_begins() -> None:
+    gateway = Gateway(FakeEngines([EngineFailed("reset")], answer(["ok", "ok"])))
+    asked = prepared(stream=True)
+    reply = FakeReply()
+    reply.stuck = asyncio.Event()
+    task = asyncio.create_task(gateway.director.handle(uuid7(), principal(), asked, reply))
+    await until(lambda: reply.started, what="the answer begins")
+    assert asked.fields == {}
+    reply.stuck.set()
+    await task
+    first, second = gateway.engines.bodies
+    assert first == second
+    assert b'"content":"hello"' in second
     gateway.assert_resolved()
 
 
