@@ -91,7 +91,7 @@ class Admission(Generic[GrantT]):
         reserved.input_estimate = self._estimator.input_tokens(name, prepared.prompt_bytes)
         reserved.output_estimate = self._estimator.output_tokens(name, prepared.max_tokens, prepared.choices)
         reserved.grant = await self._rates.acquire(
-            str(request.id), request.principal, reserved.input_estimate, reserved.output_estimate
+            request.id_text, request.principal, reserved.input_estimate, reserved.output_estimate
         )
         reserved.granted_at = self._now()
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing.metering.records import HoldGranted, OpenRecord, Outcome, Unbilled
+from billing.metering.records import HoldGranted, OpenRecord, Outcome, Unbilled, UsageRecord
 from core.errors import AuthenticationFailed, PenstockError, Unavailable
 from core.tokens import NO_TOKENS, TokenUsage
 from gateway.merge_chunks import AnswerMerger
@@ -49,7 +49,7 @@ class AbortReason(Enum):
 class Request:
     """Who asks for what. Set on receipt and not changed afterwards."""
 
-    __slots__ = ("id", "model", "prepared", "principal", "received_at", "reply")
+    __slots__ = ("id", "id_text", "model", "prepared", "principal", "received_at", "reply")
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Request:
         now: float,
     ) -> None:
         self.id = request_id
+        self.id_text = str(request_id)
         self.principal = principal
         self.prepared = prepared
         self.model = model
@@ -145,7 +146,7 @@ class RequestContext(Generic[GrantT]):
 
     __slots__ = (
         "abort_reason", "answer", "error", "open_record", "outcome", "request", "reserved", "routing", "settled_at",
-        "task",
+        "task", "usage_record",
     )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
@@ -162,6 +163,8 @@ class RequestContext(Generic[GrantT]):
         """The error that the request ended with, for metrics and traces; None if it succeeded."""
         self.abort_reason: AbortReason | None = None
         self.settled_at = 0.0
+        self.usage_record: UsageRecord | None = None
+        """The record that the end of the answer was written from, to be settled as it is; None before."""
 
     def abort(self, reason: AbortReason) -> None:
         """End the request by cancelling its task. Only the first reason counts; a settled request is left alone."""

@@ -43,7 +43,7 @@ def place_request(context: AnyContext, blocks: PromptBlocks, deadline_s: float) 
     request = context.request
     principal = request.principal
     return PlaceRequest(
-        request_id=str(request.id),
+        request_id=request.id_text,
         tenant_id=principal.tenant_text,
         model=request.model.name,
         prompt_tokens=blocks.prompt_tokens or context.reserved.input_estimate,

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from uuid import UUID
 
-from billing.metering.records import Outcome
+from billing.metering.records import Outcome, UsageRecord
 from core.errors import EngineFailed
 from gateway import answers
 from gateway.context import AnyContext, Request
@@ -74,7 +74,7 @@ class Relay:
             return
         codec = answer.codec = StreamCodec(prepared.choices, context.reserved.output_limit)
         answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint)
-        headers = (("X-Request-Id", str(request.id)),)
+        headers = (("X-Request-Id", request.id_text),)
         answer.stream = stream = await self._engines.open(
             placement.url,
             ENGINE_PATHS[prepared.endpoint],
@@ -116,7 +116,7 @@ class Relay:
                     placement.url,
                     ENGINE_PATHS[endpoint],
                     _engine_body(context, placement),
-                    (("X-Request-Id", str(request.id)),),
+                    (("X-Request-Id", request.id_text),),
                     headers_timeout_s=wait_s,
                 )
                 if await stream.read_into(take):
@@ -217,13 +217,14 @@ class Relay:
             raise RuntimeError("only an attempted request can be finished")
         context.outcome = _outcome_of(context, codec)
         context.settled_at = self._now()
+        record = context.usage_record = usage_record(context, context.settled_at)
         if context.request.prepared.stream:
-            await self._end_stream(context, codec)
+            await self._end_stream(context, codec, record)
         else:
-            await self._send_answer(context, codec)
+            await self._send_answer(context, codec, record)
 
-    async def _end_stream(self, context: AnyContext, codec: StreamCodec) -> None:
-        request, record = context.request, usage_record(context, context.settled_at)
+    async def _end_stream(self, context: AnyContext, codec: StreamCodec, record: UsageRecord) -> None:
+        request = context.request
         if not request.reply.started:
             await request.reply.start(context.rate_headers)
         context.answer.writing_since = context.settled_at
@@ -238,12 +239,8 @@ class Relay:
             )
         )
 
-    async def _send_answer(self, context: AnyContext, codec: StreamCodec) -> None:
-        request, record, merger = (
-            context.request,
-            usage_record(context, context.settled_at),
-            context.answer.merger,
-        )
+    async def _send_answer(self, context: AnyContext, codec: StreamCodec, record: UsageRecord) -> None:
+        request, merger = context.request, context.answer.merger
         if isinstance(codec, WholeAnswer):
             document = codec.document
         elif merger is not None:

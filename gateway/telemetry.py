@@ -167,7 +167,7 @@ def _attributes(context: AnyContext) -> dict[str, str | int | float | bool]:
         "gen_ai.usage.input_tokens": usage.input,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_input,
         "gen_ai.usage.output_tokens": usage.output,
-        "penstock.request_id": str(context.request.id),
+        "penstock.request_id": context.request.id_text,
         "penstock.tenant_id": str(context.request.principal.tenant_id),
         "penstock.attempts": context.routing.attempts,
     }
