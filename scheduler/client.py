@@ -6,6 +6,7 @@ After FALLBACK_AFTER_S without a scheduler the client places requests itself (sc
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import dataclass
 
@@ -18,18 +19,19 @@ from scheduler import fallback
 from scheduler.announcements import MAX_COUNTERS, CounterCache, announced_placement, announcements
 from scheduler.link import Link
 from scheduler.messages import (
+    WIRE_VERSION,
     AnnouncedPlacement,
     AnnouncedRequest,
-    CancelPlace,
+    Answers,
+    ClientBatch,
     ClientHello,
     Counters,
     PlaceRefused,
-    PrefillDone,
-    Progress,
     TenantCounter,
     ToClient,
     Welcome,
 )
+from scheduler.outbox import Outbox
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from workers.wire import CommandResult, ReplicaCommand
 
@@ -39,6 +41,9 @@ SILENT_S = 4.0
 """Seconds without a message after which the scheduler counts as dead; it sends a snapshot every second."""
 SWEEP_S = 0.1
 """Seconds between two runs of the timer for silence, fallback, deadlines and progress."""
+LINGER_S = 0.002
+"""Seconds for which first tokens, releases and progress wait for others, or for a request that leaves at once. They do
+not wait while this process has queued requests, which may need the freed slot."""
 DEADLINE_SLACK_S = 1.0
 """Seconds after a deadline until the client refuses the request itself, when the scheduler has not answered."""
 BACKOFF_S = (0.05, 1.0)
@@ -54,20 +59,19 @@ PlacementKey = tuple[str, str]
 """Request id and replica id."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Waiting:
     request: PlaceRequest
     future: "asyncio.Future[Placement]"
     since: float
 
 
-@dataclass
+@dataclass(slots=True)
 class _HeldPlacement:
     placement: Placement
     request: PlaceRequest
     since: float
     produced: int = 0
-    reported: int = 0
     prefilled: bool = False
     counted_by: str = ""
     """Epoch of the scheduler that charged the placement last."""
@@ -90,6 +94,11 @@ class _ClientLink(Link):
     def __init__(self, client: "SchedulerClient") -> None:
         super().__init__(max_unsent_bytes=MAX_ANNOUNCED_BYTES)
         self.client = client
+        self.outbox = Outbox()
+
+    def take_batch(self) -> list[ClientBatch]:
+        """What the client has to say since the last flush."""
+        return self.outbox.take()
 
     def on_frame(self, frame: bytes) -> None:
         self.client._receive(self, _decoder.decode(frame))
@@ -119,7 +128,11 @@ class SchedulerClient:
         self._link: _ClientLink | None = None
         self._snapshot = PoolSnapshot()
         self._waiting: dict[str, _Waiting] = {}
+        self._expiry_at = math.inf
+        """No request in `_waiting` has reached its deadline before this time."""
         self._held: dict[PlacementKey, _HeldPlacement] = {}
+        self._advanced: dict[PlacementKey, _HeldPlacement] = {}
+        """Placements with output tokens that have not been reported."""
         self._running: dict[str, int] = {}
         self._commands: dict[str, asyncio.Future[CommandResult]] = {}
         self._away_since = clock.monotonic()
@@ -156,8 +169,10 @@ class SchedulerClient:
         future: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(request, future, self._clock.monotonic())
         self._waiting[request.request_id] = waiting
-        if self.connected:
-            self._send(request)
+        self._expiry_at = min(self._expiry_at, waiting.since + request.deadline_s)
+        if (outbox := self._outbox()) is not None:
+            outbox.place(request)
+            self._send_soon()
         elif self._is_away():
             self._place_locally(waiting)
         try:
@@ -171,19 +186,23 @@ class SchedulerClient:
         held = self._held.get((placement.request_id, placement.replica_id))
         if held is not None and not held.prefilled:
             held.prefilled = True
-            self._send(PrefillDone(placement.request_id, placement.replica_id))
+            if (outbox := self._outbox()) is not None:
+                outbox.prefill_done(placement.request_id, placement.replica_id)
+                self._send_later()
 
     def progress(self, placement: Placement, output_tokens: int) -> None:
         """Note the output tokens of a placement so far; they are reported every SWEEP_S."""
-        held = self._held.get((placement.request_id, placement.replica_id))
-        if held is not None:
-            held.produced = max(held.produced, output_tokens)
+        key = (placement.request_id, placement.replica_id)
+        held = self._held.get(key)
+        if held is not None and output_tokens > held.produced:
+            held.produced = output_tokens
+            self._advanced[key] = held
 
     def release(self, released: Released) -> None:
         """Release a placement. An unknown or released placement is ignored."""
         if self._drop((released.request_id, released.replica_id)) is None:
             return
-        self._send(released)
+        self._send_release(released)
         if not self.connected and self._is_away():
             self._place_waiting_locally()
 
@@ -209,7 +228,8 @@ class SchedulerClient:
         await self.fresh_snapshot()
         future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
         self._commands[command.command_id] = future
-        self._send(command)
+        if self.connected and self._link is not None:
+            self._link.send(command)
         try:
             return await future
         finally:
@@ -227,7 +247,7 @@ class SchedulerClient:
             except (OSError, TimeoutError):
                 log.debug("the scheduler at %s:%s does not answer", self._host, self._port)
             else:
-                link.send(ClientHello(self._token, self.name))
+                link.send(ClientHello(self._token, self.name, WIRE_VERSION))
                 self._last_seen_at = self._clock.monotonic()
                 self._link = link
                 await link.lost.wait()
@@ -242,10 +262,11 @@ class SchedulerClient:
             return
         self._last_seen_at = self._clock.monotonic()
         match message:
-            case Placement():
-                self._on_placement(message)
-            case PlaceRefused():
-                self._on_refusal(message)
+            case Answers():
+                for placement in message.placed:
+                    self._on_placement(placement)
+                for refusal in message.refused:
+                    self._on_refusal(refusal)
             case Counters():
                 self._counters.update(message.epoch, message.counters)
             case PoolSnapshot():
@@ -259,9 +280,15 @@ class SchedulerClient:
                 self._on_welcome(link, message)
 
     def _on_welcome(self, link: _ClientLink, welcome: Welcome) -> None:
-        if welcome.error:
-            self.denied = welcome.error
-            log.error("the scheduler turned this process away: %s", welcome.error)
+        error = welcome.error
+        if not error and welcome.wire != WIRE_VERSION:
+            error = (
+                f"the scheduler speaks version {welcome.wire} of the wire, this process {WIRE_VERSION}: "
+                "run both from one release"
+            )
+        if error:
+            self.denied = error
+            log.error("the scheduler turned this process away: %s", error)
             link.close()
             return
         now = self._clock.monotonic()
@@ -296,10 +323,35 @@ class SchedulerClient:
                 lost = "the connection to the scheduler was lost; the command may or may not have run"
                 future.set_result(CommandResult(command_id, False, lost))
 
-    def _send(self, message: msgspec.Struct) -> None:
-        """Send a message; dropped when not connected, because the next announcement contains what still matters."""
-        if self.connected and self._link is not None:
-            self._link.send(message)
+    def _outbox(self) -> Outbox | None:
+        """Where messages are collected; None when not connected: the next announcement contains what still matters."""
+        return self._link.outbox if self.connected and self._link is not None else None
+
+    def _send_soon(self) -> None:
+        """Send what is collected at the end of this event loop tick, and at once when it is much."""
+        if (link := self._link) is not None:
+            if link.outbox.full:
+                link.flush()
+            else:
+                link.flush_soon()
+
+    def _send_later(self) -> None:
+        """Send what is collected within LINGER_S, and with this tick while requests are queued."""
+        if (link := self._link) is not None:
+            if self._waiting or link.outbox.full:
+                self._send_soon()
+            else:
+                link.flush_soon(LINGER_S)
+
+    def _send_release(self, released: Released) -> None:
+        if (outbox := self._outbox()) is not None:
+            outbox.release(released)
+            self._send_later()
+
+    def _send_cancel(self, request_id: str) -> None:
+        if (outbox := self._outbox()) is not None:
+            outbox.cancel(request_id)
+            self._send_soon()
 
     # Answers
 
@@ -309,7 +361,7 @@ class SchedulerClient:
             return
         waiting = self._waiting.pop(placement.request_id, None)
         if waiting is None or waiting.future.done():
-            self._send(Released(placement.request_id, placement.replica_id))
+            self._send_release(Released(placement.request_id, placement.replica_id))
             return
         self._hold(waiting, placement)
 
@@ -327,6 +379,7 @@ class SchedulerClient:
 
     def _drop(self, key: PlacementKey) -> _HeldPlacement | None:
         held = self._held.pop(key, None)
+        self._advanced.pop(key, None)
         if held is not None:
             left = self._running[key[1]] - 1
             if left:
@@ -367,7 +420,7 @@ class SchedulerClient:
         request_id = waiting.request.request_id
         if self._waiting.get(request_id) is waiting:
             del self._waiting[request_id]
-            self._send(CancelPlace(request_id))
+            self._send_cancel(request_id)
         elif not waiting.future.cancelled() and waiting.future.exception() is None:
             self.release(Released(request_id, waiting.future.result().replica_id))
 
@@ -397,16 +450,28 @@ class SchedulerClient:
             if not self.connected and self._is_away():
                 self._place_waiting_locally()
             self._expire(now)
-            for held in self._held.values():
-                if held.produced > held.reported:
-                    held.reported = held.produced
-                    placement = held.placement
-                    self._send(Progress(placement.request_id, placement.replica_id, held.produced))
+            self._report_progress()
+
+    def _report_progress(self) -> None:
+        """Send the progress of all placements since the last report."""
+        advanced, self._advanced = self._advanced, {}
+        outbox = self._outbox()
+        if not advanced or outbox is None:
+            return
+        for (request_id, replica_id), held in advanced.items():
+            outbox.progress(request_id, replica_id, held.produced)
+            if outbox.full:
+                self._send_soon()
+        self._send_later()
 
     def _expire(self, now: float) -> None:
         slack_s = DEADLINE_SLACK_S if self.connected else 0.0
+        if now - slack_s < self._expiry_at:
+            return
         for waiting in list(self._waiting.values()):
             if now - waiting.since > waiting.request.deadline_s + slack_s:
-                self._send(CancelPlace(waiting.request.request_id))
+                self._send_cancel(waiting.request.request_id)
                 message = "the scheduler is away and no replica could be chosen without it"
                 self._refuse(waiting, 503, "scheduler_away", message, 2.0)
+        ends = (each.since + each.request.deadline_s for each in self._waiting.values())
+        self._expiry_at = min(ends, default=math.inf)

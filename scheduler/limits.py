@@ -6,8 +6,8 @@ cost or an age would end the service's decision loop.
 
 import math
 
-from scheduler.messages import Announce, FromClient, Progress
-from scheduler.wire import PlaceRequest, Released
+from scheduler.messages import Announce, ClientBatch, FromClient
+from scheduler.wire import PlaceRequest
 from workers.wire import ReplicaStatus
 
 MAX_TOKENS = 1 << 30
@@ -29,14 +29,8 @@ MIN_RATE = 1e-3
 def clamp_client_message(message: FromClient) -> None:
     """Bring a client's figures into range, in place."""
     match message:
-        case PlaceRequest():
-            _request(message)
-        case Released():
-            message.input_tokens = _count(message.input_tokens)
-            message.cached_input_tokens = _count(message.cached_input_tokens)
-            message.output_tokens = _count(message.output_tokens)
-        case Progress():
-            message.output_tokens = _count(message.output_tokens)
+        case ClientBatch():
+            _batch(message)
         case Announce():
             _announce(message)
 
@@ -74,6 +68,17 @@ def _is_valid(status: ReplicaStatus) -> bool:
     )
 
 
+def _batch(batch: ClientBatch) -> None:
+    for request in batch.requests:
+        _request(request)
+    for released in batch.released:
+        released.input_tokens = _count(released.input_tokens)
+        released.cached_input_tokens = _count(released.cached_input_tokens)
+        released.output_tokens = _count(released.output_tokens)
+    if batch.progress is not None:
+        batch.progress.output_tokens = [_count(tokens) for tokens in batch.progress.output_tokens]
+
+
 def _announce(message: Announce) -> None:
     for held in message.placements:
         held.prompt_tokens, held.hit_tokens = _count(held.prompt_tokens), _count(held.hit_tokens)
@@ -92,7 +97,9 @@ def _request(request: PlaceRequest) -> None:
 
 
 def _count(number: int) -> int:
-    return min(max(number, 0), MAX_TOKENS)
+    if 0 <= number <= MAX_TOKENS:
+        return number
+    return MAX_TOKENS if number > 0 else 0
 
 
 def _within(number: float, limit: float) -> float:

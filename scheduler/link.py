@@ -1,6 +1,10 @@
-"""One framed connection, for both ends: frames arrive as calls, messages leave in one write per event loop tick."""
+"""One framed connection, for both ends: frames arrive as calls, messages leave in one write per event loop tick.
+
+Small messages are collected in a batch, which is encoded once when it leaves.
+"""
 
 import asyncio
+from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -21,7 +25,7 @@ def encoded(message: msgspec.Struct) -> bytes:
 
 
 class Link(asyncio.Protocol):
-    """Base of both ends. Subclasses override `on_frame`, `on_read` and `on_lost`.
+    """Base of both ends. Subclasses override `on_frame`, `on_read`, `take_batch` and `on_lost`.
 
     A frame that is too large or not valid closes this connection only.
     """
@@ -34,6 +38,9 @@ class Link(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.lost = asyncio.Event()
         self._out: list[bytes] = []
+        self._flush_handle: asyncio.Handle | None = None
+        self._flush_delayed = False
+        """Whether the flush that is due is later than this tick."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -66,6 +73,7 @@ class Link(asyncio.Protocol):
         """Drop what is queued and report the end of the connection."""
         self.transport = None
         self._out.clear()
+        self._cancel_flush()
         self.lost.set()
         self.on_lost()
 
@@ -77,18 +85,44 @@ class Link(asyncio.Protocol):
         """Queue a frame made by `encoded`."""
         if self.closed:
             return
-        if not self._out:
-            self._loop.call_soon(self.flush)
         self._out.append(packed)
+        self.flush_soon()
+
+    def flush_soon(self, delay_s: float = 0.0) -> None:
+        """Flush at the end of this event loop tick, or after `delay_s` seconds unless a flush is due before."""
+        due = self._flush_handle
+        if due is not None and (delay_s or not self._flush_delayed):
+            return
+        self._cancel_flush()
+        self._flush_delayed = delay_s > 0.0
+        if delay_s:
+            self._flush_handle = self._loop.call_later(delay_s, self.flush)
+        else:
+            self._flush_handle = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write all queued frames at once; disconnect a peer with more than `max_unsent_bytes` unsent."""
+        """Write all queued frames and the batch at once; disconnect a peer with more than `max_unsent_bytes`
+        unsent."""
+        self._cancel_flush()
+        if self.transport is None or self.transport.is_closing():
+            return
+        try:
+            self._out += [encoded(batch) for batch in self.take_batch()]
+        except FrameTooLarge as error:  # made of the peer's own strings
+            self.on_malformed(error)
+            self.abort()
+            return
         out, self._out = self._out, []
-        if not out or self.transport is None or self.transport.is_closing():
+        if not out:
             return
         self.transport.write(b"".join(out))
         if self.unsent_bytes > self.max_unsent_bytes:
             self.abort()
+
+    def _cancel_flush(self) -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
 
     def close(self) -> None:
         """Send what is queued and close."""
@@ -117,6 +151,10 @@ class Link(asyncio.Protocol):
 
     def on_read(self) -> None:
         """Called after all frames of one read."""
+
+    def take_batch(self) -> Sequence[msgspec.Struct]:
+        """The batch that leaves with this flush, in one frame or a few."""
+        return ()
 
     def on_malformed(self, error: Exception) -> None:
         """Called before the connection is closed because of an invalid frame."""

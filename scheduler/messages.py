@@ -1,6 +1,8 @@
-"""Further messages of the scheduler's socket: hello frames, refusals, progress and announcements.
+"""Frames of the scheduler's socket: hello frames, batches, refusals and announcements.
 
-scheduler/wire.py has the messages that other packages use; these are used by client.py and service.py only.
+scheduler/wire.py has the structs that other packages use; these are used by client.py and service.py only. What a
+process sends in one tick of its event loop is one frame: a `ClientBatch` to the scheduler, an `Answers` back. Structs
+in batches are encoded by position.
 """
 
 import msgspec
@@ -8,12 +10,17 @@ import msgspec
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from workers.wire import CommandResult, Heartbeat, KvDelta, ReplicaCommand
 
+WIRE_VERSION = 2
+"""Version of the frames between clients and the scheduler. Both ends must speak the same; 1 is a hello without one."""
+
 
 class ClientHello(msgspec.Struct, tag="client_hello"):
     """A client's first frame. A new connection with the same name takes over the placements of the old one."""
 
     token: str
     name: str
+    wire: int = 1
+    """WIRE_VERSION of the client."""
 
 
 class Welcome(msgspec.Struct, tag="welcome"):
@@ -21,9 +28,11 @@ class Welcome(msgspec.Struct, tag="welcome"):
 
     epoch: str
     error: str = ""
+    wire: int = 1
+    """WIRE_VERSION of the scheduler."""
 
 
-class PlaceRefused(msgspec.Struct, tag="refused"):
+class PlaceRefused(msgspec.Struct, array_like=True):
     """The answer to a PlaceRequest that is refused."""
 
     request_id: str
@@ -38,25 +47,38 @@ class PlaceRefused(msgspec.Struct, tag="refused"):
     predicted_wait_s: float = 0.0
 
 
-class CancelPlace(msgspec.Struct, tag="cancel"):
-    """The caller of a PlaceRequest no longer waits. A placement that crosses this message is released."""
+class Progress(msgspec.Struct, array_like=True):
+    """Output tokens of placements so far, in parallel lists."""
 
-    request_id: str
-
-
-class PrefillDone(msgspec.Struct, tag="prefill_done"):
-    """The first token of a placement has arrived."""
-
-    request_id: str
-    replica_id: str
+    request_ids: list[str]
+    replica_ids: list[str]
+    output_tokens: list[int]
 
 
-class Progress(msgspec.Struct, tag="progress"):
-    """Output tokens of a placement so far."""
+class PlacementId(msgspec.Struct, array_like=True):
+    """Names a placement."""
 
     request_id: str
     replica_id: str
-    output_tokens: int
+
+
+class ClientBatch(msgspec.Struct, tag="batch", omit_defaults=True):
+    """What a client has to say, in the order in which it takes effect."""
+
+    prefilled: list[PlacementId] = []
+    """Placements whose first token has arrived."""
+    progress: Progress | None = None
+    released: list[Released] = []
+    cancelled: list[str] = []
+    """Ids of requests whose callers no longer wait. A placement that crosses this message is released."""
+    requests: list[PlaceRequest] = []
+
+
+class Answers(msgspec.Struct, tag="answers", omit_defaults=True):
+    """The scheduler's decisions on a client's requests."""
+
+    placed: list[Placement] = []
+    refused: list[PlaceRefused] = []
 
 
 class AnnouncedPlacement(msgspec.Struct):
@@ -123,6 +145,6 @@ class Announce(msgspec.Struct, tag="announce"):
     """Whether this frame continues the announcement before it, so that nothing is replaced."""
 
 
-FromClient = PlaceRequest | CancelPlace | Released | PrefillDone | Progress | Announce | ReplicaCommand
+FromClient = ClientBatch | Announce | ReplicaCommand
 FromAgent = Heartbeat | CommandResult | KvDelta
-ToClient = Welcome | Placement | PlaceRefused | PoolSnapshot | Counters | CommandResult
+ToClient = Welcome | Answers | PoolSnapshot | Counters | CommandResult

@@ -145,11 +145,17 @@ class RequestMetrics(Listener):
 
     def __init__(self) -> None:
         self._refused_models = BoundedLabels(MAX_REFUSED_MODELS)
+        self._models: dict[str, _ModelMetrics] = {}
+        """By model that was ever served. To look up a child of a metric costs more than to count."""
 
     def on_place(self, client: str, placement: Placement, tier: str, at: float) -> None:
         """Count a placement and its time in the queue."""
-        PLACEMENTS.labels(placement.model).inc()
-        QUEUE_SECONDS.labels(placement.model, tier).observe(placement.queue_s)
+        found = self._of(placement.model)
+        found.placements.inc()
+        seconds = found.queue_seconds.get(tier)
+        if seconds is None:
+            seconds = found.queue_seconds[tier] = QUEUE_SECONDS.labels(placement.model, tier)
+        seconds.observe(placement.queue_s)
 
     def on_refuse(self, client: str, model: str, refusal: PlaceRefused, at: float) -> None:
         """Count a refusal by its reason."""
@@ -162,7 +168,7 @@ class RequestMetrics(Listener):
         """Observe the ratio of actual to predicted time to first token."""
         if placement is not None and placement.predicted_ttft_s > 0:
             ratio = (at - placement.placed_at) / placement.predicted_ttft_s
-            TTFT_RATIO.labels(placement.model).observe(ratio)
+            self._of(placement.model).ttft_ratio.observe(ratio)
 
     def on_release(
         self, client: str, released: Released, placement: ActivePlacement | None, at: float
@@ -171,13 +177,43 @@ class RequestMetrics(Listener):
         token."""
         if placement is None or released.failed:
             return
-        model, source = placement.model, "exact" if placement.block_tokens else "mirrored"
-        HIT_TOKENS_PREDICTED.labels(model, source).inc(placement.hit_tokens)
-        HIT_TOKENS_ACTUAL.labels(model, source).inc(max(0, released.cached_input_tokens))
+        found = self._of(placement.model)
+        predicted, actual = found.exact_hits if placement.block_tokens else found.mirrored_hits
+        if placement.hit_tokens:
+            predicted.inc(placement.hit_tokens)
+        if released.cached_input_tokens > 0:
+            actual.inc(released.cached_input_tokens)
         further = released.output_tokens - 1
         if further > 0 and placement.first_token_at > 0 and placement.predicted_itl_s > 0:
             itl_s = (at - placement.first_token_at) / further
-            ITL_RATIO.labels(model).observe(itl_s / placement.predicted_itl_s)
+            found.itl_ratio.observe(itl_s / placement.predicted_itl_s)
+
+    def _of(self, model: str) -> "_ModelMetrics":
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = _ModelMetrics(model)
+        return found
+
+
+class _ModelMetrics:
+    """The children of the request metrics for one model."""
+
+    __slots__ = ("exact_hits", "itl_ratio", "mirrored_hits", "placements", "queue_seconds", "ttft_ratio")
+
+    def __init__(self, model: str) -> None:
+        self.placements = PLACEMENTS.labels(model)
+        self.queue_seconds: dict[str, Histogram] = {}
+        """By tier; placements name one of the bands."""
+        self.ttft_ratio = TTFT_RATIO.labels(model)
+        self.itl_ratio = ITL_RATIO.labels(model)
+        self.exact_hits = (
+            HIT_TOKENS_PREDICTED.labels(model, "exact"),
+            HIT_TOKENS_ACTUAL.labels(model, "exact"),
+        )
+        self.mirrored_hits = (
+            HIT_TOKENS_PREDICTED.labels(model, "mirrored"),
+            HIT_TOKENS_ACTUAL.labels(model, "mirrored"),
+        )
 
 
 def show_queues(queues: Sequence[QueueView]) -> None:

@@ -22,21 +22,19 @@ from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
 from scheduler.limits import clamp_client_message, valid_replicas
 from scheduler.link import encoded
-from scheduler.listeners import Listener
+from scheduler.listeners import Listener, Observers
 from scheduler.messages import (
     Announce,
-    CancelPlace,
+    ClientBatch,
     Counters,
     FromAgent,
     FromClient,
     PlaceRefused,
-    PrefillDone,
-    Progress,
     TenantCounter,
 )
 from scheduler.sessions import Session, TokenCheck
 from scheduler.views import HostRegistry, pool_snapshot
-from scheduler.wire import Placement, PlaceRequest, PlanView, PoolSnapshot, Released
+from scheduler.wire import Placement, PlanView, PoolSnapshot
 from workers.wire import CommandResult, Heartbeat, KvDelta, KvResync, ReplicaCommand
 
 TICK_S = 0.1
@@ -93,7 +91,7 @@ class SchedulerService:
             AutoscalerRunner(planner, self.state, self._hosts, clock) if planner is not None else None
         )
         planners = (planner,) if planner is not None else ()
-        self._listeners: tuple[Listener, ...] = (self._hosts, *listeners, *planners, metrics.RequestMetrics())
+        self._observers = Observers((self._hosts, *listeners, *planners, metrics.RequestMetrics()))
         self._commands = CommandRouter()
         self._clients: dict[str, Session] = {}
         self._agents: dict[str, Session] = {}
@@ -168,26 +166,12 @@ class SchedulerService:
         now, client = self._clock.monotonic(), session.name
         clamp_client_message(message)
         match message:
-            case PlaceRequest():
-                self._submit(client, message, now)
-            case Released():
-                placement = self.state.release(client, message, now)
-                for listener in self._listeners:
-                    listener.on_release(client, message, placement, now)
-            case PrefillDone(request_id, replica_id):
-                placement = self.state.prefill_done(client, request_id, replica_id, now)
-                for listener in self._listeners:
-                    listener.on_first_token(client, request_id, placement, now)
-            case Progress():
-                self.state.progress(client, message.request_id, message.replica_id, message.output_tokens)
-            case CancelPlace(request_id):
-                self.state.cancel(client, request_id)
-                for listener in self._listeners:
-                    listener.on_cancel(client, request_id, now)
+            case ClientBatch():
+                self._apply(client, message, now)
             case Announce():
                 for queued in message.queued:
-                    for listener in self._listeners:
-                        listener.on_submit(client, queued.request, now - queued.age_s, announced=True)
+                    for on_submit in self._observers.submit:
+                        on_submit(client, queued.request, now - queued.age_s, announced=True)
                 self.state.announce(client, message, now)
             case ReplicaCommand():
                 self._command(session, message)
@@ -247,10 +231,29 @@ class SchedulerService:
             log.warning("client %s is gone; %s open placements dropped", name, dropped)
         self.dispatch()
 
-    def _submit(self, client: str, request: PlaceRequest, now: float) -> None:
-        for listener in self._listeners:  # before the state packs the request's hashes
-            listener.on_submit(client, request, now, announced=False)
-        self.state.submit(client, request, now)
+    def _apply(self, client: str, batch: ClientBatch, now: float) -> None:
+        state, observers = self.state, self._observers
+        for started in batch.prefilled:
+            placement = state.prefill_done(client, started.request_id, started.replica_id, now)
+            for on_first_token in observers.first_token:
+                on_first_token(client, started.request_id, placement, now)
+        if (progress := batch.progress) is not None:
+            for request_id, replica_id, produced in zip(
+                progress.request_ids, progress.replica_ids, progress.output_tokens, strict=False
+            ):
+                state.progress(client, request_id, replica_id, produced)
+        for released in batch.released:
+            placement = state.release(client, released, now)
+            for on_release in observers.release:
+                on_release(client, released, placement, now)
+        for request_id in batch.cancelled:
+            state.cancel(client, request_id)
+            for on_cancel in observers.cancel:
+                on_cancel(client, request_id, now)
+        for request in batch.requests:
+            for on_submit in observers.submit:  # before the state packs the request's hashes
+                on_submit(client, request, now, announced=False)
+            state.submit(client, request, now)
 
     def _heartbeat(self, session: Session, beat: Heartbeat) -> None:
         now = self._clock.monotonic()
@@ -262,8 +265,8 @@ class SchedulerService:
         self._changed |= self.state.heartbeat(beat, now)
         for status in beat.replicas:
             self._resync(session, status.replica_id, now)
-        for listener in self._listeners:
-            listener.on_heartbeat(beat, self.state.active_on, now)
+        for on_heartbeat in self._observers.heartbeat:
+            on_heartbeat(beat, self.state.active_on, now)
 
     def _kv_events(self, session: Session, delta: KvDelta) -> None:
         """Apply KV events of an agent's own replica, up to MAX_KV_HASHES hashes."""
@@ -303,13 +306,13 @@ class SchedulerService:
         answer: Placement | PlaceRefused
         match decision:
             case Placed(client, answer, tier):
-                for listener in self._listeners:
-                    listener.on_place(client, answer, tier, now)
+                for on_place in self._observers.place:
+                    on_place(client, answer, tier, now)
             case Rejection(client, model, answer):
-                for listener in self._listeners:
-                    listener.on_refuse(client, model, answer, now)
+                for on_refuse in self._observers.refuse:
+                    on_refuse(client, model, answer, now)
         if (session := self._clients.get(client)) is not None:
-            session.send(answer)
+            session.answer(answer)
 
     def _snapshot(self) -> PoolSnapshot:
         now = self._clock.monotonic()

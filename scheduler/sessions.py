@@ -10,13 +10,24 @@ import msgspec
 from core.framing import MAX_FRAME_BYTES
 from scheduler import metrics
 from scheduler.link import Link
-from scheduler.messages import ClientHello, FromAgent, FromClient, Welcome
+from scheduler.messages import (
+    WIRE_VERSION,
+    Answers,
+    ClientHello,
+    FromAgent,
+    FromClient,
+    PlaceRefused,
+    Welcome,
+)
+from scheduler.wire import Placement
 from workers.wire import AgentHello
 
 HELLO_TIMEOUT_S = 5.0
 """Seconds within which a peer must send its hello frame."""
 HELLO_MAX_BYTES = 4096
 """Largest hello frame, because it is read before the peer is authenticated."""
+ANSWERS_PER_FRAME = 1024
+"""Placements and refusals in one frame."""
 MAX_NAME = 200
 """Longest name of a peer, in characters."""
 
@@ -73,7 +84,28 @@ class Session(Link):
         self.name = ""
         self.kind = ""
         """Empty until the hello frame, then client or agent."""
+        self._answers = Answers([], [])
         self._hello_timer: asyncio.TimerHandle | None = None
+
+    def answer(self, decision: Placement | PlaceRefused) -> None:
+        """Queue a decision on a request; the decisions of a tick leave in one frame."""
+        answers = self._answers
+        if isinstance(decision, Placement):
+            answers.placed.append(decision)
+        else:
+            answers.refused.append(decision)
+        if len(answers.placed) + len(answers.refused) >= ANSWERS_PER_FRAME:
+            self.flush()
+        else:
+            self.flush_soon()
+
+    def take_batch(self) -> list[Answers]:
+        """The decisions of this tick."""
+        answers = self._answers
+        if not answers.placed and not answers.refused:
+            return []
+        self._answers = Answers([], [])
+        return [answers]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout for the hello frame."""
@@ -116,6 +148,13 @@ class Session(Link):
         if not name or len(name) > MAX_NAME:
             self._reject("a name must have 1 to 200 characters", notify=not is_agent)
             return
+        if isinstance(hello, ClientHello) and hello.wire != WIRE_VERSION:
+            self._reject(
+                "another version of the wire",
+                f"the scheduler speaks version {WIRE_VERSION} of the wire, "
+                f"this process {hello.wire}: run both from one release",
+            )
+            return
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         self.name = name
@@ -125,12 +164,12 @@ class Session(Link):
         if is_agent:
             self.handler.on_agent(self)
         else:
-            self.send(Welcome(self.handler.epoch))
+            self.send(Welcome(self.handler.epoch, wire=WIRE_VERSION))
             self.handler.on_client(self)
 
-    def _reject(self, why: str, notify: bool = True) -> None:
+    def _reject(self, why: str, details: str = "", *, notify: bool = True) -> None:
         metrics.REJECTED_CONNECTIONS.labels(why).inc()
-        log.warning("turning a connection away: %s", why)
+        log.warning("turning a connection away: %s", details or why)
         if notify:
-            self.send(Welcome("", why))
+            self.send(Welcome("", details or why, WIRE_VERSION))
         self.close()

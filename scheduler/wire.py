@@ -10,8 +10,8 @@ import msgspec
 from workers.wire import ReplicaStatus
 
 
-class PlaceRequest(msgspec.Struct, tag="place"):
-    """Asks for a replica. Never carries text."""
+class PlaceRequest(msgspec.Struct, array_like=True):
+    """Asks for a replica. Never carries text. Encoded by position: new fields are appended, with a default."""
 
     request_id: str
     tenant_id: str
@@ -33,8 +33,8 @@ class PlaceRequest(msgspec.Struct, tag="place"):
     """Replicas on which the request has failed."""
 
 
-class Placement(msgspec.Struct, tag="placed"):
-    """The answer: the replica of the request. It must be released exactly once."""
+class Placement(msgspec.Struct, array_like=True):
+    """The answer: the replica of the request. It must be released exactly once. Encoded by position."""
 
     request_id: str
     epoch: str
@@ -57,8 +57,8 @@ class Placement(msgspec.Struct, tag="placed"):
     """Whether the replica's engine takes `stream_interval` with a request."""
 
 
-class Released(msgspec.Struct, tag="released"):
-    """A placement is over, with the actual usage."""
+class Released(msgspec.Struct, array_like=True):
+    """A placement is over, with the actual usage. Encoded by position."""
 
     request_id: str
     replica_id: str

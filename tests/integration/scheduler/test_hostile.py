@@ -12,20 +12,24 @@ from core.errors import Refused
 from core.framing import pack, read_frame
 from scheduler import metrics
 from scheduler.messages import (
+    WIRE_VERSION,
     Announce,
     AnnouncedPlacement,
     AnnouncedRequest,
+    Answers,
+    ClientBatch,
     ClientHello,
     TenantCounter,
+    ToClient,
     Welcome,
 )
 from scheduler.sessions import HELLO_MAX_BYTES
-from scheduler.wire import Released
+from scheduler.wire import PlaceRequest, Released
 from tests.support.scheduling import MODEL, TOKEN, agent, beat, capacity, client, replica, request, service
 from tests.support.waiting import until
 from workers.wire import AgentHello, Targets
 
-HELLO = pack(msgspec.msgpack.encode(ClientHello(TOKEN, "stranger")))
+HELLO = pack(msgspec.msgpack.encode(ClientHello(TOKEN, "stranger", WIRE_VERSION)))
 
 
 async def _closed(port: int, *sent: bytes) -> bool:
@@ -48,16 +52,30 @@ def _deep(levels: int) -> bytes:
     return b"\x91" * levels + b"\xc0"
 
 
+def _batch(**fields: object) -> bytes:
+    return pack(msgspec.msgpack.encode({"type": "batch"} | fields))
+
+
 def _place(**fields: object) -> bytes:
-    body = {
-        "type": "place",
-        "request_id": "r",
-        "tenant_id": "t",
-        "model": "m",
-        "prompt_tokens": 1,
-        "output_tokens": 1,
-    }
-    return pack(msgspec.msgpack.encode(body | fields))
+    """A batch with one request; `fields` may be of any type."""
+    request = PlaceRequest("r", "t", "m", 1, 1)
+    named = {name: getattr(request, name) for name in request.__struct_fields__} | fields
+    return _batch(requests=[list(named.values())])
+
+
+def _release(*released: Released) -> bytes:
+    return pack(msgspec.msgpack.encode(ClientBatch(released=list(released))))
+
+
+async def _answers(reader: asyncio.StreamReader, count: int) -> Answers:
+    """The first `count` decisions."""
+    found = Answers([], [])
+    while len(found.placed) + len(found.refused) < count:
+        answer = msgspec.msgpack.decode(await read_frame(reader), type=ToClient)
+        if isinstance(answer, Answers):
+            found.placed += answer.placed
+            found.refused += answer.refused
+    return found
 
 
 async def test_hostile_frames_close_only_their_own_connection() -> None:
@@ -69,9 +87,9 @@ async def test_hostile_frames_close_only_their_own_connection() -> None:
         assert await _closed(port, struct.pack(">I", 5000) + b"x" * 5000)
         assert await _closed(port, pack(os.urandom(300)))
         assert await _closed(port, pack(b""))
-        assert await _closed(port, pack(msgspec.msgpack.encode(ClientHello("wrong", "x"))))
-        assert await _closed(port, pack(msgspec.msgpack.encode(ClientHello(TOKEN, ""))))
-        assert await _closed(port, pack(msgspec.msgpack.encode(ClientHello(TOKEN, "x" * 500))))
+        assert await _closed(port, pack(msgspec.msgpack.encode(ClientHello("wrong", "x", WIRE_VERSION))))
+        assert await _closed(port, pack(msgspec.msgpack.encode(ClientHello(TOKEN, "", WIRE_VERSION))))
+        assert await _closed(port, pack(msgspec.msgpack.encode(ClientHello(TOKEN, "x" * 500, WIRE_VERSION))))
         assert await _closed(port, _place())
         assert await _closed(port, HELLO, struct.pack(">I", 5 * 1024 * 1024))
         assert await _closed(port, HELLO, pack(os.urandom(1000)))
@@ -79,6 +97,9 @@ async def test_hostile_frames_close_only_their_own_connection() -> None:
         assert await _closed(port, HELLO, pack(b"\x81\xa4type\xa9heartbeat"))
         assert await _closed(port, HELLO, HELLO)
         assert await _closed(port, HELLO, _place(prompt_tokens="many"))
+        assert await _closed(port, HELLO, _batch(requests=[["r"]]))
+        assert await _closed(port, HELLO, _batch(progress=[["r"], ["host/r0"], ["many"]]))
+        assert await _closed(port, HELLO, _batch(released={"r": 1}))
         second = await api.place(request())
         api.release(Released(second.request_id, second.replica_id))
 
@@ -102,13 +123,10 @@ async def test_absurd_figures_are_bounded() -> None:
         await read_frame(reader)
         writer.write(_place(deadline_s=float("nan"), prompt_tokens=-5, blocks=list(range(100_000))))
         writer.write(_place(request_id="q", deadline_s=float("inf"), output_tokens=2**62))
-        writer.write(pack(msgspec.msgpack.encode(Released("never", "nowhere"))))
+        writer.write(_release(Released("never", "nowhere")))
+        writer.write(_batch(progress=[["a", "b"], ["host/r0"], [2**62, -5, 3]], cancelled=["never"]))
         writer.write(b"\x00\x00\x00")
-        answers = []
-        while len(answers) < 2:
-            answer = msgspec.msgpack.decode(await read_frame(reader))
-            if answer["type"] in ("refused", "placed"):
-                answers.append(answer)
+        await _answers(reader, 2)
         writer.close()
         assert len(scheduler.state.fleet.replicas["host/r0"].prefix) <= 4096
         assert await api.place(request())
@@ -141,19 +159,11 @@ async def test_figures_that_are_none_end_nobody_elses_decisions() -> None:
         held = [_held(f"h{n}", age) for n, age in enumerate(ages)]
         greedy = TenantCounter("tenant-1", MODEL, 1e308)
         writer.write(pack(msgspec.msgpack.encode(Announce(held, queued, [greedy]))))
-        answered = set()
-        while len(answered) < len(queued):
-            answer = msgspec.msgpack.decode(await read_frame(reader))
-            if answer["type"] in ("refused", "placed"):
-                answered.add(answer["request_id"])
-                if answer["type"] == "placed":
-                    done = Released(answer["request_id"], answer["replica_id"], -5, -(2**60), 2**62)
-                    writer.write(pack(msgspec.msgpack.encode(done)))
-            elif answer["type"] == "welcome":
-                continue
-            writer.write(
-                b"".join(pack(msgspec.msgpack.encode(Released(f"h{n}", "host/r0"))) for n in range(len(ages)))
-            )
+        answers = await _answers(reader, len(queued))
+        assert len({each.request_id for each in [*answers.placed, *answers.refused]}) == len(queued)
+        ended = [Released(each.request_id, each.replica_id, -5, -(2**60), 2**62) for each in answers.placed]
+        ended += [Released(f"h{n}", "host/r0") for n in range(len(ages))]
+        writer.write(_release(*ended))
         writer.close()
         placement = await api.place(request())
         assert placement.replica_id == "host/r0"
@@ -217,3 +227,28 @@ async def test_made_up_models_leave_nothing_behind(monkeypatch: pytest.MonkeyPat
     assert {f"made-up-{n}" for n in range(20) if f'"made-up-{n}"' in shown} == {
         f"made-up-{n}" for n in range(5)
     }
+
+
+async def test_a_client_of_another_release_is_refused_with_the_reason() -> None:
+    async with service() as scheduler:
+        for hello in (ClientHello(TOKEN, "old"), ClientHello(TOKEN, "new", WIRE_VERSION + 1)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", scheduler.port)
+            writer.write(pack(msgspec.msgpack.encode(hello)))
+            welcome = msgspec.msgpack.decode(await read_frame(reader), type=Welcome)
+            assert f"version {WIRE_VERSION} of the wire, this process {hello.wire}" in welcome.error
+            assert await reader.read() == b""
+            writer.close()
+        assert not scheduler._clients
+
+
+async def test_a_client_turns_away_from_a_scheduler_of_another_release() -> None:
+    async def old_scheduler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_frame(reader)
+        writer.write(pack(msgspec.msgpack.encode({"type": "welcome", "epoch": "old"})))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(old_scheduler, "127.0.0.1", 0)
+    async with server, client(server.sockets[0].getsockname()[1]) as api:
+        await until(lambda: "version 1 of the wire" in api.denied)
+        assert not api.connected

@@ -11,7 +11,7 @@ from core.ids import uuid7
 from scheduler import client as client_module
 from scheduler import service as service_module
 from scheduler.core.model_queue import MAX_EXPIRED
-from scheduler.messages import Announce, AnnouncedRequest
+from scheduler.messages import Announce, AnnouncedRequest, FromClient
 from scheduler.sessions import Session
 from scheduler.wire import Placement, Released
 from tests.support.ports import free_port
@@ -364,3 +364,35 @@ async def test_what_one_round_of_decisions_puts_off_is_done_before_the_next_tick
         for _ in range(500 // MAX_EXPIRED):
             await asyncio.sleep(0)
         assert scheduler.state.waiting == 0
+
+
+async def test_what_happens_in_one_tick_leaves_in_one_frame_and_progress_once_for_all() -> None:
+    async with (
+        service() as scheduler,
+        agent(scheduler.port, replica(slots=64, kv=1_000_000)),
+        client(scheduler.port) as api,
+    ):
+        await until(lambda: api.snapshot().replicas)
+        frames: list[FromClient] = []
+        received = scheduler.on_client_message
+
+        def record(session: Session, message: FromClient) -> None:
+            frames.append(message)
+            received(session, message)
+
+        scheduler.on_client_message = record  # type: ignore[method-assign]
+        held = await asyncio.gather(*(api.place(request()) for _ in range(20)))
+        assert [len(frame.requests) for frame in frames] == [20]
+        frames.clear()
+        for count, placement in enumerate(held, 1):
+            api.prefill_done(placement)
+            api.progress(placement, count)
+        await until(lambda: sum(entry.produced for entry in scheduler.state.active.values()) == 210)
+        assert sum(frame.progress is not None for frame in frames) == 1
+        assert sum(bool(frame.prefilled) for frame in frames) == 1
+        frames.clear()
+        for placement in held:
+            api.progress(placement, 1)  # not more than before
+            api.release(released(placement))
+        await until(lambda: not scheduler.state.active)
+        assert [(len(frame.released), frame.progress) for frame in frames] == [(20, None)]

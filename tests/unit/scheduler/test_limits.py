@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scheduler.autoscaling import LivePlanner
 from scheduler.core.fleet import Fleet
 from scheduler.limits import MAX_TOKENS, clamp_client_message, valid_replicas
-from scheduler.messages import Announce, AnnouncedRequest
+from scheduler.messages import Announce, AnnouncedRequest, ClientBatch
 from scheduler.wire import HostView, QueueView
 from tests.support.scheduling import beat, capacity, replica, request
 from workers.catalog import load_catalog
@@ -92,6 +92,6 @@ def test_one_that_does_not_know_its_cache_does_not_speak_for_those_that_do() -> 
 @pytest.mark.parametrize(("said", "taken"), [(-16, 0), (16, 16), (2**62, MAX_TOKENS)])
 def test_tokens_a_block_are_bounded(said: int, taken: int) -> None:
     placed, queued = request("a", block_tokens=said), request("b", block_tokens=said)
-    clamp_client_message(placed)
+    clamp_client_message(ClientBatch(requests=[placed]))
     clamp_client_message(Announce([], [AnnouncedRequest(queued, 0.0)]))
     assert (placed.block_tokens, queued.block_tokens) == (taken, taken)
