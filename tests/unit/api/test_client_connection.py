@@ -1,0 +1,124 @@
+"""A client's connection: what is written past ASGI is byte for byte what uvicorn's `send` would write."""
+
+import asyncio
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from api.customer.protocol import EXTENSION, ClientConnection, HeadLimitProtocol
+
+REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+class Client:
+    """A protocol on a fake transport, with an application that waits for the test."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+        self.sends: list[Any] = []
+        self.end = asyncio.Event()
+        state = ServerState()
+        config = uvicorn.Config(self.app, lifespan="off", log_config=None, interface="asgi3")
+        self.protocol = HeadLimitProtocol(config, state, {})
+        self.transport = MagicMock(spec=asyncio.Transport)
+        self.transport.is_closing.return_value = False
+        self.protocol.connection_made(self.transport)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        self.sends.append(send)
+        await self.end.wait()
+
+    async def request(self, data: bytes = REQUEST) -> None:
+        self.protocol.data_received(data)
+        await asyncio.sleep(0)
+
+    def connection(self, number: int = 0) -> ClientConnection:
+        found = self.scopes[number]["extensions"][EXTENSION]
+        assert isinstance(found, ClientConnection)
+        return found
+
+    def written(self) -> bytes:
+        data = b"".join(call.args[0] for call in self.transport.write.call_args_list)
+        self.transport.write.reset_mock()
+        return data
+
+    async def stop(self) -> None:
+        self.protocol.connection_lost(None)
+        self.end.set()
+        await asyncio.gather(*self.protocol.tasks)
+
+
+@pytest.fixture
+async def client():
+    made = Client()
+    yield made
+    await made.stop()
+
+
+async def test_a_chunk_is_framed_as_uvicorn_frames_it(client: Client) -> None:
+    await client.request()
+    [send], connection = client.sends, client.connection()
+    assert not connection.write_now(b"early")
+    await send(START)
+    assert b"transfer-encoding: chunked" in client.written()
+    for data in (b"a", b"b" * 300):
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        expected = client.written()
+        assert connection.write_now(data)
+        assert client.written() == expected
+    client.protocol.pause_writing()
+    assert not connection.write_now(b"c")
+    client.protocol.resume_writing()
+    assert connection.write_now(b"d")
+    client.written()
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    assert client.written() == b"0\r\n\r\n"
+    assert not connection.write_now(b"late")
+    assert client.written() == b""
+
+
+async def test_a_body_of_known_length_is_left_to_uvicorn(client: Client) -> None:
+    await client.request()
+    await client.sends[0]({**START, "headers": [(b"content-length", b"3")]})
+    client.written()
+    assert not client.connection().write_now(b"abc")
+    assert client.written() == b""
+
+
+async def test_the_end_of_the_connection_is_reported_to_the_request_that_is_answered(client: Client) -> None:
+    await client.request(REQUEST + REQUEST)
+    assert len(client.scopes) == 1  # the second one waits
+    lost: list[str] = []
+    assert client.connection().watch(lambda: lost.append("first"))
+    client.protocol.connection_lost(None)
+    assert lost == ["first"]
+    assert not client.connection().watch(lambda: lost.append("late"))
+    assert not client.connection().write_now(b"a")
+    client.end.set()
+    await asyncio.sleep(0)
+    assert (len(client.scopes), lost) == (1, ["first"])
+
+
+async def test_a_complete_response_hears_nothing_of_the_connections_end(client: Client) -> None:
+    await client.request()
+    lost: list[str] = []
+    client.connection().watch(lambda: lost.append("first"))
+    await client.sends[0](START)
+    await client.sends[0]({"type": "http.response.body", "body": b"", "more_body": False})
+    client.protocol.connection_lost(None)
+    assert lost == []
+
+
+async def test_reading_goes_on_while_a_request_is_watched(client: Client) -> None:
+    """uvicorn stops to read at 64 KiB of body, and the end of a connection is seen by reading only."""
+    body = b"a" * 70_000
+    await client.request(REQUEST.replace(b": 0", b": %d" % len(body)) + body)
+    assert client.transport.pause_reading.called
+    assert not client.transport.resume_reading.called
+    client.connection().watch(lambda: None)
+    assert client.transport.resume_reading.called
