@@ -74,7 +74,7 @@ class Deps:
         )
 
         def find(model: str) -> Path:
-            return tokenizer_directory(catalog.model(model), settings.data_dir, settings.tokenizer_dir)
+            return tokenizer_directory(model, catalog, settings.data_dir, settings.tokenizer_dir)
 
         self.prompts = TokenBlockHasher(
             self.scheduler.snapshot,

@@ -34,7 +34,8 @@ def engine_urls(text: str) -> list[str]:
             usable = split.scheme in ("http", "https") and bool(split.hostname) and split.port != 0
         except ValueError:
             usable = False
-        if not usable or split.query or split.fragment:
+        written = part.isascii() and part.isprintable() and " " not in part
+        if not usable or not written or split.query or split.fragment:
             raise InvalidRequest(
                 f"--engine-url must look like http://host:port, not {part!r}", param="engine_url"
             )

@@ -6,23 +6,27 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from core.errors import Unavailable
-from workers.catalog import CatalogModel
+from workers.catalog import Catalog
 from workers.engine_command import tiny_directory
 
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 _NEEDED = "tokenizer.json"
 
 
-def tokenizer_directory(model: CatalogModel, data_dir: Path, tokenizer_dir: Path) -> Path:
-    """A directory with the model's tokenizer: the operator's, the toy model's own, or one downloaded from the hub.
+def tokenizer_directory(name: str, catalog: Catalog, data_dir: Path, tokenizer_dir: Path) -> Path:
+    """A directory with a model's tokenizer: the operator's, the toy model's own, or one downloaded from the hub.
 
     `tokenizer_dir` "." stands for `tokenizers` in `data_dir`. The first call may block while it downloads a few
-    megabytes. Raises Unavailable with what is missing and where it belongs.
+    megabytes; nothing is downloaded for a model that the catalog does not have. Raises Unavailable with what is missing
+    and where it belongs.
     """
     base = tokenizer_dir if tokenizer_dir != Path() else data_dir / "tokenizers"
-    place = base / model.name.replace("/", "--")
+    place = base / name.replace("/", "--")
     if (place / _NEEDED).exists():
         return place
+    model = catalog.models.get(name)
+    if model is None:
+        raise Unavailable(f"the tokenizer of {name} is not known; put its {', '.join(_FILES)} into {place}")
     if model.toy:
         toy = tiny_directory(data_dir)
         if (toy / _NEEDED).exists():

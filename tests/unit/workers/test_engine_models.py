@@ -40,7 +40,20 @@ def test_addresses() -> None:
     assert engine_urls("http://a:8000/v1/, https://b/llm,http://a:8000") == ["http://a:8000", "https://b/llm"]
 
 
-@pytest.mark.parametrize("text", ["", "a:8000", "ftp://a", "http://", "http://a:b", "http://a/?x=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a:8000",
+        "ftp://a",
+        "http://",
+        "http://a:b",
+        "http://a/?x=1",
+        "http://a/\u00e9",
+        "http://a\n/b",
+        "http://a /",
+    ],
+)
 def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="--engine-url"):
         engine_urls(text)
