@@ -143,6 +143,11 @@ def _discard(_: bytes) -> bool:
 class EngineConnection(asyncio.Protocol):
     """A connection that serves one request after the other. `idle` is called when it can serve the next one."""
 
+    __slots__ = (
+        "_body", "_complete", "_has_length", "_idle", "_loop", "_lost", "_parser", "_paused", "_response", "_reusable",
+        "_timer", "_transport", "_without_body", "idle_since", "on_body", "untouched",
+    )  # fmt: skip
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
