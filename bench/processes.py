@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
@@ -15,6 +16,11 @@ Groups = Mapping[str, tuple[int, bool]]
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds of all threads of a process so far, by its CPU clock: /proc/PID/stat counts 10 ms only."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+
+
+def waited_s(pid: int) -> float:
+    """Return the seconds so far that a process's main thread was ready to run and waited for a processor."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def cpu_by_group(groups: Groups) -> dict[str, float]:
