@@ -10,7 +10,8 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -68,37 +69,68 @@ class PendingSettlement:
         self.on_unreadable = on_unreadable
 
 
-def settle_row(record: UsageRecord) -> dict[str, Any]:
-    """The JSON object that `penstock_settle` reads."""
-    opened = record.open
-    return {
-        "request_id": opened.request_id,
-        "tenant_id": opened.tenant_id,
-        "project_id": opened.project_id,
-        "key_id": opened.key_id,
-        "model": opened.model,
-        "tier": opened.tier,
-        "region": opened.region,
-        "replica_id": opened.replica_id,
-        "boot_id": opened.boot_id,
-        "admitted_at": opened.admitted_at,
-        "outcome": record.outcome.value,
-        "free": record.outcome.free,
-        "attempts": record.attempts,
-        "stream": opened.stream,
-        "simulated": opened.simulated,
-        "price_version": opened.price.id,
-        "list_price_version": opened.list_price.id,
-        "input_tokens": record.usage.input,
-        "cached_input_tokens": record.usage.cached_input,
-        "output_tokens": record.usage.output,
-        "reasoning_tokens": record.usage.reasoning,
-        "unbilled_input_tokens": record.extra_unbilled.input,
-        "unbilled_output_tokens": record.extra_unbilled.output,
-        "queue_us": record.queue_us,
-        "ttft_us": record.ttft_us,
-        "duration_us": record.duration_us,
-    }
+class SettleRow(NamedTuple):
+    """A record as `penstock_settle` takes it: the attributes of the PostgreSQL type `settle_record`, in their order."""
+
+    request_id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model: str
+    tier: str
+    region: str
+    replica_id: str
+    boot_id: str
+    admitted_at: datetime
+    outcome: str
+    free: bool
+    attempts: int
+    stream: bool
+    simulated: bool
+    price_version: int
+    list_price_version: int
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+    unbilled_input_tokens: int
+    unbilled_output_tokens: int
+    queue_us: int
+    ttft_us: int
+    duration_us: int
+
+
+def settle_row(record: UsageRecord) -> SettleRow:
+    """The row of a usage record."""
+    opened, usage, extra = record.open, record.usage, record.extra_unbilled
+    return SettleRow(
+        opened.request_id,
+        opened.tenant_id,
+        opened.project_id,
+        opened.key_id,
+        opened.model,
+        opened.tier,
+        opened.region,
+        opened.replica_id,
+        opened.boot_id,
+        opened.admitted_at,
+        record.outcome.value,
+        record.outcome.free,
+        record.attempts,
+        opened.stream,
+        opened.simulated,
+        opened.price.id,
+        opened.list_price.id,
+        usage.input,
+        usage.cached_input,
+        usage.output,
+        usage.reasoning,
+        extra.input,
+        extra.output,
+        record.queue_us,
+        record.ttft_us,
+        record.duration_us,
+    )
 
 
 def unbilled_rows(record: UsageRecord) -> list[dict[str, Any]]:
@@ -239,7 +271,7 @@ class Settlement:
             )
         rows = await self._connection.fetch(
             "SELECT request_id, result FROM penstock_settle($1)",
-            msgspec.json.encode([settle_row(record) for record in records]).decode(),
+            [settle_row(record) for record in records],
         )
         for result, count in Counter(row["result"] for row in rows).items():
             SETTLED.labels(result).inc(count)

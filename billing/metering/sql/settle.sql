@@ -1,7 +1,7 @@
--- Settle ended requests; idempotent by request id. p_batch is a JSON array of flat records (the columns of x below).
+-- Settle ended requests; idempotent by request id.
 -- The result of each: settled, duplicate or parked. A record that cannot be billed is parked in settle_errors with
 -- the reason and does not stop the others. Holds are closed first; accounts are locked last, in id order.
-CREATE OR REPLACE FUNCTION penstock_settle(p_batch jsonb) RETURNS TABLE (request_id uuid, result text)
+CREATE OR REPLACE FUNCTION penstock_settle(p_batch settle_record[]) RETURNS TABLE (request_id uuid, result text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -26,13 +26,7 @@ BEGIN
         WITH given AS (
             SELECT DISTINCT ON (x.request_id) x.*,
                 x.admitted_at + least(x.duration_us, 604800000000) * interval '1 microsecond' AS claimed
-            FROM jsonb_to_recordset(p_batch) AS x (
-                request_id uuid, tenant_id uuid, project_id uuid, key_id uuid, model text, tier text, region text,
-                replica_id text, boot_id text, admitted_at timestamptz, outcome usage_outcome, free boolean,
-                attempts smallint, stream boolean, simulated boolean, price_version bigint,
-                list_price_version bigint, input_tokens bigint, cached_input_tokens bigint, output_tokens bigint,
-                reasoning_tokens bigint, unbilled_input_tokens bigint, unbilled_output_tokens bigint,
-                queue_us bigint, ttft_us bigint, duration_us bigint)
+            FROM unnest(p_batch) AS x
             ORDER BY x.request_id),
         checked AS MATERIALIZED (
             SELECT g.*, d.id AS dim_id, n.id AS engine_id, penstock_lag_us(g.claimed, v_now) AS lag_us,
@@ -107,9 +101,9 @@ BEGIN
 
     IF num_nonnulls(VARIADIC v_problems) > 0 THEN
         INSERT INTO settle_errors (request_id, reason, record)
-        SELECT DISTINCT ON (t.request_id) t.request_id, t.problem, convert_to(e.raw::text, 'UTF8')
+        SELECT DISTINCT ON (t.request_id) t.request_id, t.problem, convert_to(to_jsonb(x)::text, 'UTF8')
         FROM unnest(v_all, v_problems) AS t (request_id, problem)
-        JOIN jsonb_array_elements(p_batch) AS e (raw) ON (e.raw->>'request_id')::uuid = t.request_id
+        JOIN unnest(p_batch) AS x ON x.request_id = t.request_id
         WHERE t.problem IS NOT NULL ORDER BY t.request_id ON CONFLICT DO NOTHING;
     END IF;
     IF v_new IS NOT NULL THEN
@@ -150,12 +144,13 @@ END $$;
 
 -- Give numbers to a batch's dimensions and engines that have none yet. In sorted order and before anything else is
 -- locked, so that two settlements with the same new dimensions cannot deadlock.
-CREATE OR REPLACE FUNCTION penstock_number_dims(p_batch jsonb) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION penstock_number_dims(p_batch settle_record[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO usage_dims (tenant_id, project_id, key_id, model, tier, region, price_version, list_price_version,
         simulated)
-    SELECT DISTINCT x.* FROM jsonb_to_recordset(p_batch) AS x (tenant_id uuid, project_id uuid, key_id uuid, model text,
-        tier text, region text, price_version bigint, list_price_version bigint, simulated boolean)
+    SELECT DISTINCT x.tenant_id, x.project_id, x.key_id, x.model, x.tier, x.region, x.price_version,
+        x.list_price_version, x.simulated
+    FROM unnest(p_batch) AS x
     WHERE num_nulls(VARIADIC ARRAY[x.tenant_id::text, x.project_id::text, x.key_id::text, x.model, x.tier, x.region,
             x.price_version::text, x.list_price_version::text, x.simulated::text]) = 0
         AND EXISTS (SELECT 1 FROM billing_accounts b WHERE b.tenant_id = x.tenant_id)
@@ -163,11 +158,11 @@ BEGIN
         AND EXISTS (SELECT 1 FROM price_versions p WHERE p.id = x.list_price_version)
     EXCEPT SELECT d.tenant_id, d.project_id, d.key_id, d.model, d.tier, d.region, d.price_version,
         d.list_price_version, d.simulated FROM usage_dims d
-        WHERE d.tenant_id IN (SELECT (e.raw->>'tenant_id')::uuid FROM jsonb_array_elements(p_batch) AS e (raw))
+        WHERE d.tenant_id IN (SELECT x.tenant_id FROM unnest(p_batch) AS x)
     ORDER BY 1, 2, 3, 4, 5, 6, 7, 8, 9
     ON CONFLICT DO NOTHING;
     INSERT INTO usage_engines (replica_id, boot_id)
-    SELECT DISTINCT x.* FROM jsonb_to_recordset(p_batch) AS x (replica_id text, boot_id text)
+    SELECT DISTINCT x.replica_id, x.boot_id FROM unnest(p_batch) AS x
     WHERE x.replica_id IS NOT NULL AND x.boot_id IS NOT NULL
         AND NOT EXISTS (SELECT 1 FROM usage_engines e WHERE e.replica_id = x.replica_id AND e.boot_id = x.boot_id)
     ORDER BY 1, 2

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
-import msgspec
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -83,9 +82,8 @@ class BooksMachine(RuleBasedStateMachine):
             stream=False,
         )
         record = UsageRecord(opened, Outcome.COMPLETED, TokenUsage(input=0, output=tokens))
-        body = msgspec.json.encode([settle_row(record)]).decode()
         for expected in ("settled", "duplicate"):
-            (row,) = self.call("SELECT * FROM penstock_settle($1)", body)
+            (row,) = self.call("SELECT * FROM penstock_settle($1)", [settle_row(record)])
             assert row["result"] == expected
 
 

@@ -12,7 +12,7 @@ from billing.metering.settlement import settle_row
 from core.db import Database
 from core.ids import uuid7
 from core.tokens import TokenUsage
-from tests.integration.billing.support import MODEL, Customer
+from tests.integration.billing.support import MODEL, Customer, settle_json
 
 
 async def settle_one(
@@ -56,9 +56,7 @@ async def settle_one(
         )
         facts = {"duration_us": 500_000, "queue_us": 1_000, "ttft_us": 200_000, **changes}
         record = UsageRecord(opened, outcome, usage, **facts)
-        body = msgspec.json.encode([settle_row(record)]).decode()
-        result = await connection.scalar(
-            text("SELECT result FROM penstock_settle(CAST(:body AS jsonb))"), {"body": body}
-        )
+        body = msgspec.json.encode([settle_row(record)._asdict()]).decode()
+        result = await connection.scalar(text(settle_json(":body")), {"body": body})
     assert result == "settled"
     return opened.request_id

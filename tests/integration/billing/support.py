@@ -18,6 +18,15 @@ from core.tokens import TokenUsage
 MODEL = "river-7b"
 
 
+def settle_json(argument: str = "$1") -> str:
+    """A query that settles the records of a JSON array."""
+    return (
+        "SELECT result, request_id FROM penstock_settle(ARRAY("
+        "SELECT jsonb_populate_record(CAST(NULL AS settle_record), one) "
+        f"FROM jsonb_array_elements(CAST({argument} AS jsonb)) AS given (one)))"
+    )
+
+
 @dataclass
 class Customer:
     """An organisation with one project and one key."""

@@ -21,6 +21,7 @@ from billing.ledger.verification import VerificationResult, verify
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.services import migrate
+from tests.integration.billing.support import settle_json
 from tests.support.schema import own_database, schema_of
 from tests.support.services import Services
 
@@ -131,7 +132,7 @@ async def _run_request(hot: Hot, name: str) -> tuple[int, int]:
         "duration_us": 1_000_000,
     }  # fmt: skip
     for result in ("settled", "duplicate"):
-        settled = await hot.fetchrow("SELECT * FROM penstock_settle($1)", json.dumps([record]))
+        settled = await hot.fetchrow(settle_json(), json.dumps([record]))
         assert settled is not None
         assert settled["result"] == result
     return int(held["amount"]), int(

@@ -12,7 +12,7 @@ from billing.ledger.transfers import seal
 from billing.ledger.verification import verify
 from core.db import Database
 from core.ids import uuid7
-from tests.integration.billing.support import MODEL, Customer
+from tests.integration.billing.support import MODEL, Customer, settle_json
 from tests.support.virtual_time import VirtualClock
 
 
@@ -93,7 +93,7 @@ class Platform:
                 "duration_us": 1_000_000,
             }
             result = await connection.execute(
-                text("SELECT result FROM penstock_settle(CAST(:batch AS jsonb))"),
+                text(settle_json(":batch")),
                 {"batch": json.dumps([record])},
             )
             assert result.scalar_one() in ("settled", "duplicate")

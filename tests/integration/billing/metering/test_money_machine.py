@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -193,9 +192,9 @@ class MoneyMachine(RuleBasedStateMachine):
                 request_id = known[pick % len(known)]
                 record = UsageRecord(self.opened(account, request_id), outcome, TokenUsage(input=i, output=o))
                 batch.setdefault(request_id, (account, record))
-        body = msgspec.json.encode([settle_row(record) for _, record in batch.values()]).decode()
+        rows = [settle_row(record) for _, record in batch.values()]
         results = {
-            row["request_id"]: row["result"] for row in self.call("SELECT * FROM penstock_settle($1)", body)
+            row["request_id"]: row["result"] for row in self.call("SELECT * FROM penstock_settle($1)", rows)
         }
         fresh = {key: one for key, one in batch.items() if key not in one[0].settled}
         assert results == {key: "settled" if key in fresh else "duplicate" for key in batch}

@@ -51,8 +51,8 @@ async def hot(pg_url: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]
 async def settle(
     hot: "asyncpg.Connection[asyncpg.Record]", *records: UsageRecord, **changes: object
 ) -> dict[UUID, str]:
-    rows = [{**settle_row(record), **changes} for record in records]
-    found = await hot.fetch("SELECT * FROM penstock_settle($1)", msgspec.json.encode(rows).decode())
+    rows = [settle_row(record)._replace(**changes) for record in records]
+    found = await hot.fetch("SELECT * FROM penstock_settle($1)", rows)
     return {row["request_id"]: row["result"] for row in found}
 
 

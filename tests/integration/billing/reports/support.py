@@ -11,7 +11,7 @@ from billing.metering.settlement import settle_row
 from core.db import Database
 from core.ids import uuid7
 from core.tokens import TokenUsage
-from tests.integration.billing.support import Customer
+from tests.integration.billing.support import Customer, settle_json
 
 MODELS = ("river-7b", "lake-70b")
 
@@ -61,10 +61,8 @@ async def settle_some(
             )
         )
     async with database.system() as connection:
-        body = msgspec.json.encode([settle_row(record) for record in records]).decode()
-        found = await connection.execute(
-            text("SELECT result FROM penstock_settle(CAST(:body AS jsonb))"), {"body": body}
-        )
+        body = msgspec.json.encode([settle_row(record)._asdict() for record in records]).decode()
+        found = await connection.execute(text(settle_json(":body")), {"body": body})
         assert set(found.scalars()) == {"settled"}
 
 

@@ -20,7 +20,7 @@ from billing.usage.rollups import roll_up
 from billing.usage.sums import DAILY_SUMS, HOURLY_SUMS
 from core.db import Database, connect_system
 from core.ids import uuid7
-from tests.integration.billing.support import MODEL, Customer, make_customer, price
+from tests.integration.billing.support import MODEL, Customer, make_customer, price, settle_json
 
 Hot = "asyncpg.Connection[asyncpg.Record]"
 LATE = timedelta(hours=48)
@@ -49,7 +49,7 @@ def row(customer: Customer, version: int, **changes: Any) -> dict[str, Any]:
 
 
 async def settle(hot: Hot, *rows: dict[str, Any]) -> dict[UUID, str]:
-    found = await hot.fetch("SELECT * FROM penstock_settle($1)", msgspec.json.encode(rows).decode())
+    found = await hot.fetch(settle_json(), msgspec.json.encode(rows).decode())
     return {one["request_id"]: one["result"] for one in found}
 
 
