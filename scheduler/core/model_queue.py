@@ -117,6 +117,9 @@ class ModelQueue:
         if not grace:
             yield from self._review.refusals(now, rng)
             self.unfinished |= self._review.unfinished
+        if not len(self.queue) and self.reservations.held is None:  # as after most releases
+            self.admission.drain.advance(now, pool.slots, False)
+            return
         late_before = self.waits.late_before(now)
         current = ServingPass(self.model, self.queue, self._fleet, self.reservations, pool, late_before, now)
         if self.reservations.held is not None:
