@@ -34,6 +34,7 @@ class EngineResponse:
         "_kept_bytes",
         "_loop",
         "_sink",
+        "_sink_error",
         "_waiter",
         "status",
     )
@@ -46,7 +47,8 @@ class EngineResponse:
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
-        self._error: Exception | None = None
+        self._error: EngineFailed | None = None
+        self._sink_error: Exception | None = None
         self.status = 0
         """The HTTP status; 0 before the headers are complete."""
 
@@ -76,8 +78,10 @@ class EngineResponse:
                 await self._wait()
             finally:
                 stopped, self._sink = self._sink is None, None
-            if stopped and self._error is None:
-                return True
+            if self._sink_error is not None:
+                raise self._sink_error
+            if stopped:
+                return True  # also when the connection broke right after: the next call raises that
         if self._error is not None:
             raise self._error
         return False
@@ -113,14 +117,14 @@ class EngineResponse:
             if self._sink(data):
                 return
         except Exception as error:  # noqa: BLE001 # read_into raises it
-            self._error = error
+            self._sink_error = error
         self._sink = None
         self._wake()
 
-    def end(self, error: Exception | None = None) -> None:
+    def end(self, error: EngineFailed | None = None) -> None:
         """Note the end of the answer, or that it broke off with `error`; called by the connection."""
         self._ended = True
-        self._error = self._error or error
+        self._error = error
         self._wake()
 
     async def _wait(self) -> None:

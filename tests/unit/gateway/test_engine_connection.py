@@ -231,6 +231,28 @@ async def test_an_error_of_the_sink_reaches_the_task() -> None:
         await reader
 
 
+@pytest.mark.parametrize("rest", [b"garbage", None])
+async def test_what_arrived_before_the_connection_broke_is_not_lost(rest: bytes | None) -> None:
+    """The sink has what it wants, and the connection breaks before the task runs: the task learns both in order."""
+    made = Connection()
+    response = made.send()
+    taken: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        taken.append(data)
+        return False
+
+    reader = asyncio.create_task(response.read_into(take))
+    await asyncio.sleep(0)
+    made.receive(HEAD + b"transfer-encoding: chunked\r\n\r\n6\r\n[DONE]\r\n" + (rest or b""))
+    if rest is None:
+        made.connection.connection_lost(ConnectionResetError())
+    assert await reader
+    assert taken == [b"[DONE]"]
+    with pytest.raises(EngineFailed):
+        await response.read_into(take)
+
+
 async def test_reading_pauses_while_nothing_takes_the_body() -> None:
     made = Connection()
     response = made.send()
