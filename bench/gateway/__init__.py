@@ -1,1 +1,1 @@
-"""The gateway benchmark: its cost beside the direct engine and a bare pass-through in the same run."""
+"""The gateway benchmark: the whole platform beside the bare engine, a pass-through and other gateways in one run."""
