@@ -13,8 +13,9 @@ at the same time and are measured in turn, which is how a change is judged on a 
 import argparse
 import asyncio
 import os
+import signal
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -69,6 +70,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Measure, print, write; return the exit status."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all that was started ends
     given = arguments()
     report = measured(given)
     print(tables(report))
@@ -127,7 +129,10 @@ def start(rig: Rig, given: argparse.Namespace) -> dict[str, int]:
 
 
 def run(chosen: list[Cell], targets: list[Target], load: LoadProcess, narrow: dict[str, int]) -> list[Record]:
-    """Run every cell for every target, in turn; odd rounds in the opposite order."""
+    """Run every cell for every target, in turn; odd rounds in the opposite order.
+
+    Ctrl-C and SIGTERM end it with the records so far.
+    """
     records: list[Record] = []
     slow = {peer.name: peer.slow for peer in PEERS if peer.slow > 1}
     work = [
@@ -139,10 +144,13 @@ def run(chosen: list[Cell], targets: list[Target], load: LoadProcess, narrow: di
         and (target.name not in slow or (not round_ and cell.job != "open_loop"))
     ]
     columns = (TextColumn("{task.description:40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, refresh_per_second=1) as progress:
+    with suppress(KeyboardInterrupt), Progress(*columns, console=console, refresh_per_second=1) as progress:
         task = progress.add_task("", total=len(work))
-        for cell, round_, target in work:
-            progress.update(task, description=f"{cell.section} {cell.key}: {target.name}")
+        for number, (cell, round_, target) in enumerate(work, 1):
+            what = f"{cell.section} {cell.key}: {target.name}"
+            progress.update(task, description=what)
+            if not console.is_terminal:
+                progress.console.print(f"{number}/{len(work)} {what}")
             options = cell.options_for(slow.get(target.name, 1))
             result = load.run(cell.job, target, **options)
             if "error" in result:

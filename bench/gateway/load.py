@@ -279,7 +279,7 @@ class Streams:
             self.connections.append(connection)
             self._tasks.append(asyncio.create_task(self._client.ask(self._raw, connection)))
             await asyncio.sleep(max(0.0, start + (number + 1) / per_s - loop.time()))
-        deadline = loop.time() + 30
+        deadline = loop.time() + 60
         while quiet := [each for each in self.connections if not each.first_at]:
             if loop.time() > deadline:
                 refused = dict(self._client.refused)
@@ -302,9 +302,23 @@ class Streams:
 
 
 async def streams(
-    client: Client, *, count: int, seconds: float, ramp_per_s: float, stamps: bool = False, **fields: object
+    client: Client,
+    *,
+    count: int,
+    seconds: float,
+    ramp_per_s: float,
+    stamps: bool = False,
+    warm: int = 0,
+    **fields: object,
 ) -> dict[str, object]:
-    """Measure while `count` paced streams are open and nothing but chunks is processed."""
+    """Measure while `count` paced streams are open and nothing but chunks is processed.
+
+    `warm` streams of 100 tokens come before, as many at the same time.
+    """
+    if warm:
+        await _callers(
+            client, client.raw(stream=True, **(fields | {"max_tokens": 100})), warm, count, spread_s=1.0
+        )
     load = Streams(client, client.raw(stream=True, **fields), count, stamps=stamps)
     try:
         await load.begin(ramp_per_s)

@@ -27,7 +27,9 @@ class LoadProcess:
         argv = [sys.executable, "-m", "bench.gateway.load"]
         if cores:
             argv = ["taskset", "-c", ",".join(map(str, cores)), *argv]
-        self._process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
 
     def run(self, job: str, target: Target, **options: object) -> dict[str, Any]:
         """Run one job and return its result. Raises RuntimeError when the process has died."""

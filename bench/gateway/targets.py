@@ -64,7 +64,7 @@ class Rig:
         with (self.scratch / log).open("wb") as output:
             process = subprocess.Popen(
                 argv, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **(env or {})}, start_new_session=True,
             )  # fmt: skip
         self.stack.callback(end_process, process)
         self.processes[log] = process

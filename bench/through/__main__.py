@@ -12,9 +12,10 @@ example: python -m bench.through --quick --at 32
 
 import argparse
 import os
+import signal
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -69,6 +70,7 @@ def cores(text: str) -> tuple[int, ...]:
 
 def main() -> int:
     """Measure, print, write; return the exit status."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all that was started ends
     given = arguments()
     report = measured(given)
     print(tables(report))
@@ -127,7 +129,10 @@ def pin(pid: int, chosen: tuple[int, ...]) -> None:
 
 
 def run(given: argparse.Namespace, targets: list[Target], load: LoadProcess) -> list[Record]:
-    """Run all loads: pairs of direct and through, every second pair the other way round."""
+    """Run all loads: pairs of direct and through, every second pair the other way round.
+
+    Ctrl-C and SIGTERM end it with the records so far.
+    """
     pairs = given.pairs or (1 if given.quick else 5)
     tokens = (16, 96) if given.quick else (32, 224)
     work = [
@@ -138,14 +143,17 @@ def run(given: argparse.Namespace, targets: list[Target], load: LoadProcess) -> 
     ]
     records = []
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, refresh_per_second=1) as progress:
+    with suppress(KeyboardInterrupt), Progress(*columns, console=console, refresh_per_second=1) as progress:
         task = progress.add_task("warm-up", total=len(work))
         warm = {"requests": 16, "concurrency": 8, "seed": 0, "words": PROMPT_WORDS, "tokens": (8, 16)}
         for target in targets:
             load.run("mixed", target, **warm)
         records.append(Record("idle", "idle", "through", 0, load.run("idle", targets[1], seconds=5)))
         for at, pair, target in work:
-            progress.update(task, description=f"{at} at once, {target.name}")
+            what = f"{at} at once, {target.name}"
+            progress.update(task, description=what)
+            if not console.is_terminal:
+                progress.console.print(what)
             requests = max(12, at * (2 if given.quick else 3))
             shape = {
                 "requests": requests,
@@ -156,7 +164,7 @@ def run(given: argparse.Namespace, targets: list[Target], load: LoadProcess) -> 
             }
             result = load.run("mixed", target, **shape)
             if "error" in result:
-                progress.console.print(f"{at} at once, {target.name}: {result['error']}")
+                progress.console.print(f"{what}: {result['error']}")
             records.append(Record("through", str(at), target.name, pair, result))
             progress.advance(task)
     return records
