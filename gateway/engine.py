@@ -21,7 +21,7 @@ ERROR_TIMEOUT_S = 2.0
 """Seconds to read the body of an error."""
 MAX_ERROR_BYTES = 64 * 1024
 """Bytes read of the body of an engine's error."""
-RETRY_WITHIN_S = 1.0
+RETRY_WITHIN_S = 0.25
 """Seconds from sending a request on a reused connection to its loss, up to which the request is sent again."""
 _CLIENT_ERRORS = frozenset({400, 413, 422})
 """Statuses by which an engine says that the request itself is wrong."""
@@ -82,9 +82,9 @@ class HttpEngines:
         """Send a request and wait for the headers of its response.
 
         A connection that was kept may be closed by the engine just when it is reused. When it is lost soon after and
-        nothing of a response has arrived, the request is sent again, once and on a new connection. The engine can have
-        computed hardly anything for the first, since it sends headers before it prefills, and it aborts a request
-        whose connection is lost. Nothing of it was counted, so nothing of it is billed.
+        nothing of a response has arrived, the request is sent again, once and on a new connection. Engines abort a
+        request whose connection is lost, so the first one cost at most RETRY_WITHIN_S of computing; nothing of it was
+        counted, so nothing of it is billed.
         """
         kept = self._pool.reuse(origin.address)
         if kept is not None:

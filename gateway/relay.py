@@ -72,7 +72,9 @@ class Relay:
         if context.reserved.whole:
             await self._attempt_whole(context, placement)
             return
-        codec = answer.codec = StreamCodec(prepared.choices, context.reserved.output_limit)
+        codec = answer.codec = StreamCodec(
+            prepared.choices, context.reserved.output_limit, relayed=prepared.stream
+        )
         answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint)
         headers = (("X-Request-Id", request.id_text),)
         answer.stream = stream = await self._engines.open(

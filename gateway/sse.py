@@ -144,12 +144,14 @@ class StreamCodec:
     """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
-        "_finished", "_splitter", "_template", "_withheld", "choices", "content_started", "done", "error",
+        "_finished", "_relayed", "_splitter", "_template", "_withheld", "choices", "content_started", "done", "error",
         "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker", "withheld_output",
     )  # fmt: skip
 
-    def __init__(self, choices: int, limit: int) -> None:
+    def __init__(self, choices: int, limit: int, *, relayed: bool = True) -> None:
+        """`relayed`: the client gets the events; otherwise they are merged, and keep their usage members."""
         self._splitter = EventSplitter()
+        self._relayed = relayed
         self._finished: set[int] = set()
         self._withheld = b""
         self._template: ChunkTemplate | None = None
@@ -251,8 +253,8 @@ class StreamCodec:
                 self._withheld = b"\n\n".join(events[position:])
                 break
             if chunk.choices:
-                out.append(b"data: " + strip_usage(payload) + b"\n\n")
-                if self.choices == 1 and self.content_started:
+                out.append(b"data: " + (strip_usage(payload) if self._relayed else payload) + b"\n\n")
+                if self._relayed and self.choices == 1 and self.content_started and not self._finished:
                     self._template = ChunkTemplate.of(payload)
         return b"".join(out)
 

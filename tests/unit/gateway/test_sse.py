@@ -108,6 +108,14 @@ def test_never_delivers_more_than_is_paid_for(count: int, limit: int, cuts: list
         assert codec.tracker.output == count
 
 
+def test_events_that_are_merged_are_counted_and_keep_their_usage() -> None:
+    codec = StreamCodec(1, NO_LIMIT, relayed=False)
+    events = [chunk("a", tokens=1), chunk("b", tokens=2), chunk("c", tokens=3)]
+    assert [codec.feed(event) for event in events] == events
+    assert codec.tracker.output == 3
+    assert codec.content_started
+
+
 def test_steady_state_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = StreamCodec(1, NO_LIMIT)
     codec.feed(chunk("a", tokens=1))
