@@ -81,7 +81,7 @@ async def list_models(api: EngineApi) -> list[ServedModel]:
         )
     if not models:
         raise InvalidRequest(f"{where} lists no models; load one into it first", param="engine_url")
-    if not any(model.context_len for model in models):
+    if len(models) == 1 and not models[0].context_len:
         context_len = await _context_of_server(api)
         models = [msgspec.structs.replace(model, context_len=context_len) for model in models]
     return models
@@ -149,7 +149,10 @@ async def _context_of_server(api: EngineApi) -> int:
         ("/props", ("default_generation_settings", "n_ctx")),
         ("/info", ("max_total_tokens",)),
     ):
-        status, body = await api.get(path)
+        try:
+            status, body = await api.get(path)
+        except EngineFailed:
+            continue  # a proxy may drop paths that it does not know
         try:
             value: Any = msgspec.json.decode(body) if status == 200 else None
         except (msgspec.DecodeError, UnicodeDecodeError):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from core.errors import InvalidRequest
-from workers.engine_models import ServedModel, engine_urls, parse_models
+from core.errors import EngineFailed, InvalidRequest
+from workers.engine_api import EngineApi
+from workers.engine_models import ServedModel, engine_urls, list_models, parse_models
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,31 @@ def test_a_password_in_an_address_is_refused_without_being_repeated() -> None:
     with pytest.raises(InvalidRequest, match="PENSTOCK_ENGINE_KEY") as caught:
         engine_urls("http://user:hunter2@a:8000")
     assert "hunter2" not in caught.value.message
+
+
+class _Api(EngineApi):
+    """An engine that answers some paths and resets the connection for all others."""
+
+    def __init__(self, pages: dict[str, bytes]) -> None:
+        self.pages = pages
+        self.asked: list[str] = []
+        super().__init__(None, "http://engine", "")  # type: ignore[arg-type] # get() is replaced
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        self.asked.append(path)
+        if path not in self.pages:
+            raise EngineFailed("connection reset")
+        return 200, self.pages[path]
+
+
+async def test_an_engine_without_pages_of_its_own_is_served() -> None:
+    listed = b'{"data":[{"id":"a"}]}'
+    assert await list_models(_Api({"/v1/models": listed})) == [ServedModel("a")]
+    info = _Api({"/v1/models": listed, "/info": b'{"max_total_tokens":4096}'})
+    assert await list_models(info) == [ServedModel("a", 4096)]
+
+
+async def test_the_context_of_a_server_is_not_that_of_several_models() -> None:
+    api = _Api({"/v1/models": b'{"data":[{"id":"a"},{"id":"b"}]}', "/info": b'{"max_total_tokens":4096}'})
+    assert await list_models(api) == [ServedModel("a"), ServedModel("b")]
+    assert api.asked == ["/v1/models"]
