@@ -10,6 +10,9 @@ import msgspec
 from core.errors import EngineFailed, RequestTooLarge
 from gateway.limits import MAX_ANSWER_BYTES
 
+_CALL_BYTES = 64
+"""Bytes kept for a delta of a tool call beside its arguments."""
+
 
 class _Part(msgspec.Struct, gc=False):
     """One choice's part of an event, of a chat or a text completion."""
@@ -65,9 +68,7 @@ class AnswerMerger:
                     choice = self._choices[part.index] = _Choice(part.index)
                 self.size += choice.add(part)
         if self.size > MAX_ANSWER_BYTES:
-            raise RequestTooLarge(
-                "The answer is too large to be sent in one piece; ask for a stream.", code="answer_too_large"
-            )
+            raise answer_too_large()
 
     def answer(self) -> dict[str, Any]:
         """Return the answer without its usage. Raises EngineFailed when no event has arrived."""
@@ -83,6 +84,13 @@ class AnswerMerger:
             self._first.system_fingerprint,
             [choice.chat() if chat else choice.text_choice() for choice in ordered],
         )
+
+
+def answer_too_large() -> RequestTooLarge:
+    """The error for an answer above MAX_ANSWER_BYTES."""
+    return RequestTooLarge(
+        "The answer is too large to be sent in one piece; ask for a stream.", code="answer_too_large"
+    )
 
 
 def answer_object(
@@ -162,13 +170,16 @@ class _Choice:
 
     def _add_call(self, delta: dict[str, Any]) -> int:
         """Merge a delta of a tool call: its id, type and name arrive once, its arguments in pieces."""
-        call = self.calls.setdefault(delta.get("index", 0), _Call())
+        index = delta.get("index", 0)
+        if not isinstance(index, int):
+            raise TypeError(f"the index of a tool call is {index!r}")
+        call = self.calls.setdefault(index, _Call())
         function = delta.get("function") or {}
         arguments: str = function.get("arguments") or ""
         call.id = call.id or delta.get("id")
         call.name = call.name or function.get("name") or ""
         call.arguments.append(arguments)
-        return len(arguments)
+        return len(arguments) + _CALL_BYTES
 
     def _all_logprobs(self) -> dict[str, msgspec.Raw]:
         return {name: msgspec.Raw(b"[" + b",".join(pieces) + b"]") for name, pieces in self.logprobs.items()}

@@ -23,7 +23,7 @@ from gateway.context import AnyContext, Request
 from gateway.engine import error_message
 from gateway.interval import stream_interval
 from gateway.limits import MAX_ANSWER_BYTES
-from gateway.merge_chunks import AnswerMerger
+from gateway.merge_chunks import AnswerMerger, answer_too_large
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
 from gateway.records import longest_fits, usage_record
 from gateway.sse import StreamCodec
@@ -97,7 +97,7 @@ class Relay:
             stream.abort()
 
     async def _attempt_whole(self, context: AnyContext, placement: Placement) -> None:
-        """Ask the engine for the answer in one piece. Raises EngineFailed or InvalidRequest.
+        """Ask the engine for the answer in one piece. Raises EngineFailed, InvalidRequest or RequestTooLarge.
 
         Cancelling closes the connection, at which the engine stops.
         """
@@ -122,7 +122,7 @@ class Relay:
                     headers_timeout_s=wait_s,
                 )
                 if await stream.read_into(take):
-                    raise EngineFailed("The engine sent an answer that is too large.")
+                    raise answer_too_large()
             whole.take(endpoint, bytes(body))
         except BaseException as error:
             if stream is not None:

@@ -8,11 +8,13 @@ it may cost (billing/metering/sql/hold.sql), and until it has ended this module 
 * For billing, its prompt counts once it is known that the engine has prefilled it, and its output when the answer has
   arrived. A client that leaves pays the prompt, or nothing.
 
-It is known that a prompt is prefilled when all of this holds (`prompt_was_prefilled`): twice the predicted time to the
-first token has passed, and the time after which a snapshot shows what came after the dispatch; the engine has no
-request waiting, so this one runs; its counter of prompt tokens has grown since by at least the prompt's tokens. Engines
-add a prompt to that counter when its prefill is complete. Without the counter, or without a tokenizer to count the
-prompt, nothing is known, and nothing is charged.
+It is known that a prompt is prefilled when all of this holds (`prompt_may_be_prefilled`, `WholeAnswers.advance`): twice
+the predicted time to the first token has passed, and the time after which a snapshot shows what came after the
+dispatch; the engine has no request waiting and runs this one alone; its counter of prompt tokens has grown since by at
+least the prompt's tokens. Engines add a prompt to that counter when its prefill is complete, and another request's
+prompt grows it too; therefore a later snapshot must show tokens generated while the engine still ran this request alone
+and prefilled nothing. Where other requests run, without the counters, or without a tokenizer to count the prompt,
+nothing is known, and nothing is charged.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ from gateway.schemas.common import PreparedRequest
 from gateway.sse import StreamCodec
 from gateway.usage import EngineUsage, UsageTracker
 from scheduler.wire import Placement, PoolSnapshot
-from workers.wire import ReplicaState, ReplicaStatus
+from workers.wire import EngineCounters, ReplicaState, ReplicaStatus
 
 SNAPSHOT_AGE_S = 3.0
 """Seconds after which a snapshot shows what an engine did at an instant: scrape, heartbeat and snapshot, with slack."""
@@ -37,6 +39,8 @@ WAIT_S = 300.0
 """Seconds that an answer may take beyond its predicted time; the same as from dispatch to a stream's first event."""
 SLOWDOWN = 4.0
 """How much slower than predicted an engine may be."""
+MAX_COUNTS = 4
+"""How often the tokens of one prompt are counted at most: the tokenizer may be busy or still loading."""
 UNKNOWN_ITL_S = 0.1
 """Seconds per token while the speed is not known."""
 
@@ -47,7 +51,7 @@ class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     message: dict[str, Any] | None = None
     text: str | None = None
-    logprobs: dict[str, Any] | None = None
+    logprobs: msgspec.Raw | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -69,7 +73,15 @@ _decoder = msgspec.json.Decoder(_Document)
 class WholeAnswer(StreamCodec):
     """The answer of one attempt that arrives in one piece. It has the counts and the end of a stream's codec."""
 
-    __slots__ = ("counting", "dispatched_at", "document", "prompt_counter", "prompt_tokens")
+    __slots__ = (
+        "alone",
+        "counting",
+        "counts",
+        "dispatched_at",
+        "document",
+        "prompt_counter",
+        "prompt_tokens",
+    )
 
     def __init__(self, choices: int, limit: int, dispatched_at: float, prompt_counter: int) -> None:
         """`dispatched_at`: monotonic seconds. `prompt_counter`: the engine's prompt tokens by then, -1 = not known."""
@@ -82,9 +94,16 @@ class WholeAnswer(StreamCodec):
         """Tokens of the prompt; 0 = not counted."""
         self.counting = False
         """Whether the prompt's tokens are being counted."""
+        self.counts = 0
+        """How often the prompt was given to the tokenizer."""
+        self.alone: EngineCounters | None = None
+        """The engine's counters in the first snapshot in which it ran this request alone; None = not seen."""
 
     def take(self, endpoint: str, body: bytes) -> None:
-        """Take the engine's answer. Raises EngineFailed when it is not one of `endpoint` with its usage."""
+        """Take the engine's answer. Raises EngineFailed when it is not one of `endpoint` with its usage.
+
+        Never more output tokens are counted than the hold covers, even if an engine ignores its limit.
+        """
         try:
             found = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -93,13 +112,18 @@ class WholeAnswer(StreamCodec):
             (choice.message if endpoint == "chat" else choice.text) is None for choice in found.choices
         ):
             raise EngineFailed("The engine sent an answer with missing choices.")
+        self.content_started = any(_has_content(choice) for choice in found.choices)
+        output = found.usage.completion_tokens or 0
+        if self.content_started and (output < 1 or found.usage.prompt_tokens < 1):
+            raise EngineFailed("The engine sent an answer without its usage.")
         self.tracker = UsageTracker(self.choices)  # the engine's own count of the prompt replaces ours
-        self.tracker.set_totals(found.usage)
+        self.tracker.set_totals(
+            msgspec.structs.replace(found.usage, completion_tokens=min(output, self.limit))
+        )
         for choice in found.choices:
             self._finished.add(choice.index)
             self.finish_reasons.add(choice.finish_reason or "stop")
         self.done = True
-        self.content_started = any(_has_content(choice) for choice in found.choices)
         shape = _chat_choice if endpoint == "chat" else _text_choice
         ordered = sorted(found.choices, key=lambda choice: choice.index)
         self.document = answer_object(
@@ -147,15 +171,15 @@ def predicted_output(placement: Placement, elapsed_s: float, limit: int, choices
     return min(limit, max(0, int((elapsed_s - placement.predicted_ttft_s) / itl_s)) * choices)
 
 
-def prompt_was_prefilled(
+def prompt_may_be_prefilled(
     placement: Placement, status: ReplicaStatus, answer: WholeAnswer, elapsed_s: float
 ) -> bool:
-    """Whether it is known that the engine has prefilled the prompt of `answer`, dispatched `elapsed_s` ago."""
+    """Whether the engine runs `answer` alone, dispatched `elapsed_s` ago, and has prefilled as many tokens since."""
     return (
         elapsed_s >= max(2 * placement.predicted_ttft_s, SNAPSHOT_AGE_S)
         and status.state is ReplicaState.READY
         and status.waiting == 0
-        and status.running > 0
+        and status.running == answer.choices
         and 0 < answer.prompt_tokens <= status.counters.prompt_tokens - answer.prompt_counter
         and answer.prompt_counter >= 0
     )
@@ -199,12 +223,17 @@ class WholeAnswers:
         status = self._status(placement)
         if status is None or answer.tracker.reported or elapsed_s < SNAPSHOT_AGE_S:
             return
-        if answer.prompt_tokens == 0 and not answer.counting:
+        if answer.prompt_tokens == 0 and not answer.counting and answer.counts < MAX_COUNTS:
             answer.counting = True
+            answer.counts += 1
             task = asyncio.create_task(self._count(context, answer, placement))
             self._counts.add(task)
             task.add_done_callback(self._counts.discard)
-        elif prompt_was_prefilled(placement, status, answer, elapsed_s):
+        elif not prompt_may_be_prefilled(placement, status, answer, elapsed_s):
+            answer.alone = None
+        elif answer.alone is None or answer.alone.prompt_tokens != status.counters.prompt_tokens:
+            answer.alone = status.counters
+        elif status.counters.generation_tokens > answer.alone.generation_tokens:
             answer.tracker.set_prompt(answer.prompt_tokens)
 
     async def _count(self, context: AnyContext, answer: WholeAnswer, placement: Placement) -> None:

@@ -299,9 +299,13 @@ class RatePipeline:
             self._loop.call_later(DEAD_AFTER_S, self._give_up, self._protocol, oldest)
 
     def _give_up(self, protocol: RedisProtocol, oldest: Call) -> None:
-        """Close a connection that has not replied since a timeout."""
-        if self._protocol is protocol and self._sent and self._sent[0] is oldest:
+        """Close a connection that has not replied since a timeout; look again when it has replied to some calls."""
+        if self._protocol is not protocol or not self._stalled or not self._sent:
+            return
+        if self._sent[0] is oldest:
             protocol.abort(TimeoutError(f"no answer within {DEAD_AFTER_S + REPLY_TIMEOUT_S} s"))
+        else:
+            self._loop.call_later(DEAD_AFTER_S, self._give_up, protocol, self._sent[0])
 
     def _check_idle(self) -> None:
         if self._idle is not None and not self._idle.done() and not self._queue and not self._sent:

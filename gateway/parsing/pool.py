@@ -139,7 +139,7 @@ class ParserPool:
 
     async def _parse(self, job: _Job) -> PreparedRequest:
         """Parse in an idle or new worker, which is killed unless it has answered."""
-        worker = self._idle.pop() if self._idle else await self._start_worker()
+        worker = self._living_worker() or await self._start_worker()
         try:
             async with asyncio.timeout(PARSE_TIMEOUT_S):
                 payload = await _exchange(worker, frame(job.endpoint, job.body))
@@ -156,6 +156,14 @@ class ParserPool:
             return decode_reply(payload)
         except msgspec.MsgspecError:
             raise InvalidRequest("The body could not be parsed.", code="body_not_parsed") from None
+
+    def _living_worker(self) -> asyncio.subprocess.Process | None:
+        """Take an idle worker that has not ended since its last body."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.returncode is None:
+                return worker
+        return None
 
     async def _start_worker(self) -> asyncio.subprocess.Process:
         """Start a process. Raises Unavailable when the system cannot."""

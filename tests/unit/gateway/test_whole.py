@@ -47,8 +47,8 @@ def document(prompt: int = 5, output: int = 9, **message: object) -> bytes:
     )  # fmt: skip
 
 
-def snapshot(prompt: int, *, waiting: int = 0, running: int = 1) -> PoolSnapshot:
-    counters = EngineCounters(prompt_tokens=prompt)
+def snapshot(prompt: int, *, waiting: int = 0, running: int = 1, generated: int = 0) -> PoolSnapshot:
+    counters = EngineCounters(prompt_tokens=prompt, generation_tokens=generated)
     return PoolSnapshot(
         replicas=[
             ReplicaStatus("r1", "tiny", "http://r1", "vllm", "boot", ReplicaState.READY,
@@ -148,10 +148,37 @@ async def test_nothing_generated_costs_nothing() -> None:
     assert (record.outcome, record.cost) == (Outcome.ZERO_OUTPUT, 0)
 
 
+async def test_an_answer_without_its_usage_costs_nothing() -> None:
+    bodies = [document(content="hi", output=0), document(content="hi", prompt=0)]
+    gateway = Gateway(FakeEngines(*([body] for body in bodies)))
+    with pytest.raises(EngineFailed):
+        await gateway.director.handle(uuid7(), principal(), tools(), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost) == (Outcome.ENGINE_FAILED, 0)
+    gateway.assert_resolved()
+
+
+async def test_no_more_is_billed_than_the_limit_that_an_engine_ignores() -> None:
+    gateway = Gateway(FakeEngines([document(content="hi", output=900)]))
+    await gateway.director.handle(uuid7(), principal(), tools(max_tokens=50), FakeReply())
+    [record] = gateway.meter.settled
+    assert record.usage.output == 50
+
+
 async def left_after(
-    seconds: float, *, count: int = 5, grown: int = 5, waiting: int = 0, running: int = 1
+    seconds: float,
+    *,
+    count: int = 5,
+    grown: int = 5,
+    grows: int = 0,
+    waiting: int = 0,
+    running: int = 1,
+    speed: int = 100,
 ) -> Gateway:
-    """A client that leaves; the engine's counter of prompt tokens has `grown` since the dispatch."""
+    """A client that leaves. The engine's counter of prompt tokens has `grown` since the dispatch.
+
+    It `grows` further each second, in which `speed` tokens are generated.
+    """
     clock = ManualClock()
     gateway = Gateway(FakeEngines([asyncio.Event()]), now=clock.monotonic)
     gateway.scheduler.predicted_itl_s = 0.01
@@ -161,8 +188,10 @@ async def left_after(
         gateway.director.handle(uuid7(), principal(), tools(max_tokens=700), FakeReply())
     )
     await until(lambda: gateway.engines.streams)
-    gateway.snapshot = snapshot(1000 + grown, waiting=waiting, running=running)
+    generated = 0
     while seconds >= 1:
+        gateway.snapshot = snapshot(1000 + grown, waiting=waiting, running=running, generated=generated)
+        generated, grown = generated + speed, grown + grows
         clock.advance(1.0)
         seconds -= 1
         gateway.open_requests.tick()
@@ -197,8 +226,20 @@ async def test_a_client_that_leaves_pays_the_prompt_that_was_prefilled() -> None
         {"seconds": 9.0, "grown": 4},
         {"seconds": 9.0, "waiting": 1},
         {"seconds": 9.0, "running": 0},
+        {"seconds": 9.0, "running": 2},
+        {"seconds": 9.0, "speed": 0},
+        {"seconds": 9.0, "grows": 1},
     ],
-    ids=["early", "no tokenizer", "not counted by the engine", "queued in the engine", "not in the engine"],
+    ids=[
+        "early",
+        "no tokenizer",
+        "not counted by the engine",
+        "queued in the engine",
+        "not in the engine",
+        "beside another request",
+        "nothing generated",
+        "another prompt prefilled",
+    ],
 )
 async def test_a_client_that_leaves_before_that_is_known_pays_nothing(case: dict[str, Any]) -> None:
     gateway = await left_after(**case)
