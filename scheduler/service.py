@@ -241,7 +241,7 @@ class SchedulerService:
             for request_id, replica_id, produced in zip(
                 progress.request_ids, progress.replica_ids, progress.output_tokens, strict=False
             ):
-                state.progress(client, request_id, replica_id, produced)
+                state.progress(client, request_id, replica_id, produced, now)
         for released in batch.released:
             placement = state.release(client, released, now)
             for on_release in observers.release:

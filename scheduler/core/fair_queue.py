@@ -252,8 +252,8 @@ class FairQueue:
         uncached, output = entry.uncached if began else 0, entry.produced
         if released is not None and released.input_tokens > 0:
             uncached = max(0, released.input_tokens - max(0, released.cached_input_tokens))
-        if released is not None:
-            output = max(output, released.output_tokens)
+        if released is not None and released.output_tokens > 0:
+            output = released.output_tokens  # what was produced may have been predicted
         return self.rules.charge(uncached, output, entry.weight)
 
     def _recharge(self, entry: ActivePlacement, charge: float) -> None:

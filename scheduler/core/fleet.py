@@ -193,6 +193,13 @@ class Fleet:
             self._report(entry.model).ttft.learn(entry.predicted_ttft_s, observed_s)
         self._pools[entry.model].refresh(replica, now)
 
+    def assume_prefilled(self, entry: ActivePlacement, now: float) -> None:
+        """Take the prefill of a placement as done without learning from it: the time of its first token is unknown."""
+        if not entry.prefilled:
+            entry.baseline.raw_ttft_s = entry.baseline.raw_itl_s = -1.0
+            self.on_prefill(entry, now)
+            entry.first_token_at = 0.0
+
     def on_progress(self, entry: ActivePlacement, produced: int) -> None:
         """Note the output tokens produced so far; counts never decrease."""
         if produced > entry.produced:

@@ -154,10 +154,16 @@ class SchedulerState:
         self.fleet.on_prefill(entry, now)
         return entry
 
-    def progress(self, client: str, request_id: str, replica_id: str, produced: int) -> None:
-        """Note the output tokens produced so far; counts never decrease."""
+    def progress(self, client: str, request_id: str, replica_id: str, produced: int, now: float) -> None:
+        """Note the output tokens produced so far; counts never decrease.
+
+        An answer that the engine sends in one piece has no first token that could be noted before: its predicted
+        tokens end its prefill.
+        """
         entry = self.active.get((client, request_id, replica_id))
         if entry is not None:
+            if produced > 0:
+                self.fleet.assume_prefilled(entry, now)
             self.fleet.on_progress(entry, produced)
             self._queue_of(entry.model).queue.on_progress(entry)
 
@@ -191,13 +197,9 @@ class SchedulerState:
         key = (client, held.request_id, held.replica_id)
         entry = self.active.get(key)
         if entry is not None and (entry.boot_id, entry.model) == (held.boot_id, held.model):
-            if held.prefilled and not entry.prefilled:
-                entry.baseline.raw_ttft_s = (
-                    entry.baseline.raw_itl_s
-                ) = -1.0  # the time of its first token is unknown
-                self.fleet.on_prefill(entry, now)
-                entry.first_token_at = 0.0
-            self.progress(*key, held.produced)
+            if held.prefilled:
+                self.fleet.assume_prefilled(entry, now)
+            self.progress(*key, held.produced, now)
             return
         entry = _from_announced(client, held, now)
         if orphan := self.orphans.claim(key, held.boot_id, held.model):

@@ -95,7 +95,7 @@ class PenstockRouting:
         """Report the number of output tokens so far."""
         if held := self._held.get(key):
             held.produced = produced
-            self._state.progress(_client(held.router), str(key), replica_id, produced)
+            self._state.progress(_client(held.router), str(key), replica_id, produced, now)
 
     def finished(
         self,

@@ -263,7 +263,7 @@ class Rush:
             )
             cached = self.rng.randrange(0, asked.prompt_tokens)
             self.state.prefill_done("api", name, where, self.now)
-            self.state.progress("api", name, where, output // 2)
+            self.state.progress("api", name, where, output // 2, self.now)
             done = Released(name, where, asked.prompt_tokens, cached, output)
             self.state.release("api", done, self.now)
             self.service[asked.tenant_id] += (asked.prompt_tokens - cached + 2 * output) / asked.weight

@@ -120,7 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             placement = self.held.pop((client, name))
             if failed:
                 self.state.prefill_done(client, name, placement.replica_id, self.now)
-                self.state.progress(client, name, placement.replica_id, 40)
+                self.state.progress(client, name, placement.replica_id, 40, self.now)
             done = Released(name, placement.replica_id, failed=failed)
             assert self.state.release(client, done, self.now) is not None
             assert self.state.release(client, done, self.now) is None
@@ -215,6 +215,27 @@ def test_the_same_events_and_random_numbers_give_the_same_decisions() -> None:
 def only(decisions):
     assert len(decisions) == 1
     return decisions[0]
+
+
+@pytest.mark.parametrize("noted", ["first token", "progress"])
+def test_prompts_of_answers_in_one_piece_do_not_close_a_replica(noted: str) -> None:
+    """Their predicted tokens end their prefill: nothing else reports it before the answer has ended."""
+    made, rng, placed = new_state(replica(slots=100, kv=10_000_000)), random.Random(0), 0
+    for n in range(30):
+        made.heartbeat(beat(replica(slots=100, kv=10_000_000), seq=n + 2), float(n))
+        made.submit("api", request(f"r{n}", prompt_tokens=4_000, deadline_s=1e6), float(n))
+        for decision in made.dispatch(float(n), rng):
+            assert isinstance(decision, Placed)
+            placed += 1
+            where = ("api", decision.placement.request_id, decision.placement.replica_id)
+            if noted == "first token":
+                made.prefill_done(*where, n + 0.8)
+            else:
+                made.progress(*where, 1, n + 0.8)
+    assert placed == 30
+    assert not any(each.load.unprefilled for each in made.fleet.replicas.values())
+    learnt = [each.stats.ttft.at(30.0) != 0.0 for each in made.fleet.replicas.values()]
+    assert learnt == [noted == "first token"]
 
 
 def test_agents_that_have_not_reported_yet_are_waited_for() -> None:
