@@ -6,8 +6,8 @@ import time
 
 import httptools
 
-_CONTENT = re.compile(rb'"(?:content|text|reasoning)": ?"[^"]')
-"""The first bytes of text in a chunk; the chunk that holds the role has none."""
+_CHOICE = re.compile(rb'"choices": ?\[\{')
+"""An event with a choice: vLLM sends the first one, which holds the role, when the first token is there."""
 _STAMP = re.compile(rb"(\d+)@(\d+)\"")
 """Position and microseconds in a chunk of the mock engine."""
 
@@ -26,8 +26,8 @@ class Connection(asyncio.Protocol):
     def clear(self) -> None:
         """Forget the last answer."""
         self.events = self.position = self.seen = 0
-        self.first_at = self.last_at = 0.0
-        """When the first and the last token arrived, by time.perf_counter()."""
+        self.first_at = 0.0
+        """When the first event with a choice arrived, by time.perf_counter(); its text may be empty."""
         self.delays_us: list[int] = []
         """How far each chunk came behind the engine."""
         self.body = bytearray()
@@ -50,10 +50,8 @@ class Connection(asyncio.Protocol):
         self.events += body.count(b"data: ")
         if len(self.body) < 4096:
             self.body += body
-        if not self.first_at and _CONTENT.search(body):
+        if not self.first_at and _CHOICE.search(body):
             self.first_at = time.perf_counter()
-        if b'"finish_reason":' in body:
-            self.last_at = time.perf_counter()
         if b'"completion_tokens":' in body:
             self.usage = body
         if self.stamps:

@@ -49,7 +49,7 @@ class Timed:
     """From the request to the first token; 0 when not streamed."""
     e2e_s: float
     decode_s: float
-    """From the first token to the last."""
+    """From the first token to the end of the answer: the last event with text may hold many tokens."""
     tokens: int
     """Of the answer, as its usage says; 0 without usage."""
 
@@ -107,7 +107,7 @@ class Client:
         return Timed(
             ttft_s=max(connection.first_at - start, 0.0),
             e2e_s=ended - start,
-            decode_s=max(connection.last_at - connection.first_at, 0.0),
+            decode_s=ended - connection.first_at if connection.first_at else 0.0,
             tokens=int(counted[-1]) if counted else 0,
         )
 
@@ -328,6 +328,8 @@ async def streams(
         meter, events = Meter(client.target), load.events
         await asyncio.sleep(seconds)
         found = {**meter.read(), "events": load.events - events}
+        if not found["events"]:
+            raise RuntimeError("the open streams got no event")
         if stamps:
             delays = sorted(delay for each in load.connections for delay in each.delays_us)
             found["lost"] = sum(each.position - each.seen for each in load.connections)
@@ -360,18 +362,18 @@ JOBS: dict[str, Callable[..., Awaitable[dict[str, object]]]] = {
 
 
 async def serve() -> None:
-    """Run jobs from standard input until it ends."""
+    """Run jobs from standard input until it ends. An exception is the result of its job; the next jobs still run."""
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         job = json.loads(line)
         client = Client(msgspec.convert(job["target"], Target))
         try:
             result = await JOBS[job["job"]](client, **job["options"])
-            result["refused"] = dict(client.refused)
-        except (OSError, RuntimeError, AssertionError) as error:
+        except Exception as error:  # noqa: BLE001 - it is the result
             result = {"error": f"{type(error).__name__}: {error}"}
         finally:
             client.close()
+        result["refused"] = dict(client.refused)
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -32,16 +33,19 @@ class LoadProcess:
         )
 
     def run(self, job: str, target: Target, **options: object) -> dict[str, Any]:
-        """Run one job and return its result. Raises RuntimeError when the process has died."""
+        """Run one job and return its result, with `error` when the job failed or the process has died."""
         line = msgspec.json.encode({"job": job, "target": target, "options": options})
-        self._process.stdin.write(line + b"\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError("the load generator has died")
-        return msgspec.json.decode(answer)
+        try:
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except OSError:
+            answer = b""
+        return msgspec.json.decode(answer) if answer else {"error": "the load generator has died"}
 
     def close(self) -> None:
         """End the process."""
-        self._process.stdin.close()
+        with suppress(OSError):  # what a dead process has not read cannot be flushed
+            self._process.stdin.close()
         end_process(self._process)
+        self._process.stdout.close()
