@@ -65,7 +65,7 @@ test: check docs ## test everything: checks, unit, integration, the real engine,
 	$(PYTEST) --dist worksteal --times $(TIMES) tests/integration tests/security
 	$(PYTEST) --dist loadfile --times $(TIMES) tests/browser tests/faults tests/e2e
 
-bench-gateway: env ## cost of the whole platform per request and per chunk, beside other gateways; a minute: ARGS=--quick
+bench-gateway: env ## cost of the whole platform per request and per chunk, beside other gateways; a minute and a quarter: ARGS=--quick
 	$(BIN)/python -m bench.gateway $(ARGS)
 
 bench-hostile: env ## what hostile bodies of other customers do to open streams: delay of chunks with and without

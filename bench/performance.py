@@ -29,7 +29,14 @@ COLOURS = {
 
 
 def publish(*, gateway: Report | None = None, through: Report | None = None, docs: Path = DOCS) -> list[Path]:
-    """Write the data of the given reports, and page and plot of these and the stored ones; return the paths."""
+    """Write the data of the given reports, and page and plot of these and the stored ones; return the paths.
+
+    Raises ValueError for a quick run, and for one of a checkout with changed files.
+    """
+    for report in (gateway, through):
+        stated = report.conditions if report else {}
+        if reason := unpublishable(stated.get("commit", ""), quick=stated.get("quick", False)):
+            raise ValueError(reason)
     for name in ("data", "images"):
         (docs / name).mkdir(parents=True, exist_ok=True)
     stores = {"gateway": docs / "data" / "gateway.json", "through": docs / "data" / "through.json"}
@@ -46,6 +53,13 @@ def publish(*, gateway: Report | None = None, through: Report | None = None, doc
     if gateway is not None:
         written.append(plot(gateway, docs / "images" / "performance.svg"))
     return [*written, page]
+
+
+def unpublishable(commit: str, *, quick: bool) -> str:
+    """Return why figures of a commit do not belong on the page; "" when they do."""
+    if quick:
+        return "a quick run is too short for the page"
+    return f"{commit}: the checkout has changed files" if commit.endswith("+") else ""
 
 
 def page_text(gateway: Report | None, through: Report | None) -> str:
@@ -73,16 +87,18 @@ measured through `penstock up` with everything on: keys, limits on all scopes, p
 scheduler, jobs and console. Machines differ and drift: compare figures of one run, not of two."""
 _GATEWAY = """`penstock up --engine external` in front of a mock engine (`bench/gateway/mock_engine.py`) that answers
 as vLLM does. The gateways share a processor, engine and load generator have another one; all are measured in turn.
+While one is measured, the background work of all others runs on the same processor: latencies contain it.
 `bare` is an ASGI application that only forwards bytes. CPU is the time of a process with its children; what it uses
-without load is in the first table and is subtracted in the others, except in the line that says so. `~0` is less than
-the subtraction can resolve."""
+without load is in the first table, measured for all in the same seconds, and is subtracted for all in the others,
+except where the head or the line says so. `~0` is less than the subtraction can resolve."""
 _THROUGH = """The engine that `penstock up` starts, asked at its own port and through the customer API, in turn.
 Lengths of prompts and answers vary; both sides get the same ones. CPU is by token of the answers; idle cost is not
-subtracted."""
+subtracted. TTFT is the time to the first event with a choice; TPOT is the time from it to the end of the answer, over
+the other tokens."""
 _INSTALL = """## Measure it yourself
 
 ```sh
-make bench-gateway ARGS=--quick      # two minutes
+make bench-gateway ARGS=--quick      # a minute and a quarter
 make bench-gateway                   # up to 25 minutes
 make bench-through ARGS=--quick      # two minutes
 make bench-through                   # 20 minutes
@@ -112,7 +128,12 @@ def _conditions(report: Report) -> str:
 def targets(gateway: Report | None, through: Report | None) -> str:
     """Return the table of targets and what these runs measured; a figure that was not measured has no line."""
     rows = [*(_gateway_targets(gateway) if gateway else []), *(_through_targets(through) if through else [])]
-    return section("Targets", ["", "target", "measured", ""], rows)
+    table = section("Targets", ["", "target", "measured", ""], rows)
+    return f"{table}\n\n{_JUDGED}" if table else ""
+
+
+_JUDGED = """Where pairs were measured, a target is met when the whole 95 % interval of their median meets it; elsewhere
+the median of the rounds is judged. A cell that failed misses its target."""
 
 
 def _gateway_targets(report: Report) -> list[list[str]]:
@@ -120,13 +141,17 @@ def _gateway_targets(report: Report) -> list[list[str]]:
     for key, length, limit in (("whole 1", "1 token", 0.5), ("whole 1000", "1,000 tokens", 1.0)):
         if cost := _request_ms(report, key):
             rows.append(_row(f"API process, ms per whole answer of {length}", limit, cost["api"]))
+        elif reason := report.unmeasured("cpu", key, OURS):
+            rows.append(_failed(f"API process, ms per whole answer of {length}", limit, reason))
     if cost := _request_ms(report, "whole 1"):
         rows.append(_row("all processes, ms per whole answer of 1 token", 1.0, sum(cost.values())))
+    elif reason := report.unmeasured("cpu", "whole 1", OURS):
+        rows.append(_failed("all processes, ms per whole answer of 1 token", 1.0, reason))
     for key in ("64", "512"):
         if pairs := gateway_tables.ratios(report, key, OURS, RIVAL):
-            share, low, high = median_interval(pairs)
-            note = f" ({low:.2f} to {high:.2f}, {len(pairs)} pairs)"
-            rows.append(_row(f"CPU per chunk over {RIVAL}'s at {key} streams", 1.2, share, note))
+            rows.append(_pairs(f"CPU per chunk over {RIVAL}'s at {key} streams", 1.2, pairs))
+        elif reason := report.unmeasured("chunks", key, OURS, RIVAL):
+            rows.append(_failed(f"CPU per chunk over {RIVAL}'s at {key} streams", 1.2, reason))
     for name, field, limits in (("latency", "e2e", (2.0, 8.0)), ("ttft", "ttft", (2.0,))):
         what = (
             "latency, ms at 200 requests/s" if name == "latency" else "time to first token, ms at 64 streams"
@@ -136,12 +161,26 @@ def _gateway_targets(report: Report) -> list[list[str]]:
             _row(f"added p{percent} {what}", limit, 1e3 * value)
             for percent, limit, value in zip((50, 99), limits, found, strict=False)
         ]
+        if not found and (reason := _unadded(report, name)):
+            rows += [
+                _failed(f"added p{percent} {what}", limit, reason)
+                for percent, limit in zip((50, 99), limits, strict=False)
+            ]
+    if reason := report.unmeasured("memory", "2000", OURS):
+        rows.append(_failed("KB per idle stream", 20.0, reason))
     for each in report.results("memory", "2000", OURS):
         grown = each["rss_open"]["api"] - each["rss_before"]["api"]
         rows.append(_row("KB per idle stream", 20.0, grown / each["streams"] / 1000))
+    if reason := report.unmeasured("late", "2000", OURS):
+        rows += [_failed(f"events {name} at 2,000 streams", 0, reason) for name in ("lost", "late")]
     for each in report.results("late", "2000", OURS):
         rows += [_row(f"events {name} at 2,000 streams", 0, each[name]) for name in ("lost", "late")]
     return rows
+
+
+def _unadded(report: Report, name: str) -> str:
+    """Return why a target adds an unknown time; "" where it is known or was not measured."""
+    return next((report.unmeasured(name, key, OURS, "direct") for key in report.keys(name)[:1]), "")
 
 
 def _request_ms(report: Report, key: str) -> dict[str, float]:
@@ -153,12 +192,14 @@ def _through_targets(report: Report) -> list[list[str]]:
     rows = []
     for key in report.keys("through"):
         if pairs := through_tables.shares(report, key):
-            rows.append(
-                _row(f"share of the engine's tokens/s at {key} at once", 0.95, median(pairs), least=True)
-            )
+            rows.append(_pairs(f"share of the engine's tokens/s at {key} at once", 0.95, pairs, least=True))
+        elif reason := report.unmeasured("through", key, "through", "direct"):
+            rows.append(_failed(f"share of the engine's tokens/s at {key} at once", 0.95, reason, least=True))
     if report.results("through", "128", "through") and report.results("through", "128", "direct"):
         ratio = through_tables.ttft_ratio(report, "128", "ttft_p99_s")
         rows.append(_row("p99 time to first token over direct at 128 at once", 1.3, ratio))
+    elif reason := report.unmeasured("through", "128", "through", "direct"):
+        rows.append(_failed("p99 time to first token over direct at 128 at once", 1.3, reason))
     refused: Counter[str] = Counter()
     for record in report.records:
         refused.update(record.result.get("refused", {}))
@@ -166,14 +207,24 @@ def _through_targets(report: Report) -> list[list[str]]:
     return rows
 
 
-def _row(what: str, limit: float, value: float, note: str = "", *, least: bool = False) -> list[str]:
-    met = value >= limit if least else value <= limit
-    return [
-        what,
-        f"{'at least' if least else 'at most'} {limit:g}",
-        f"{value:.3g}{note}",
-        "met" if met else "missed",
-    ]
+def _row(what: str, limit: float, value: float) -> list[str]:
+    return [what, _limit(limit), f"{value:.3g}", "met" if value <= limit else "missed"]
+
+
+def _pairs(what: str, limit: float, pairs: list[float], *, least: bool = False) -> list[str]:
+    """Return a row that is met when the whole interval of the pairs' median meets the limit."""
+    share, low, high = median_interval(pairs)
+    met = low >= limit if least else high <= limit
+    measured = f"{share:.3g} ({low:.2f} to {high:.2f}, {len(pairs)} pairs)"
+    return [what, _limit(limit, least=least), measured, "met" if met else "missed"]
+
+
+def _failed(what: str, limit: float, reason: str, *, least: bool = False) -> list[str]:
+    return [what, _limit(limit, least=least), f"failed: {reason}", "missed"]
+
+
+def _limit(limit: float, *, least: bool = False) -> str:
+    return f"{'at least' if least else 'at most'} {limit:g}"
 
 
 def plot(report: Report, path: Path) -> Path:
@@ -207,7 +258,7 @@ def _requests(axes: Any, report: Report, mode: str) -> None:
     for number, target in enumerate(targets):
         places = [place + width * number for place in range(len(keys))]
         floor = [0.0] * len(keys)
-        for name in ROLES if report.idle_ms_per_s(target) else (target,):
+        for name in ROLES if report.is_platform(target) else (target,):
             heights = [_cost(report, key, target, name) for key in keys]
             colour = COLOURS.get(name, f"C{number}")
             label = name if name in COLOURS and target == OURS else target if name == target else None

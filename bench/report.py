@@ -46,6 +46,22 @@ class Report:
             if (each.section, each.key, each.target) == (section, key, target) and "error" not in each.result
         ]  # fmt: skip
 
+    def unmeasured(self, section: str, key: str, *targets: str) -> str:
+        """Return why a cell has no result for one of the targets; "" where all have one or it was not tried."""
+        for target in targets:
+            tried = [
+                each
+                for each in self.records
+                if (each.section, each.key, each.target) == (section, key, target)
+            ]
+            if tried and all("error" in each.result for each in tried):
+                return in_cell(tried[-1].result["error"])
+        return ""
+
+    def is_platform(self, target: str) -> bool:
+        """Return whether a target is a whole platform, with processes by role."""
+        return "api" in self.idle_ms_per_s(target)
+
     def keys(self, section: str) -> list[str]:
         """Return the keys of a section in the order in which they ran."""
         return list(dict.fromkeys(each.key for each in self.records if each.section == section))
@@ -85,6 +101,26 @@ def median_interval(values: Iterable[float]) -> tuple[float, float, float]:
 def middle(runs: Sequence[Mapping[str, Any]], field: str) -> float:
     """Return the median of a field over rounds."""
     return median(each[field] for each in runs)
+
+
+def in_cell(text: str, most: int = 120) -> str:
+    """Return a text that a cell of a Markdown table can hold, of at most so many characters."""
+    line = " ".join(text.replace("|", "/").split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def failures(report: Report) -> str:
+    """Return a table of the runs that ended with an error, and whether another attempt gave the figure."""
+    places = [(each.section, each.key, each.target, each.round) for each in report.records]
+    measured = {
+        place for place, each in zip(places, report.records, strict=True) if "error" not in each.result
+    }
+    rows = [
+        [each.section, each.key, each.target, str(each.round), in_cell(each.result["error"]),
+         "measured" if place in measured else "no figure"]
+        for place, each in zip(places, report.records, strict=True) if "error" in each.result
+    ]  # fmt: skip
+    return section("Failed runs", ["", "cell", "target", "round", "reason", "other attempt"], rows)
 
 
 def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

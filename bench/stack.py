@@ -128,10 +128,12 @@ def python_of(repo: Path) -> str:
 
 
 def commit_of(repo: Path) -> str:
-    """Return the checkout's short commit, with + when files differ from it."""
+    """Return the checkout's short commit, with + when files outside of docs/ differ from it."""
     run = functools.partial(subprocess.run, cwd=repo, capture_output=True, text=True, check=False)
     commit = run(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() or "unknown"
-    return commit + ("+" if run(["git", "status", "--porcelain", "-uno"]).stdout.strip() else "")
+    return commit + (
+        "+" if run(["git", "status", "--porcelain", "-uno", "--", ".", ":!docs"]).stdout.strip() else ""
+    )
 
 
 def up_knows(repo: Path, option: str) -> bool:

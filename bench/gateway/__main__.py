@@ -17,6 +17,7 @@ import signal
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -28,10 +29,10 @@ from bench.gateway.load_process import LoadProcess
 from bench.gateway.peers import PEERS
 from bench.gateway.tables import tables
 from bench.gateway.targets import MAX_NUM_SEQS, Cores, Rig
-from bench.performance import plot, publish
+from bench.performance import plot, publish, unpublishable
 from bench.provenance import provenance
 from bench.report import Record, Report
-from bench.stack import ROOT, up_knows
+from bench.stack import ROOT, commit_of, up_knows
 
 OUT = ROOT / "bench" / "out"
 console = Console(stderr=True)
@@ -44,7 +45,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="a rough table in about a minute")
+    parser.add_argument("--quick", action="store_true", help="a rough table in a minute and a quarter")
     parser.add_argument("--only", action="append", choices=SECTIONS, help="sections to measure; repeatable")
     parser.add_argument(
         "--repo", action="append", default=[], metavar="[NAME=]PATH", help="another checkout; repeatable"
@@ -72,11 +73,13 @@ def main() -> int:
     """Measure, print, write; return the exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all that was started ends
     given = arguments()
+    if given.publish and (reason := unpublishable(commit_of(ROOT), quick=given.quick)):
+        raise SystemExit(f"--publish: {reason}")
     report = measured(given)
-    print(tables(report))
     OUT.mkdir(parents=True, exist_ok=True)
     path = given.json or OUT / f"gateway-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
     path.write_text(report.as_json())
+    print(tables(report))
     written = [path, plot(report, path.with_suffix(".png"))]
     if given.publish:
         written += publish(gateway=report)
@@ -97,7 +100,8 @@ def measured(given: argparse.Namespace) -> Report:
             os.sched_setaffinity(0, rig.cores.others)
         records = run(chosen, rig.targets, load, narrow)
         conditions = {
-            **provenance(), "cores_of_gateways": ",".join(map(str, rig.cores.gateways)) or "all",
+            **provenance(), "commit": commit_of(ROOT), "quick": given.quick, "rounds": given.rounds,
+            "cores_of_gateways": ",".join(map(str, rig.cores.gateways)) or "all",
             "rate_per_s": given.rate, "load_average": round(psutil.getloadavg()[0], 1), "notes": rig.notes,
         }  # fmt: skip
     return Report(conditions, [target.name for target in rig.targets], records)
@@ -131,6 +135,8 @@ def start(rig: Rig, given: argparse.Namespace) -> dict[str, int]:
 def run(chosen: list[Cell], targets: list[Target], load: LoadProcess, narrow: dict[str, int]) -> list[Record]:
     """Run every cell for every target, in turn; odd rounds in the opposite order.
 
+    What the targets use without load is measured for all in the same seconds. A run that fails is tried once more, and
+    both attempts are recorded.
     Ctrl-C and SIGTERM end it with the records so far.
     """
     records: list[Record] = []
@@ -139,7 +145,7 @@ def run(chosen: list[Cell], targets: list[Target], load: LoadProcess, narrow: di
         (cell, round_, target)
         for cell in chosen
         for round_ in range(cell.rounds)
-        for target in (targets if round_ % 2 == 0 else targets[::-1])
+        for target in turn(cell, targets, round_)
         if wanted(cell, target, narrow)
         and (target.name not in slow or (not round_ and cell.job != "open_loop"))
     ]
@@ -152,22 +158,47 @@ def run(chosen: list[Cell], targets: list[Target], load: LoadProcess, narrow: di
             if not console.is_terminal:
                 progress.console.print(f"{number}/{len(work)} {what}")
             options = cell.options_for(slow.get(target.name, 1))
-            result = load.run(cell.job, target, **options)
-            if "error" in result:
+            for _ in range(2):
                 result = load.run(cell.job, target, **options)
-            if "error" in result:
-                progress.console.print(f"{cell.section} {cell.key}, {target.name}: {result['error']}")
-            records.append(Record(cell.section, cell.key, target.name, round_, result))
+                for name, part in (
+                    by_target(result).items() if cell.job == "idle" else ((target.name, result),)
+                ):
+                    records.append(Record(cell.section, cell.key, name, round_, part))
+                if "error" not in result:
+                    break
+                progress.console.print(f"{what}: {result['error']}")
             progress.advance(task)
     return records
+
+
+def turn(cell: Cell, targets: list[Target], round_: int) -> list[Target]:
+    """Return the targets of a cell in their order; one for all of them together where nothing is sent."""
+    if cell.job == "idle":
+        groups = {
+            f"{target.name}/{name}": group
+            for target in targets if target.name != "direct"
+            for name, group in target.groups.items() if psutil.pid_exists(group[0])
+        }  # fmt: skip
+        return [Target("all", 0, "", groups=groups)]
+    return targets if round_ % 2 == 0 else targets[::-1]
+
+
+def by_target(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the parts of a result of all targets together, by target; an error is one of "all"."""
+    if "error" in result:
+        return {"all": result}
+    found: dict[str, dict[str, Any]] = {}
+    for process, used in result["cpu_s"].items():
+        target, _, name = process.partition("/")
+        part = found.setdefault(target, {"cpu_s": {}, "window_s": result["window_s"], "refused": {}})
+        part["cpu_s"][name] = used
+    return found
 
 
 def wanted(cell: Cell, target: Target, narrow: dict[str, int]) -> bool:
     """Return whether a cell is measured for a target."""
     if target.name == "direct":
         return cell.direct_too
-    if cell.ours_only and "api" not in target.groups:
-        return False
     return cell.needs_streams <= narrow.get(target.name, cell.needs_streams)
 
 

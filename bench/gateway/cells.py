@@ -25,7 +25,6 @@ class Cell:
     rounds: int = 1
     needs_streams: int = 0
     """Streams that a target must be able to hold."""
-    ours_only: bool = False
     direct_too: bool = True
     """Whether the engine itself is measured without a gateway."""
 
@@ -45,7 +44,7 @@ def cells(*, quick: bool, rounds: int, rate: float, only: Collection[str] = ()) 
         *_tokens(quick=quick), *_latency(quick=quick, rate=rate), *_late(quick=quick),
     )  # fmt: skip
     chosen = [cell for cell in found if not only or cell.section in only]
-    pause = Cell("idle", "idle", "idle", {"seconds": 2 if quick else 8}, ours_only=True, direct_too=False)
+    pause = Cell("idle", "idle", "idle", {"seconds": 2 if quick else 8}, direct_too=False)
     sections = [list(group) for _, group in groupby(chosen, key=lambda cell: cell.section)]
     return [cell for section in sections for cell in (pause, *section)]
 

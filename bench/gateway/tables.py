@@ -6,13 +6,26 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from bench.report import Report, median_interval, middle, section
+from bench.report import Report, failures, median_interval, middle, section
 from bench.stack import ROLES
 
 
 def tables(report: Report, *, head: bool = True) -> str:
     """Return all tables that the records are enough for, as Markdown; `head` adds a line of conditions."""
-    parts = [_idle, _cpu, _core, _chunks, _pairs, _tokens, _latency, _ttft, _memory, _late, _refused]
+    parts = [
+        _idle,
+        _cpu,
+        _core,
+        _chunks,
+        _pairs,
+        _tokens,
+        _latency,
+        _ttft,
+        _memory,
+        _late,
+        _refused,
+        failures,
+    ]
     shown = [part(report) for part in parts]
     conditions = report.conditions
     line = f"{conditions['date']}, commit {conditions['commit']}, {conditions['machine']}"
@@ -64,7 +77,10 @@ def _idle(report: Report) -> str:
     if not targets:
         return ""
     found = {target: report.idle_ms_per_s(target) for target in targets}
-    rows = [[role, *(f"{found[target].get(role, 0.0):.2f}" for target in targets)] for role in ROLES]
+    rows = [
+        [role, *(f"{found[target][role]:.2f}" if role in found[target] else "" for target in targets)]
+        for role in ROLES if any(role in found[target] for target in targets)
+    ]  # fmt: skip
     rows.append(["**all**", *(f"{sum(found[target].values()):.2f}" for target in targets)])
     return section("Without load: CPU ms per second, subtracted below", ["", *targets], rows)
 
@@ -82,9 +98,10 @@ def _core(report: Report) -> str:
             if runs := report.results("core", key, target):
                 rate = median(each["requests"] / each["took_s"] for each in runs)
                 cores = median(sum(each["cpu_s"].values()) / each["took_s"] for each in runs)
-                rows.append([target, f"{rate:,.0f}", f"{cores:.2f}", f"{rate / cores:,.0f}"])
-    title = "Requests/s of one core: whole answers of 16 tokens, all processes of a gateway on it"
-    return section(title, ["", "requests/s", "cores used", "requests per CPU second"], rows)
+                rows.append([target, f"{rate / cores:,.0f}", f"{rate:,.0f}", f"{cores:.2f}"])
+    title = "Requests per CPU second: whole answers of 16 tokens, 64 at once, all processes of a gateway"
+    used = "cores used (below 0.95: no core saturated)"
+    return section(title, ["", "requests per CPU second", "requests/s in this run", used], rows)
 
 
 def _chunks(report: Report) -> str:
@@ -105,23 +122,26 @@ def _pairs(report: Report) -> str:
     """Pairs of one round: ours and another target, one after the other."""
     rows = []
     for key in report.keys("chunks"):
-        for ours in (target for target in report.targets if report.idle_ms_per_s(target)):
+        for ours in filter(report.is_platform, report.targets):
             for other in (target for target in report.targets if target != ours):
                 pairs = ratios(report, key, ours, other)
                 if len(pairs) > 1:
-                    share, low, high = median_interval(pairs)
-                    interval = f"{low:.2f} to {high:.2f}"
-                    rows.append([f"{ours} / {other}", key, f"{share:.2f}", interval, str(len(pairs))])
-    head = ["", "streams", "median", "95 % interval", "pairs"]
+                    gross = ratios(report, key, ours, other, net=False)
+                    cells = [
+                        text for share, low, high in (median_interval(pairs), median_interval(gross))
+                        for text in (f"{share:.2f}", f"{low:.2f} to {high:.2f}")
+                    ]  # fmt: skip
+                    rows.append([f"{ours} / {other}", key, *cells, str(len(pairs))])
+    head = ["", "streams", "median", "95 % interval", "with idle cost", "95 % interval", "pairs"]
     return section("CPU per chunk, ratios in interleaved pairs", head, rows)
 
 
-def ratios(report: Report, key: str, ours: str, other: str) -> list[float]:
-    """Return the CPU per chunk of one target over another's, by round; all processes together."""
+def ratios(report: Report, key: str, ours: str, other: str, *, net: bool = True) -> list[float]:
+    """Return the CPU per chunk of one target over another's, by round; all processes together, `net` of idle cost."""
     costs: dict[tuple[str, int], float] = {}
     for each in report.records:
         if (each.section, each.key) == ("chunks", key) and "error" not in each.result:
-            used = sum(report.cpu_ms(each.result, each.target).values())
+            used = sum(report.cpu_ms(each.result, each.target, net=net).values())
             costs[each.target, each.round] = used / each.result["events"]
     rounds = [number for target, number in costs if target == ours and (other, number) in costs]
     return [costs[ours, number] / costs[other, number] for number in rounds]
@@ -168,7 +188,9 @@ def _memory(report: Report) -> str:
             name = "api" if "api" in each["rss_open"] else next(iter(each["rss_open"]))
             before, grown = each["rss_before"][name], each["rss_open"][name] - each["rss_before"][name]
             rows.append([target, f"{before / 2**20:.0f}", f"{grown / each['streams'] / 1024:.1f}"])
-    return section("Memory of the API process", ["", "MiB before", "KiB per idle stream"], rows)
+    return section(
+        "Memory of the process that holds the streams", ["", "MiB before", "KiB per idle stream"], rows
+    )
 
 
 def _late(report: Report) -> str:

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.gateway.load import Target
 from bench.gateway.load_process import LoadProcess
-from bench.performance import publish
+from bench.performance import publish, unpublishable
 from bench.provenance import provenance
 from bench.report import Record, Report
 from bench.stack import ROOT, Stack, commit_of
@@ -72,11 +72,13 @@ def main() -> int:
     """Measure, print, write; return the exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all that was started ends
     given = arguments()
+    if given.publish and (reason := unpublishable(commit_of(given.repo), quick=given.quick)):
+        raise SystemExit(f"--publish: {reason}")
     report = measured(given)
-    print(tables(report))
     OUT.mkdir(parents=True, exist_ok=True)
     path = given.json or OUT / f"through-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
     path.write_text(report.as_json())
+    print(tables(report))
     for each in [path, *(publish(through=report) if given.publish else [])]:
         console.print(f"written: {each}")
     return 0
@@ -99,7 +101,8 @@ def measured(given: argparse.Namespace) -> Report:
         stack.callback(load.close)
         records = run(given, targets, load)
         conditions = {
-            **provenance(), "commit": commit_of(given.repo), "model": given.model,
+            **provenance(), "commit": commit_of(given.repo), "model": given.model, "quick": given.quick,
+            "pairs": number_of_pairs(given),
             "cores": {name: getattr(given, f"{name}_cores") for name in ("platform", "engine", "load")},
             "load_average": round(psutil.getloadavg()[0], 1),
         }  # fmt: skip
@@ -128,12 +131,17 @@ def pin(pid: int, chosen: tuple[int, ...]) -> None:
         os.sched_setaffinity(thread.id, chosen)
 
 
+def number_of_pairs(given: argparse.Namespace) -> int:
+    """Return how often direct and through are measured in turn."""
+    return int(given.pairs or (1 if given.quick else 5))
+
+
 def run(given: argparse.Namespace, targets: list[Target], load: LoadProcess) -> list[Record]:
     """Run all loads: pairs of direct and through, every second pair the other way round.
 
     Ctrl-C and SIGTERM end it with the records so far.
     """
-    pairs = given.pairs or (1 if given.quick else 5)
+    pairs = number_of_pairs(given)
     tokens = (16, 96) if given.quick else (32, 224)
     work = [
         (at, pair, target)

@@ -3,7 +3,7 @@
 from collections import Counter
 from statistics import median
 
-from bench.report import Report, median_interval, middle, section
+from bench.report import Report, failures, median_interval, middle, section
 
 
 def tables(report: Report, *, head: bool = True) -> str:
@@ -13,7 +13,7 @@ def tables(report: Report, *, head: bool = True) -> str:
         f"{conditions['date']}, commit {conditions['commit']}, {conditions['machine']}, {conditions['model']}"
     )
     stated = [f"{line}; load average {conditions['load_average']}"] if head else []
-    parts = [*stated, _speed(report), _cpu(report), _refused(report)]
+    parts = [*stated, _speed(report), _cpu(report), _refused(report), failures(report)]
     return "\n\n".join(part for part in parts if part)
 
 

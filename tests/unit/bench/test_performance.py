@@ -78,7 +78,11 @@ def test_ratios_pair_the_runs_of_a_round() -> None:
 
 
 def test_targets_are_judged() -> None:
-    rows = [line for line in targets(gateway_report(), through_report()).splitlines() if "at " in line]
+    rows = [
+        line
+        for line in targets(gateway_report(), through_report()).splitlines()
+        if line.startswith("|") and "at " in line
+    ]
     judged = {line.split("|")[1].strip(): line.split("|")[4].strip() for line in rows}
     assert judged == {
         "API process, ms per whole answer of 1 token": "met",
@@ -115,3 +119,55 @@ def test_every_section_has_cells_and_only_chosen_ones_run() -> None:
     every = cells(quick=False, rounds=10, rate=200)
     assert {cell.section for cell in every} == {"idle", *SECTIONS}
     assert [cell.section for cell in cells(quick=True, rounds=1, rate=200, only=["core"])] == ["idle", "core"]
+
+
+def test_idle_cost_is_subtracted_for_every_target_and_shown_beside_in_the_ratios() -> None:
+    report = gateway_report()
+    report.records.append(Record("idle", "idle", "vllm-router", 0, cpu(10, **{"vllm-router": 0.1})))
+    net = gateway_tables.ratios(report, "64", "penstock", "vllm-router")
+    gross = gateway_tables.ratios(report, "64", "penstock", "vllm-router", net=False)
+    assert net[0] == pytest.approx(0.03 / 0.01)
+    assert gross[0] == pytest.approx(0.06 / 0.02)
+    text = gateway_tables.tables(report)
+    assert "with idle cost" in text
+    assert "vllm-router / penstock" not in text
+
+
+def test_a_cell_that_failed_misses_its_target_and_is_listed() -> None:
+    error = {"error": "RuntimeError: answered | 500", "refused": {"503 billing_unavailable": 2}}
+    report = gateway_report()
+    tried = [Record("memory", "2000", "penstock", 0, error)] * 2
+    failed = Report(CONDITIONS, report.targets, [r for r in report.records if r.section != "memory"] + tried)
+    (line,) = [line for line in targets(failed, None).splitlines() if "KB per idle stream" in line]
+    assert "failed: RuntimeError: answered / 500" in line
+    assert "missed" in line
+    page = gateway_tables.tables(failed)
+    assert page.count("no figure") == 3
+    assert "| penstock | 503 billing_unavailable | 4" in page
+
+
+def test_a_failed_attempt_beside_a_measured_one_is_listed_and_keeps_the_figure() -> None:
+    report = gateway_report()
+    report.records.append(Record("memory", "2000", "penstock", 0, {"error": "OSError: x", "refused": {}}))
+    assert not report.unmeasured("memory", "2000", "penstock")
+    (line,) = [line for line in gateway_tables.tables(report).splitlines() if "OSError: x" in line]
+    assert "measured" in line
+
+
+def test_a_target_is_met_only_when_the_whole_interval_meets_it() -> None:
+    records = []
+    for number, share in enumerate((0.9, 0.96, 0.97, 0.98, 0.99)):
+        for target, speed in (("direct", 1.0), ("through", share)):
+            result = {"tokens": speed, "took_s": 1.0, "refused": {}}
+            records.append(Record("through", "8", target, number, result))
+    text = targets(None, Report(CONDITIONS, ["direct", "through"], records))
+    (line,) = [line for line in text.splitlines() if "at 8 at once" in line]
+    assert "0.97 (0.90 to 0.99, 5 pairs)" in line
+    assert "missed" in line
+
+
+@pytest.mark.parametrize("changed", [{"quick": True}, {"commit": "abc1234+"}])
+def test_quick_runs_and_changed_checkouts_are_not_published(tmp_path: Path, changed: dict[str, Any]) -> None:
+    report = Report(CONDITIONS | changed, ["direct"], [])
+    with pytest.raises(ValueError, match=r"quick run|changed files"):
+        publish(gateway=report, docs=tmp_path)
