@@ -132,8 +132,9 @@ def targets(gateway: Report | None, through: Report | None) -> str:
     return f"{table}\n\n{_JUDGED}" if table else ""
 
 
-_JUDGED = """Where pairs were measured, a target is met when the whole 95 % interval of their median meets it; elsewhere
-the median of the rounds is judged. A cell that failed misses its target."""
+_JUDGED = """Where pairs were measured, a target is met when the whole interval of their median meets it: of 95 %, below
+six pairs from the least to the greatest. Elsewhere the median of the rounds is judged. A failed cell misses its
+target."""
 
 
 def _gateway_targets(report: Report) -> list[list[str]]:
@@ -215,7 +216,8 @@ def _pairs(what: str, limit: float, pairs: list[float], *, least: bool = False) 
     """Return a row that is met when the whole interval of the pairs' median meets the limit."""
     share, low, high = median_interval(pairs)
     met = low >= limit if least else high <= limit
-    measured = f"{share:.3g} ({low:.2f} to {high:.2f}, {len(pairs)} pairs)"
+    note = f"{low:.2f} to {high:.2f}, {len(pairs)} pairs" if len(pairs) > 1 else "1 pair"
+    measured = f"{share:.3g} ({note})"
     return [what, _limit(limit, least=least), measured, "met" if met else "missed"]
 
 
