@@ -70,9 +70,13 @@ class Band:
 
     # Queueing
 
-    def add(self, queued: QueuedRequest) -> None:
-        """Add a request to its tenant's flow."""
-        self.growth.observe(queued.enqueued_at, self.waiting + self.refused)
+    def add(self, queued: QueuedRequest, now: float) -> None:
+        """Add a request to its tenant's flow.
+
+        It counts as an arrival at `now`, however long it has waited before: requests that are announced after a
+        restart come at once, and do not make the queue grow for as long as they have waited.
+        """
+        self.growth.observe(now, self.waiting + self.refused)
         flow = self.flow(queued.request.tenant_id)
         if flow.waiting:
             flow.add(queued)

@@ -66,13 +66,13 @@ class FairQueue:
 
     # Queueing
 
-    def add(self, queued: QueuedRequest) -> None:
+    def add(self, queued: QueuedRequest, now: float) -> None:
         """Queue a request at the position of its age. Raises ValueError when its key is queued already."""
         if queued.key in self._waiting:
             raise ValueError(f"request {queued.request.request_id} already waits")
         queued.work = self.rules.work(queued.request)
         self._waiting[queued.key] = queued
-        self.band(queued.request.tier).add(queued)
+        self.band(queued.request.tier).add(queued, now)
         heapq.heappush(self._deadlines, (queued.deadline_at, queued.seq, queued.key))
         heapq.heappush(self._arrivals, (queued.enqueued_at, queued.seq, queued.key))
 

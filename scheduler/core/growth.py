@@ -38,10 +38,7 @@ class Growth:
         self._arrivals = 0
 
     def observe(self, at: float, waiting: int) -> None:
-        """Count the arrival of a request at monotonic time `at`, when `waiting` requests have not been served.
-
-        A time before the present period, as of a request that is announced after a restart, counts in this period.
-        """
+        """Count the arrival of a request at monotonic time `at`, when `waiting` requests have not been served."""
         if at - self._began >= PERIOD_S:
             self._end_period(at)
         self._sum += waiting

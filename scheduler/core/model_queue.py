@@ -75,7 +75,7 @@ class ModelQueue:
                 return self.waits.too_late(request, standing, predicted_s, request.deadline_s, now)
             self.waits.record(queued, predicted_s, now, late=False)
             queued.hit_tokens, queued.hit_at = self._fleet.best_hit(request), now
-        self.queue.add(queued)
+        self.queue.add(queued, now)
         self._review.on_queued(queued)
         return None
 

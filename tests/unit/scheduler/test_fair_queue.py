@@ -69,9 +69,9 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.seq += 1
         wanted = request(f"r{self.seq}", tenant, prompt_tokens=prompt, tier=tier, weight=weight)
         queued = QueuedRequest(client, wanted, self.now - age, self.now + wait, self.seq)
-        self.queue.add(queued)
+        self.queue.add(queued, self.now)
         with pytest.raises(ValueError, match="already waits"):
-            self.queue.add(queued)
+            self.queue.add(queued, self.now)
         self.all[queued.key] = queued
 
     @rule(step=st.floats(0, 20))
@@ -189,7 +189,7 @@ TestFairQueue.settings = settings(max_examples=60, stateful_step_count=40, deadl
 def test_counters_equal_the_charges_of_a_naive_model(data: st.DataObject) -> None:
     """One tenant that never goes idle, so that nothing is lifted or forgotten: the counter is the sum of charges."""
     queue = FairQueue(QueueRules())
-    queue.add(QueuedRequest("api", request("always", "t1"), 0.0, 1e9, 0))
+    queue.add(QueuedRequest("api", request("always", "t1"), 0.0, 1e9, 0), 0.0)
     total = 0.0
     for _ in range(data.draw(st.integers(1, 10))):
         asked = request("r", "t1", prompt_tokens=data.draw(st.integers(0, 1000)), weight=2.0)
@@ -328,14 +328,14 @@ def test_a_heavier_tenant_gets_its_multiple(weight: float) -> None:
 def test_idleness_earns_no_credit() -> None:
     queue = FairQueue(QueueRules())
     band = queue.band("standard")
-    queue.add(QueuedRequest("api", request("a", "busy"), 0.0, 99.0, 1))
+    queue.add(QueuedRequest("api", request("a", "busy"), 0.0, 99.0, 1), 0.0)
     entry = placement(request("x", "busy", prompt_tokens=10_000))
     queue.on_open(entry)
-    queue.add(QueuedRequest("api", request("b", "late"), 0.0, 99.0, 2))
+    queue.add(QueuedRequest("api", request("b", "late"), 0.0, 99.0, 2), 0.0)
     assert band.flow("late").counter == band.flow("busy").counter == 10_100
     for key in (("api", "a"), ("api", "b")):
         queue.remove(key, QueueOutcome.CANCELLED)
-    queue.add(QueuedRequest("api", request("c", "newcomer"), 0.0, 99.0, 3))
+    queue.add(QueuedRequest("api", request("c", "newcomer"), 0.0, 99.0, 3), 0.0)
     assert band.flow("newcomer").counter == 10_100, "with nobody waiting the last to leave sets the mark"
 
 
@@ -343,7 +343,7 @@ def test_bands_are_strict_and_counters_are_per_band() -> None:
     queue = FairQueue(QueueRules())
     queue.on_open(placement(request("x", "t1", prompt_tokens=50_000, tier="batch")))
     for seq, tier in enumerate(["batch", "standard", "priority"]):
-        queue.add(QueuedRequest("api", request(tier, "t1", tier=tier), 0.0, 99.0, seq))
+        queue.add(QueuedRequest("api", request(tier, "t1", tier=tier), 0.0, 99.0, seq), 0.0)
     picked = []
     while (queued := queue.pick(-1.0, 0, lambda each: 0, NOBODY, False)) is not None:
         picked.append(queued.request.request_id)
@@ -356,7 +356,7 @@ def test_among_near_equals_the_longest_cached_prefix_goes_first_and_only_among_t
     hits = {"cold": 0, "warm": 900, "rich": 5000}
     queue = FairQueue(QueueRules(slack=1000.0))
     for seq, name in enumerate(hits):
-        queue.add(QueuedRequest("api", request(name, name), 0.0, 99.0, seq))
+        queue.add(QueuedRequest("api", request(name, name), 0.0, 99.0, seq), 0.0)
     queue.on_open(placement(request("x", "rich", prompt_tokens=2000)))
     order = []
     while (queued := queue.pick(-1.0, 0, lambda t: hits[t.request.tenant_id], NOBODY, False)) is not None:
@@ -368,11 +368,11 @@ def test_among_near_equals_the_longest_cached_prefix_goes_first_and_only_among_t
 def test_a_tenant_that_fills_the_cache_is_passed_over_while_others_wait_and_only_then() -> None:
     queue = FairQueue(QueueRules(kv_share=0.5))
     queue.on_open(placement(request("x", "hog", prompt_tokens=6_000, output_tokens=0)))
-    queue.add(QueuedRequest("api", request("mine", "hog"), 0.0, 99.0, 1))
+    queue.add(QueuedRequest("api", request("mine", "hog"), 0.0, 99.0, 1), 0.0)
     first = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
     assert first is not None
     assert first.request.tenant_id == "hog", "alone it may have everything"
-    queue.add(QueuedRequest("api", request("theirs", "other"), 0.0, 99.0, 2))
+    queue.add(QueuedRequest("api", request("theirs", "other"), 0.0, 99.0, 2), 0.0)
     queue.on_open(placement(request("z", "other", prompt_tokens=1_000)))
     queue.band("standard").charge(queue.band("standard").flow("other"), 1e6)
     second = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
@@ -380,7 +380,7 @@ def test_a_tenant_that_fills_the_cache_is_passed_over_while_others_wait_and_only
     assert second.request.tenant_id == "other", "whatever the counters say"
     heavy = request("heavy", "hog", weight=9.0)
     queue.remove(("api", "mine"), QueueOutcome.CANCELLED)
-    queue.add(QueuedRequest("api", heavy, 0.0, 99.0, 3))
+    queue.add(QueuedRequest("api", heavy, 0.0, 99.0, 3), 0.0)
     third = queue.pick(-1.0, 10_000, lambda each: 0, NOBODY, False)
     assert third is not None
     assert third.request.tenant_id == "hog", "its weight entitles it to nine tenths"
@@ -403,7 +403,7 @@ def test_announced_counters_are_taken_over_and_the_largest_wins() -> None:
     queue = FairQueue(QueueRules())
     for service in (500.0, 800.0, 700.0):
         queue.restore(TenantCounter("t1", MODEL, service))
-    queue.add(QueuedRequest("api", request("a", "t1"), 0.0, 99.0, 1))
+    queue.add(QueuedRequest("api", request("a", "t1"), 0.0, 99.0, 1), 0.0)
     assert queue.band("standard").flow("t1").counter == 800.0
     queue.on_open(placement(request("x", "t1", prompt_tokens=100, output_tokens=0)))
     queue.restore(TenantCounter("t1", MODEL, 850.0))
@@ -414,11 +414,11 @@ def test_announced_counters_are_taken_over_and_the_largest_wins() -> None:
 
 def test_who_came_before_the_announcement_is_lifted_like_any_newcomer() -> None:
     queue = FairQueue(QueueRules())
-    queue.add(QueuedRequest("api", request("a", "early"), 0.0, 99.0, 1))
+    queue.add(QueuedRequest("api", request("a", "early"), 0.0, 99.0, 1), 0.0)
     queue.on_open(placement(request("x", "early", prompt_tokens=70, output_tokens=0)))
     queue.restore(TenantCounter("old", MODEL, 9_000.0))
     queue.restore(TenantCounter(NEW_TENANT, MODEL, 8_000.0))
-    queue.add(QueuedRequest("api", request("b", "later"), 0.0, 99.0, 2))
+    queue.add(QueuedRequest("api", request("b", "later"), 0.0, 99.0, 2), 0.0)
     band = queue.band("standard")
     assert (band.flow("early").counter, band.flow("old").counter) == (8_070.0, 9_000.0)
     assert band.flow("later").counter == 8_070.0, "lifted to the smallest that waits"
@@ -433,7 +433,7 @@ def test_who_came_before_the_announcement_is_lifted_like_any_newcomer() -> None:
 def test_the_order_of_announcements_does_not_matter(said: list[tuple[str, float]]) -> None:
     queue = FairQueue(QueueRules())
     for name in ("t1", "t2", "new"):
-        queue.add(QueuedRequest("api", request(name, name), 0.0, 99.0, len(name)))
+        queue.add(QueuedRequest("api", request(name, name), 0.0, 99.0, len(name)), 0.0)
     queue.on_open(placement(request("x", "new", prompt_tokens=10, output_tokens=0)))
     for tenant_id, service in said:
         queue.restore(TenantCounter(tenant_id, MODEL, service))

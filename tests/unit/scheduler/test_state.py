@@ -324,6 +324,17 @@ def test_an_announced_queue_keeps_its_order_of_arrival() -> None:
     assert placed.placement.queue_s == 1.0
 
 
+def test_an_announced_queue_is_no_growth() -> None:
+    """It arrives at once, however long its requests have waited: a restart is no overload."""
+    made = new_state(replica(slots=1))
+    ages = [12.0 * (200 - n) / 200 for n in range(200)]
+    held = [AnnouncedRequest(request(f"r{n}"), age_s) for n, age_s in enumerate(ages)]
+    made.announce("old", Announce([], held), 10.0)
+    made.submit("old", request("later"), 12.0)
+    assert made.waiting == 201
+    assert not made.queues[MODEL].queue.band("standard").growth.sustained
+
+
 def test_placements_announced_before_the_agent_is_heard_count_when_it_is() -> None:
     made, rng = new_state(grace_s=3.0), random.Random(0)
     held = AnnouncedPlacement("r1", "tenant-1", MODEL, "host/r0", "boot-1", 100, 0, 50)
