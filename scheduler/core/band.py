@@ -127,11 +127,12 @@ class Band:
 
         `kv_tokens` is the KV cache of the pool in tokens, for the cap on one tenant's share while others wait; 0 = no
         cap. With `strict`, only tenants within Q of the smallest counter are considered. When the next request of the
-        first tenant is mostly uncached, further requests of that tenant are compared by cached prefix.
+        first tenant is mostly uncached, further requests of that tenant are compared by cached prefix, except in the
+        turn of the oldest request of a growing queue.
         """
         if not self.order:
             return None
-        rules = self.rules
+        rules, growing = self.rules, self.growth.sustained
         limit = self.order[0][0] + rules.slack if strict else None
         best: QueuedRequest | None = None
         capped: QueuedRequest | None = None
@@ -140,7 +141,7 @@ class Band:
             if limit is not None and (counter > limit or looked >= rules.compared_flows):
                 break
             flow = self.flows[name]
-            queued = _next(flow, late_before, rules.oldest_every, self.growth.sustained, skipped)
+            queued = _next(flow, late_before, rules.oldest_every, growing, skipped)
             if queued is None:
                 continue
             if self._over_cap(flow, kv_tokens):
@@ -155,6 +156,8 @@ class Band:
             if hit > best_hit:
                 best, best_hit = queued, hit
             if looked > 1 or 2 * hit >= queued.request.prompt_tokens:
+                continue
+            if growing and flow.is_turn_of_oldest(rules.oldest_every):
                 continue
             for other in flow.reorder_candidates(queued, rules.reorder_window, rules.max_overtaken):
                 if other not in skipped and (hit := hits(other)) > best_hit:

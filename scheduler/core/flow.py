@@ -134,11 +134,14 @@ class Flow:
         Requests that arrived before `late_before` are late. Raises IndexError when the flow is empty.
         """
         oldest = self.waiting[0]
-        in_order = not growing or oldest_every <= 1 or (self.turns + 1) % oldest_every == 0
-        if in_order or oldest[0] >= late_before:
+        if not growing or self.is_turn_of_oldest(oldest_every) or oldest[0] >= late_before:
             return oldest[2]
         timely = self.late_count(late_before)
         return self.waiting[timely][2] if timely < len(self.waiting) else oldest[2]
+
+    def is_turn_of_oldest(self, oldest_every: int) -> bool:
+        """Whether the next turn in a growing queue is the oldest request's: every `oldest_every`-th."""
+        return (self.turns + 1) % max(1, oldest_every) == 0
 
     def reorder_candidates(
         self, first: QueuedRequest, limit: int, max_overtaken: int

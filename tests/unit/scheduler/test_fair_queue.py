@@ -365,6 +365,19 @@ def test_among_near_equals_the_longest_cached_prefix_goes_first_and_only_among_t
     assert order == ["warm", "cold", "rich"]
 
 
+def test_in_a_growing_queue_no_cached_prefix_takes_the_turn_of_the_oldest() -> None:
+    queue = FairQueue(QueueRules(oldest_every=3, reorder_window=8))
+    for seq in range(9):
+        queue.add(QueuedRequest("api", request(f"r{seq}"), float(seq), 99.0, seq), float(seq))
+    queue.band("standard").growth.sustained = True
+    order = []
+    while (queued := queue.pick(2.0, 0, lambda each: 10 * each.seq, NOBODY, True)) is not None:
+        order.append(queued.seq)
+        queue.record_pick(queued, 2.0)
+    assert order[2::3] == [0, 1, 2]
+    assert order[:2] == [8, 7]
+
+
 def test_a_tenant_that_fills_the_cache_is_passed_over_while_others_wait_and_only_then() -> None:
     queue = FairQueue(QueueRules(kv_share=0.5))
     queue.on_open(placement(request("x", "hog", prompt_tokens=6_000, output_tokens=0)))
