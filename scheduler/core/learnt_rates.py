@@ -5,9 +5,10 @@ Two lines by weighted least squares, whose older observations fade:
     seconds per output token = alpha + beta * B      B: the running sequences when the answer ended
     seconds to first token   = q + P / R             P: uncached tokens that waited for prefill, the request's included
 
-The assumed figures count as an observation, so that the lines are determined from the start. q is not used: the
-residual of the TTFT has it. A replica without answers of its own has the figures of its model's other replicas;
-otherwise the first one to answer would be preferred or avoided for what is only not known of the others.
+The assumed figures count as an observation, so that the lines are determined from the start. Of the second line only
+the slope is assumed: prompts of one length do not tell q from P / R, and a large q is no slow prefill. q is not used
+further: the residual of the TTFT has it. A replica without answers of its own has the figures of its model's other
+replicas; otherwise the first one to answer would be preferred or avoided for what is only not known of the others.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from workers.wire import Capacity
 FADE = 0.98
 """Factor of the earlier observations' weight for each new one: about the last fifty answers count."""
 PRIOR_WEIGHT = 0.5
-"""Weight of each of the two points that stand for the assumed line; an answer has at most 1."""
+"""Weight of each of the two points that stand for an assumed line; an answer has at most 1."""
 PRIOR_BATCH = 64.0
 PRIOR_BACKLOG = 500.0
 """Distance of the points, in sequences and in tokens."""
@@ -59,6 +60,21 @@ class Line:
         fitted = (weight * xy - x * y) / (weight * xx - x * x)
         return (y - fitted * x) / weight, fitted
 
+    def fit_slope(self, slope: float, span: float) -> float:
+        """Slope of the observations together with an assumed one, of two points `span` apart at the fitted intercept.
+
+        The point at 0 adds nothing to the error, and that at `span` the squared difference of the slopes times `span`
+        squared. Observations at one x leave the assumed slope as it is. A negative slope is noise and does so too. The
+        intercept is never negative: the line then goes through the origin. At least one observation is needed.
+        """
+        prior = PRIOR_WEIGHT * span * span
+        mean = self.x / self.weight
+        spread = max(0.0, self.xx - mean * self.x)
+        fitted = (self.xy - mean * self.y + prior * slope) / (spread + prior)
+        if fitted <= 0.0:
+            fitted = slope
+        return fitted if fitted * self.x <= self.y else (self.xy + prior * slope) / (self.xx + prior)
+
 
 class LearntRates:
     """What the answers of a replica, or of all replicas of a model, say about its speed."""
@@ -89,8 +105,7 @@ class LearntRates:
                 slope = self._step.xy / self._step.xx
                 step_base_s, step_per_seq_s = (mean_s, 0.0) if step_per_seq_s < 0.0 else (0.0, slope)
         if self._prefill.weight > 0.0:
-            _, seconds = self._prefill.fit(0.0, 1.0 / rate, PRIOR_BACKLOG)
-            rate = 1.0 / seconds if seconds > 0.0 else rate
+            rate = 1.0 / self._prefill.fit_slope(1.0 / rate, PRIOR_BACKLOG)
         return msgspec.structs.replace(
             assumed,
             prefill_tokens_per_s=min(max(rate, MIN_RATE), MAX_RATE),

@@ -55,6 +55,15 @@ def test_the_prefill_rate_is_learnt_apart_from_what_every_request_costs() -> Non
     assert rates.apply(ASSUMED).prefill_tokens_per_s == pytest.approx(5000, rel=0.15)
 
 
+@pytest.mark.parametrize("varied", [0, 10])
+def test_a_constant_time_to_first_token_is_no_slow_prefill(varied: int) -> None:
+    """Prompts of about one length do not show what a token costs."""
+    rates, rng = LearntRates(), random.Random(1)
+    for _ in range(200):
+        rates.observe_first_token(1000 + rng.randint(-varied, varied), 0.5)
+    assert rates.apply(ASSUMED).prefill_tokens_per_s == pytest.approx(ASSUMED.prefill_tokens_per_s, rel=0.05)
+
+
 @pytest.mark.parametrize("itl_s", [0.0, 1e-9, 1e9])
 def test_learnt_figures_stay_in_range(itl_s: float) -> None:
     rates, rng = LearntRates(), random.Random(1)
