@@ -256,7 +256,7 @@ class RatePipeline:
         self._check_idle()
 
     def _fail_all(self, error: Exception) -> None:
-        """Fail the callers that wait, and pause. Calls that nobody waits for stay queued for the next attempt."""
+        """Fail the waiting callers, and pause. Calls without a waiting caller stay queued for the next attempt."""
         if not self._down:
             log.warning("redis is away, a small local cap applies: %s", str(error) or type(error).__name__)
         self._down = True

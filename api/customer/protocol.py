@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with further bounds and a strict end of connections.
 
 Bounded are the size of a request's head, the time until it is complete, and what a client may send ahead while an
-earlier request of its connection is answered. When a connection closes, the request in progress is told so even if
+earlier request of its connection is answered. When a connection closes, the request in progress ends even if
 later ones wait behind it, and those never start. api/customer/hotpath.py bounds bodies. A proxy in front may bound
 headers too, but the API does not depend on one.
 """

@@ -1,4 +1,4 @@
-"""Speeds of an engine that nobody has measured, learnt from its answers (`Capacity.assumed`).
+"""Speeds of an engine without measured figures, learnt from its answers (`Capacity.assumed`).
 
 Two lines by weighted least squares, whose older observations fade:
 
