@@ -34,11 +34,6 @@ _MAX_PENDING_TRACES = 4096
 _MAX_SPANS_PER_TRACE = 64
 
 
-def tracer(name: str) -> Tracer:
-    """The tracer of a module; its spans are no-ops unless `setup_tracing` found an endpoint."""
-    return trace.get_tracer(name)
-
-
 def tracer_if_exported(name: str) -> Tracer | None:
     """The tracer of a module; None when `setup_tracing` found no endpoint, so that hot paths create no spans."""
     return trace.get_tracer(name) if isinstance(trace.get_tracer_provider(), TracerProvider) else None

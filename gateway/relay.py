@@ -20,7 +20,7 @@ from billing.metering.records import Outcome, UsageRecord
 from core.errors import EngineFailed
 from gateway import answers
 from gateway.context import AnyContext, Request
-from gateway.engine import error_message
+from gateway.engine import HEADERS_TIMEOUT_S, error_message
 from gateway.interval import stream_interval
 from gateway.limits import MAX_ANSWER_BYTES
 from gateway.merge_chunks import AnswerMerger, answer_too_large
@@ -76,13 +76,7 @@ class Relay:
             prepared.choices, context.reserved.output_limit, relayed=prepared.stream
         )
         answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint)
-        headers = (("X-Request-Id", request.id_text),)
-        answer.stream = stream = await self._engines.open(
-            placement.url,
-            ENGINE_PATHS[prepared.endpoint],
-            _engine_body(context, placement),
-            headers,
-        )
+        answer.stream = stream = await self._open(context, placement, HEADERS_TIMEOUT_S)
         try:
             await self._relay_stream(context, stream, codec, placement)
         except BaseException:
@@ -95,6 +89,19 @@ class Relay:
             stream.close()
         else:
             stream.abort()
+
+    async def _open(
+        self, context: AnyContext, placement: Placement, headers_timeout_s: float
+    ) -> EngineStream:
+        """Send the request to its engine and wait for the headers. Raises EngineFailed or InvalidRequest."""
+        request = context.request
+        return await self._engines.open(
+            placement.url,
+            ENGINE_PATHS[request.prepared.endpoint],
+            _engine_body(context, placement),
+            (("X-Request-Id", request.id_text),),
+            headers_timeout_s=headers_timeout_s,
+        )
 
     async def _attempt_whole(self, context: AnyContext, placement: Placement) -> None:
         """Ask the engine for the answer in one piece. Raises EngineFailed, InvalidRequest or RequestTooLarge.
@@ -114,13 +121,7 @@ class Relay:
 
         try:
             async with asyncio.timeout(wait_s):
-                stream = await self._engines.open(
-                    placement.url,
-                    ENGINE_PATHS[endpoint],
-                    _engine_body(context, placement),
-                    (("X-Request-Id", request.id_text),),
-                    headers_timeout_s=wait_s,
-                )
+                stream = await self._open(context, placement, wait_s)
                 if await stream.read_into(take):
                     raise answer_too_large()
             whole.take(endpoint, bytes(body))

@@ -21,6 +21,7 @@ from gateway.limits import (
     MAX_TOP_LOGPROBS,
 )
 from gateway.schemas.common import (
+    SAMPLING_FIELDS,
     Choices,
     LogitBias,
     MaxTokens,
@@ -222,21 +223,7 @@ def parse_chat(body: bytes) -> PreparedRequest:
     return _prepare(request, len(body))
 
 
-_PASSED_ON = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "logprobs",
-    "top_logprobs",
-    "seed",
-    "stop",
-)
+_PASSED_ON = (*SAMPLING_FIELDS, "top_logprobs")
 """Fields that reach the engine as they are."""
 
 

@@ -39,6 +39,22 @@ LogitBias = Annotated[
     msgspec.Meta(max_length=MAX_LOGIT_BIAS),
 ]
 
+SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "seed",
+    "stop",
+)
+"""Fields of both endpoints that reach the engine as they are."""
+
 REFUSED_FIELDS = (
     "add_generation_prompt",
     "add_special_tokens",

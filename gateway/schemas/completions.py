@@ -7,6 +7,7 @@ import msgspec
 from core.errors import InvalidRequest, RequestTooLarge
 from gateway.limits import MAX_CHOICES, MAX_PROMPTS, MAX_TEXT_LOGPROBS, MAX_TOKEN_ID
 from gateway.schemas.common import (
+    SAMPLING_FIELDS,
     Choices,
     LogitBias,
     MaxTokens,
@@ -57,21 +58,6 @@ class CompletionRequest(msgspec.Struct):
 
 
 _decoder = RequestDecoder(CompletionRequest)
-_PASSED_ON = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "logprobs",
-    "seed",
-    "stop",
-)
-"""Fields that reach the engine as they are."""
 
 
 def parse_completion(body: bytes) -> PreparedRequest:
@@ -91,7 +77,7 @@ def parse_completion(body: bytes) -> PreparedRequest:
     prompt = msgspec.json.encode(request.prompt)
     max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
     fields: dict[str, Any] = {"prompt": msgspec.Raw(prompt), "max_tokens": max_tokens}
-    set_fields(fields, request, _PASSED_ON)
+    set_fields(fields, request, SAMPLING_FIELDS)
     options = request.stream_options
     return PreparedRequest(
         endpoint="text",
