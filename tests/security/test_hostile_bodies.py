@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -277,9 +278,9 @@ async def test_smuggled_engine_fields_never_arrive(api: Api, monkeypatch: pytest
     seen: list[dict[str, object]] = []
     open_stream = api.deps.engines.open
 
-    async def spy(url: str, path: str, sent: bytes, headers: object) -> object:
+    async def spy(url: str, path: str, sent: bytes, headers: dict[str, str], **options: Any) -> object:
         seen.append(json.loads(sent))
-        return await open_stream(url, path, sent, headers)
+        return await open_stream(url, path, sent, headers, **options)
 
     monkeypatch.setattr(api.deps.engines, "open", spy)
     for name in (*REFUSED_FIELDS, *ENGINE_HINTS, "unheard_of", "extra_body", "__proto__"):
