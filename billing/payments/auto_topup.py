@@ -26,6 +26,7 @@ BATCH = 50
 _DUE = """
     SELECT t.tenant_id, t.cents, t.monthly_cap_cents, m.bought + t.cents > t.monthly_cap_cents AS capped
     FROM stripe_auto_topups t
+    JOIN tenants o ON o.id = t.tenant_id AND o.status = 'active'
     JOIN billing_accounts a ON a.tenant_id = t.tenant_id AND a.mode = 'prepaid'
     JOIN stripe_customers c ON c.tenant_id = t.tenant_id,
     LATERAL (SELECT coalesce(sum(p.cents), 0) AS bought FROM stripe_topups p WHERE p.tenant_id = t.tenant_id
@@ -39,8 +40,8 @@ _DUE = """
             WHERE n.dedupe_key = format('topup-cap-%s-%s', t.tenant_id, to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM'))))
     ORDER BY t.tenant_id LIMIT :limit FOR UPDATE OF t SKIP LOCKED
 """
-"""Organisations below their threshold. One at its cap is selected until its notice exists, and then left out, so that
-capped organisations do not fill the batch."""
+"""Active organisations below their threshold. One at its cap is selected until its notice exists, and then left out,
+so that capped organisations do not fill the batch."""
 
 
 async def run(database: Database, gateway: StripeGateway) -> int:
@@ -117,16 +118,17 @@ async def _chargeable(connection: AsyncConnection) -> list[Row[Any]]:
 
 
 async def _charge(database: Database, gateway: StripeGateway, row: Row[Any]) -> bool:
-    """Charge one; returns whether it succeeded. After an earlier attempt, look its payment up before charging."""
+    """Charge one; returns whether it succeeded. After an earlier attempt, look its payment up before charging.
+
+    Nothing is charged when the rule was disabled, or the organisation suspended, after the purchase was started.
+    """
     async with database.system() as connection:
-        await connection.execute(
-            text(
-                "UPDATE stripe_topups SET attempts = attempts + 1, payment_method = coalesce(payment_method, :method) "
-                "WHERE id = :id AND tenant_id = :tenant"
-            ),
-            {"method": row.method, "id": row.id, "tenant": row.tenant_id},
-        )
+        allowed = await _begin_attempt(connection, row)
     intent = row.payment_intent or (await _find(gateway, row) if row.attempts else None)
+    if intent is None and not allowed:
+        async with database.system() as connection:
+            await _end_uncharged(connection, row, "automatic top-up was switched off")
+        return False
     try:
         if intent is None:
             metadata = {TENANT_KEY: str(row.tenant_id), TOPUP_KEY: str(row.id)}
@@ -152,6 +154,22 @@ async def _charge(database: Database, gateway: StripeGateway, row: Row[Any]) -> 
     return payment.status == "succeeded"
 
 
+async def _begin_attempt(connection: AsyncConnection, row: Row[Any]) -> bool:
+    """Count an attempt; returns whether the card may be charged: the purchase is pending, its rule enabled, the
+    organisation active."""
+    found = await connection.execute(
+        text(
+            "UPDATE stripe_topups p SET attempts = attempts + 1, "
+            "payment_method = coalesce(payment_method, :method) "
+            "WHERE p.id = :id AND p.tenant_id = :tenant AND p.status = 'pending' RETURNING EXISTS ("
+            "SELECT 1 FROM stripe_auto_topups t JOIN tenants o ON o.id = t.tenant_id "
+            "WHERE t.tenant_id = p.tenant_id AND t.enabled AND o.status = 'active')"
+        ),
+        {"method": row.method, "id": row.id, "tenant": row.tenant_id},
+    )
+    return bool(found.scalar_one_or_none())
+
+
 async def _find(gateway: StripeGateway, row: Row[Any]) -> str | None:
     for payment in await gateway.payment_intents_since(row.customer_id, row.created - 300):
         if payment.metadata.get(TOPUP_KEY) == str(row.id):
@@ -160,14 +178,19 @@ async def _find(gateway: StripeGateway, row: Row[Any]) -> str | None:
 
 
 async def _mark_failed(database: Database, row: Row[Any], error: str) -> None:
-    """Fail a purchase for which Stripe made no payment."""
+    """Fail a purchase for which Stripe made no payment, and count the failure."""
     async with database.system() as connection:
-        done = await connection.execute(
-            text(
-                "UPDATE stripe_topups SET status = 'failed', error = :error, ended_at = clock_timestamp() "
-                "WHERE id = :id AND tenant_id = :tenant AND status = 'pending' RETURNING id"
-            ),
-            {"error": error[:500], "id": row.id, "tenant": row.tenant_id},
-        )
-        if done.one_or_none() is not None:
+        if await _end_uncharged(connection, row, error):
             await auto_topup_rules.record_failure(connection, row.tenant_id, error)
+
+
+async def _end_uncharged(connection: AsyncConnection, row: Row[Any], error: str) -> bool:
+    """Fail a pending purchase without a payment; returns whether it was pending."""
+    done = await connection.execute(
+        text(
+            "UPDATE stripe_topups SET status = 'failed', error = :error, ended_at = clock_timestamp() "
+            "WHERE id = :id AND tenant_id = :tenant AND status = 'pending' RETURNING id"
+        ),
+        {"error": error[:500], "id": row.id, "tenant": row.tenant_id},
+    )
+    return done.one_or_none() is not None

@@ -1,4 +1,4 @@
-"""Rules of automatic top-ups: one per organisation, disabled after repeated failures."""
+"""Rules of automatic top-ups: one per organisation, disabled after repeated failures, a dispute or a refund."""
 
 from uuid import UUID
 
@@ -12,6 +12,8 @@ from core.money import PICO_PER_CENT, pico_to_usd
 
 MAX_FAILURES = 3
 """Consecutive failures after which a rule is disabled."""
+REFUNDED = "Bought credit was refunded."
+"""Why a refund disables a rule: without the credit the balance is low, and the same card would be charged again."""
 
 
 class AutoTopupRule(msgspec.Struct, frozen=True):
@@ -146,4 +148,35 @@ async def record_failure(connection: AsyncConnection, tenant_id: UUID, error: st
             else "We will try again later."
         ),
         facts={"failures": row.failures, "error": error[:500]},
+    )
+
+
+async def disable(connection: AsyncConnection, tenant_id: UUID, reason: str) -> None:
+    """Disable the rule in the caller's transaction and notify the customer; does nothing without an enabled rule.
+
+    A purchase that was started and not sent to Stripe ends as failed. `reason` is a sentence for the customer.
+    """
+    found = await connection.execute(
+        text(
+            "UPDATE stripe_auto_topups SET enabled = false, disabled_reason = :reason, "
+            "updated_at = clock_timestamp() WHERE tenant_id = :tenant AND enabled RETURNING tenant_id"
+        ),
+        {"reason": reason[:500], "tenant": tenant_id},
+    )
+    if found.one_or_none() is None:
+        return
+    await connection.execute(
+        text(
+            "UPDATE stripe_topups SET status = 'failed', error = :reason, ended_at = clock_timestamp() "
+            "WHERE tenant_id = :tenant AND kind = 'auto' AND status = 'pending' AND attempts = 0"
+        ),
+        {"reason": reason[:500], "tenant": tenant_id},
+    )
+    await notices.notify(
+        connection,
+        tenant_id=tenant_id,
+        kind="topup.disabled",
+        subject="Automatic top-up is switched off",
+        body=f"{reason} The saved card is not charged any more; switch automatic top-up on again when you want it.",
+        facts={"reason": reason[:500]},
     )

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger import credits, transfers
 from billing.notifications import notices
-from billing.payments import cash, lots
+from billing.payments import auto_topup_rules, cash, lots
 from billing.payments.book_updates import BookUpdate, UpdateOutcome, not_ours
 from billing.payments.payments import prepare_payment
 from billing.payments.stripe_gateway import StripeGateway
@@ -17,6 +17,9 @@ from billing.payments.stripe_types import Dispute
 from core.ids import derived_uuid
 from core.money import PICO_PER_CENT, pico_to_usd
 from tenants.scoping import platform_wide
+
+CLOSED_FOR_US = frozenset({"won", "warning_closed", "prevented"})
+"""Statuses in which no bank demands the money."""
 
 
 async def prepare_dispute(gateway: StripeGateway, dispute_id: str) -> BookUpdate:
@@ -171,7 +174,10 @@ async def _booked_loss(connection: AsyncConnection, tenant_id: UUID, source: UUI
 async def _store(
     connection: AsyncConnection, payment: Row[Any], dispute: Dispute, intent: str, clawed: int
 ) -> None:
-    """Store the dispute for display, and notify operators when its status changed."""
+    """Store the dispute for display. When its status changed, notify operators and disable automatic top-up.
+
+    A status in our favour (CLOSED_FOR_US) leaves the rule as the customer has set it.
+    """
     due = None if dispute.due_at is None else datetime.fromtimestamp(dispute.due_at, UTC)
     before = await connection.execute(
         text("SELECT status FROM stripe_disputes WHERE id = :id AND tenant_id = :tenant"),
@@ -205,6 +211,9 @@ async def _store(
     )
     if known == dispute.status:
         return
+    if dispute.status not in CLOSED_FOR_US:
+        reason = f"The payment {intent} is disputed."
+        await auto_topup_rules.disable(connection, payment.tenant_id, reason)
     amount = pico_to_usd(dispute.cents * PICO_PER_CENT)
     until = "" if due is None else f" Evidence is due by {due:%Y-%m-%d %H:%M} UTC."
     await notices.notify(

@@ -8,7 +8,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger import credits
-from billing.payments import lots
+from billing.payments import auto_topup_rules, lots
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.money import PICO_PER_CENT, pico_to_usd
 from core.outbox import enqueue
@@ -78,7 +78,9 @@ async def request_refund(
     reason: str,
     by: str,
 ) -> RequestedRefund:
-    """Take bought credit back and queue its refund, in the caller's transaction. Idempotent by `refund_id`.
+    """Take bought credit back, queue its refund and disable automatic top-up, in the caller's transaction.
+
+    Idempotent by `refund_id`.
 
     `cents` None = all that is left, in whole cents; `by` names the person. Raises NotFound when the payment bought no
     credit of this tenant, InvalidRequest for `cents` of 0 or less, Conflict when less is left or not held, or when the
@@ -110,6 +112,7 @@ async def request_refund(
             "by": by,
         },
     )
+    await auto_topup_rules.disable(connection, tenant_id, auto_topup_rules.REFUNDED)
     await enqueue(connection, TOPIC, {"refund_id": str(refund_id)})
     return _requested(made.one())
 

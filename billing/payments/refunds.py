@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.ledger import credits, transfers
 from billing.notifications import notices
-from billing.payments import cash, disputes, lots
+from billing.payments import auto_topup_rules, cash, disputes, lots
 from billing.payments.book_updates import BookUpdate, UpdateOutcome, apply_update
 from billing.payments.idempotency import idempotent_write
 from billing.payments.payments import prepare_payment
@@ -153,6 +153,7 @@ async def _book_external(
             await transfers.book(
                 connection, "write_off", payment.tenant_id, "uncollectible", "cash", amount - taken, refund_id
             )
+        await auto_topup_rules.disable(connection, payment.tenant_id, auto_topup_rules.REFUNDED)
     else:
         credit_note_id = credit_note_id or await _matching_credit_note(connection, payment, refund)
         source = credit_note_id or refund_id
