@@ -87,11 +87,16 @@ class Admission(Generic[GrantT]):
                 "Usage cannot be recorded at the moment, so nothing is admitted.", retry_after_s=2.0
             )
         request, reserved = context.request, context.reserved
-        prepared, name = request.prepared, request.model.name
-        reserved.input_estimate = self._estimator.input_tokens(name, prepared.prompt_bytes)
-        reserved.output_estimate = self._estimator.output_tokens(name, prepared.max_tokens, prepared.choices)
+        prepared, principal = request.prepared, request.principal
+        reserved.input_estimate, reserved.output_estimate = self._estimator.estimate(
+            principal.tenant_text,
+            request.model.name,
+            prepared.prompt_bytes,
+            prepared.max_tokens,
+            prepared.choices,
+        )
         reserved.grant = await self._rates.acquire(
-            request.id_text, request.principal, reserved.input_estimate, reserved.output_estimate
+            request.id_text, principal, reserved.input_estimate, reserved.output_estimate
         )
         reserved.granted_at = self._now()
 
@@ -104,7 +109,9 @@ class Admission(Generic[GrantT]):
             self._holds.place(hold_request(context)),
             self._place(context),
             void=lambda hold: self._holds.void(hold.request_id),
-            unplace=lambda placement: self._scheduler.release(released(placement, NO_TOKENS)),
+            unplace=lambda placement: self._scheduler.release(
+                released(placement, NO_TOKENS, dispatched=False)
+            ),
         )
         context.reserved.hold, context.routing.placement = hold, placement
         context.routing.placed_at = self._now()

@@ -45,7 +45,7 @@ class Rates(Protocol[GrantT]):
         """Replace the estimates by the actual tokens and release the concurrency slot."""
 
     def refund(self, grant: GrantT) -> None:
-        """Undo the reservation: the request was refused by a later step."""
+        """Undo the reservation: the platform refused the request in a later step."""
 
 
 class Holds(Protocol):

@@ -125,10 +125,12 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     )
 
 
-def released(placement: Placement, usage: TokenUsage, *, failed: bool = False) -> Released:
+def released(
+    placement: Placement, usage: TokenUsage, *, failed: bool = False, dispatched: bool = True
+) -> Released:
     """Return the release of a placement, with the counts that correct the scheduler's estimates.
 
-    `failed`: the attempt failed because of the replica.
+    `failed`: the attempt failed because of the replica. `dispatched`: the request was sent to its engine.
     """
     return Released(
         placement.request_id,
@@ -137,4 +139,5 @@ def released(placement: Placement, usage: TokenUsage, *, failed: bool = False) -
         cached_input_tokens=usage.cached_input,
         output_tokens=usage.output,
         failed=failed,
+        dispatched=dispatched,
     )

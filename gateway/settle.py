@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from billing.metering.records import Outcome
+from core.errors import Refused, Unavailable
 from gateway.context import AnyContext, RequestContext
 from gateway.estimate import Estimator
 from gateway.ports import GrantT, Holds, Metering, Rates, Scheduler
@@ -48,17 +49,25 @@ class Settlement(Generic[GrantT]):
             self._meter.settle(context.usage_record or usage_record(context, context.settled_at))
         elif reserved.hold is not None:
             self._holds.void(context.request.id)
+        dispatched = context.routing.attempts > 0
         if context.routing.placement is not None:
             failed = context.outcome is Outcome.ENGINE_FAILED
-            self._scheduler.release(released(context.routing.placement, usage, failed=failed))
+            self._scheduler.release(
+                released(context.routing.placement, usage, failed=failed, dispatched=dispatched)
+            )
         if reserved.grant is not None:
-            if context.open_record is not None:
-                self._rates.settle(reserved.grant, usage.input, usage.output)
-            else:
+            if dispatched:
+                # An engine may have worked on a prompt that it has not counted: the estimate stays charged then.
+                self._rates.settle(reserved.grant, usage.input or reserved.input_estimate, usage.output)
+            elif isinstance(context.error, (Refused, Unavailable)):
                 self._rates.refund(reserved.grant)
+            else:
+                # Without credit, or given up by its client: the request counts, its tokens do not.
+                self._rates.settle(reserved.grant, 0, 0)
         if context.outcome in (Outcome.COMPLETED, Outcome.LENGTH):
             prepared = context.request.prepared
             self._estimator.learn(
+                context.request.principal.tenant_text,
                 context.request.model.name,
                 prepared.prompt_bytes,
                 usage.input,

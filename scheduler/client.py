@@ -361,7 +361,7 @@ class SchedulerClient:
             return
         waiting = self._waiting.pop(placement.request_id, None)
         if waiting is None or waiting.future.done():
-            self._send_release(Released(placement.request_id, placement.replica_id))
+            self._send_release(Released(placement.request_id, placement.replica_id, dispatched=False))
             return
         self._hold(waiting, placement)
 
@@ -422,7 +422,7 @@ class SchedulerClient:
             del self._waiting[request_id]
             self._send_cancel(request_id)
         elif not waiting.future.cancelled() and waiting.future.exception() is None:
-            self.release(Released(request_id, waiting.future.result().replica_id))
+            self.release(Released(request_id, waiting.future.result().replica_id, dispatched=False))
 
     # Without the scheduler
 

@@ -67,6 +67,8 @@ class Released(msgspec.Struct, array_like=True):
     output_tokens: int = 0
     failed: bool = False
     """Whether the attempt failed because of the replica."""
+    dispatched: bool = True
+    """Whether the request was sent to the replica's engine. Its tenant is not charged otherwise."""
 
 
 class PoolSnapshot(msgspec.Struct, tag="snapshot"):

@@ -157,7 +157,7 @@ class RateLimiter:
         self._release(grant, 0, input_tokens, output_tokens)
 
     def refund(self, grant: RateGrant) -> None:
-        """Return the whole reservation of a request that was refused later."""
+        """Return the whole reservation of a request that the platform refused later."""
         self._release(grant, -1, 0, 0)
 
     def _refuse_known(self, scopes: Scopes) -> None:

@@ -211,13 +211,15 @@ class FairQueue:
 
     # Charges
 
-    def on_open(self, entry: ActivePlacement, *, counted: bool = False) -> float:
+    def on_open(self, entry: ActivePlacement, *, counted: bool = False, retried: bool = False) -> float:
         """Charge the estimate of a placement that starts; returns the tenant's counter.
 
-        With `counted`, an earlier scheduler has charged it already. The amount in `entry.charged` is not charged
-        again.
+        With `counted`, an earlier scheduler has charged it already; with `retried`, the input was charged with an
+        attempt that failed. The amount in `entry.charged` is not charged again.
         """
         band, flow = self._flow_of(entry)
+        if retried and not entry.charged:
+            entry.charged = self.rules.charge(entry.uncached, 0, entry.weight)
         already, entry.charged = entry.charged, self._estimate(entry)
         entry.reserved = _reserved(entry)
         if not counted:
@@ -246,15 +248,18 @@ class FairQueue:
         return self.rules.charge(entry.uncached, max(entry.output_tokens, entry.produced), entry.weight)
 
     def _actual(self, entry: ActivePlacement, released: Released | None) -> float:
-        if released is not None and released.failed:
+        """The charge of an ended placement: its input in any case once it was dispatched, since the engine may have
+        worked on it when the client left; no output of a failed replica."""
+        uncached, output = entry.uncached, entry.produced
+        if released is None:
+            return self.rules.charge(uncached, output, entry.weight)
+        if not released.dispatched:
             return 0.0
-        began = entry.prefilled or entry.produced > 0
-        uncached, output = entry.uncached if began else 0, entry.produced
-        if released is not None and released.input_tokens > 0:
+        if released.input_tokens > 0:
             uncached = max(0, released.input_tokens - max(0, released.cached_input_tokens))
-        if released is not None and released.output_tokens > 0:
+        if released.output_tokens > 0:
             output = released.output_tokens  # what was produced may have been predicted
-        return self.rules.charge(uncached, output, entry.weight)
+        return self.rules.charge(uncached, 0 if released.failed else output, entry.weight)
 
     def _recharge(self, entry: ActivePlacement, charge: float) -> None:
         if charge != entry.charged:

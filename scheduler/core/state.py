@@ -333,7 +333,7 @@ class SchedulerState:
             blocks=request.blocks,
             block_tokens=request.block_tokens,
         )
-        service = self._activate(entry, request.request_id, now)
+        service = self._activate(entry, request.request_id, now, retried=bool(request.exclude))
         placement = Placement(
             request.request_id,
             self.epoch,
@@ -352,14 +352,20 @@ class SchedulerState:
         return Placed(queued.client, placement, BANDS[band_index(request.tier)])
 
     def _activate(
-        self, entry: ActivePlacement, request_id: str, now: float, *, counted: bool = False
+        self,
+        entry: ActivePlacement,
+        request_id: str,
+        now: float,
+        *,
+        counted: bool = False,
+        retried: bool = False,
     ) -> float:
         """Add a placement to its replica's load and charge its tenant; returns the tenant's counter."""
         key = (entry.client, request_id, entry.replica_id)
         self._deactivate(key, None, now)
         self.active[key] = entry
         self.fleet.on_open(entry, now)
-        return self._queue_of(entry.model).queue.on_open(entry, counted=counted)
+        return self._queue_of(entry.model).queue.on_open(entry, counted=counted, retried=retried)
 
     def _deactivate(self, key: PlacementKey, released: Released | None, now: float) -> ActivePlacement | None:
         entry = self.active.pop(key, None)

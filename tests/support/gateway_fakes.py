@@ -95,6 +95,7 @@ class FakeRates:
         self.granted: Counter[str] = Counter()
         self.resolved: Counter[str] = Counter()
         self.settled: list[tuple[int, int]] = []
+        self.refunded = 0
         self.invalid = 0
 
     def check(self, principal: Principal) -> None:
@@ -119,6 +120,7 @@ class FakeRates:
 
     def refund(self, grant: FakeGrant) -> None:
         self.resolved[grant.request_id] += 1
+        self.refunded += 1
 
 
 class FakeHolds:

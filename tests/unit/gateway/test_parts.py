@@ -1,4 +1,4 @@
-"""The small parts: prefix hashes, estimates, the one timer."""
+"""The small parts: prefix hashes, the one timer."""
 
 import asyncio
 import json
@@ -9,7 +9,6 @@ from core.errors import EngineFailed
 from core.ids import uuid7
 from gateway import open_requests
 from gateway.context import AbortReason
-from gateway.estimate import Estimator
 from gateway.open_requests import StreamTimeouts
 from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
 from gateway.schemas.chat import parse_chat
@@ -30,16 +29,6 @@ def test_prefix_hashes_chain_and_are_salted() -> None:
     assert len(set(block_hashes(one, b"s"))) == 3
     assert len(block_hashes(b"x" * (BLOCK_BYTES * (MAX_BLOCKS + 9)), b"s")) == MAX_BLOCKS
     assert block_hashes(b"short", b"s") == []
-
-
-def test_estimates_learn() -> None:
-    estimator = Estimator()
-    for _ in range(200):
-        estimator.learn("m", 1000, 500, 40, 2)
-    assert 480 <= estimator.input_tokens("m", 1000) <= 501
-    assert 19 <= estimator.output_tokens("m", 0, 1) <= 22
-    assert estimator.output_tokens("m", 4, 3) == 12
-    assert estimator.output_tokens("other", 16, 1) == 16
 
 
 async def test_timer_checkpoints_comments_and_gives_up_on_silence() -> None:

@@ -199,10 +199,36 @@ def test_counters_equal_the_charges_of_a_naive_model(data: st.DataObject) -> Non
         queue.on_progress(entry)
         queue.on_progress(entry)
         cached, output = data.draw(st.integers(0, 1000)), data.draw(st.integers(entry.produced, 300))
-        failed = data.draw(st.booleans())
-        queue.on_close(entry, Released("r", "host/r0", 1000, cached, output, failed=failed))
-        total += 0.0 if failed else (1000 - cached + 2 * output) / 2.0
+        failed, dispatched = data.draw(st.booleans()), data.draw(st.booleans())
+        queue.on_close(
+            entry, Released("r", "host/r0", 1000, cached, output, failed=failed, dispatched=dispatched)
+        )
+        if dispatched:
+            total += (1000 - cached + (0 if failed else 2 * output)) / 2.0
     assert queue.band("standard").flow("t1").counter == pytest.approx(total)
+
+
+@pytest.mark.parametrize("released", [None, Released("r", "host/r0"), Released("r", "host/r0", failed=True)])
+def test_a_dispatched_prompt_is_charged_although_nothing_came_of_it(released: Released | None) -> None:
+    """Its client left before the first token, its engine failed, or its API process was lost: the engine may have
+    worked on it."""
+    queue = FairQueue(QueueRules())
+    queue.add(QueuedRequest("api", request("always", "t1"), 0.0, 1e9, 0), 0.0)
+    entry = placement(request("r", "t1", prompt_tokens=1000), hit=200)
+    queue.on_open(entry)
+    queue.on_close(entry, released)
+    assert queue.band("standard").flow("t1").counter == 800
+
+
+def test_the_input_of_a_second_attempt_is_not_charged_again() -> None:
+    queue = FairQueue(QueueRules())
+    queue.add(QueuedRequest("api", request("always", "t1"), 0.0, 1e9, 0), 0.0)
+    asked = request("r", "t1", prompt_tokens=1000)
+    for released in (Released("r", "host/r0", failed=True), Released("r", "host/r1", 1000, 0, 10)):
+        entry = placement(asked, hit=0)
+        queue.on_open(entry, retried=not released.failed)
+        queue.on_close(entry, released)
+    assert queue.band("standard").flow("t1").counter == 1000 + 2 * 10
 
 
 class Rush:

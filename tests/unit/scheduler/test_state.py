@@ -468,7 +468,9 @@ def test_announcing_again_charges_nobody_twice_and_keeps_what_is_cached(orphaned
         if orphaned:
             made.drop_waiting("api")
             made.drop_placements("api", 4.0 + round_)
-            assert charged(made) == (1_040.0 if began and round_ else 0.0), "what was seen of it"
+            assert charged(made) == (1_040.0 if began and round_ else 1_000.0), (
+                "its prompt, and what was seen"
+            )
         made.announce("api", Announce([held], []), 5.0 + round_)
         assert charged(made) == 1_200.0
         assert list(made.active) == [("api", "r1", "host/r0")]
