@@ -41,6 +41,13 @@ _METERS = {
     "output": "Output Tokens",
     "reasoning": "Reasoning Tokens",
 }
+_CORRECTED_USAGE: dict[str, Value] = {
+    "ChargeCategory": "Usage",
+    "ChargeClass": "Correction",
+    "ConsumedQuantity": Decimal(0),
+    "ConsumedUnit": CONSUMED_UNIT,
+}
+"""Columns of a correction of an earlier month's usage: it has the category of what it corrects."""
 _RATES = ", ".join(
     f"{alias}.{name} AS {prefix}_{name}"
     for alias, prefix in (("p", "price"), ("l", "list"))
@@ -65,7 +72,7 @@ _USAGE = """
         g.list_price_version, g.simulated
 """
 _BOOKED = """
-    SELECT t.kind, t.tenant_id, n.name AS tenant, date_trunc(:unit, t.effective_at, 'UTC') AS at, t.source_id,
+    SELECT t.kind, t.tenant_id, n.name AS tenant, date_trunc(:unit, t.effective_at, 'UTC') AS at,
         a.corrects, a.reason, c.code AS credit, d.code AS debit, t.amount
     FROM ledger_transfers t
     JOIN ledger_accounts c ON c.id = t.credit_account JOIN ledger_accounts d ON d.id = t.debit_account
@@ -186,9 +193,13 @@ def _booked(row: Row[Any], charge: _Charge) -> list[Record]:
         amount = row.amount if row.credit == "revenue" else -row.amount
         earlier = row.corrects is not None and row.corrects < bucket_start(row.at, "month").date()
         description = f"Adjustment: {row.reason}" if row.reason else "Adjustment"
-        return [_adjustment_charge(charge, amount, "Adjustment", description, correction=earlier)]
+        return [
+            _adjustment_charge(
+                charge, amount, "Adjustment", description, **(_CORRECTED_USAGE if earlier else {})
+            )
+        ]
     if row.kind == "commit":
-        return [_purchase(charge, row.amount, row.source_id)]
+        return [_shortfall(charge, row.amount if row.credit == "revenue" else -row.amount)]
     if row.kind == "expiry":
         if row.credit not in ("promotions", "sla_credits"):
             return []
@@ -197,45 +208,30 @@ def _booked(row: Row[Any], charge: _Charge) -> list[Record]:
     return [_adjustment_charge(charge, -row.amount, "Credit", description)]
 
 
-def _adjustment_charge(
-    charge: _Charge, pico: int, category: str, description: str, *, correction: bool = False
-) -> Record:
-    """A charge without quantity; a correction of an earlier month has the category of what it corrects, Usage."""
+def _adjustment_charge(charge: _Charge, pico: int, category: str, description: str, **more: Value) -> Record:
+    """A charge without quantity; `more` has further columns or replaces some."""
     amount = usd(int(pico))
     values = _common(charge) | {
         name: amount for name in ("BilledCost", "EffectiveCost", "ContractedCost", "ListCost")
     }
     values |= {"ChargeCategory": category, "ChargeDescription": description, "ChargeFrequency": "One-Time"}
-    if correction:
-        values |= {
-            "ChargeCategory": "Usage",
-            "ChargeClass": "Correction",
-            "ConsumedQuantity": Decimal(0),
-            "ConsumedUnit": CONSUMED_UNIT,
-        }
-    return _record(values)
+    return _record(values | more)
 
 
-def _purchase(charge: _Charge, pico: int, source: UUID) -> Record:
-    """The shortfall of a committed spend as a Purchase, for which FOCUS requires an EffectiveCost of 0."""
-    amount = usd(int(pico))
-    values = _common(charge) | {
-        name: amount
-        for name in ("BilledCost", "ContractedCost", "ListCost", "ContractedUnitPrice", "ListUnitPrice")
-    }
-    values |= {
-        "EffectiveCost": Decimal(0),
-        "ChargeCategory": "Purchase",
-        "ChargeDescription": "Shortfall of the committed monthly spend",
-        "ChargeFrequency": "Recurring",
-        "PricingCategory": "Standard",
-        "PricingQuantity": Decimal(1),
-        "PricingUnit": "Months",
-        "SkuId": "commitment",
-        "SkuMeter": "Committed Spend",
-        "SkuPriceId": f"commitment/{source}",
-    }
-    return _record(values)
+def _shortfall(charge: _Charge, pico: int) -> Record:
+    """The shortfall of a committed spend, a charge for the whole month that is over.
+
+    Category Adjustment: it buys nothing that later usage consumes, as a Purchase does, and is no quantity of tokens.
+    FOCUS 1.2 (EffectiveCost-C-010-C) requires the BilledCost of such a charge as EffectiveCost. Below 0, late usage
+    of an earlier month takes back what was billed as that month's shortfall.
+    """
+    month = bucket_start(charge.start, "month")
+    whole = msgspec.structs.replace(charge, start=month, end=bucket_end(month, "month"))
+    if pico < 0:
+        what = "Committed spend met by late usage"
+        return _adjustment_charge(whole, pico, "Adjustment", what, ChargeClass="Correction")
+    what = "Shortfall of the committed monthly spend"
+    return _adjustment_charge(whole, pico, "Adjustment", what, ChargeFrequency="Recurring")
 
 
 def _common(charge: _Charge) -> dict[str, Value]:
