@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from billing.economics.close_checks import engines_explained, gpu_invoice_entered
+from billing.economics.close_checks import engines_explained, gpu_invoice_entered, hosts_priced
 from billing.ledger import verification
 from billing.ledger.check_result import Check, CheckResult
 from billing.ledger.months import LATE_WINDOW_HOURS, bounds, final_at, month_name
@@ -266,6 +266,7 @@ CHECKS: tuple[Check, ...] = (
     drift,
     unpriced,
     engines_explained,
+    hosts_priced,
     gpu_invoice_entered,
     service_levels,
 )

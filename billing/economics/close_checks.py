@@ -40,6 +40,34 @@ async def engines_explained(connection: AsyncConnection, month: date) -> CheckRe
     )
 
 
+_UNPRICED_HOSTS = text(
+    """
+    SELECT h.host_kind, min(s.hour) AS first, count(DISTINCT s.hour) AS hours FROM host_seconds s
+    JOIN hosts h ON h.host_id = s.host_id
+    WHERE s.hour >= :start AND s.hour < :end AND s.seconds > 0 AND NOT EXISTS (
+        SELECT 1 FROM host_prices p WHERE p.host_kind = h.host_kind AND p.effective_from <= s.hour)
+    GROUP BY h.host_kind ORDER BY h.host_kind
+    """
+)
+
+
+async def hosts_priced(connection: AsyncConnection, month: date) -> CheckResult:
+    """Every kind of host that ran in the month had a price in each of its hours; without one its hours cost $0."""
+    start, end = bounds(month)
+    rows = (await connection.execute(_UNPRICED_HOSTS, {"start": start, "end": end})).all()
+    if not rows:
+        return CheckResult("hosts_priced", True, "every host that ran has a price")
+    shown = "; ".join(
+        f"{row.host_kind}: {row.hours} hours from {row.first:%Y-%m-%d %H:%M}" for row in rows[:MAX_EXAMPLES]
+    )
+    return CheckResult(
+        "hosts_priced",
+        False,
+        f"{len(rows)} kinds of host ran without a price and count as $0 ({shown}): set one from that hour on with "
+        "`penstock economics host-price set`; 0 is a price",
+    )
+
+
 async def gpu_invoice_entered(connection: AsyncConnection, month: date) -> CheckResult:
     """A provider's invoice is entered for a month in which hosts with GPUs ran."""
     seconds, costs = await accounted(connection, month, gpus_only=True)

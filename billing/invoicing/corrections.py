@@ -6,7 +6,7 @@ Bookings, invoices and reports that exist are never rewritten. Every `month` arg
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date, datetime
 from typing import Any
 from uuid import UUID
@@ -249,28 +249,33 @@ async def _usage_end(connection: AsyncConnection, month: date) -> datetime:
 async def _differences(
     connection: AsyncConnection, month: date, until: datetime, spec: CorrectionSpec
 ) -> list[Difference]:
-    everything = await usage_groups(connection, month, until, spec.tenant_id)
-    groups = [group for group in everything if spec.model is None or group.model == spec.model]
+    """The lines that `spec` changes, from the usage of the organisations and models that it concerns.
+
+    The whole usage of an organisation is read only where a line of it changes and a commitment is billed.
+    """
+    tenants = spec.concerned_tenants()
+    groups = await usage_groups(connection, month, until, tenants=tenants, models=spec.concerned_models())
     prices = await new_prices(connection, spec, groups)
-    prior = await _prior_deltas(connection, month)
+    prior = await _prior_deltas(connection, month, {group.tenant_id for group in groups})
     lines = rerate(groups, prior, prices)
-    tenants = sorted({line.tenant_id for line in lines})
-    return [
-        *lines,
-        *commit_differences(everything, prior, lines, await billed_commitments(connection, month, tenants)),
-    ]
+    committed = await billed_commitments(connection, month, sorted({line.tenant_id for line in lines}))
+    whole = await usage_groups(connection, month, until, tenants=committed.keys()) if committed else []
+    return [*lines, *commit_differences(whole, prior, lines, committed)]
 
 
 @platform_wide("earlier corrections of a month may be of every organisation")
-async def _prior_deltas(connection: AsyncConnection, month: date) -> dict[LineKey, int]:
-    """Picodollars that approved corrections have added to each line of the month."""
+async def _prior_deltas(
+    connection: AsyncConnection, month: date, tenants: Collection[UUID]
+) -> dict[LineKey, int]:
+    """Picodollars that approved corrections have added to each line of the month of `tenants`."""
     rows = await connection.execute(
         text(
             "SELECT l.tenant_id, l.kind, l.model, l.class AS token_class, l.tier, l.price_version, "
             "sum(l.delta) AS delta FROM correction_lines l JOIN corrections c ON c.id = l.correction_id "
-            "WHERE c.month = :month AND c.status IN ('applying', 'approved') GROUP BY 1, 2, 3, 4, 5, 6"
+            "WHERE c.month = :month AND c.status IN ('applying', 'approved') AND l.tenant_id = ANY (:tenants) "
+            "GROUP BY 1, 2, 3, 4, 5, 6"
         ),
-        {"month": month},
+        {"month": month, "tenants": list(tenants)},
     )
     return {
         LineKey(row.tenant_id, row.kind, row.model, row.token_class, row.tier, row.price_version): int(

@@ -57,6 +57,20 @@ class CorrectionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refund: bool = False
     """Refund a credit on a paid invoice instead of adding it to the customer's Stripe balance."""
 
+    def concerned_tenants(self) -> set[UUID] | None:
+        """The organisations whose prices it may change; None = any."""
+        if self.tenant_id is not None:
+            return {self.tenant_id}
+        named = {rate.tenant_id for rate in self.rates if rate.tenant_id is not None}
+        anyone = not self.rates or any(rate.tenant_id is None for rate in self.rates)
+        return None if anyone else named
+
+    def concerned_models(self) -> set[str] | None:
+        """The models whose prices it may change; None = any."""
+        if self.model is not None:
+            return {self.model}
+        return {rate.model for rate in self.rates} or None
+
 
 class LineKey(NamedTuple):
     """Identifies a line of an invoice and the lines of corrections that change it."""
@@ -223,8 +237,8 @@ def commit_differences(
 ) -> list[Difference]:
     """Changes of billed commitment shortfalls that follow from `lines`: more usage lowers the shortfall.
 
-    `groups` is all usage of the month, `prior` as in `rerate`, `committed` the picodollars committed by the tenants
-    whose invoice of the month exists.
+    `committed` has the picodollars committed by the tenants whose invoice of the month exists, `groups` all usage of
+    these tenants in the month; `prior` as in `rerate`.
     """
     before: dict[UUID, int] = defaultdict(int)
     change: dict[UUID, int] = defaultdict(int)

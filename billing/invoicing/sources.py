@@ -3,7 +3,7 @@
 Every `month` argument is the first day of the month; amounts are picodollars.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import date, datetime
 from typing import Any
 from uuid import UUID
@@ -48,14 +48,16 @@ _USAGE_CTES = """
         FROM usage_late l JOIN usage u ON u.request_id = l.request_id
         WHERE l.ended_at < :start AND u.ended_at >= :start AND u.ended_at < :until
             AND u.outcome NOT IN ('engine_failed', 'zero_output')
-            AND (CAST(:tenant AS uuid) IS NULL OR u.tenant_id = :tenant)
+            AND (CAST(:tenants AS uuid[]) IS NULL OR u.tenant_id = ANY (:tenants))
+            AND (CAST(:models AS text[]) IS NULL OR u.model = ANY (:models))
         GROUP BY 1, 2, 3, 4),
     billed AS (
         SELECT tenant_id, model, tier, price_version, sum(input_tokens - cached_input_tokens) AS input,
             sum(cached_input_tokens) AS cached_input, sum(output_tokens - reasoning_tokens) AS output,
             sum(reasoning_tokens) AS reasoning, sum(cost) AS cost
         FROM usage_hours WHERE hour >= :start AND hour < :until
-            AND (CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant)
+            AND (CAST(:tenants AS uuid[]) IS NULL OR tenant_id = ANY (:tenants))
+            AND (CAST(:models AS text[]) IS NULL OR model = ANY (:models))
         GROUP BY 1, 2, 3, 4),
     parts AS (
         SELECT 'usage' AS kind, b.tenant_id, b.model, b.tier, b.price_version,
@@ -86,7 +88,9 @@ _USAGE = (
 async def customers(connection: AsyncConnection, month: date) -> AsyncIterator[CustomerUsage]:
     """Every tenant in id order with its usage of the month, streamed."""
     start, end = bounds(month)
-    rows = await connection.stream(text(_CUSTOMERS), {"start": start, "until": end, "tenant": None})
+    rows = await connection.stream(
+        text(_CUSTOMERS), {"start": start, "until": end, "tenants": None, "models": None}
+    )
     tenant_id: UUID | None = None
     mode = ""
     groups: list[UsageGroup] = []
@@ -102,11 +106,27 @@ async def customers(connection: AsyncConnection, month: date) -> AsyncIterator[C
 
 
 async def usage_groups(
-    connection: AsyncConnection, month: date, until: datetime, tenant_id: UUID | None = None
+    connection: AsyncConnection,
+    month: date,
+    until: datetime,
+    *,
+    tenants: Collection[UUID] | None = None,
+    models: Collection[str] | None = None,
 ) -> list[UsageGroup]:
-    """The usage of a month that ended before `until`, by tenant, model, tier and price version; None = all tenants."""
+    """The usage of a month that ended before `until`, by tenant, model, tier and price version.
+
+    Restricted to `tenants` and `models`; None = all.
+    """
     start, _ = bounds(month)
-    rows = await connection.execute(text(_USAGE), {"start": start, "until": until, "tenant": tenant_id})
+    rows = await connection.execute(
+        text(_USAGE),
+        {
+            "start": start,
+            "until": until,
+            "tenants": None if tenants is None else list(tenants),
+            "models": None if models is None else list(models),
+        },
+    )
     return [_group(row) for row in rows]
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from billing.ledger import transfers
 from billing.ledger.transfers import booking_errors
 from core.db import Database
+from core.each import for_each
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import derived_uuid
 from core.money import pico_to_usd
@@ -256,7 +257,10 @@ async def expire(connection: AsyncConnection, tenant_id: UUID) -> int:
 
 
 async def expire_all(database: Database) -> int:
-    """Expire the due lots of every tenant, one transaction each; returns the number of tenants with due lots."""
+    """Expire the due lots of every tenant, one transaction each; returns the number of tenants with due lots.
+
+    Raises an ExceptionGroup of the tenants that failed, after all the others.
+    """
     return await _for_each_tenant(
         database,
         "SELECT DISTINCT tenant_id FROM credit_grants WHERE remaining > 0 AND expires_at <= clock_timestamp()",
@@ -265,7 +269,10 @@ async def expire_all(database: Database) -> int:
 
 
 async def allocate_all(database: Database) -> int:
-    """Allocate the use of every tenant, one transaction each; returns the number of tenants with unallocated use."""
+    """Allocate the use of every tenant, one transaction each; returns the number of tenants with unallocated use.
+
+    Raises an ExceptionGroup of the tenants that failed, after all the others.
+    """
     return await _for_each_tenant(
         database,
         "SELECT g.tenant_id FROM credit_grants g JOIN billing_accounts b ON b.tenant_id = g.tenant_id "
@@ -275,12 +282,19 @@ async def allocate_all(database: Database) -> int:
 
 
 async def _for_each_tenant(database: Database, due: str, act: Any) -> int:
-    """Run `act(connection, tenant_id)` for each tenant that the query `due` returns; returns their number."""
+    """Run `act(connection, tenant_id)` for each tenant that the query `due` returns; returns their number.
+
+    A tenant that fails is logged and does not stop the others. Raises an ExceptionGroup of the failures at the end, so
+    that the job counts as failed.
+    """
     async with database.read() as connection:
         tenants = list(await connection.scalars(text(due)))
-    for tenant_id in sorted(tenants):
+
+    async def one(tenant_id: UUID) -> None:
         async with database.system() as connection:
             await act(connection, tenant_id)
+
+    await for_each(sorted(tenants), one, "the credit of organisation")
     return len(tenants)
 
 

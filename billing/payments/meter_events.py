@@ -20,6 +20,9 @@ from tenants.scoping import platform_wide
 EVENT_NAME = "penstock_tokens"
 TIMESTAMP_WINDOW_DAYS = 34
 """Days after which an hour is too old to send; Stripe accepts timestamps of the last 35 days."""
+SUMMED_DAYS = TIMESTAMP_WINDOW_DAYS + 1
+"""Days whose hours a run sums. An hour of the last of them that is not sent is recorded as too old to send; the
+comparison with Stripe shows earlier ones."""
 DEDUPE_HOURS = 23
 """Hours for which an attempt can be repeated with the same identifier; Stripe's limit is 24."""
 MAX_HOURS_PER_RUN = 5000
@@ -32,11 +35,12 @@ _CHANGED = """
         CASE WHEN h.hour < now() - make_interval(days => :reach) THEN 'too_old' ELSE 'pending' END
     FROM (
         SELECT tenant_id, hour, sum(input_tokens + output_tokens) AS tokens FROM usage_hours u
-        WHERE hour < date_trunc('hour', now())
+        WHERE hour >= now() - make_interval(days => :summed) AND hour < date_trunc('hour', now())
             AND NOT EXISTS (SELECT 1 FROM dirty_hours t WHERE t.hour = u.hour)
         GROUP BY tenant_id, hour) h
     LEFT JOIN (
         SELECT tenant_id, hour, sum(tokens) AS tokens, count(*) AS parts FROM stripe_meter_events
+        WHERE hour >= now() - make_interval(days => :summed)
         GROUP BY tenant_id, hour) s ON s.tenant_id = h.tenant_id AND s.hour = h.hour
     WHERE h.tokens <> coalesce(s.tokens, 0)
     ORDER BY h.hour, h.tenant_id LIMIT :limit
@@ -70,10 +74,14 @@ async def run(database: Database, gateway: StripeGateway) -> int:
 
 @platform_wide("a job sends every organisation's tokens")
 async def record_changes(database: Database) -> int:
-    """Insert an event for each past hour whose sum changed; returns how many. Hours too old to send are `too_old`."""
+    """Insert an event for each hour of the last SUMMED_DAYS whose sum changed; returns how many.
+
+    Hours too old to send are `too_old`.
+    """
     async with database.system() as connection:
         made = await connection.execute(
-            text(_CHANGED), {"reach": TIMESTAMP_WINDOW_DAYS, "limit": MAX_HOURS_PER_RUN}
+            text(_CHANGED),
+            {"reach": TIMESTAMP_WINDOW_DAYS, "summed": SUMMED_DAYS, "limit": MAX_HOURS_PER_RUN},
         )
         return len(made.all())
 

@@ -21,6 +21,7 @@ from billing.notifications.notices import notify
 from billing.pricing.sla_terms import Sla, parse_sla
 from billing.statements.signing import format_instant
 from core.db import Database
+from core.each import for_each
 from core.errors import Conflict
 from core.ids import derived_uuid
 from core.money import pico_to_usd, usd_to_pico
@@ -170,7 +171,8 @@ async def _charged(connection: AsyncConnection, bound: dict[str, Any]) -> int:
 async def credit_month(database: Database, month: date) -> list[SlaResult]:
     """Measure the contracts that are not measured yet and book the credits, each contract in its own transaction.
 
-    Raises Conflict until the month's late window is over.
+    Raises Conflict until the month's late window is over, and an ExceptionGroup of the contracts that failed, after all
+    the others.
     """
     async with database.read() as connection:
         now: datetime = (await connection.execute(text("SELECT clock_timestamp()"))).scalar_one()
@@ -180,11 +182,16 @@ async def credit_month(database: Database, month: date) -> list[SlaResult]:
                 "measure it now"
             )
         measured = await measure_month(connection, month, open_only=True)
+    by_contract = {result.contract_id: result for result in measured}
     results = []
-    for result in measured:
+
+    async def book(contract_id: UUID) -> None:
+        result = by_contract[contract_id]
         async with database.system() as connection:
             booked = await _book_credit(connection, month, result)
         results.append(msgspec.structs.replace(result, booked=booked))
+
+    await for_each(by_contract, book, "the service level of contract")
     return results
 
 

@@ -33,6 +33,7 @@ TITLES = {
     "unpriced": "Nothing is without a price",
     "invoices_made": "Invoices are made",
     "engines_explained": "Engines' counters are explained",
+    "hosts_priced": "Every host has a price",
     "gpu_invoice": "The GPU invoice is entered",
     "service_levels": "Service levels are measured",
     "stripe_equal": "Stripe equals our books",
@@ -42,6 +43,7 @@ _LINKS = {
     "drift": ("Look at the chain", "/reconciliation?month={month}"),
     "unpriced": ("Set prices", "/models"),
     "engines_explained": ("Look at engines", "/reconciliation?month={month}"),
+    "hosts_priced": ("Host prices", "/finance?tab=provider&month={month}"),
     "gpu_invoice": ("Enter invoice", "/finance?tab=provider&month={month}"),
     "earlier_months": ("Open billing", "/periods"),
 }

@@ -1,8 +1,11 @@
 -- Lock the accounts of a settled batch in id order and charge them. What holds cover is in the ledger already. Where
--- a prepaid hold is gone or too small, what is available is charged and the rest booked as uncollectible.
+-- a prepaid hold is gone or too small, what is available is charged and the rest booked as uncollectible. p_month: the
+-- present month. The budget's counter takes each cost in the month of its row (p_ends), which is the present month or
+-- the one before; when the counter is in the present month already, it no longer takes costs of the one before.
 CREATE OR REPLACE FUNCTION penstock_charge(p_requests uuid[], p_tenants uuid[], p_costs numeric[], p_ends timestamptz[],
     p_held numeric[], p_month date) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    v_month timestamptz := p_month::timestamp AT TIME ZONE 'UTC';
     s record;
     v_tenant uuid;
     v_free numeric;
@@ -45,15 +48,19 @@ BEGIN
     UPDATE billing_accounts b SET
         balance = b.balance - CASE b.mode WHEN 'prepaid' THEN n.charged ELSE 0 END,
         owed = b.owed + CASE b.mode WHEN 'prepaid' THEN 0 ELSE n.spent END,
-        held = b.held - n.released, open_holds = b.open_holds - n.holds, month = greatest(b.month, p_month),
-        spent_month = CASE WHEN b.month >= p_month THEN b.spent_month ELSE 0 END + n.spent
+        held = b.held - n.released, open_holds = b.open_holds - n.holds, month = greatest(b.month, n.month),
+        spent_month = CASE WHEN b.month >= n.month THEN b.spent_month ELSE 0 END
+            + CASE WHEN greatest(b.month, n.month) >= p_month THEN n.spent_now ELSE n.spent - n.spent_now END
     FROM (
         SELECT t.tenant, sum(t.cost) AS spent, coalesce(sum(t.held), 0) AS released, count(t.held) AS holds,
-            coalesce(sum(t.cost) FILTER (WHERE t.cost <= coalesce(t.held, 0)), 0) + coalesce(sum(t.paid), 0) AS charged
+            coalesce(sum(t.cost) FILTER (WHERE t.cost <= coalesce(t.held, 0)), 0) + coalesce(sum(t.paid), 0) AS charged,
+            coalesce(sum(t.cost) FILTER (WHERE t.ended_at >= v_month), 0) AS spent_now,
+            CASE WHEN max(t.ended_at) >= v_month THEN p_month ELSE (p_month - interval '1 month')::date END AS month
         FROM (
-            SELECT a.*, 0::numeric AS paid FROM unnest(p_tenants, p_costs, p_held) AS a (tenant, cost, held)
+            SELECT a.*, 0::numeric AS paid
+                FROM unnest(p_tenants, p_costs, p_held, p_ends) AS a (tenant, cost, held, ended_at)
             UNION ALL
-            SELECT p.tenant, 0, NULL, p.paid FROM unnest(v_tenants, v_paid) AS p (tenant, paid)) t
+            SELECT p.tenant, 0, NULL, NULL, p.paid FROM unnest(v_tenants, v_paid) AS p (tenant, paid)) t
         GROUP BY t.tenant) n
     WHERE b.tenant_id = n.tenant;
 END $$;

@@ -17,6 +17,7 @@ from billing.close.periods import (
     make_due_invoices,
     write_off_parked,
 )
+from billing.economics.host_prices import set_host_price
 from billing.invoicing.run import make_invoices
 from billing.ledger.months import bounds, month_of, next_month
 from billing.ledger.transfers import book
@@ -260,6 +261,7 @@ def test_everything_the_design_asks_of_a_close_is_asked() -> None:
         "drift",
         "unpriced",
         "engines_explained",
+        "hosts_priced",
         "gpu_invoice_entered",
         "invoices_made",
         "stripe_equal",
@@ -295,3 +297,27 @@ async def test_invoices_due_are_made_by_the_job_behind_their_checks(platform: Pl
     assert await make_due_invoices(platform.database) == 1
     assert await make_due_invoices(platform.database) == 0
     assert (await platform.invoice(acme, platform.month)).total_cents == 100
+
+
+async def test_a_kind_of_host_without_a_price_keeps_the_month_open(platform: Platform) -> None:
+    await used(platform)
+    hour = (await platform.clock.now()).replace(minute=0, second=0, microsecond=0)
+    for statement in (
+        "INSERT INTO hosts (host_id, host_kind, region, gpus) VALUES ('h', 'new-box', 'test', 0) RETURNING 1",
+        "INSERT INTO host_seconds VALUES ('h', 'b', :hour, 'serving', 3600), "
+        "('h', 'b', CAST(:hour AS timestamptz) - interval '1 hour', 'serving', 60) RETURNING 1",
+    ):
+        await platform.rows(statement, **({"hour": hour} if ":hour" in statement else {}))
+    month = await platform.end_month()
+    found = (await red(platform, month))["hosts_priced"]
+    assert "new-box: 2 hours" in found
+    with pytest.raises(Conflict, match="hosts_priced"):
+        await close_month(platform.database, month, by="fin")
+    # A price from the second hour on leaves the first without one.
+    for start, left in ((hour, "new-box: 1 hours"), (hour - timedelta(hours=1), None)):
+        async with platform.database.system() as connection:
+            await set_host_price(
+                connection, host_kind="new-box", usd_per_hour="0", source="ours", effective_from=start
+            )
+        assert (await red(platform, month)).get("hosts_priced", "").count(left or "\0") == (left is not None)
+    assert (await close_month(platform.database, month, by="fin")).ok

@@ -48,6 +48,40 @@ class Platform:
         request_id: UUID | None = None,
     ) -> UUID:
         """Settle one request that ended at `ended_at` (None = now) through the product's own function."""
+        record = await self.record(
+            customer,
+            input=input,
+            cached=cached,
+            output=output,
+            reasoning=reasoning,
+            model=model,
+            outcome=outcome,
+            ended_at=ended_at,
+            request_id=request_id,
+        )
+        assert await self.settle([record]) in (["settled"], ["duplicate"])
+        return UUID(record["request_id"])
+
+    async def settle(self, records: list[dict[str, Any]]) -> list[str]:
+        """Settle records in one batch; returns the result of each."""
+        async with self.database.system() as connection:
+            result = await connection.execute(text(settle_json(":batch")), {"batch": json.dumps(records)})
+            return list(result.scalars())
+
+    async def record(
+        self,
+        customer: Customer,
+        *,
+        input: int = 0,
+        cached: int = 0,
+        output: int = 0,
+        reasoning: int = 0,
+        model: str = MODEL,
+        outcome: str = "completed",
+        ended_at: datetime | None = None,
+        request_id: UUID | None = None,
+    ) -> dict[str, Any]:
+        """The record of a request that ended at `ended_at` (None = now), at the prices in force now."""
         now = await self.clock.now()
         end = ended_at or now
         request = request_id or uuid7(int(end.timestamp() * 1000) - 1000)
@@ -64,40 +98,34 @@ class Platform:
                     {"model": model, "at": now},
                 )
             ).scalar_one()
-            record = {
-                "request_id": str(request),
-                "tenant_id": str(customer.tenant_id),
-                "project_id": str(customer.project_id),
-                "key_id": str(customer.key_id),
-                "model": model,
-                "tier": "standard",
-                "region": "test",
-                "replica_id": "r",
-                "boot_id": "b",
-                "admitted_at": (end - timedelta(seconds=1)).isoformat(),
-                "outcome": outcome,
-                "free": outcome in ("engine_failed", "zero_output"),
-                "attempts": 1,
-                "stream": True,
-                "simulated": False,
-                "price_version": version,
-                "list_price_version": listed,
-                "input_tokens": input,
-                "cached_input_tokens": cached,
-                "output_tokens": output,
-                "reasoning_tokens": reasoning,
-                "unbilled_input_tokens": 0,
-                "unbilled_output_tokens": 0,
-                "queue_us": 0,
-                "ttft_us": 1,
-                "duration_us": 1_000_000,
-            }
-            result = await connection.execute(
-                text(settle_json(":batch")),
-                {"batch": json.dumps([record])},
-            )
-            assert result.scalar_one() in ("settled", "duplicate")
-        return request
+        return {
+            "request_id": str(request),
+            "tenant_id": str(customer.tenant_id),
+            "project_id": str(customer.project_id),
+            "key_id": str(customer.key_id),
+            "model": model,
+            "tier": "standard",
+            "region": "test",
+            "replica_id": "r",
+            "boot_id": "b",
+            "admitted_at": (end - timedelta(seconds=1)).isoformat(),
+            "outcome": outcome,
+            "free": outcome in ("engine_failed", "zero_output"),
+            "attempts": 1,
+            "stream": True,
+            "simulated": False,
+            "price_version": version,
+            "list_price_version": listed,
+            "input_tokens": input,
+            "cached_input_tokens": cached,
+            "output_tokens": output,
+            "reasoning_tokens": reasoning,
+            "unbilled_input_tokens": 0,
+            "unbilled_output_tokens": 0,
+            "queue_us": 0,
+            "ttft_us": 1,
+            "duration_us": 1_000_000,
+        }
 
     async def end_month(self) -> date:
         """Move the clock past the current month's late window; returns that month."""

@@ -3,12 +3,13 @@
 import asyncio
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
 
 from billing.close.periods import close_month
-from billing.invoicing import correction_booking
+from billing.invoicing import correction_booking, corrections
 from billing.invoicing.correction_booking import apply_all, apply_correction
 from billing.invoicing.corrections import (
     Correction,
@@ -19,6 +20,7 @@ from billing.invoicing.corrections import (
     request_correction,
     request_reversal,
 )
+from billing.invoicing.lines import UsageGroup
 from billing.invoicing.rerate import parse_spec
 from billing.invoicing.run import make_invoices
 from billing.ledger.months import next_month
@@ -539,3 +541,45 @@ async def test_a_correction_before_the_invoice_counts_towards_the_commitment(pla
     assert found == [("usage", 100), ("commit", 100), ("adjustment", 100)]
     assert await platform.balance(acme, "revenue") == -3 * PICO_PER_USD
     await platform.is_sound()
+
+
+async def test_only_the_usage_that_a_correction_concerns_is_read(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await price(platform.database)
+    await price(platform.database, model="lake-70b")
+    begin = datetime(platform.month.year, platform.month.month, 1, tzinfo=UTC)
+    customers = [await make_customer(platform.database, mode="postpaid") for _ in range(3)]
+    acme, other, _ = customers
+    await platform.commit_to(acme, 30 * PICO_PER_USD, since=begin)
+    for customer in customers:
+        await platform.use(customer, input=1_000_000, model="lake-70b")
+    for customer in (acme, other):
+        await platform.use(customer, input=1_000_000)
+    month = await platform.end_month()
+    await close_month(platform.database, month, by="fin")
+    read: list[tuple[UUID, str]] = []
+    load = corrections.usage_groups
+
+    async def watched(*args: Any, **named: Any) -> list[UsageGroup]:
+        found = await load(*args, **named)
+        read.extend((group.tenant_id, group.model) for group in found)
+        return found
+
+    monkeypatch.setattr(corrections, "usage_groups", watched)
+
+    async def reads(spec: dict[str, Any]) -> set[tuple[UUID, str]]:
+        read.clear()
+        async with platform.database.read() as connection:
+            told = await dry_run(connection, month, parse_spec(spec))
+        assert told.lines
+        return set(read)
+
+    own = {"rates": [{**HALF["rates"][0], "tenant_id": str(other.tenant_id)}]}
+    assert await reads(own) == {(other.tenant_id, MODEL)}
+    # The commitment of one customer needs the rest of its usage.
+    assert await reads(HALF) == {
+        (acme.tenant_id, MODEL),
+        (acme.tenant_id, "lake-70b"),
+        (other.tenant_id, MODEL),
+    }

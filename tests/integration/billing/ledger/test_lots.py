@@ -234,3 +234,33 @@ async def test_what_was_drawn_is_never_changed(database: Database) -> None:
         with pytest.raises(Exception, match="append-only"):
             async with database.engine.begin() as owner:
                 await owner.execute(text(statement))
+
+
+@pytest.mark.parametrize("job", [work.expire_credits, work.allocate_credits])
+async def test_one_tenant_whose_credit_fails_does_not_stop_the_others(
+    database: Database, job: work.Work
+) -> None:
+    customers = sorted([await make_customer(database) for _ in range(3)], key=lambda one: one.tenant_id)
+    for customer in customers:
+        lot_id = await give(database, customer, "promotional", 100, expires_at=FAR)
+        async with database.system() as connection:
+            await book(connection, "commit", customer.tenant_id, "credit", "revenue", 30, uuid7())
+        if job is work.expire_credits:
+            await ends_now(database, lot_id)
+    async with database.engine.begin() as owner:
+        for statement in (
+            "CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'the books of this tenant are broken'; END $$",
+            "CREATE TRIGGER broken BEFORE INSERT ON grant_draws FOR EACH ROW "
+            f"WHEN (NEW.tenant_id = '{customers[0].tenant_id}') EXECUTE FUNCTION broken()",
+        ):
+            await owner.execute(text(statement))
+    with pytest.raises(ExceptionGroup) as failed:
+        await job(database, Settings())
+    assert "this tenant" in str(failed.value.exceptions[0])
+    async with database.read() as connection:
+        drawn = await connection.execute(
+            text("SELECT tenant_id, sum(amount) FROM grant_draws GROUP BY tenant_id")
+        )
+        expected = 100 if job is work.expire_credits else 30
+        assert {row[0]: int(row[1]) for row in drawn} == {one.tenant_id: expected for one in customers[1:]}

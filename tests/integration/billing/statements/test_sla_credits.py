@@ -183,3 +183,31 @@ async def test_the_database_finds_the_same_percentile(
 def test_a_month_is_not_closed_before_it_is_measured() -> None:
     assert sla_credits.service_levels in CHECKS
     assert parse_month("2026-10").month == 10
+
+
+async def test_one_contract_that_fails_does_not_stop_the_others(platform: Platform) -> None:
+    database = platform.database
+    await price(database)
+    customers = [await make_customer(database, "100", name=name) for name in ("Broken", "Well", "Fine")]
+    for customer in customers:
+        await contract(platform, customer, UP)
+        await answered(platform, customer, *[10] * 3)
+        await answered(platform, customer, 0, outcome="engine_failed")
+    month = await platform.end_month()
+    async with database.engine.begin() as owner:
+        await owner.execute(
+            text(
+                "CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN RAISE EXCEPTION 'the books of this tenant are broken'; END $$"
+            )
+        )
+        await owner.execute(
+            text(
+                "CREATE TRIGGER broken BEFORE INSERT ON sla_credits FOR EACH ROW "
+                f"WHEN (NEW.tenant_id = '{customers[0].tenant_id}') EXECUTE FUNCTION broken()"
+            )
+        )
+    with pytest.raises(ExceptionGroup):
+        await credit_month(database, month)
+    balances = [int((await account(database, customer)).balance) for customer in customers]
+    assert balances == [usd_to_pico(usd) for usd in ("97", "97.75", "97.75")]
