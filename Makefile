@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine lock lock-engine clean
+.PHONY: help env up check unit docs engine browser test bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine chaos lock lock-engine clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -91,6 +91,9 @@ bench-scheduler: env ## one scheduling decision: CPU time over replicas, cached 
 
 bench-engine: env engine ## measure the real vLLM on this machine, for `penstock sim validate`
 	$(BIN)/python -m bench.engine --out bench/out/engine.json $(ARGS)
+
+chaos: env ## random faults on a whole platform under load, then its books; ARGS="--faults 1000 --seed 7"
+	$(BIN)/python -m bench.chaos $(ARGS)
 
 lock: env ## compile requirements/*.txt from pyproject.toml; newer versions: make lock ARGS=--upgrade
 	$(COMPILE) --universal --group installer -o requirements/uv.txt

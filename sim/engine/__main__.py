@@ -15,6 +15,7 @@ from sim.engine.failpoints import parse_failpoints
 from sim.engine.kv_events import KvPublisher
 from sim.engine.loop import EngineLoop
 from sim.engine.model import EngineModel
+from sim.engine.request_log import RequestLog
 from sim.engine.server import SimServer
 from sim.engine.step_model.engine import StepConfig
 from workers.catalog import load_catalog
@@ -81,7 +82,8 @@ def build(arguments: argparse.Namespace) -> SimServer:
         failpoints=parse_failpoints(arguments.failpoints),
         publisher=publisher,
     )
-    return SimServer(loop, model=model.name, api_key=arguments.api_key, clock=SystemClock())
+    log = RequestLog.from_environment()
+    return SimServer(loop, model=model.name, api_key=arguments.api_key, clock=SystemClock(), log=log)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from sim.engine.failpoints import Failpoints
 from sim.engine.loop import EngineLoop, RequestOutputCollector
 from sim.engine.metrics import SimMetrics
 from sim.engine.model import Sequence, new_sequence
+from sim.engine.request_log import RequestLog
 from sim.engine.schemas import ChatBody, CompletionBody, TokenizeBody
 
 Scope = MutableMapping[str, Any]
@@ -55,8 +56,11 @@ class ClientDisconnected(Exception):
 class SimServer:
     """The ASGI application."""
 
-    def __init__(self, loop: EngineLoop, *, model: str, api_key: str, clock: Clock) -> None:
+    def __init__(
+        self, loop: EngineLoop, *, model: str, api_key: str, clock: Clock, log: RequestLog | None = None
+    ) -> None:
         self._loop = loop
+        self._log = log or RequestLog(None)
         self._model = model
         self._key = api_key.encode()
         self._clock = clock
@@ -142,8 +146,8 @@ class SimServer:
     def _authorize(self, scope: Scope) -> None:
         if not self._key:
             return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if not hmac.compare_digest(given, b"Bearer " + self._key):
+        given = _header(scope, b"authorization")
+        if not hmac.compare_digest(given.encode(), b"Bearer " + self._key):
             raise HttpError(401, "Unauthorized", "Unauthorized")
 
     def _models(self) -> bytes:
@@ -188,12 +192,15 @@ class SimServer:
         except ValueError as error:
             raise HttpError(400, "BadRequestError", str(error)) from None
         answer = self._answer(body, sequences)
+        request_id = _header(scope, b"x-request-id")
+        self._log.begin(request_id)
         watcher = asyncio.create_task(_abort_on_disconnect(receive, collector, self._loop))
         try:
             await self._relay(send, collector, answer, bool(body.stream), started)
         finally:
             watcher.cancel()
             self._loop.abort(collector)
+            self._log.end(request_id, sum(sequence.generated for sequence in sequences))
 
     def _answer(self, body: ChatBody | CompletionBody, sequences: list[Sequence]) -> Answer:
         chat = isinstance(body, ChatBody)
@@ -279,6 +286,11 @@ class SimServer:
         self.metrics.e2e.observe(time.perf_counter() - started)
         if not stream:
             await _reply(send, answer.full_body())
+
+
+def _header(scope: Scope, wanted: bytes) -> str:
+    """Return the first header of that name in lower case; "" = there is none."""
+    return next((str(value, "latin-1") for name, value in scope["headers"] if name == wanted), "")
 
 
 async def _abort_on_disconnect(receive: Receive, collector: RequestOutputCollector, loop: EngineLoop) -> None:
