@@ -276,14 +276,15 @@ def _engine_body(context: AnyContext, placement: Placement) -> bytes:
 class ReadRelay:
     """Takes the engine's reads of one attempt in the event loop's callback, without waking the attempt's task."""
 
-    __slots__ = ("_answer", "_codec", "_now", "_request_id", "_write_now", "unsent")
+    __slots__ = ("_answer", "_codec", "_now", "_relay_one", "_reply", "_request_id", "unsent")
 
     def __init__(self, context: AnyContext, codec: StreamCodec, now: Callable[[], float]) -> None:
         self._answer = context.answer
         self._codec = codec
+        self._relay_one = codec.relay_one
         self._now = now
         self._request_id = context.request.id
-        self._write_now = context.request.reply.write_now
+        self._reply = context.request.reply
         self.unsent: list[bytes] = []
         """Events that the task has to deliver."""
 
@@ -292,15 +293,27 @@ class ReadRelay:
 
         Raises EngineFailed when the engine sends something that is not a chunk or cannot be merged.
         """
-        answer, codec = self._answer, self._codec
+        answer = self._answer
         answer.reading_since = self._now()
+        if answer.committed:
+            event = self._relay_one(data)
+            if event is not None:
+                if self._reply.write_now(event):
+                    return True
+                self.unsent.append(event)
+                return False
+        return self._take_other(data)
+
+    def _take_other(self, data: bytes) -> bool:
+        """Take a read that is not one event of the steady state, as `take` does."""
+        answer, codec = self._answer, self._codec
         events = codec.feed(data)
         acts = codec.done or codec.limit_reached or codec.error is not None
         if answer.committed and not acts:
             if answer.merger is not None:
                 merge(answer.merger, events, self._request_id)
                 return True
-            if not events or self._write_now(events):
+            if not events or self._reply.write_now(events):
                 return True
             acts = True
         self.unsent.append(events)

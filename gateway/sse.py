@@ -4,9 +4,9 @@ Events are relayed, not rebuilt. The engine was given our model name and request
 except for the running usage, which is removed from each event. Inside a JSON string every quote is escaped; therefore
 the bytes `"usage":` can only be a key.
 
-`StreamCodec.feed` takes the bytes of a read and returns the bytes for the client. In the steady state of a stream a
-read costs a few searches in C. First and last events, several choices and unusual events take the slow path, which
-decodes each event.
+`StreamCodec.feed` takes the bytes of a read and returns the bytes for the client; it decodes each event. In the steady
+state of a stream `StreamCodec.relay_one` does the same with a few searches in C. First and last events, several
+choices, several events in a read and unusual events are left to `feed`.
 """
 
 import re
@@ -20,9 +20,12 @@ from gateway.usage import EngineUsage, UsageTracker
 DONE = b"data: [DONE]\n\n"
 _USAGE_MEMBER = re.compile(rb',\s*"usage":\s*(?:null|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*\}(?=\n\n)')
 _TEXT = re.compile(rb'("(?:delta":\s*\{\s*"[a-z_]+|text)":\s*")(?:[^"\\]|\\.)*"')
-_USAGE_START = re.compile(rb',\s*"usage":\s*\{')
+_RUNNING_USAGE = re.compile(
+    rb'(,\s*"usage":\s*\{\s*"prompt_tokens":\s*(\d+),\s*"total_tokens":\s*)\d+'
+    rb'(,\s*"completion_tokens":\s*)\d+(\s*\}\s*\})$'
+)
+"""Running usage at the end of an event, as vLLM writes it (vllm/entrypoints/openai/engine/protocol.py, UsageInfo)."""
 _UNFINISHED = re.compile(rb'"finish_reason":\s*null')
-_usage_decoder = msgspec.json.Decoder(EngineUsage)
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -72,10 +75,11 @@ _chunk_decoder = msgspec.json.Decoder(Chunk)
 class EventSplitter:
     """Splits a byte stream at the ends of events, which may fall anywhere in a read."""
 
-    __slots__ = ("_partial",)
+    __slots__ = ("partial",)
 
     def __init__(self) -> None:
-        self._partial = b""
+        self.partial = b""
+        """The beginning of an event whose end has not arrived."""
 
     def feed(self, data: bytes) -> bytes:
         """Return the whole events so far, each ending in a blank line, and keep the rest.
@@ -84,16 +88,16 @@ class EventSplitter:
         """
         if b"\r" in data:
             data = data.replace(b"\r", b"")
-        if self._partial:
-            data = self._partial + data
-            self._partial = b""
+        if self.partial:
+            data = self.partial + data
+            self.partial = b""
         if data[-2:] == b"\n\n":
             return data
         end = data.rfind(b"\n\n") + 2
         if end == 1:
             end = 0
-        self._partial = data[end:]
-        if len(self._partial) > MAX_EVENT_BYTES:
+        self.partial = data[end:]
+        if len(self.partial) > MAX_EVENT_BYTES:
             raise EngineFailed("The engine sent an event that is too large.")
         return data[:end]
 
@@ -111,41 +115,52 @@ def strip_usage(payload: bytes) -> bytes:
 
 
 class ChunkTemplate:
-    """The bytes that successive content events of one stream share: everything but the text and the usage.
+    """The bytes that successive content events of one stream share: everything but the text and two running counts.
 
     Inside a JSON string every quote is escaped. Therefore an event with the same `opening` and `closing` differs only
     in its text, or in members beside the text that do not matter here: it is neither an error nor a last chunk, and
     its choice has not finished.
     """
 
-    __slots__ = ("closing", "opening", "usage_offset", "usage_prefix")
+    __slots__ = ("between", "closing", "ending", "ending_length", "opening", "usage", "usage_length")
 
-    def __init__(self, opening: bytes, closing: bytes, usage_prefix: bytes) -> None:
+    def __init__(self, opening: bytes, closing: bytes, usage: bytes, between: bytes, ending: bytes) -> None:
         self.opening = opening
         self.closing = closing
-        self.usage_prefix = usage_prefix
-        """The bytes from the comma before the usage member to its opening brace."""
-        self.usage_offset = len(usage_prefix) - 1
+        self.usage = usage
+        """The bytes from the comma before the usage member to the count of all tokens, that of the prompt included."""
+        self.between = between
+        """The bytes between the count of all tokens and that of output tokens."""
+        self.ending = ending
+        """The bytes from the end of the last count to the end of the event."""
+        self.usage_length = len(usage)
+        self.ending_length = len(ending)
 
     @classmethod
     def of(cls, payload: bytes) -> "ChunkTemplate | None":
         """Return the template of an event with text and running usage; None when the event has another form."""
         text = _TEXT.search(payload)
-        usage = [*_USAGE_START.finditer(payload)]
-        if text is None or not usage or usage[-1].start() < text.end():
+        usage = _RUNNING_USAGE.search(payload)
+        if text is None or usage is None or usage.start() < text.end():
             return None
-        closing = payload[text.end() - 1 : usage[-1].start()]
+        closing = payload[text.end() - 1 : usage.start()]
         if _UNFINISHED.search(closing) is None:
             return None
-        return cls(b"data: " + payload[: text.end(1)], closing, usage[-1].group())
+        return cls(
+            b"data: " + payload[: text.end(1)],
+            closing,
+            usage.group(1),
+            usage.group(3),
+            usage.group(4) + b"\n\n",
+        )
 
 
 class StreamCodec:
     """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
-        "_finished", "_relayed", "_splitter", "_template", "_withheld", "choices", "content_started", "done", "error",
-        "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker", "withheld_output",
+        "_finished", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices", "content_started",
+        "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker", "withheld_output",
     )  # fmt: skip
 
     def __init__(self, choices: int, limit: int, *, relayed: bool = True) -> None:
@@ -155,6 +170,8 @@ class StreamCodec:
         self._finished: set[int] = set()
         self._withheld = b""
         self._template: ChunkTemplate | None = None
+        self._steady: ChunkTemplate | None = None
+        """The template while the next read can be one whole event that is relayed."""
         self.choices = choices
         self.limit = limit
         """Output tokens that are paid for, over all choices. The event that would exceed it is withheld."""
@@ -193,46 +210,52 @@ class StreamCodec:
             self._withheld += block
             return b""
         if not block or self.error is not None:
+            self._steady = None
             return b""
-        if self._template is not None and block.find(b"\n") == len(block) - 2:
-            relayed = self._match_template(block[:-2], self._template)
-            if relayed is not None:
-                return relayed
-        return self._decode_events(block)
+        return self._relay_events(block)
+
+    def relay_one(self, data: bytes) -> bytes | None:
+        """The fast path: count the event of a read and return it without usage. None when the read is anything but one
+        event of the steady state; nothing has happened then, and `feed` takes it.
+        """
+        template = self._steady
+        if template is None or data.find(b"\n") != len(data) - 2:
+            return None
+        return self._match(data, template)
 
     def raise_limit(self, limit: int) -> bytes:
         """Raise the limit and return the withheld events that it now covers. Raises EngineFailed, as `feed` does."""
         withheld, self._withheld = self._withheld, b""
         self.limit = limit
         self.limit_reached = False
-        return self._decode_events(withheld)
+        return self._relay_events(withheld)
 
-    def _match_template(self, event: bytes, template: ChunkTemplate) -> bytes | None:
-        """The fast path: count an event that fits the template and return it without usage; None if it does not fit."""
-        start = event.rfind(template.usage_prefix)
+    def _match(self, event: bytes, template: ChunkTemplate) -> bytes | None:
+        """Count an event that fits the template and return it without usage; None if it does not fit."""
+        start = event.rfind(template.usage)
         if (
             start < 0
             or not event.startswith(template.opening)
             or not event.endswith(template.closing, 0, start)
+            or not event.endswith(template.ending)
         ):
             return None
-        try:
-            usage = _usage_decoder.decode(event[start + template.usage_offset : -1])
-        except msgspec.MsgspecError:
+        count = event[start + template.usage_length : -template.ending_length].partition(template.between)[2]
+        if not count.isdigit():
             return None
-        output = usage.completion_tokens
+        output = int(count)
         if not output or output > self.limit:
             return None
-        self.tracker.update_choice(usage, 0)
+        self.tracker.advance(output)
         return event[:start] + b"}\n\n"
 
-    def _decode_events(self, block: bytes) -> bytes:
-        """The slow path: decode every event that does not fit the template."""
+    def _relay_events(self, block: bytes) -> bytes:
+        """Count whole events and return those for the client; decode every one that does not fit the template."""
         out: list[bytes] = []
         events = block.split(b"\n\n")
         for position, event in enumerate(events):
             if self._template is not None and b"\n" not in event:
-                relayed = self._match_template(event, self._template)
+                relayed = self._match(event + b"\n\n", self._template)
                 if relayed is not None:
                     out.append(relayed)
                     continue
@@ -256,6 +279,8 @@ class StreamCodec:
                 out.append(b"data: " + (strip_usage(payload) if self._relayed else payload) + b"\n\n")
                 if self._relayed and self.choices == 1 and self.content_started and not self._finished:
                     self._template = ChunkTemplate.of(payload)
+        whole = not (self._splitter.partial or self.done or self.limit_reached or self.error is not None)
+        self._steady = self._template if whole else None
         return b"".join(out)
 
     def _count(self, chunk: Chunk) -> bool:

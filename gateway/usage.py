@@ -75,6 +75,11 @@ class UsageTracker:
         self._output = max(self._output, sum(part[1] for part in self._by_choice.values()))
         self._input = max(self._input, usage.prompt_tokens)
 
+    def advance(self, output: int) -> None:
+        """Take the output tokens of a chunk of a single choice that repeats everything else of the chunk before."""
+        if output > self._output:
+            self._output = output
+
     def output_after(self, usage: EngineUsage, choice: int) -> int:
         """Return the output tokens that `update_choice` with the same arguments would lead to."""
         output = usage.completion_tokens or 0

@@ -29,10 +29,13 @@ TRICKY = [
 def relay(
     stream: bytes, cuts: list[int], choices: int = 1, limit: int = NO_LIMIT
 ) -> tuple[StreamCodec, bytes]:
-    """Feed `stream` cut at the given places."""
+    """Feed `stream` cut at the given places, each part by the fast path where it fits, as the relay does."""
     codec = StreamCodec(choices, limit)
     places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
-    out = b"".join(codec.feed(stream[a:b]) for a, b in pairwise(places))
+    out = b""
+    for a, b in pairwise(places):
+        event = codec.relay_one(stream[a:b])
+        out += codec.feed(stream[a:b]) if event is None else event
     return codec, out
 
 
@@ -122,7 +125,53 @@ def test_steady_state_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(StreamCodec, "_count", lambda *_: pytest.fail("slow path"))
     assert texts(codec.feed(chunk("b", tokens=2))) == "b"
     assert texts(codec.feed(chunk("c", tokens=3) + chunk("d", tokens=4))) == "cd"
-    assert codec.tracker.output == 4
+    event = codec.relay_one(chunk("e", tokens=5))
+    assert event is not None
+    assert texts(event) == "e"
+    assert b"usage" not in event
+    assert codec.tracker.output == 5
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        chunk("b", tokens=2) + chunk("c", tokens=3),
+        chunk("b", tokens=2)[:-1],
+        chunk("b", tokens=9),
+        final(2),
+        DONE,
+        b": comment\n\n",
+    ],
+    ids=["two events", "part of an event", "above the limit", "last chunk", "done", "comment"],
+)
+def test_the_fast_path_leaves_other_reads_alone(read: bytes) -> None:
+    codec = StreamCodec(1, 8)
+    codec.feed(chunk("a", tokens=1))
+    assert codec.relay_one(read) is None
+    assert codec.tracker.output == 1
+    assert not codec.limit_reached
+
+
+def test_the_fast_path_waits_for_the_end_of_an_event() -> None:
+    codec = StreamCodec(1, NO_LIMIT)
+    codec.feed(chunk("a", tokens=1))
+    event = chunk("b", tokens=2)
+    assert codec.feed(event[:20]) == b""
+    assert codec.relay_one(chunk("x", tokens=3)) is None
+    assert texts(codec.feed(event[20:])) == "b"
+    assert codec.relay_one(chunk("c", tokens=3)) is not None
+
+
+def test_the_fast_path_stops_at_the_limit_until_it_is_raised() -> None:
+    codec = StreamCodec(1, 2)
+    codec.feed(chunk("a", tokens=1))
+    assert codec.relay_one(chunk("b", tokens=2)) is not None
+    assert codec.relay_one(chunk("c", tokens=3)) is None
+    assert codec.feed(chunk("c", tokens=3)) == b""
+    assert codec.relay_one(chunk("d", tokens=2)) is None
+    codec.feed(chunk("d", tokens=4))
+    assert texts(codec.raise_limit(9)) == "cd"
+    assert codec.relay_one(chunk("e", tokens=5)) is not None
 
 
 @given(
