@@ -330,7 +330,7 @@ async def test_tokens_of_closed_hours_reach_the_meter_once(
     )
     async with gateway_to(fake_stripe) as gateway:
         async with database.system() as connection:
-            for ago, tokens in ((1, 100), (2, 10**14), (24 * 40, 7)):
+            for ago, tokens in ((1, 100), (2, 10**14), (24 * 34 + 12, 7)):
                 await connection.execute(
                     add, {"ago": ago, "tenant": tenant_id, "model": "a", "tokens": tokens}
                 )
