@@ -22,6 +22,8 @@ from bench.through import tables as through_tables
 DOCS = ROOT / "docs"
 OURS = "penstock"
 RIVAL = "vllm-router"
+FLAME = "performance-flame.svg"
+"""File of the flame graph among the images."""
 COLOURS = {
     "api": "#0b6e4f", "scheduler": "#6699cc", "postgres": "#336699", "redis": "#d1495b", "jobs": "#edae49",
     "agent": "#999999", "console": "#bbbbbb", "stripe-sim": "#cccccc", "supervisor": "#dddddd",
@@ -49,7 +51,7 @@ def publish(*, gateway: Report | None = None, through: Report | None = None, doc
         Report.from_json(path.read_text()) if path.exists() else None for path in stores.values()
     )
     page = docs / "performance.md"
-    page.write_text(page_text(gateway, through))
+    page.write_text(page_text(gateway, through, docs))
     if gateway is not None:
         written.append(plot(gateway, docs / "images" / "performance.svg"))
     return [*written, page]
@@ -62,7 +64,7 @@ def unpublishable(commit: str, *, quick: bool) -> str:
     return f"{commit}: the checkout has changed files" if commit.endswith("+") else ""
 
 
-def page_text(gateway: Report | None, through: Report | None) -> str:
+def page_text(gateway: Report | None, through: Report | None, docs: Path = DOCS) -> str:
     """Return the page."""
     parts = [_HEAD, targets(gateway, through)]
     if gateway is not None:
@@ -70,6 +72,8 @@ def page_text(gateway: Report | None, through: Report | None) -> str:
             "## Beside other gateways", _GATEWAY, _conditions(gateway), gateway_tables.tables(gateway, head=False),
             "![CPU per request, per chunk, added latency](images/performance.svg)",
         ]  # fmt: skip
+        if (docs / "images" / FLAME).exists():
+            parts += [f"![CPU time of the API process by call, 64 streams](images/{FLAME})", _FLAME]
     if through is not None:
         parts += [
             "## The real vLLM",
@@ -88,13 +92,16 @@ scheduler, jobs and console. Machines differ and drift: compare figures of one r
 _GATEWAY = """`penstock up --engine external` in front of a mock engine (`bench/gateway/mock_engine.py`) that answers
 as vLLM does. The gateways share a processor, engine and load generator have another one; all are measured in turn.
 While one is measured, the background work of all others runs on the same processor: latencies contain it.
-`bare` is an ASGI application that only forwards bytes. CPU is the time of a process with its children; what it uses
+`bare` is an ASGI application that only forwards bytes; `splice` reads and writes without a look at them, which is the
+least that a process in Python can do. CPU is the time of a process with its children; what it uses
 without load is in the first table, measured for all in the same seconds, and is subtracted for all in the others,
 except where the head or the line says so. `~0` is less than the subtraction can resolve."""
 _THROUGH = """The engine that `penstock up` starts, asked at its own port and through the customer API, in turn.
 Lengths of prompts and answers vary; both sides get the same ones. CPU is by token of the answers; idle cost is not
 subtracted. TTFT is the time to the first event with a choice; TPOT is the time from it to the end of the answer, over
 the other tokens."""
+_FLAME = """The flame graph (py-spy, native frames included) shows where a chunk's time in the API process goes:
+`read` and `write` are the kernel, `take` is what counts and relays. Draw it again with `--flame PY_SPY`."""
 _INSTALL = """## Measure it yourself
 
 ```sh

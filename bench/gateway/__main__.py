@@ -1,8 +1,9 @@
 """`python -m bench.gateway`: what a request and a chunk cost through the whole platform, beside other gateways.
 
 Starts the platform as `penstock up --engine external` does, with a tenant that has a key, limits and prepaid credit, in
-front of a mock engine, and in the same run the bare engine, a bare ASGI pass-through and every gateway that it finds in
---peers-bin. CPU is counted by process, and what each process uses without load is measured and subtracted.
+front of a mock engine, and in the same run the bare engine, a bare ASGI pass-through, a process that only reads and
+writes, and every gateway that it finds in --peers-bin. CPU is counted by process, and what each process uses without
+load is measured and subtracted.
 
 Another checkout beside this one: --repo PATH or --repo NAME=PATH (its own .venv is used where there is one). Both run
 at the same time and are measured in turn, which is how a change is judged on a machine that is not quiet:
@@ -14,7 +15,9 @@ import argparse
 import asyncio
 import os
 import signal
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -29,13 +32,15 @@ from bench.gateway.load_process import LoadProcess
 from bench.gateway.peers import PEERS
 from bench.gateway.tables import tables
 from bench.gateway.targets import MAX_NUM_SEQS, Cores, Rig
-from bench.performance import plot, publish, unpublishable
+from bench.performance import DOCS, FLAME, plot, publish, unpublishable
 from bench.provenance import provenance
 from bench.report import Record, Report
 from bench.stack import ROOT, commit_of, up_knows
 
 OUT = ROOT / "bench" / "out"
 console = Console(stderr=True)
+FLAME_S = 8
+"""Seconds that a flame graph covers."""
 
 
 def arguments() -> argparse.Namespace:
@@ -55,7 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peer", action="append", choices=[peer.name for peer in PEERS], help="only these gateways"
     )
-    parser.add_argument("--no-bare", action="store_true", help="leave the pass-through out")
+    parser.add_argument("--no-bare", action="store_true", help="leave both pass-throughs out")
     parser.add_argument(
         "--rounds", type=int, default=10, help="of chunks at 64 and 512 streams, each target in turn"
     )
@@ -66,6 +71,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--publish", action="store_true", help="write docs/performance.md with its data and plot"
     )
+    parser.add_argument("--flame", type=Path, metavar="PY_SPY",
+                        help="program py-spy: draw a flame graph of the API process at 64 streams")  # fmt: skip
     return parser.parse_args()
 
 
@@ -99,6 +106,13 @@ def measured(given: argparse.Namespace) -> Report:
         if rig.cores.others:
             os.sched_setaffinity(0, rig.cores.others)
         records = run(chosen, rig.targets, load, narrow)
+        if given.flame:
+            drawn = DOCS / "images" / FLAME if given.publish else OUT / FLAME
+            drawn.parent.mkdir(parents=True, exist_ok=True)
+            draw_flame(
+                given.flame, next(each for each in rig.targets if each.name == "penstock"), load, drawn
+            )
+            console.print(f"written: {drawn}")
         conditions = {
             **provenance(), "commit": commit_of(ROOT), "quick": given.quick, "rounds": given.rounds,
             "cores_of_gateways": ",".join(map(str, rig.cores.gateways)) or "all",
@@ -116,6 +130,7 @@ def start(rig: Rig, given: argparse.Namespace) -> dict[str, int]:
     with console.status("starting") as status:
         engine = rig.start_engine()
         if not given.no_bare:
+            rig.start_splice(engine)
             rig.start_bare(engine)
         for name, repo in repos.items():
             status.update(f"starting {name}: penstock up")
@@ -171,6 +186,31 @@ def run(chosen: list[Cell], targets: list[Target], load: LoadProcess, narrow: di
     return records
 
 
+def draw_flame(program: Path, target: Target, load: LoadProcess, path: Path) -> None:
+    """Draw the CPU time of the API process by call, native code included, while it relays 64 streams.
+
+    Raises RuntimeError when py-spy fails.
+    """
+    options = next(
+        each for each in cells(quick=True, rounds=1, rate=1.0, only=("chunks",)) if each.key == "64"
+    )
+    argv = [
+        str(program), "record", "--native", "--rate", "400", "--duration", str(FLAME_S), "--format", "flamegraph",
+        "--output", str(path), "--pid", str(target.groups["api"][0]),
+    ]  # fmt: skip
+    with ThreadPoolExecutor(1) as pool:
+
+        def profile() -> subprocess.CompletedProcess[str]:
+            time.sleep(2)  # until all streams are open
+            return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+        profiled = pool.submit(profile)
+        load.run(options.job, target, **(options.options | {"seconds": FLAME_S + 3}))
+        done = profiled.result()
+    if done.returncode or not path.exists():
+        raise RuntimeError(f"py-spy drew no flame graph: {done.stderr.strip()}")
+
+
 def turn(cell: Cell, targets: list[Target], round_: int) -> list[Target]:
     """Return the targets of a cell in their order; one for all of them together where nothing is sent."""
     if cell.job == "idle":
@@ -199,6 +239,8 @@ def wanted(cell: Cell, target: Target, narrow: dict[str, int]) -> bool:
     """Return whether a cell is measured for a target."""
     if target.name == "direct":
         return cell.direct_too
+    if target.name == "splice":
+        return cell.section in ("idle", "chunks")
     return cell.needs_streams <= narrow.get(target.name, cell.needs_streams)
 
 

@@ -119,10 +119,10 @@ def _tokens(report: Report) -> str:
 
 
 def _pairs(report: Report) -> str:
-    """Pairs of one round: ours and another target, one after the other."""
+    """Pairs of one round: ours or the least possible in Python, and another target, one after the other."""
     rows = []
     for key in report.keys("chunks"):
-        for ours in filter(report.is_platform, report.targets):
+        for ours in (each for each in report.targets if each == "splice" or report.is_platform(each)):
             for other in (target for target in report.targets if target != ours):
                 pairs = ratios(report, key, ours, other)
                 if len(pairs) > 1:

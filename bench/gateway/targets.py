@@ -1,4 +1,4 @@
-"""Starts what is measured: mock engine, bare pass-through, whole platforms, and other gateways where installed."""
+"""Starts what is measured: mock engine, the two pass-throughs, whole platforms, and other gateways where installed."""
 
 import asyncio
 import os
@@ -92,6 +92,21 @@ class Rig:
         pid = self.spawn(argv, cores=self.cores.gateways, log="bare.log")
         self._add(Target("bare", port, MODEL, groups={"bare": (pid, True)}))
 
+    def start_splice(self, engine: Target) -> None:
+        """Start the process that only reads and writes, the target `splice`."""
+        port = free_port()
+        argv = [
+            sys.executable,
+            "-m",
+            "bench.gateway.splice",
+            "--port",
+            str(port),
+            "--engine",
+            str(engine.port),
+        ]
+        pid = self.spawn(argv, cores=self.cores.gateways, log="splice.log")
+        self._add(Target("splice", port, MODEL, groups={"splice": (pid, True)}))
+
     def start_platform(self, name: str, repo: Path, engine: Target) -> None:
         """Start `penstock up` of a checkout with a tenant. Raises RuntimeError when it does not start."""
         flags = ["--engine", "external", "--engine-url", url(engine)]
@@ -132,7 +147,7 @@ class Rig:
             try:
                 await _answers(target, self.processes.get(f"{target.name}.log"))
             except RuntimeError as error:
-                if "api" in target.groups or target.name in ("direct", "bare"):
+                if "api" in target.groups or target.name in ("direct", "bare", "splice"):
                     raise
                 self.targets.remove(target)
                 log = (self.scratch / f"{target.name}.log").read_text(errors="replace")[-300:]
