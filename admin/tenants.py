@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Literal
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from admin.actor import Actor, require
@@ -14,8 +15,9 @@ from core.clock import Clock, SystemClock
 from core.db import Database
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.ids import uuid7
-from tenants import organisations, projects
+from tenants import limit_store, organisations, projects
 from tenants.names import clean_name, clean_reason, slug_of
+from tenants.principal import NO_LIMITS, Limits
 from tenants.roles import PLATFORM_ADMIN, PLATFORM_ROLES, READERS, TENANT_MANAGERS
 from tenants.views import TenantView
 
@@ -35,8 +37,9 @@ async def create_tenant(
     name: str,
     tier: str = "standard",
     billing_mode: BillingMode = "prepaid",
+    limits: Limits = NO_LIMITS,
 ) -> TenantView:
-    """Make an organisation with its project "default" and its billing account.
+    """Make an organisation with its project "default", its billing account and its own `limits`.
 
     Raises Conflict when the short name made of `name` is taken, InvalidRequest for a bad name, tier or mode.
     """
@@ -54,6 +57,7 @@ async def create_tenant(
             raise Conflict(f"an organisation with the short name {slug!r} exists already", param="name")
         await projects.insert_project(connection, tenant.id, uuid7(), DEFAULT_PROJECT)
         await open_account(connection, tenant.id, billing_mode)
+        await limit_store.put_limits(connection, tenant.id, "tenant", tenant.id, limits)
         await record(
             connection,
             actor,
@@ -61,7 +65,13 @@ async def create_tenant(
             tenant_id=tenant.id,
             object_kind="tenant",
             object_id=tenant.id,
-            after={"name": name, "slug": slug, "tier": tier, "billing_mode": billing_mode},
+            after={
+                "name": name,
+                "slug": slug,
+                "tier": tier,
+                "billing_mode": billing_mode,
+                "limits": msgspec.structs.asdict(limits),
+            },
         )
     return tenant
 

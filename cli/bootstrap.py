@@ -15,6 +15,7 @@ from billing.pricing.prices import Rates
 from cli.rundir import Secrets
 from core.db import Database
 from core.errors import AuthenticationFailed, NotFound
+from tenants.principal import Limits
 from tenants.roles import PLATFORM_ADMIN
 from workers.catalog import Catalog
 
@@ -22,13 +23,18 @@ DEMO = "Demo"
 DEMO_CREDIT_USD = "10"
 
 
-async def bootstrap(database: Database, secrets: Secrets, catalog: Catalog, *, demo: bool) -> None:
-    """Create what is missing. Sets the admin token and, with `demo`, the demo key of `secrets`."""
+async def bootstrap(
+    database: Database, secrets: Secrets, catalog: Catalog, *, demo: bool, limits: Limits
+) -> None:
+    """Create what is missing. Sets the admin token and, with `demo`, the demo key of `secrets`.
+
+    `limits`: those of the demo organisation.
+    """
     actor = system_actor("penstock up")
     await offer_models(database, actor, catalog)
     await _make_admin(database, actor, secrets)
     if demo:
-        await _make_demo(database, actor, secrets)
+        await _make_demo(database, actor, secrets, limits)
 
 
 async def offer_models(database: Database, actor: Actor, catalog: Catalog) -> None:
@@ -68,13 +74,13 @@ async def _make_admin(database: Database, actor: Actor, secrets: Secrets) -> Non
     secrets.admin_token = made.secret
 
 
-async def _make_demo(database: Database, actor: Actor, secrets: Secrets) -> None:
+async def _make_demo(database: Database, actor: Actor, secrets: Secrets, limits: Limits) -> None:
     """Create the demo organisation with credit and a key. A key that no longer works is replaced."""
     pepper = secrets.key_pepper.encode()
     try:
         tenant = await find_tenant(database, actor, text=DEMO.lower())
     except NotFound:
-        tenant = await create_tenant(database, actor, name=DEMO)
+        tenant = await create_tenant(database, actor, name=DEMO, limits=limits)
         await grant_credit(
             database, actor, tenant_id=tenant.id, amount_usd=DEMO_CREDIT_USD, reason="demo credit"
         )

@@ -28,7 +28,9 @@ from core.db import Database
 from core.embedded import EmbeddedPostgres, EmbeddedRedis
 from core.errors import PenstockError, Unavailable
 from core.services import migrate
+from core.settings import Settings
 from scheduler.client import SchedulerClient
+from tenants.principal import default_limits
 from workers.catalog import load_catalog
 from workers.engine_models import ServedModel
 from workers.wire import ReplicaState, ReplicaStatus
@@ -168,7 +170,8 @@ class Platform:
     async def _bootstrap(self) -> None:
         database, catalog = Database(self._urls["database_url"], pool_size=2), load_catalog()
         try:
-            await bootstrap(database, self._secrets, catalog, demo=self._options.demo)
+            limits = default_limits(Settings())
+            await bootstrap(database, self._secrets, catalog, demo=self._options.demo, limits=limits)
             if self._external:
                 self._notes += await offer(
                     database,

@@ -96,6 +96,16 @@ class Settings(BaseSettings):
     """Share of requests whose trace is exported, 0 to 1; traces with an error always are."""
     queue_deadline_s: float = 30.0
     """Longest time that a request waits for a replica."""
+    default_requests_per_min: int = Field(default=3_000, ge=0)
+    """Requests per minute of a new organisation; 0 in one of these settings = no such limit."""
+    default_input_tokens_per_min: int = Field(default=2_000_000, ge=0)
+    """Input tokens per minute of a new organisation."""
+    default_output_tokens_per_min: int = Field(default=500_000, ge=0)
+    """Output tokens per minute of a new organisation."""
+    default_concurrency: int = Field(default=512, ge=0)
+    """Requests in progress of a new organisation."""
+    default_tokens_per_day: int = Field(default=0, ge=0)
+    """Tokens per UTC day of a new organisation."""
     hold_ttl_s: float = 60.0
     """Time after which a hold that is not renewed expires."""
     approval_limit_usd: Decimal = Field(default=Decimal(100), ge=0)

@@ -5,6 +5,8 @@ from uuid import UUID
 
 import msgspec
 
+from core.settings import Settings
+
 
 class Limits(msgspec.Struct, frozen=True):
     """Limits of one scope; None = no limit of that kind."""
@@ -27,6 +29,17 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 NO_LIMITS = Limits()
+
+
+def default_limits(settings: Settings) -> Limits:
+    """The limits that an organisation gets when it is created; 0 in a setting = no limit of that kind."""
+    return Limits(
+        requests_per_min=settings.default_requests_per_min or None,
+        input_tokens_per_min=settings.default_input_tokens_per_min or None,
+        output_tokens_per_min=settings.default_output_tokens_per_min or None,
+        concurrency=settings.default_concurrency or None,
+        tokens_per_day=settings.default_tokens_per_day or None,
+    )
 
 
 def _lower(one: int | None, other: int | None) -> int | None:

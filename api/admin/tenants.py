@@ -23,6 +23,7 @@ from api.admin.deps import (
     ResponseModel,
     to_page,
 )
+from tenants.principal import default_limits
 
 Tier = Literal["priority", "standard", "batch"]
 Name = Annotated[str, Field(min_length=1, max_length=100, examples=["Acme Robotics"])]
@@ -56,7 +57,7 @@ class ProjectOut(ResponseModel):
 
 
 class TenantCreate(RequestBody):
-    """An organisation to create, with a project "default" and a billing account."""
+    """An organisation to create, with a project "default", a billing account and the default limits."""
 
     name: Name
     tier: Tier = "standard"
@@ -124,7 +125,12 @@ def _tenant_routes(routes: APIRouter, deps: AdminDeps) -> None:
     @routes.post("/tenants", status_code=201, summary="Create an organisation")
     async def create_tenant(actor: Annotated[Actor, auth], body: TenantCreate) -> TenantOut:
         tenant = await admin_tenants.create_tenant(
-            deps.database, actor, name=body.name, tier=body.tier, billing_mode=body.billing_mode
+            deps.database,
+            actor,
+            name=body.name,
+            tier=body.tier,
+            billing_mode=body.billing_mode,
+            limits=default_limits(deps.settings),
         )
         return TenantOut.model_validate(tenant)
 

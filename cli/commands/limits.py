@@ -12,6 +12,8 @@ from cli.context import AsJson, DataDir, actor, emit, run
 from cli.tenancy import TenantRef, open_db_for_changes, parse_id, project_of, tenant_id_of
 from core.db import Database
 from core.errors import InvalidRequest
+from core.settings import Settings
+from tenants.principal import default_limits
 
 app = typer.Typer(no_args_is_help=True, help="Limits: requests, tokens and concurrency, at three levels.")
 
@@ -33,6 +35,12 @@ def list_(tenant: TenantRef, data_dir: DataDir = None, as_json: AsJson = False) 
             emit([_row(row.scope_kind, row.scope_id, row.limits) for row in rows], as_json)
 
     run(act)
+
+
+@app.command(epilog="Example: penstock limits defaults --json")
+def defaults(as_json: AsJson = False) -> None:
+    """Show the limits that new organisations get, from the settings PENSTOCK_DEFAULT_*."""
+    emit(msgspec.structs.asdict(default_limits(Settings())), as_json)
 
 
 @app.command(epilog="Example: penstock limits show acme-robotics --project default")

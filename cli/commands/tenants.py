@@ -9,6 +9,8 @@ from admin.tenants import BillingMode
 from cli.context import AsJson, DataDir, actor, emit, run
 from cli.tenancy import MaybeReason, Reason, TenantRef, open_db_for_changes, tenant_id_of
 from core.errors import InvalidRequest
+from core.settings import Settings
+from tenants.principal import default_limits
 
 app = typer.Typer(no_args_is_help=True, help="Organisations: make, rename, suspend, resume, throttle.")
 
@@ -32,13 +34,18 @@ def create(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an organisation with a project "default"."""
+    """Make an organisation with a project "default" and the default limits (`penstock limits defaults`)."""
     mode = _mode(billing)
 
     async def act() -> None:
         async with open_db_for_changes(data_dir) as database:
             made = await admin_tenants.create_tenant(
-                database, actor(), name=name, tier=tier, billing_mode=mode
+                database,
+                actor(),
+                name=name,
+                tier=tier,
+                billing_mode=mode,
+                limits=default_limits(Settings()),
             )
             emit(made, as_json)
 

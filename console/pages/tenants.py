@@ -14,8 +14,10 @@ from console.components.dialogs import confirm, form_dialog, primary, text_input
 from console.components.table import Column, Row, actions_cell, cell, data_table, set_rows
 from console.deps import Console
 from console.format import Formatted, moment, money
+from console.panels.limits import limits_text
 from console.queries import all_accounts
 from console.viewer import Viewer, toast_ok
+from tenants.principal import default_limits
 from tenants.views import TenantView
 
 STATUS_TONES = {"active": "ok", "suspended": "bad"}
@@ -115,6 +117,8 @@ class _TenantsPage:
     async def create(self) -> None:
         """Open the form that creates an organisation with its first project and account."""
 
+        limits = default_limits(self.console.settings)
+
         async def save() -> bool:
             if not name.value.strip():
                 name.error = "Give the organisation a name."
@@ -125,13 +129,18 @@ class _TenantsPage:
                 name=name.value.strip(),
                 tier=tier.value,
                 billing_mode=mode.value,
+                limits=limits,
             )
             toast_ok(f"{made.name} is ready.")
             ui.navigate.to(f"/tenants/{made.id}")
             return True
 
         with form_dialog(
-            "New tenant", "Create tenant", self.viewer, save, sub="It starts with a project named default."
+            "New tenant",
+            "Create tenant",
+            self.viewer,
+            save,
+            sub=f"It starts with a project named default and these limits: {limits_text(limits)}.",
         ):
             name = text_input("Name").props("autofocus maxlength=100")
             with box("div", "fields"):

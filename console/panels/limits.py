@@ -45,6 +45,12 @@ def parse_limit(text: str) -> int | None:
     return int(digits)
 
 
+def limits_text(limits: Limits) -> str:
+    """Limits in words, such as "3,000 requests/min, 512 open requests"."""
+    values = ((getattr(limits, field), label.lower()) for field, label in FIELDS.items())
+    return ", ".join(f"{value:,} {label}" for value, label in values if value is not None) or "none"
+
+
 async def limits_panel(console: Console, viewer: Viewer, tenant_id: UUID) -> None:
     """Draw the table of limits; owners and platform admins may edit."""
     panel = _LimitsPanel(console, viewer, tenant_id)

@@ -17,6 +17,7 @@ from sqlalchemy import text
 from admin import adjustments as admin_adjustments
 from admin import billing as admin_billing
 from admin import contracts as admin_contracts
+from admin import limits as admin_limits
 from admin import payments as admin_payments
 from admin import tenants as admin_tenants
 from admin import users as admin_users
@@ -28,6 +29,7 @@ from core.db import Database
 from core.settings import Settings
 from tenants.changes import CHANNEL
 from tenants.key_format import new_key
+from tenants.principal import default_limits
 from tenants.roles import Role
 from tests.integration.billing.payments.support import buy, gateway_to
 from tests.support.stripe_sim import FakeStripe, fake_stripe
@@ -349,6 +351,13 @@ def _as_served(path: str) -> str:
     for here, there in SAME.items():
         path = path.replace(f"{{{here}}}", f"{{{there}}}")
     return path.partition("?")[0]
+
+
+async def test_a_new_organisation_has_the_default_limits(admin: Caller, database: Database) -> None:
+    made = (await admin("POST", "/tenants", {"name": "Acme"})).json()
+    [scope] = await admin_limits.list_limits(database, ADMIN, tenant_id=UUID(made["id"]))
+    assert scope.limits == default_limits(Settings.model_construct())
+    assert scope.limits.requests_per_min
 
 
 async def test_every_change_leaves_exactly_one_row(

@@ -33,6 +33,17 @@ def shell(pg_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Shell
     return Shell()
 
 
+def test_a_new_organisation_has_the_default_limits(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DEFAULT_REQUESTS_PER_MIN", "120")
+    monkeypatch.setenv("PENSTOCK_DEFAULT_CONCURRENCY", "0")
+    defaults = shell.json("limits", "defaults")
+    assert (defaults["requests_per_min"], defaults["concurrency"]) == (120, None)
+    assert defaults["input_tokens_per_min"] > 0
+    made = shell.json("tenants", "create", "Acme Robotics")
+    [row] = shell.json("limits", "list", "acme-robotics")
+    assert row == {"scope": "tenant", "scope_id": made["id"], **defaults}
+
+
 def test_from_an_organisation_to_a_revoked_key(shell: Shell) -> None:
     made = shell.json("tenants", "create", "Acme Robotics")
     assert made["slug"] == "acme-robotics"
@@ -61,7 +72,7 @@ def test_from_an_organisation_to_a_revoked_key(shell: Shell) -> None:
     assert (limits["concurrency"], limits["tokens_per_day"]) == (3, 1000)
     limits = shell.json("limits", "set", "acme-robotics", "--key", key["id"], "--concurrency", "none")
     assert limits["concurrency"] is None
-    assert len(shell.json("limits", "list", "acme-robotics")) == 1
+    assert len(shell.json("limits", "list", "acme-robotics")) == 2
     assert shell.json("limits", "show", "acme-robotics")["tokens_per_day"] is None
     assert shell.json("keys", "revoke", key["id"], "--reason", "left in a log")["status"] == "revoked"
     table = shell("keys", "list", "acme-robotics")

@@ -8,6 +8,7 @@ from sqlalchemy import func, select, text
 from admin.actor import system_actor
 from admin.billing import get_account, list_prices, set_price
 from admin.keys import find_key, revoke_key
+from admin.limits import list_limits
 from admin.logins import authenticate_token, list_admin_tokens, revoke_admin_token, verify_login
 from admin.models import list_models, retire_model
 from admin.tenants import list_tenants
@@ -17,20 +18,22 @@ from cli.commands.roles import migrate
 from cli.rundir import Secrets
 from core.db import Database
 from core.money import usd_to_pico
+from tenants.principal import Limits
 from tenants.tables import api_keys
 from workers.catalog import load_catalog
 
 ACTOR = system_actor("test")
 CATALOG = load_catalog()
+LIMITS = Limits(requests_per_min=600, concurrency=9)
 
 
 async def test_the_first_start_makes_everything_once(database: Database) -> None:
     secrets = Secrets()
     pepper = secrets.key_pepper.encode()
-    await bootstrap(database, secrets, CATALOG, demo=True)
+    await bootstrap(database, secrets, CATALOG, demo=True, limits=LIMITS)
     first = (secrets.demo_api_key, secrets.admin_token)
     assert first[0].startswith("pen_live_")
-    await bootstrap(database, secrets, CATALOG, demo=True)
+    await bootstrap(database, secrets, CATALOG, demo=True, limits=LIMITS)
     assert (secrets.demo_api_key, secrets.admin_token) == first
 
     assert {model.name for model in await list_models(database, ACTOR)} == set(CATALOG.models)
@@ -41,6 +44,8 @@ async def test_the_first_start_makes_everything_once(database: Database) -> None
     assert usd_to_pico(account.balance_usd) == usd_to_pico("10")
     key = await find_key(database, ACTOR, pepper=pepper, raw=secrets.demo_api_key)
     assert key.tenant_id == tenant.id
+    [scope] = await list_limits(database, ACTOR, tenant_id=tenant.id)
+    assert (scope.scope_kind, scope.limits) == ("tenant", LIMITS)
     login = await verify_login(database, secrets.admin_email, secrets.admin_password)
     assert login is not None
     assert login.role == "platform_admin"
@@ -57,14 +62,14 @@ async def test_the_first_start_makes_everything_once(database: Database) -> None
 async def test_a_revoked_key_and_token_are_replaced(database: Database) -> None:
     secrets = Secrets()
     pepper = secrets.key_pepper.encode()
-    await bootstrap(database, secrets, CATALOG, demo=True)
+    await bootstrap(database, secrets, CATALOG, demo=True, limits=LIMITS)
     old_key, old_token = secrets.demo_api_key, secrets.admin_token
     key = await find_key(database, ACTOR, pepper=pepper, raw=old_key)
     await revoke_key(database, ACTOR, key_id=key.id, reason="test")
     [user] = await list_users(database, ACTOR)
     [token] = await list_admin_tokens(database, ACTOR, user_id=user.id)
     await revoke_admin_token(database, ACTOR, token_id=token.id)
-    await bootstrap(database, secrets, CATALOG, demo=True)
+    await bootstrap(database, secrets, CATALOG, demo=True, limits=LIMITS)
     assert secrets.demo_api_key != old_key
     assert secrets.admin_token != old_token
     fresh = await find_key(database, ACTOR, pepper=pepper, raw=secrets.demo_api_key)
@@ -75,13 +80,13 @@ async def test_a_revoked_key_and_token_are_replaced(database: Database) -> None:
 
 async def test_what_an_operator_changed_stays(database: Database) -> None:
     secrets = Secrets()
-    await bootstrap(database, secrets, CATALOG, demo=False)
+    await bootstrap(database, secrets, CATALOG, demo=False, limits=LIMITS)
     assert secrets.demo_api_key == ""
     assert await list_tenants(database, ACTOR) == []
     name = next(iter(CATALOG.models))
     await set_price(database, ACTOR, model=name, input="7", output="9")
     await retire_model(database, ACTOR, name=name)
-    await bootstrap(database, secrets, CATALOG, demo=False)
+    await bootstrap(database, secrets, CATALOG, demo=False, limits=LIMITS)
     prices = {price.model: price for price in await list_prices(database, ACTOR)}
     assert usd_to_pico(prices[name].input) == usd_to_pico("7")
     status = {model.name: model.status for model in await list_models(database, ACTOR)}
