@@ -25,6 +25,7 @@ from gateway.parsing.parser import BodyParser
 from gateway.relay import Relay
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
+from gateway.time_budget import EngineActivity
 from gateway.tokenization.hasher import BlockMetrics, TokenBlockHasher
 from gateway.tokenization.model_tokenizer import PromptTokenizer
 from gateway.whole import WholeAnswers
@@ -88,7 +89,13 @@ class Deps:
         self.telemetry = Telemetry(registry)
         self.parser = BodyParser(self.models)
         self.whole = WholeAnswers(self.scheduler, self.scheduler.snapshot, self.prompts)
-        self.open_requests = OpenRequests(self.meter, self.scheduler, self.whole, time.monotonic)
+        self.open_requests = OpenRequests(
+            self.meter,
+            self.scheduler,
+            self.whole,
+            time.monotonic,
+            activity=EngineActivity(self.scheduler.snapshot),
+        )
         self.telemetry.track_open_requests(lambda: len(self.open_requests))
         self.director = self._director(settings)
         self.keys.on_revoked(self._revoked)

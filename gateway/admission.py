@@ -13,6 +13,7 @@ from gateway.ports import GrantT, Holds, Metering, Model, Models, Rates, Schedul
 from gateway.prefix import PromptHasher
 from gateway.records import hold_request, open_record, place_request, released
 from gateway.schemas.common import PreparedRequest
+from gateway.time_budget import time_to_place_again_s
 from scheduler.wire import Placement
 from tenants.principal import Principal
 
@@ -107,7 +108,7 @@ class Admission(Generic[GrantT]):
         """
         hold, placement = await acquire_both(
             self._holds.place(hold_request(context)),
-            self._place(context),
+            self._place(context, self._queue_deadline_s - (self._now() - context.request.received_at)),
             void=lambda hold: self._holds.void(hold.request_id),
             unplace=lambda placement: self._scheduler.release(
                 released(placement, NO_TOKENS, dispatched=False)
@@ -137,13 +138,16 @@ class Admission(Generic[GrantT]):
 
         Raises Refused when no other replica takes the request before its deadline.
         """
-        usage = context.usage
-        self._scheduler.release(released(context.record_failed_attempt(self._now()), usage, failed=True))
-        context.begin_next_attempt(await self._place(context), self._now())
+        usage, now = context.usage, self._now()
+        failed = context.record_failed_attempt(now)
+        self._scheduler.release(released(failed, usage, failed=True))
+        deadline_s = time_to_place_again_s(context, failed, now)
+        context.begin_next_attempt(await self._place(context, deadline_s), self._now())
         context.open_record = open_record(context, self._region)
 
-    async def _place(self, context: RequestContext[GrantT]) -> Placement:
-        """Acquire a replica from the scheduler before the request's deadline. Raises Refused."""
+    async def _place(self, context: RequestContext[GrantT], deadline_s: float) -> Placement:
+        """Acquire a replica from the scheduler within `deadline_s`. Raises Refused."""
+        asked_at = self._now()
         request, routing = context.request, context.routing
         if routing.blocks is None:
             routing.blocks = await self._prompts.blocks(
@@ -152,6 +156,5 @@ class Admission(Generic[GrantT]):
                 request.principal.cache_salt,
                 reasoning="reasoning" in request.model.capabilities,
             )
-        waited_s = self._now() - request.received_at
-        deadline_s = max(0.0, self._queue_deadline_s - waited_s)
-        return await self._scheduler.place(place_request(context, routing.blocks, deadline_s))
+        left_s = max(0.0, deadline_s - (self._now() - asked_at))
+        return await self._scheduler.place(place_request(context, routing.blocks, left_s))

@@ -120,12 +120,14 @@ class Answer:
 
     __slots__ = (
         "checkpointed_tokens", "codec", "committed", "first_content_at", "last_read_at", "merger", "reading_since",
-        "stream", "writing_since",
+        "stream", "timeout", "writing_since",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.codec: StreamCodec | None = None
         self.stream: EngineStream | None = None
+        self.timeout: asyncio.Timeout | None = None
+        """The timeout of an attempt whose answer is awaited in one piece."""
         self.committed = False
         """Whether content was sent to the client, or is about to be. No further attempt is made then."""
         self.merger: AnswerMerger | None = None
@@ -165,6 +167,14 @@ class RequestContext(Generic[GrantT]):
         self.settled_at = 0.0
         self.usage_record: UsageRecord | None = None
         """The record that the end of the answer was written from, to be settled as it is; None before."""
+
+    def give_up_attempt(self) -> None:
+        """End the current attempt as failed, which raises EngineFailed in the request's task."""
+        answer = self.answer
+        if answer.stream is not None:
+            answer.stream.abort()
+        elif answer.timeout is not None and not answer.timeout.expired():
+            answer.timeout.reschedule(asyncio.get_running_loop().time())
 
     def abort(self, reason: AbortReason) -> None:
         """End the request by cancelling its task. Only the first reason counts; a settled request is left alone."""

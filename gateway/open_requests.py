@@ -14,7 +14,9 @@ import msgspec
 from billing.metering.records import Checkpoint
 from gateway.context import AbortReason, AnyContext
 from gateway.ports import ClientDisconnected, Metering, Scheduler
+from gateway.time_budget import EngineActivity, is_overdue
 from gateway.whole import WholeAnswer, WholeAnswers
+from scheduler.wire import PoolSnapshot
 
 TICK_S = 1.0
 """Seconds between two ticks of the timer."""
@@ -27,12 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class StreamTimeouts(msgspec.Struct, frozen=True):
-    """Longest durations of the phases of a stream, in seconds."""
+    """Longest durations, in seconds, of what depends on the client; gateway/time_budget.py has those of engines."""
 
-    first_event_s: float = 300.0
-    """From dispatch to the engine's first event; a long prompt behind others takes minutes."""
-    idle_s: float = 60.0
-    """Between two events of the engine."""
     write_s: float = 30.0
     """For one write to a client whose socket buffer is full."""
 
@@ -47,12 +45,15 @@ class OpenRequests:
         whole: WholeAnswers,
         now: Callable[[], float],
         timeouts: StreamTimeouts | None = None,
+        activity: EngineActivity | None = None,
     ) -> None:
+        """`now` returns monotonic seconds. Without `activity` nothing is known of the engines' counters."""
         self._meter = meter
         self._scheduler = scheduler
         self._whole = whole
         self._now = now
         self._timeouts = timeouts or StreamTimeouts()
+        self._activity = activity or EngineActivity(PoolSnapshot)
         self._open: dict[UUID, AnyContext] = {}
         self._commented_at: dict[UUID, float] = {}
         self._comments: set[asyncio.Task[None]] = set()
@@ -108,6 +109,7 @@ class OpenRequests:
     def tick(self) -> None:
         """Serve every open request once: checkpoint, timeouts, keep-alive comment."""
         now = self._now()
+        self._activity.observe(now)
         for context in list(self._open.values()):
             if isinstance(context.answer.codec, WholeAnswer) and context.outcome is None:
                 self._whole.advance(context, context.answer.codec, now)
@@ -127,15 +129,14 @@ class OpenRequests:
                 self._scheduler.progress(context.routing.placement, usage.output)
 
     def _enforce_timeouts(self, context: AnyContext, now: float) -> None:
-        answer = context.answer
-        if answer.reading_since and not answer.writing_since and answer.stream is not None:
-            has_chunk = answer.codec is not None and answer.codec.first_chunk is not None
-            allowed_s = self._timeouts.idle_s if has_chunk else self._timeouts.first_event_s
-            if now - answer.reading_since > allowed_s:
-                log.warning(
-                    "no data from the engine of %s for %.0f s: attempt aborted", context.request.id, allowed_s
-                )
-                answer.stream.abort()
+        answer, placement = context.answer, context.routing.placement
+        waits = answer.reading_since and not answer.writing_since
+        if waits and placement is not None and is_overdue(context, placement, self._activity, now):
+            silent_s = now - answer.reading_since
+            log.warning(
+                "no data from the engine of %s for %.0f s: attempt aborted", context.request.id, silent_s
+            )
+            context.give_up_attempt()
         if answer.writing_since and now - answer.writing_since > self._timeouts.write_s:
             context.abort(AbortReason.SLOW_CLIENT)
 

@@ -27,7 +27,8 @@ from gateway.merge_chunks import AnswerMerger, answer_too_large
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
 from gateway.records import longest_fits, usage_record
 from gateway.sse import StreamCodec
-from gateway.whole import WholeAnswer, WholeAnswers, longest_wait_s
+from gateway.time_budget import whole_attempt_s
+from gateway.whole import WholeAnswer, WholeAnswers
 from scheduler.wire import Placement
 
 EXTEND_TOKENS = 1024
@@ -108,10 +109,10 @@ class Relay:
 
         Cancelling closes the connection, at which the engine stops.
         """
-        request, answer, endpoint = context.request, context.answer, context.request.prepared.endpoint
+        answer, endpoint = context.answer, context.request.prepared.endpoint
         answer.reading_since = dispatched_at = self._now()
         answer.codec = whole = self._whole.begin(context, placement, dispatched_at)
-        wait_s = longest_wait_s(placement, context.reserved.output_limit // request.prepared.choices)
+        wait_s = whole_attempt_s(context, placement, dispatched_at)
         body = bytearray()
         stream: EngineStream | None = None
 
@@ -120,7 +121,7 @@ class Relay:
             return len(body) <= MAX_ANSWER_BYTES
 
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(wait_s) as answer.timeout:
                 stream = await self._open(context, placement, wait_s)
                 if await stream.read_into(take):
                     raise answer_too_large()
@@ -129,9 +130,10 @@ class Relay:
             if stream is not None:
                 stream.abort()
             if isinstance(error, TimeoutError):
-                raise EngineFailed(f"The engine has not answered within {wait_s:.0f} s.") from None
+                raise EngineFailed("The engine has not answered in time.") from None
             raise
         finally:
+            answer.timeout = None
             answer.last_read_at, answer.reading_since = dispatched_at, 0.0
         stream.close()
         answer.committed = True

@@ -29,20 +29,15 @@ from gateway.merge_chunks import answer_object, chat_choice
 from gateway.ports import Scheduler
 from gateway.schemas.common import PreparedRequest
 from gateway.sse import StreamCodec
+from gateway.time_budget import UNKNOWN_ITL_S
 from gateway.usage import EngineUsage, UsageTracker
 from scheduler.wire import Placement, PoolSnapshot
 from workers.wire import EngineCounters, ReplicaState, ReplicaStatus
 
 SNAPSHOT_AGE_S = 3.0
 """Seconds after which a snapshot shows what an engine did at an instant: scrape, heartbeat and snapshot, with slack."""
-WAIT_S = 300.0
-"""Seconds that an answer may take beyond its predicted time; the same as from dispatch to a stream's first event."""
-SLOWDOWN = 4.0
-"""How much slower than predicted an engine may be."""
 MAX_COUNTS = 4
 """How often the tokens of one prompt are counted at most: the tokenizer may be busy or still loading."""
-UNKNOWN_ITL_S = 0.1
-"""Seconds per token while the speed is not known."""
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -158,11 +153,6 @@ def _chat_choice(choice: _Choice) -> dict[str, Any]:
 
 def _text_choice(choice: _Choice) -> dict[str, Any]:
     return {"index": choice.index, "text": choice.text, "logprobs": choice.logprobs, **_ends(choice)}
-
-
-def longest_wait_s(placement: Placement, tokens: int) -> float:
-    """Seconds after which an answer of at most `tokens` tokens per choice is given up as failed."""
-    return WAIT_S + SLOWDOWN * tokens * (placement.predicted_itl_s or UNKNOWN_ITL_S)
 
 
 def predicted_output(placement: Placement, elapsed_s: float, limit: int, choices: int) -> int:

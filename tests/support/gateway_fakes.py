@@ -30,6 +30,7 @@ from gateway.relay import Relay
 from gateway.schemas.common import PreparedRequest
 from gateway.settle import Settlement
 from gateway.telemetry import Telemetry
+from gateway.time_budget import EngineActivity
 from gateway.whole import WholeAnswers
 from scheduler.wire import Placement, PlaceRequest, PoolSnapshot, Released
 from tenants.principal import NO_LIMITS, Principal
@@ -185,6 +186,7 @@ class FakeScheduler:
         self.refuse_again: Exception | None = None
         self.hit_tokens = 0
         self.predicted_itl_s = 0.0
+        self.predicted_ttft_s = 0.0
         self.stream_interval = False
         self.pauses = 0
         self.block: asyncio.Event | None = None
@@ -214,6 +216,7 @@ class FakeScheduler:
             "boot",
             hit_tokens=self.hit_tokens,
             predicted_itl_s=self.predicted_itl_s,
+            predicted_ttft_s=self.predicted_ttft_s,
             stream_interval=self.stream_interval,
         )
 
@@ -377,7 +380,10 @@ class Gateway:
         self.snapshot = PoolSnapshot()
         self.prompts = FakePromptCounter()
         self.whole = WholeAnswers(self.scheduler, lambda: self.snapshot, self.prompts)
-        self.open_requests = OpenRequests(self.meter, self.scheduler, self.whole, loop_time)
+        activity = EngineActivity(lambda: self.snapshot)
+        self.open_requests = OpenRequests(
+            self.meter, self.scheduler, self.whole, loop_time, activity=activity
+        )
         telemetry, estimator = telemetry or Telemetry(CollectorRegistry()), Estimator()
         admission: Admission[FakeGrant] = Admission(
             models=FakeModels(model or FakeModel()),

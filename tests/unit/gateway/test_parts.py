@@ -13,6 +13,7 @@ from gateway.open_requests import StreamTimeouts
 from gateway.prefix import BLOCK_BYTES, MAX_BLOCKS, block_hashes
 from gateway.schemas.chat import parse_chat
 from gateway.sse import StreamCodec
+from gateway.time_budget import SILENCE_S
 from tests.support.clock import ManualClock
 from tests.support.gateway_fakes import DONE, FakeEngines, FakeReply, Gateway, answer, chunk, principal
 from tests.support.waiting import until
@@ -47,7 +48,7 @@ async def test_timer_checkpoints_comments_and_gives_up_on_silence() -> None:
     gateway.open_requests.tick()
     await until(lambda: reply.body)
     assert reply.body == b": working\n\n"
-    clock.advance(StreamTimeouts().idle_s)
+    clock.advance(SILENCE_S)
     gateway.open_requests.tick()
     assert gateway.engines.streams[0].aborted == 1
     gateway.engines.scripts.append(answer(["x"]))
