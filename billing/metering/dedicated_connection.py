@@ -38,7 +38,8 @@ class DedicatedConnection:
     """One connection that reconnects by itself; calls must not overlap.
 
     With `durable=False` a commit does not wait for the disk (synchronous_commit = off), and a crash of the server may
-    lose the last half second of commits. Holds accept this, because they are reservations and not bookings.
+    lose the last half second of commits. Holds accept this, because they are reservations and not bookings. A command
+    that waits for a lock longer than `lock_timeout_ms` milliseconds fails with LockNotAvailableError; 0 = it waits on.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class DedicatedConnection:
         durable: bool = True,
         command_timeout_s: float = 15.0,
         connect_timeout_s: float = 5.0,
+        lock_timeout_ms: int = 0,
     ) -> None:
         self._database_url = database_url
         self._durable = durable
         self._command_timeout_s = command_timeout_s
         self._connect_timeout_s = connect_timeout_s
+        self._lock_timeout_ms = lock_timeout_ms
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     @property
@@ -69,6 +72,8 @@ class DedicatedConnection:
             connection = await connect_system(self._database_url, timeout=self._connect_timeout_s)
             if not self._durable:
                 await connection.execute("SET synchronous_commit = off")
+            if self._lock_timeout_ms:
+                await connection.execute(f"SET lock_timeout = {self._lock_timeout_ms:d}")
             self._connection = connection
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
             raise ConnectionUnavailable(str(error)) from error

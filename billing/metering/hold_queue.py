@@ -4,41 +4,53 @@ A request waits on a future and never on the connection: when it is cancelled or
 hold that it grants is reported as unclaimed.
 
 One connection at a time takes requests. While its command runs, further requests gather for the next one, so that two
-commands do not wait for the lock of one account, and batches grow with the load. When a command takes longer than
+commands do not compete for the lock of one account, and batches grow with the load. When a command takes longer than
 PASS_TURN_S, the turn passes to the next connection.
+
+A batch mixes tenants and waits for no account. Requests whose account is locked (`busy`) are sent again on connections
+of their own, one tenant at a time, where a command waits for the lock for LOCK_TIMEOUT_MS at most. Tenants whose
+account stayed locked for so long take turns on the second of these connections, and do not delay those on the first.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from uuid import UUID
 
 import asyncpg
 
 from billing.metering.dedicated_connection import Backoff, ConnectionUnavailable, DedicatedConnection
 from billing.metering.records import HoldRequest
-from billing.metering.refusals import billing_unavailable
+from billing.metering.refusals import account_locked, billing_unavailable
+from billing.metering.tenant_queues import TenantQueues
 from core.clock import CountedTime
+from core.supervise import supervise
 
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 64
 """Requests in one call of a database function."""
-MAX_PENDING = 4096
-"""Requests that may wait to be sent; further ones are refused at once."""
+MAX_PENDING = 1024
+"""Requests of a tenant that may wait to be sent; further ones are refused at once."""
 PASS_TURN_S = 0.02
 """Seconds after which another connection takes the requests that gather while a command runs."""
+LOCK_TIMEOUT_MS = 200
+"""Milliseconds that a command on a connection for busy tenants waits for an account's lock (lock_timeout)."""
 _LONGEST_WAITS = 4
 """A request waits at most this many times `timeout_s`, when PostgreSQL answers other requests meanwhile."""
 
-_HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+_HOLD = "SELECT * FROM penstock_hold($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 
 
 class _Waiter:
-    """A request that waits for its row of `penstock_hold` since `asked_at`, in counted seconds."""
+    """A request that waits for its row of `penstock_hold` since `asked_at`, in counted seconds.
 
-    __slots__ = ("asked_at", "future", "request")
+    `locked`: its account was found locked.
+    """
+
+    __slots__ = ("asked_at", "future", "locked", "request")
 
     def __init__(
         self, request: HoldRequest, future: "asyncio.Future[asyncpg.Record]", asked_at: float
@@ -46,10 +58,34 @@ class _Waiter:
         self.request = request
         self.future = future
         self.asked_at = asked_at
+        self.locked = False
+
+    def fail(self) -> None:
+        """End the wait with an error, unless it has ended."""
+        if not self.future.done():
+            self.future.set_exception(account_locked() if self.locked else billing_unavailable())
+            self.future.exception()  # the caller may be gone
+
+
+class _RetryLane:
+    """A connection for busy tenants, and the tenants that wait for it."""
+
+    def __init__(self, connection: DedicatedConnection) -> None:
+        self.connection = connection
+        self.tenants: deque[UUID] = deque()
+        self.work = asyncio.Event()
+
+    def add(self, tenant_id: UUID) -> None:
+        """Append a tenant."""
+        self.tenants.append(tenant_id)
+        self.work.set()
 
 
 class HoldQueue:
     """Calls `penstock_hold` for the requests of one process incarnation, on `connections`.
+
+    `retry_connections` serve busy tenants: the first those that have just been found busy, the last those whose account
+    stayed locked. Their lock_timeout must be set.
 
     A request fails when PostgreSQL has answered no request for `timeout_s` seconds, or when its own wait is
     _LONGEST_WAITS times as long. Time in which this process did not run is not counted. `on_granted` is called with
@@ -60,6 +96,7 @@ class HoldQueue:
     def __init__(
         self,
         connections: Iterable[DedicatedConnection],
+        retry_connections: Iterable[DedicatedConnection],
         incarnation: str,
         *,
         timeout_s: float,
@@ -67,11 +104,12 @@ class HoldQueue:
         on_unclaimed: Callable[[UUID], None],
     ) -> None:
         self._connections = tuple(connections)
+        self._lanes = tuple(_RetryLane(connection) for connection in retry_connections)
         self._incarnation = incarnation
         self._timeout_s = timeout_s
         self._on_granted = on_granted
         self._on_unclaimed = on_unclaimed
-        self._unsent: deque[_Waiter] = deque()
+        self._unsent = TenantQueues[_Waiter](lambda waiter: not waiter.future.done())
         self._waiters: deque[_Waiter] = deque()
         """Waiters in the order in which they asked, so that one timer serves them all."""
         self._expiry_timer: asyncio.TimerHandle | None = None
@@ -85,18 +123,23 @@ class HoldQueue:
 
     def start(self) -> "list[asyncio.Task[None]]":
         """One task per connection; a task ends after `stop`, once everything is sent or PostgreSQL is away."""
-        return [asyncio.create_task(self._serve(connection)) for connection in self._connections]
+        return [
+            *(supervise("holds", partial(self._serve, connection)) for connection in self._connections),
+            *(supervise("holds-of-busy-accounts", partial(self._serve_busy, lane)) for lane in self._lanes),
+        ]
 
     def stop(self) -> None:
         """Accept no more requests."""
         self._closing = True
         self._work.set()
+        for lane in self._lanes:
+            lane.work.set()
 
     async def close(self) -> None:
         """Disconnect, after the tasks have ended."""
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
-        for connection in self._connections:
+        for connection in (*self._connections, *(lane.connection for lane in self._lanes)):
             await connection.close()
 
     @property
@@ -106,11 +149,11 @@ class HoldQueue:
 
     async def ask(self, request: HoldRequest) -> asyncpg.Record:
         """The request's row of `penstock_hold`. Raises Unavailable when there is none in time."""
-        if len(self._unsent) >= MAX_PENDING or self._closing:
+        if self._closing or self._unsent.waiting(request.tenant_id) >= MAX_PENDING:
             raise billing_unavailable()
         loop = asyncio.get_running_loop()
         waiter = _Waiter(request, loop.create_future(), self._time.advance(loop.time()))
-        self._unsent.append(waiter)
+        self._unsent.add(request.tenant_id, waiter)
         self._waiters.append(waiter)
         if self._expiry_timer is None:
             self._expiry_timer = loop.call_later(self._check_every_s, self._expire_waiters)
@@ -126,9 +169,7 @@ class HoldQueue:
         loop = asyncio.get_running_loop()
         now = self._time.advance(loop.time())
         while self._waiters and (self._waiters[0].future.done() or self._deadline(self._waiters[0]) <= now):
-            waiter = self._waiters.popleft()
-            if not waiter.future.done():
-                waiter.future.set_exception(billing_unavailable())
+            self._waiters.popleft().fail()
         self._expiry_timer = (
             loop.call_later(self._check_every_s, self._expire_waiters) if self._waiters else None
         )
@@ -152,7 +193,7 @@ class HoldQueue:
 
     async def _serve(self, connection: DedicatedConnection) -> None:
         backoff = Backoff()
-        while not (self._closing and not self._unsent):
+        while not self._finished:
             try:
                 await connection.connect()
             except ConnectionUnavailable:
@@ -174,7 +215,7 @@ class HoldQueue:
             self._turn.release()
 
         try:
-            while connection.connected and not passed and not (self._closing and not self._unsent):
+            while connection.connected and not passed and not self._finished:
                 await self._work.wait()
                 # Yield once, so that all requests of this tick go into one batch.
                 await asyncio.sleep(0)
@@ -189,47 +230,109 @@ class HoldQueue:
             if not passed:
                 self._turn.release()
 
+    @property
+    def _finished(self) -> bool:
+        return self._closing and not self._unsent.has_free
+
     def _next_batch(self) -> list[_Waiter]:
-        batch: list[_Waiter] = []
-        while self._unsent and len(batch) < MAX_BATCH:
-            waiter = self._unsent.popleft()
-            if not waiter.future.done():
-                batch.append(waiter)
-        if not self._unsent and not self._closing:
+        batch = self._unsent.take_free(MAX_BATCH)
+        if not self._unsent.has_free and not self._closing:
             self._work.clear()
         return batch
 
-    async def _place_batch(self, connection: DedicatedConnection, batch: list[_Waiter]) -> None:
-        requests = [waiter.request for waiter in batch]
+    async def _serve_busy(self, lane: _RetryLane) -> None:
+        """Send the requests of one busy tenant after the other."""
+        backoff = Backoff()
+        while not (self._closing and not lane.tenants):
+            if not lane.tenants:
+                lane.work.clear()
+                await lane.work.wait()
+                continue
+            try:
+                await lane.connection.connect()
+            except ConnectionUnavailable:
+                if self._closing:
+                    return
+                await backoff.wait()
+                continue
+            backoff.reset()
+            await self._retry(lane, lane.tenants.popleft())
+
+    async def _retry(self, lane: _RetryLane, tenant_id: UUID) -> None:
+        """Send the requests of a busy tenant, and make it free unless its account stays locked."""
+        batch = self._unsent.take_busy(tenant_id, MAX_BATCH)
+        locked = False
         try:
-            rows = await connection.fetch(
-                _HOLD,
-                self._incarnation,
-                [one.request_id for one in requests],
-                [one.tenant_id for one in requests],
-                [one.project_id for one in requests],
-                [one.key_id for one in requests],
-                [one.model for one in requests],
-                [one.tier for one in requests],
-                [one.max_input_tokens for one in requests],
-                [one.max_output_tokens for one in requests],
-                [one.default_output_tokens for one in requests],
-                [one.whole for one in requests],
-            )
+            if batch:
+                await self._place_batch(lane.connection, batch, wait=True)
+        except asyncpg.LockNotAvailableError:
+            locked = True
+            self._answered_at = self._time.advance(asyncio.get_running_loop().time())
+            self._unsent.put_back(tenant_id, batch)
+            self._lanes[-1].add(tenant_id)
+        finally:
+            if not locked:
+                self._unsent.release(tenant_id)
+                self._work.set()
+
+    async def _place_batch(
+        self, connection: DedicatedConnection, batch: list[_Waiter], *, wait: bool = False
+    ) -> None:
+        """Send one command and deliver its rows. Raises LockNotAvailableError after a `wait` for a locked account."""
+        try:
+            rows = await self._call(connection, [waiter.request for waiter in batch], wait)
+        except asyncpg.LockNotAvailableError:
+            if wait:
+                raise
+            self._fail(batch)
         except (ConnectionUnavailable, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             if not isinstance(error, ConnectionUnavailable):
                 log.warning("holds refused by the database: %s", error)
-            for waiter in batch:
-                # The hold may have been committed although the answer was lost.
-                self._on_unclaimed(waiter.request.request_id)
-                if not waiter.future.done():
-                    waiter.future.set_exception(billing_unavailable())
-                    waiter.future.exception()
-            return
-        self._answered_at = self._time.advance(asyncio.get_running_loop().time())
-        verdicts = {row["request_id"]: row for row in rows}
+            self._fail(batch)
+        except BaseException:
+            self._fail(batch)
+            raise
+        else:
+            self._answered_at = self._time.advance(asyncio.get_running_loop().time())
+            self._deliver_all(batch, {row["request_id"]: row for row in rows})
+
+    async def _call(
+        self, connection: DedicatedConnection, requests: list[HoldRequest], wait: bool
+    ) -> "list[asyncpg.Record]":
+        return await connection.fetch(
+            _HOLD,
+            self._incarnation,
+            [one.request_id for one in requests],
+            [one.tenant_id for one in requests],
+            [one.project_id for one in requests],
+            [one.key_id for one in requests],
+            [one.model for one in requests],
+            [one.tier for one in requests],
+            [one.max_input_tokens for one in requests],
+            [one.max_output_tokens for one in requests],
+            [one.default_output_tokens for one in requests],
+            [one.whole for one in requests],
+            wait,
+        )
+
+    def _fail(self, batch: list[_Waiter]) -> None:
         for waiter in batch:
-            self._deliver(waiter, verdicts[waiter.request.request_id])
+            # The hold may have been committed although the answer was lost.
+            self._on_unclaimed(waiter.request.request_id)
+            waiter.fail()
+
+    def _deliver_all(self, batch: list[_Waiter], rows: dict[UUID, asyncpg.Record]) -> None:
+        busy: dict[UUID, list[_Waiter]] = {}
+        for waiter in batch:
+            row = rows[waiter.request.request_id]
+            if row["verdict"] == "busy":
+                waiter.locked = True
+                busy.setdefault(waiter.request.tenant_id, []).append(waiter)
+            else:
+                self._deliver(waiter, row)
+        for tenant_id, waiters in busy.items():
+            if self._unsent.put_back(tenant_id, waiters):
+                self._lanes[0].add(tenant_id)
 
     def _deliver(self, waiter: _Waiter, row: asyncpg.Record) -> None:
         granted = row["verdict"] == "granted"

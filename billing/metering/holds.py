@@ -20,18 +20,21 @@ from billing.metering.dedicated_connection import (
     ConnectionUnavailable,
     DedicatedConnection,
 )
-from billing.metering.hold_queue import MAX_BATCH, HoldQueue
+from billing.metering.hold_queue import LOCK_TIMEOUT_MS, MAX_BATCH, HoldQueue
 from billing.metering.records import HoldGranted, HoldRequest, PriceVersion
 from billing.metering.refusals import hold_refusal
 from billing.metering.unpriced import UnpricedCounts
 from core.clock import Clock
 from core.errors import PenstockError
+from core.supervise import supervise
 
 log = logging.getLogger(__name__)
 
 WAIT_FOR_HOLDS_S = 2.0
 """How long a request is retried when only other open holds cause its refusal."""
 _RETRY_EVERY_S = 0.1
+_BUSY_RETRY_S = 0.02
+"""Seconds after which extensions and voids are sent again whose account was locked."""
 _MAX_PRICES = 4096
 """Price versions kept in memory."""
 _PRICE_COLUMNS = ("id", "input", "cached", "output", "reasoning")
@@ -50,7 +53,8 @@ class HoldManager:
     """Places, extends, renews and voids the holds of one process incarnation.
 
     `ttl_s` must equal the reaper's; holds are renewed every third of it. `timeout_s` bounds the wait for one answer of
-    PostgreSQL. `connections` serve `place`; one more serves everything else. `top_up_url` goes into refusals.
+    PostgreSQL. `connections` serve `place`, two more serve it for organisations whose account is locked, and one
+    serves the rest. `top_up_url` goes into refusals.
     """
 
     def __init__(
@@ -71,6 +75,10 @@ class HoldManager:
         self._open: set[UUID] = set()
         self._queue = HoldQueue(
             [DedicatedConnection(database_url, durable=False) for _ in range(connections)],
+            [
+                DedicatedConnection(database_url, durable=False, lock_timeout_ms=LOCK_TIMEOUT_MS)
+                for _ in range(2)
+            ],
             incarnation,
             timeout_s=timeout_s,
             on_granted=self._open.add,
@@ -90,7 +98,7 @@ class HoldManager:
     async def start(self) -> None:
         """Start the tasks; they connect in the background, so PostgreSQL may be away."""
         self._renew_at = self._clock.monotonic() + self._ttl_s / 3
-        self._tasks = [*self._queue.start(), asyncio.create_task(self._serve_control())]
+        self._tasks = [*self._queue.start(), supervise("holds-control", self._serve_control)]
 
     async def close(self) -> None:
         """Send what is pending, voids included, for at most 2 s, then disconnect."""
@@ -142,7 +150,10 @@ class HoldManager:
         self._pending_extensions.append(_PendingExtension(request_id, output_tokens, future))
         self._control_work.set()
         done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
-        return future.result() if done else True
+        if done:
+            return future.result()
+        future.cancel()
+        return True
 
     def void(self, request_id: UUID) -> None:
         """Release a request's money in the background; retried until PostgreSQL has done it."""
@@ -193,10 +204,9 @@ class HoldManager:
     async def _serve_control(self) -> None:
         backoff = Backoff()
         while not (self._closing and not self._pending_voids and not self._unpriced):
-            wait_s = max(self._renew_at - self._clock.monotonic(), 0.0)
-            if not self._closing:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._control_work.wait(), timeout=wait_s)
+            wait_s = _BUSY_RETRY_S if self._closing else max(self._renew_at - self._clock.monotonic(), 0.0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._control_work.wait(), timeout=wait_s)
             self._control_work.clear()
             await asyncio.sleep(0)
             try:
@@ -223,6 +233,8 @@ class HoldManager:
                 backoff.reset()
 
     async def _extend_all(self) -> None:
+        busy: list[_PendingExtension] = []
+        self._pending_extensions = deque(one for one in self._pending_extensions if not one.future.done())
         while self._pending_extensions:
             batch = [
                 self._pending_extensions[i] for i in range(min(len(self._pending_extensions), MAX_BATCH))
@@ -232,11 +244,21 @@ class HoldManager:
                 [one.request_id for one in batch],
                 [one.tokens for one in batch],
             )
-            answers = {row["request_id"]: bool(row["extended"]) for row in rows}
+            answers = {row["request_id"]: row["extended"] for row in rows}
             for one in batch:
                 self._pending_extensions.popleft()
-                if not one.future.done():
+                if one.future.done():
+                    continue
+                if answers[one.request_id] is None:
+                    busy.append(one)
+                else:
                     one.future.set_result(answers[one.request_id])
+        if busy:
+            self._pending_extensions.extend(busy)
+            self._work_soon()
+
+    def _work_soon(self) -> None:
+        asyncio.get_running_loop().call_later(_BUSY_RETRY_S, self._control_work.set)
 
     def _resolve_extensions(self, extended: bool) -> None:
         while self._pending_extensions:
@@ -245,10 +267,13 @@ class HoldManager:
                 one.future.set_result(extended)
 
     async def _void_all(self) -> None:
-        while self._pending_voids:
-            batch = list(self._pending_voids)[:500]
-            await self._control_connection.fetch("SELECT penstock_void($1)", batch)
-            self._pending_voids.difference_update(batch)
+        pending = list(self._pending_voids)
+        for start in range(0, len(pending), 500):
+            batch = pending[start : start + 500]
+            [row] = await self._control_connection.fetch("SELECT penstock_void($1) AS busy", batch)
+            self._pending_voids.difference_update(set(batch).difference(row["busy"]))
+        if self._pending_voids:
+            self._work_soon()
 
     async def _renew_all(self) -> None:
         open_ids = list(self._open)

@@ -60,3 +60,13 @@ def billing_unavailable() -> Unavailable:
         code="billing_unavailable",
         retry_after_s=2.0,
     )
+
+
+def account_locked() -> Unavailable:
+    """The error when the organisation's billing account stayed locked until the request's deadline."""
+    return Unavailable(
+        "your organisation's billing account is being changed and did not become free in time; nothing was charged, "
+        "try again shortly",
+        code="billing_account_busy",
+        retry_after_s=1.0,
+    )

@@ -3,29 +3,23 @@
 A batch is BATCH_ROWS rows or BATCH_WINDOW_S seconds, so that it locks accounts for a short time. While PostgreSQL is
 away, the batch is retried without end; the backlog holds request ids, and the records stay in the spool. A record whose
 data PostgreSQL refuses is parked in `settle_errors`, and the others are settled.
+
+A batch locks the accounts of all its tenants until it commits. One that waited for a locked account would keep the
+others from their holds, so requests of a locked account are settled apart, on a connection of their own.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any, NamedTuple
 from uuid import UUID
 
-import asyncpg
-import msgspec
-from prometheus_client import Counter as MetricCounter
 from prometheus_client import Gauge
 
-from billing.metering.dedicated_connection import (
-    RETRYABLE_ERRORS,
-    Backoff,
-    ConnectionUnavailable,
-    DedicatedConnection,
-)
 from billing.metering.records import UsageRecord
+from billing.metering.settle_calls import SettleConnection
+from core.supervise import supervise
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +31,7 @@ BATCH_WINDOW_S = 0.1
 """Seconds after which a batch is sent that is not full."""
 MAX_RECORDS_IN_MEMORY = 1000
 """Further records are dropped from memory and read back from the spool when they are settled."""
-_RECORD_ERROR_CLASSES = ("22", "23", "P0")
-"""SQLSTATE classes caused by the data: data exception, integrity constraint violation, error raised by a function."""
-_ENCODING_ERRORS = (ValueError, TypeError, OverflowError, msgspec.MsgspecError)
-"""Errors of a record that cannot be encoded."""
 
-SETTLED = MetricCounter("penstock_settled_total", "Requests settled, by result.", ["result"])
 BACKLOG = Gauge("penstock_settlement_backlog", "Ended requests that PostgreSQL does not have yet.")
 
 
@@ -69,115 +58,36 @@ class PendingSettlement:
         self.on_unreadable = on_unreadable
 
 
-class SettleRow(NamedTuple):
-    """A record as `penstock_settle` takes it: the attributes of the PostgreSQL type `settle_record`, in their order."""
-
-    request_id: UUID
-    tenant_id: UUID
-    project_id: UUID
-    key_id: UUID
-    model: str
-    tier: str
-    region: str
-    replica_id: str
-    boot_id: str
-    admitted_at: datetime
-    outcome: str
-    free: bool
-    attempts: int
-    stream: bool
-    simulated: bool
-    price_version: int
-    list_price_version: int
-    input_tokens: int
-    cached_input_tokens: int
-    output_tokens: int
-    reasoning_tokens: int
-    unbilled_input_tokens: int
-    unbilled_output_tokens: int
-    queue_us: int
-    ttft_us: int
-    duration_us: int
-
-
-def settle_row(record: UsageRecord) -> SettleRow:
-    """The row of a usage record."""
-    opened, usage, extra = record.open, record.usage, record.extra_unbilled
-    return SettleRow(
-        opened.request_id,
-        opened.tenant_id,
-        opened.project_id,
-        opened.key_id,
-        opened.model,
-        opened.tier,
-        opened.region,
-        opened.replica_id,
-        opened.boot_id,
-        opened.admitted_at,
-        record.outcome.value,
-        record.outcome.free,
-        record.attempts,
-        opened.stream,
-        opened.simulated,
-        opened.price.id,
-        opened.list_price.id,
-        usage.input,
-        usage.cached_input,
-        usage.output,
-        usage.reasoning,
-        extra.input,
-        extra.output,
-        record.queue_us,
-        record.ttft_us,
-        record.duration_us,
-    )
-
-
-def unbilled_rows(record: UsageRecord) -> list[dict[str, Any]]:
-    """The JSON objects that `penstock_note_unbilled` reads, one per attempt and cause."""
-    return [
-        {
-            "request_id": record.open.request_id,
-            "part": part,
-            "replica_id": one.replica_id,
-            "boot_id": one.boot_id,
-            "cause": one.cause,
-            "input_tokens": one.input,
-            "output_tokens": one.output,
-            "tail_input": one.tail_input,
-            "tail_output": one.tail_output,
-            "again_us": one.again_us,
-        }
-        for part, one in enumerate(record.unbilled)
-    ]
-
-
 class Settlement:
-    """The settlement queue of one process, and the task that empties it."""
+    """The settlement queue of one process, and the tasks that empty it."""
 
     def __init__(
         self, database_url: str, *, batch_rows: int = BATCH_ROWS, window_s: float = BATCH_WINDOW_S
     ) -> None:
-        self._connection = DedicatedConnection(database_url)
+        self._connection = SettleConnection(database_url)
+        self._apart_connection = SettleConnection(database_url)
         self._batch_rows = batch_rows
         self._window_s = window_s
         self._queue: deque[PendingSettlement] = deque()
+        self._apart: dict[UUID, deque[PendingSettlement]] = {}
+        """Requests of tenants whose account was found locked."""
         self._in_memory = 0
         self._wake = asyncio.Event()
+        self._wake_apart = asyncio.Event()
         self._full = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def backlog(self) -> int:
-        """Requests in the queue."""
-        return len(self._queue)
+        """Requests that are not settled yet."""
+        return len(self._queue) + sum(map(len, self._apart.values()))
 
     async def start(self) -> None:
-        """Start the task."""
-        self._task = asyncio.create_task(self._run())
+        """Start the tasks."""
+        self._tasks = [supervise("settlement", self._run), supervise("settlement-apart", self._run_apart)]
 
     def submit(self, item: PendingSettlement) -> None:
         """Queue a request; it leaves the queue only when it is settled, parked or unreadable."""
@@ -202,11 +112,12 @@ class Settlement:
         return self._idle.is_set()
 
     async def close(self) -> None:
-        """Stop the task and disconnect; queued records stay in the spool."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Stop the tasks and disconnect; queued records stay in the spool."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._connection.close()
+        await self._apart_connection.close()
 
     async def _run(self) -> None:
         while True:
@@ -215,88 +126,63 @@ class Settlement:
                 self._full.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._full.wait(), self._window_s)
-            try:
-                await self._settle_batch()
-            except Exception:
-                # A bug must not end settlement for the life of this process; the records are in the spool.
-                log.exception("settlement failed")
-                await asyncio.sleep(1.0)
-            BACKLOG.set(len(self._queue))
+            await self._settle_batch()
+            self._report()
             if not self._queue:
                 self._wake.clear()
-                self._idle.set()
+
+    async def _run_apart(self) -> None:
+        while True:
+            await self._wake_apart.wait()
+            for tenant_id in list(self._apart):
+                await self._settle_apart(tenant_id)
+            self._report()
+            if not self._apart:
+                self._wake_apart.clear()
+
+    def _report(self) -> None:
+        BACKLOG.set(self.backlog)
+        if not self._queue and not self._apart:
+            self._idle.set()
 
     async def _settle_batch(self) -> None:
-        """Settle or park the oldest requests of the queue."""
+        """Settle or park the oldest requests of the queue, and put those of locked accounts apart."""
         rows = BACKLOG_ROWS if len(self._queue) > BACKLOG_ROWS else self._batch_rows
         batch = [self._queue[i] for i in range(min(len(self._queue), rows))]
-        loaded = [(item, item.record or item.load(item.request_id)) for item in batch]
+        loaded = [(item, _load(item)) for item in batch]
+        apart = set(self._apart)
         records = [record for _, record in loaded if record is not None]
-        for item, record in loaded:
-            if record is None:
-                log.error("the record of request %s cannot be read back", item.request_id)
-        if records:
-            await self._settle_with_retries(records)
+        locked = apart | await self._connection.settle(
+            [record for record in records if record.open.tenant_id not in apart]
+        )
         for item, record in loaded:
             self._queue.popleft()
-            if item.record is not None:
-                self._in_memory -= 1
-            (item.on_unreadable if record is None else item.on_done)(item.request_id)
-
-    async def _settle_with_retries(self, records: list[UsageRecord]) -> None:
-        backoff = Backoff()
-        while True:
-            try:
-                await self._send(records)
-            except (ConnectionUnavailable, *RETRYABLE_ERRORS) as error:
-                log.warning("settlement waits for PostgreSQL: %s", error)
-            except (asyncpg.PostgresError, *_ENCODING_ERRORS) as error:
-                if not _is_record_error(error):
-                    log.error("settlement waits, PostgreSQL refuses: %s", error)
-                elif len(records) > 1:
-                    for record in records:
-                        await self._settle_with_retries([record])
-                    return
-                elif await self._park(records[0], str(error)):
-                    return
+            if record is not None and record.open.tenant_id in locked:
+                self._apart.setdefault(record.open.tenant_id, deque()).append(item)
+                self._wake_apart.set()
             else:
-                return
-            await backoff.wait()
+                self._finish(item, record)
 
-    async def _send(self, records: list[UsageRecord]) -> None:
-        if unbilled := [note for record in records for note in unbilled_rows(record)]:
-            # Before the usage rows, so that no row exists without its unbilled counts; the function is idempotent.
-            await self._connection.fetch(
-                "SELECT penstock_note_unbilled($1)", msgspec.json.encode(unbilled).decode()
-            )
-        rows = await self._connection.fetch(
-            "SELECT request_id, result FROM penstock_settle($1)",
-            [settle_row(record) for record in records],
-        )
-        for result, count in Counter(row["result"] for row in rows).items():
-            SETTLED.labels(result).inc(count)
-        for row in rows:
-            if row["result"] == "parked":
-                log.error("request %s could not be billed; see settle_errors", row["request_id"])
+    async def _settle_apart(self, tenant_id: UUID) -> None:
+        """Settle the oldest requests of a tenant that is apart, unless its account is still locked."""
+        items = self._apart[tenant_id]
+        loaded = [(items[i], _load(items[i])) for i in range(min(len(items), self._batch_rows))]
+        if await self._apart_connection.settle([record for _, record in loaded if record is not None]):
+            return
+        for item, record in loaded:
+            items.popleft()
+            self._finish(item, record)
+        if not items:
+            del self._apart[tenant_id]
 
-    async def _park(self, record: UsageRecord, reason: str) -> bool:
-        """Store one record in `settle_errors`; False when that failed too and must be retried."""
-        log.error("request %s could not be billed (%s); see settle_errors", record.open.request_id, reason)
-        try:
-            await self._connection.fetch(
-                "SELECT penstock_park($1, $2, $3)",
-                record.open.request_id,
-                reason.replace("\x00", "\N{REPLACEMENT CHARACTER}")[:2000],
-                repr(record).encode(errors="backslashreplace"),
-            )
-        except (ConnectionUnavailable, asyncpg.PostgresError, *_ENCODING_ERRORS) as error:
-            log.error("and could not be parked: %s", error)
-            return False
-        SETTLED.labels("parked").inc()
-        return True
+    def _finish(self, item: PendingSettlement, record: UsageRecord | None) -> None:
+        if item.record is not None:
+            self._in_memory -= 1
+        (item.on_unreadable if record is None else item.on_done)(item.request_id)
 
 
-def _is_record_error(error: Exception) -> bool:
-    if not isinstance(error, asyncpg.PostgresError):
-        return True
-    return (error.sqlstate or "").startswith(_RECORD_ERROR_CLASSES)
+def _load(item: PendingSettlement) -> UsageRecord | None:
+    record = item.record or item.load(item.request_id)
+    if record is None:
+        log.error("the record of request %s cannot be read back", item.request_id)
+    return record

@@ -1,4 +1,5 @@
--- Make open holds cover p_tokens[i] more output tokens; false when the hold is closed or the money is not available.
+-- Make open holds cover p_tokens[i] more output tokens; false when the hold is closed or the money is not available, null
+-- when another transaction has locked the account: send it again.
 -- Closed holds are locked too: a condition on the state would let the planner scan the index of all open holds.
 -- Lock order, here and in every other function: holds in id order, then accounts in id order.
 CREATE OR REPLACE FUNCTION penstock_extend(p_requests uuid[], p_tokens bigint[])
@@ -7,12 +8,11 @@ RETURNS TABLE (request_id uuid, extended boolean) LANGUAGE plpgsql AS $$
 DECLARE
     r record;
     a billing_accounts;
+    v_free uuid[];
     v_more numeric;
 BEGIN
     PERFORM 1 FROM holds h WHERE h.request_id = ANY (p_requests) ORDER BY h.request_id FOR UPDATE;
-    PERFORM 1 FROM billing_accounts b WHERE b.tenant_id IN (
-            SELECT h.tenant_id FROM holds h WHERE h.request_id = ANY (p_requests))
-        ORDER BY b.tenant_id FOR UPDATE;
+    v_free := penstock_lock_accounts(p_requests);
     FOR r IN WITH found AS MATERIALIZED (
             SELECT h.request_id, h.tenant_id, h.price_version, h.state FROM holds h WHERE h.request_id = ANY (p_requests))
         SELECT t.request, t.tokens, h.tenant_id, greatest(p.output, p.reasoning) AS price
@@ -22,7 +22,9 @@ BEGIN
     LOOP
         request_id := r.request;
         extended := false;
-        IF r.tenant_id IS NOT NULL THEN
+        IF r.tenant_id <> ALL (v_free) THEN
+            extended := NULL;
+        ELSIF r.tenant_id IS NOT NULL THEN
             SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = r.tenant_id;
             v_more := r.tokens::numeric * r.price;
             extended := coalesce(v_more <= least(penstock_funds(a), a.budget - penstock_spent(a)) - a.held, true);

@@ -1,5 +1,6 @@
 -- Reserve money for many requests in one call. Accounts are locked in id order. One row per request:
---   verdict       granted, unpriced, no_account, duplicate, insufficient_credit or budget_exceeded
+--   verdict       granted, busy, unpriced, no_account, duplicate, insufficient_credit or budget_exceeded; busy: another
+--                 transaction has locked the account, and nothing was decided
 --   can_wait      the refusal is caused by open holds only
 --   price_*       the pinned version and its rates (picodollars a token); list_*: the list version beside it
 --   amount        the hold, null when refused; needed: the amount requested (picodollars)
@@ -9,10 +10,12 @@
 -- of its context, p_defaults[i]: it holds at most 4096 output tokens and at most a quarter of what is available.
 -- p_whole[i] asks for a hold of all that the answer may cost, so that the engine may be asked for it in one piece;
 -- granted (column whole) where that is at most a sixteenth of what is available. Absent or null: not asked for.
+-- p_wait: wait for a locked account, up to the session's lock_timeout. Without it no request waits for the account of
+-- another tenant. The default is what callers of before this parameter expect.
 CREATE OR REPLACE FUNCTION penstock_hold(
     p_incarnation text, p_requests uuid[], p_tenants uuid[], p_projects uuid[], p_keys uuid[],
     p_models text[], p_tiers text[], p_inputs bigint[], p_outputs bigint[], p_defaults bigint[],
-    p_whole boolean[] DEFAULT '{}')
+    p_whole boolean[] DEFAULT '{}', p_wait boolean DEFAULT true)
 RETURNS TABLE (
     request_id uuid, verdict text, can_wait boolean, admitted_at timestamptz,
     price_id bigint, price_input bigint, price_cached bigint, price_output bigint, price_reasoning bigint,
@@ -28,6 +31,7 @@ DECLARE
     v_tier text;
     v_now timestamptz;
     a billing_accounts;
+    v_absent text;
     p price_versions;
     l price_versions;
     v_changed boolean := false;
@@ -51,7 +55,15 @@ BEGIN
             END IF;
             v_tenant := p_tenants[i];
             v_model := NULL;
-            SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = v_tenant FOR UPDATE;
+            IF p_wait THEN
+                SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = v_tenant FOR UPDATE;
+            ELSE
+                SELECT * INTO a FROM billing_accounts b WHERE b.tenant_id = v_tenant FOR UPDATE SKIP LOCKED;
+            END IF;
+            IF a.tenant_id IS NULL THEN
+                v_absent := CASE WHEN EXISTS (SELECT FROM billing_accounts b WHERE b.tenant_id = v_tenant)
+                    THEN 'busy' ELSE 'no_account' END;
+            END IF;
             v_now := clock_timestamp();
             v_funds := penstock_funds(a);
             v_budget := CASE WHEN a.budget IS NOT NULL THEN a.budget - penstock_spent(a) END;
@@ -60,7 +72,7 @@ BEGIN
         amount := NULL; output_tokens := NULL; whole := false; needed := NULL; price_id := NULL; list_id := NULL;
         funds := v_funds; held := a.held; open_holds := a.open_holds;
         IF a.tenant_id IS NULL THEN
-            verdict := 'no_account';
+            verdict := v_absent;
             RETURN NEXT;
             CONTINUE;
         END IF;

@@ -1,4 +1,5 @@
--- Expire up to p_limit holds that were not renewed for p_ttl and have no usage row; returns how many. After
+-- Expire up to p_limit holds that were not renewed for p_ttl and have no usage row; returns how many. Those of an
+-- account that another transaction has locked are left for the next call. After
 -- PostgreSQL was away (a new postmaster, or no call for p_gap) nothing expires for one TTL, so that live processes
 -- can renew first.
 CREATE OR REPLACE FUNCTION penstock_reap(p_ttl interval, p_gap interval, p_limit integer) RETURNS integer
@@ -7,6 +8,7 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_state reaper_state;
     v_lapsed uuid[];
+    v_left uuid[];
 BEGIN
     INSERT INTO reaper_state (id, seen_at, postmaster_start, paused_until)
         VALUES (1, v_now, pg_postmaster_start_time(), v_now) ON CONFLICT DO NOTHING;
@@ -24,5 +26,6 @@ BEGIN
         WHERE h.state = 'open' AND h.renewed_at < v_now - p_ttl
             AND NOT EXISTS (SELECT 1 FROM usage u WHERE u.request_id = h.request_id)
         ORDER BY h.request_id LIMIT p_limit FOR UPDATE OF h SKIP LOCKED) lapsed;
-    RETURN penstock_release(coalesce(v_lapsed, '{}'), 'expired');
+    v_left := penstock_release(coalesce(v_lapsed, '{}'), 'expired');
+    RETURN coalesce(cardinality(v_lapsed), 0) - cardinality(v_left);
 END $$;

@@ -1,31 +1,45 @@
--- Close open holds without a charge and release their money; returns how many. p_state: voided or expired. The state is
--- compared outside of the scan, so that the planner takes the primary key and not the index of all open holds.
-CREATE OR REPLACE FUNCTION penstock_release(p_requests uuid[], p_state hold_state) RETURNS integer
+-- Close open holds without a charge and release their money; returns the requests that it left as they were because
+-- another transaction has locked their account. p_state: voided or expired. The state is compared outside of the scan,
+-- so that the planner takes the primary key and not the index of all open holds.
+CREATE OR REPLACE FUNCTION penstock_release(p_requests uuid[], p_state hold_state) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_free uuid[];
+    v_left uuid[];
     v_tenants uuid[];
     v_amounts numeric[];
 BEGIN
-    WITH locked AS (
-        SELECT h.request_id, h.state FROM holds h WHERE h.request_id = ANY (p_requests)
-        ORDER BY h.request_id FOR UPDATE),
+    PERFORM 1 FROM holds h WHERE h.request_id = ANY (p_requests) ORDER BY h.request_id FOR UPDATE;
+    v_free := penstock_lock_accounts(p_requests);
+    WITH found AS MATERIALIZED (
+        SELECT h.request_id, h.state, h.tenant_id = ANY (v_free) AS free FROM holds h
+        WHERE h.request_id = ANY (p_requests)),
     closed AS (
         UPDATE holds h SET state = p_state, closed_at = clock_timestamp()
-        FROM locked WHERE h.request_id = locked.request_id AND locked.state = 'open'
+        FROM found WHERE h.request_id = found.request_id AND found.state = 'open' AND found.free
         RETURNING h.tenant_id, h.amount)
-    SELECT array_agg(tenant_id), array_agg(amount) INTO v_tenants, v_amounts FROM closed;
-    IF v_tenants IS NULL THEN
-        RETURN 0;
-    END IF;
-    PERFORM 1 FROM billing_accounts b WHERE b.tenant_id = ANY (v_tenants) ORDER BY b.tenant_id FOR UPDATE;
+    SELECT array_agg(c.tenant_id), array_agg(c.amount),
+        (SELECT array_agg(f.request_id) FROM found f WHERE f.state = 'open' AND NOT f.free)
+        INTO v_tenants, v_amounts, v_left FROM closed c;
     UPDATE billing_accounts b SET held = b.held - s.amount, open_holds = b.open_holds - s.holds
         FROM (SELECT tenant, sum(amount) AS amount, count(*)::integer AS holds
             FROM unnest(v_tenants, v_amounts) AS t (tenant, amount) GROUP BY tenant) s
         WHERE b.tenant_id = s.tenant;
-    RETURN cardinality(v_tenants);
+    RETURN coalesce(v_left, '{}');
 END $$;
 
--- Release the holds of requests that were given up before dispatch. Idempotent.
-CREATE OR REPLACE FUNCTION penstock_void(p_requests uuid[]) RETURNS integer LANGUAGE sql AS $$
+-- Lock the accounts of these requests' holds in id order, except those that another transaction has locked; returns the
+-- tenants of the locked ones.
+CREATE OR REPLACE FUNCTION penstock_lock_accounts(p_requests uuid[]) RETURNS uuid[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT b.tenant_id FROM billing_accounts b
+        WHERE b.tenant_id IN (SELECT h.tenant_id FROM holds h WHERE h.request_id = ANY (p_requests))
+        ORDER BY b.tenant_id FOR UPDATE SKIP LOCKED);
+END $$;
+
+-- Release the holds of requests that were given up before dispatch; returns those to be sent again, because another
+-- transaction has locked their account. Idempotent.
+CREATE OR REPLACE FUNCTION penstock_void(p_requests uuid[]) RETURNS uuid[] LANGUAGE sql AS $$
     SELECT penstock_release(p_requests, 'voided')
 $$;

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import settle_row
+from billing.metering.settle_calls import settle_row
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.tokens import TokenUsage

@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import text
 
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import settle_row
+from billing.metering.settle_calls import settle_row
 from core.db import Database
 from core.ids import uuid7
 from core.tokens import TokenUsage

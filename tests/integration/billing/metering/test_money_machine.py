@@ -22,7 +22,7 @@ from sqlalchemy import text
 from billing.ledger.transfers import seal
 from billing.ledger.verification import verify
 from billing.metering.records import OpenRecord, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import settle_row
+from billing.metering.settle_calls import settle_row
 from core.db import Database, connect_system
 from core.ids import uuid7
 from core.tokens import TokenUsage

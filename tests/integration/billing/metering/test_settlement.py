@@ -15,7 +15,8 @@ from billing.ledger.verification import VerificationResult, verify
 from billing.metering.holds import HoldManager
 from billing.metering.reaper import reap
 from billing.metering.records import HoldGranted, Outcome, PriceVersion, UsageRecord
-from billing.metering.settlement import PendingSettlement, Settlement, settle_row
+from billing.metering.settle_calls import settle_row
+from billing.metering.settlement import PendingSettlement, Settlement
 from core.clock import SystemClock
 from core.db import Database, connect_system
 from core.errors import InsufficientCredit

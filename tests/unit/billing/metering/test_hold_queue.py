@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import pytest
 
-from billing.metering.hold_queue import HoldQueue
+from billing.metering.hold_queue import MAX_BATCH, MAX_PENDING, HoldQueue
 from billing.metering.records import HoldRequest
 from core.clock import CountedTime
 from core.errors import Unavailable
@@ -19,35 +20,56 @@ TIMEOUT_S = 0.1
 
 
 class FakeConnection:
-    """Answers a batch when `answer`, called with its number, returns."""
+    """Answers a batch when `answer`, called with its number, returns. The accounts of `locked` are locked."""
 
     connected = True
 
-    def __init__(self, answer: Callable[[int], Awaitable[object]]) -> None:
+    def __init__(self, answer: Callable[[int], Awaitable[object]], locked: set[UUID] | None = None) -> None:
         self.batches: list[list[UUID]] = []
+        self.tenants: list[set[UUID]] = []
         self._answer = answer
+        self._locked = set() if locked is None else locked
 
     async def connect(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def fetch(self, _query: str, _incarnation: str, ids: list[UUID], *_: Any) -> list[dict[str, Any]]:
+    async def fetch(
+        self, _query: str, _incarnation: str, ids: list[UUID], tenants: list[UUID], *rest: Any
+    ) -> list[dict[str, Any]]:
         self.batches.append(ids)
+        self.tenants.append(set(tenants))
         await self._answer(len(self.batches))
-        return [{"request_id": one, "verdict": "granted"} for one in ids]
+        waits = rest[-1]
+        if waits and self._locked & set(tenants):
+            await asyncio.sleep(TIMEOUT_S / 5)
+            raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
+        return [
+            {"request_id": one, "verdict": "busy" if tenant in self._locked else "granted"}
+            for one, tenant in zip(ids, tenants, strict=True)
+        ]
 
 
-def request() -> HoldRequest:
-    return HoldRequest(uuid7(), uuid7(), uuid7(), uuid7(), "m", "standard", 1, 1)
+async def quick(_: int) -> None:
+    await asyncio.sleep(0)
+
+
+def request(tenant_id: UUID | None = None) -> HoldRequest:
+    return HoldRequest(uuid7(), tenant_id or uuid7(), uuid7(), uuid7(), "m", "standard", 1, 1)
 
 
 @pytest.fixture
 async def make_queue() -> AsyncIterator[Callable[..., HoldQueue]]:
     started: list[tuple[HoldQueue, list[asyncio.Task[None]]]] = []
 
-    def make(*connections: FakeConnection, unclaimed: list[UUID] | None = None) -> HoldQueue:
+    def make(
+        *connections: FakeConnection,
+        retry: Sequence[FakeConnection] = (),
+        unclaimed: list[UUID] | None = None,
+    ) -> HoldQueue:
         queue = HoldQueue(
             connections,  # type: ignore[arg-type]
+            retry or (FakeConnection(quick), FakeConnection(quick)),  # type: ignore[arg-type]
             "api-1",
             timeout_s=TIMEOUT_S,
             on_granted=lambda _: None,
@@ -105,9 +127,6 @@ async def test_a_slow_postgresql_that_answers_others_is_waited_for_but_not_for_e
     async def stuck(_: int) -> None:
         await release.wait()
 
-    async def quick(_: int) -> None:
-        await asyncio.sleep(0)
-
     slow = FakeConnection(stuck)
     unclaimed: list[UUID] = []
     queue = make_queue(slow, FakeConnection(quick), unclaimed=unclaimed)
@@ -145,9 +164,6 @@ async def test_requests_gather_while_a_command_runs(make_queue: Callable[..., Ho
 
 
 async def test_the_turn_passes_when_a_command_takes_long(make_queue: Callable[..., HoldQueue]) -> None:
-    async def quick(_: int) -> None:
-        await asyncio.sleep(0)
-
     stuck, other = FakeConnection(never), FakeConnection(quick)
     queue = make_queue(stuck, other)
     held = asyncio.create_task(queue.ask(request()))
@@ -155,3 +171,92 @@ async def test_the_turn_passes_when_a_command_takes_long(make_queue: Callable[..
     assert (await queue.ask(request()))["verdict"] == "granted"
     assert len(other.batches) == 1
     held.cancel()
+
+
+async def test_a_locked_account_delays_no_other_tenant(make_queue: Callable[..., HoldQueue]) -> None:
+    locked: set[UUID] = {uuid7()}
+    [busy] = locked
+    fast = FakeConnection(quick, locked)
+    first, last = FakeConnection(quick, locked), FakeConnection(quick, locked)
+    queue = make_queue(fast, retry=(first, last))
+    waiting = [asyncio.create_task(queue.ask(request(busy))) for _ in range(3)]
+    others = await asyncio.gather(*(queue.ask(request()) for _ in range(5)))
+    assert {row["verdict"] for row in others} == {"granted"}
+    await until(lambda: len(last.tenants) >= 2)
+    assert first.tenants == [{busy}], "a tenant whose account stays locked waits on the last connection"
+    commands = len(fast.tenants)
+    later = asyncio.create_task(queue.ask(request(busy)))
+    await until(lambda: len(last.tenants) >= 4)
+    assert len(fast.tenants) == commands, "later requests of the tenant wait behind its first"
+    locked.clear()
+    assert {row["verdict"] for row in await asyncio.gather(*waiting, later)} == {"granted"}
+    await queue.ask(request(busy))
+    assert fast.tenants[-1] == {busy}, "the tenant is free again"
+
+
+async def test_an_account_that_stays_locked_is_not_an_absent_account(
+    make_queue: Callable[..., HoldQueue],
+) -> None:
+    busy = uuid7()
+    connections = [FakeConnection(quick, {busy}) for _ in range(3)]
+    queue = make_queue(connections[0], retry=connections[1:])
+    with pytest.raises(Unavailable) as refused:
+        await queue.ask(request(busy))
+    assert refused.value.code == "billing_account_busy"
+
+
+async def test_tenants_share_a_batch(make_queue: Callable[..., HoldQueue]) -> None:
+    release = asyncio.Event()
+
+    async def first_waits(number: int) -> None:
+        if number == 1:
+            await release.wait()
+
+    connection = FakeConnection(first_waits)
+    queue = make_queue(connection)
+    asked = [asyncio.create_task(queue.ask(request()))]
+    await until(lambda: connection.batches)
+    busy, quiet = uuid7(), request()
+    asked += [asyncio.create_task(queue.ask(request(busy))) for _ in range(3 * MAX_BATCH)]
+    asked += [asyncio.create_task(queue.ask(quiet))]
+    await asyncio.sleep(0)
+    release.set()
+    await asyncio.gather(*asked)
+    assert quiet.request_id in connection.batches[1]
+    assert len(connection.batches[1]) == MAX_BATCH
+
+
+async def test_one_tenant_fills_only_its_own_queue(make_queue: Callable[..., HoldQueue]) -> None:
+    busy = uuid7()
+    connections = [FakeConnection(quick, {busy}) for _ in range(3)]
+    queue = make_queue(connections[0], retry=connections[1:])
+    asked = [asyncio.create_task(queue.ask(request(busy))) for _ in range(MAX_PENDING)]
+    await until(lambda: connections[2].batches)
+    with pytest.raises(Unavailable):
+        await asyncio.gather(*(queue.ask(request(busy)) for _ in range(2 * MAX_BATCH)))
+    assert (await queue.ask(request()))["verdict"] == "granted"
+    for one in asked:
+        one.cancel()
+
+
+async def test_an_unexpected_error_fails_its_batch_and_the_queue_goes_on(
+    make_queue: Callable[..., HoldQueue],
+) -> None:
+    async def breaks_once(number: int) -> None:
+        if number == 1:
+            raise KeyError("a bug")
+
+    unclaimed: list[UUID] = []
+    queue = make_queue(FakeConnection(breaks_once), unclaimed=unclaimed)
+    first = request()
+    with pytest.raises(Unavailable):
+        await queue.ask(first)
+    assert unclaimed == [first.request_id]
+    await until(lambda: _granted(queue))
+
+
+async def _granted(queue: HoldQueue) -> bool:
+    try:
+        return (await queue.ask(request()))["verdict"] == "granted"
+    except Unavailable:
+        return False

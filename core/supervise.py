@@ -1,0 +1,54 @@
+"""Background tasks that serve for the life of a process: restarted after an unexpected error, never silently ended.
+
+The exception of a task that is never awaited is reported only when the task is garbage-collected; until then, what the
+task served has stopped without a trace. Every such task is therefore started by `supervise`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from prometheus_client import Counter
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.1
+"""Seconds before the first restart; each further one waits twice as long."""
+LONGEST_PAUSE_S = 5.0
+CALM_S = 60.0
+"""A run of this many seconds makes the next pause FIRST_PAUSE_S again."""
+
+RESTARTS = Counter(
+    "penstock_task_restarts", "Background tasks restarted after an unexpected error, by task.", ["task"]
+)
+
+
+def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
+    """Run `work` in a task, again and again until it returns or the task is cancelled.
+
+    An exception, and a cancellation that was not requested of this task, is logged and counted in RESTARTS under
+    `name`. `work` must leave its state so that another call can continue. Returns the task, which the caller cancels.
+    """
+    return asyncio.create_task(_run(name, work), name=name)
+
+
+async def _run(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began = loop.time()
+        try:
+            await work()
+            return
+        except asyncio.CancelledError:
+            if task is None or task.cancelling():
+                raise
+            log.exception("task %s was cancelled by what it waited for; it is restarted", name)
+        except Exception:
+            log.exception("task %s failed; it is restarted", name)
+        RESTARTS.labels(name).inc()
+        if loop.time() - began >= CALM_S:
+            pause_s = FIRST_PAUSE_S
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -1,0 +1,66 @@
+"""Supervised tasks: restarted after errors, with a count, and ended only by a return or a cancellation."""
+
+import asyncio
+
+import pytest
+
+from core import supervise as supervised
+from core.supervise import RESTARTS, supervise
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "FIRST_PAUSE_S", 0.0)
+
+
+def restarts(name: str) -> float:
+    return RESTARTS.labels(name)._value.get()
+
+
+async def test_an_error_restarts_the_task_with_a_log_line_and_a_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runs = 0
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 3:
+            raise KeyError("a bug")
+
+    await supervise("test-errors", work)
+    assert runs == 3
+    assert restarts("test-errors") == 2
+    assert [record.message for record in caplog.records] == ["task test-errors failed; it is restarted"] * 2
+    assert "a bug" in caplog.text
+
+
+async def test_a_cancelled_task_ends() -> None:
+    started = asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    task = supervise("test-cancel", work)
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert restarts("test-cancel") == 0
+
+
+async def test_the_cancellation_of_what_it_waits_for_does_not_end_the_task() -> None:
+    runs = 0
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+
+    await supervise("test-inner-cancel", work)
+    assert runs == 2
+    assert restarts("test-inner-cancel") == 1
