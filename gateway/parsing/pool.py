@@ -22,8 +22,10 @@ from gateway.schemas.common import PreparedRequest
 
 WORKERS = 2
 """Processes per API process, each started when first needed."""
+START_TIMEOUT_S = 10.0
+"""Seconds for a worker to start. A body is not blamed for a slow start."""
 PARSE_TIMEOUT_S = 5.0
-"""Seconds to parse one body, start of the worker included: over a hundred times what the worst body takes."""
+"""Seconds to parse one body: over a hundred times what the worst body takes."""
 WAIT_TIMEOUT_S = 10.0
 """Seconds that a body waits for a worker."""
 _COMMAND = (sys.executable, "-m", "gateway.parsing.worker")
@@ -68,7 +70,7 @@ class ParserPool:
         self._waiting.setdefault(key_id, deque()).append(job)
         self._start_jobs()
         try:
-            async with asyncio.timeout(WAIT_TIMEOUT_S + PARSE_TIMEOUT_S):
+            async with asyncio.timeout(WAIT_TIMEOUT_S + START_TIMEOUT_S + PARSE_TIMEOUT_S):
                 return await job.result
         except TimeoutError:
             raise Unavailable(
@@ -166,15 +168,32 @@ class ParserPool:
         return None
 
     async def _start_worker(self) -> asyncio.subprocess.Process:
-        """Start a process. Raises Unavailable when the system cannot."""
+        """Start a process and wait until it serves. Raises Unavailable when it does not."""
         pipe = asyncio.subprocess.PIPE
         try:
-            return await asyncio.create_subprocess_exec(
+            worker = await asyncio.create_subprocess_exec(
                 *self._command, stdin=pipe, stdout=pipe, env=_environment(), limit=_READ_BUFFER
             )
         except OSError as error:
-            log.error("no parser process can be started: %s", error)
-            raise Unavailable("Large bodies cannot be parsed at the moment.", code="parser_busy") from None
+            raise _no_worker(error) from None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await _receive(worker)
+        except BaseException as error:
+            await _kill(worker)
+            if isinstance(error, OSError | EOFError | TimeoutError):
+                raise _no_worker(error) from None
+            raise
+        return worker
+
+
+def _no_worker(error: Exception) -> Unavailable:
+    log.error("no parser process can be started: %r", error)
+    return Unavailable(
+        "Large bodies cannot be parsed at the moment; try again in a second.",
+        code="parser_busy",
+        retry_after_s=1.0,
+    )
 
 
 def _stopping() -> Unavailable:
@@ -190,10 +209,17 @@ def _environment() -> dict[str, str]:
 
 async def _exchange(worker: asyncio.subprocess.Process, request: bytes) -> bytes:
     """Send one frame and return the payload of the reply. Raises OSError or EOFError when the worker has died."""
-    if worker.stdin is None or worker.stdout is None:
+    if worker.stdin is None:
         raise EOFError("a worker without pipes")
     worker.stdin.write(request)
     await worker.stdin.drain()
+    return await _receive(worker)
+
+
+async def _receive(worker: asyncio.subprocess.Process) -> bytes:
+    """Return the payload of the worker's next frame. Raises OSError or EOFError when it has died."""
+    if worker.stdout is None:
+        raise EOFError("a worker without pipes")
     head = await worker.stdout.readexactly(4)
     return await worker.stdout.readexactly(int.from_bytes(head, "big"))
 

@@ -1,7 +1,7 @@
 """A process that parses large bodies: reads one at a time from stdin and writes the result to stdout.
 
 A frame is the length as four bytes, big-endian, then the payload. A request is one byte for the endpoint, then the
-body. A reply is the msgpack of `Reply`.
+body. A reply is the msgpack of `Reply`. Before the first request a worker sends one empty frame: it has started.
 """
 
 import os
@@ -82,7 +82,9 @@ def answer(request: bytes) -> bytes:
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer requests until `source` ends."""
+    """Report the start, then answer requests until `source` ends."""
+    sink.write(frame())
+    sink.flush()
     while len(head := source.read(4)) == 4:
         size = int.from_bytes(head, "big")
         request = source.read(size)

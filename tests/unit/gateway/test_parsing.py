@@ -95,6 +95,7 @@ def test_a_worker_serves_until_its_input_ends() -> None:
     sink = io.BytesIO()
     serve(io.BytesIO(frame(CHAT, chat()) + frame(CHAT, b"{") + frame(CHAT, chat())[:-1]), sink)
     replies = io.BytesIO(sink.getvalue())
+    assert replies.read(4) == frame()
     size = int.from_bytes(replies.read(4), "big")
     assert decode_reply(replies.read(size)).model == "tiny"
     size = int.from_bytes(replies.read(4), "big")
@@ -121,6 +122,8 @@ def stub(code: str) -> list[str]:
         "-c",
         "import os, sys, time\n"
         "from gateway.parsing.worker import answer, frame\n"
+        "sys.stdout.buffer.write(frame())\n"
+        "sys.stdout.buffer.flush()\n"
         "while head := sys.stdin.buffer.read(4):\n"
         "    request = sys.stdin.buffer.read(int.from_bytes(head, 'big'))\n"
         f"    {code}\n"
@@ -205,6 +208,18 @@ async def test_a_worker_gets_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PENSTOCK_KEY_PEPPER", "secret")
     assert "secret" not in pool_module._environment().values()
     assert set(pool_module._environment()) == {"PATH", "PYTHONPATH"}
+
+
+@pytest.mark.parametrize("code", ["import time; time.sleep(3600)", "pass"], ids=["slow", "ends at once"])
+async def test_a_body_is_not_blamed_for_a_worker_that_does_not_start(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "START_TIMEOUT_S", 0.01 if "sleep" in code else 60.0)
+    pool = ParserPool([sys.executable, "-c", code], workers=1)
+    with pytest.raises(Unavailable) as error:
+        await pool.parse(KEY, CHAT, chat())
+    assert error.value.code == "parser_busy"
+    await pool.close()
 
 
 def test_no_worker_without_a_program() -> None:
