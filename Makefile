@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine chaos lock lock-engine clean
+.PHONY: help env up check unit docs engine browser test bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine chaos load lock lock-engine clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -94,6 +94,9 @@ bench-engine: env engine ## measure the real vLLM on this machine, for `penstock
 
 chaos: env ## random faults on a whole platform under load, then its books; ARGS="--faults 1000 --seed 7"
 	$(BIN)/python -m bench.chaos $(ARGS)
+
+load: env ## 2,000 open streams and 200 new requests a second for ten minutes; shorter: ARGS="--seconds 60"
+	$(BIN)/python -m bench.load $(ARGS)
 
 lock: env ## compile requirements/*.txt from pyproject.toml; newer versions: make lock ARGS=--upgrade
 	$(COMPILE) --universal --group installer -o requirements/uv.txt

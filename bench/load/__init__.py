@@ -1,0 +1,1 @@
+"""Sustained load on a whole platform (`make load`)."""
