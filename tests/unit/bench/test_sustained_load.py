@@ -15,8 +15,8 @@ Found = dict[str, Any]
 def sample(at_s: float, **changed: Any) -> Found:
     made: Found = {
         "at_s": at_s, "open_streams": 100, "started": int(10 * at_s), "finished": int(9 * at_s),
-        "tokens": int(90 * at_s), "events": 1000, "refused": {"503 no_capacity": 2}, "errors": {}, "late_ms": {"p99": 5.0}, "ttft_ms": {},
-        "done": False, "memory": {"api": 100 << 20, "postgres": 50 << 20},
+        "tokens": int(90 * at_s), "events": 1000, "refused": {"503 no_capacity": 2}, "errors": {},
+        "late_ms": {"p99": 5.0}, "ttft_ms": {}, "done": False, "memory": {"api": 100 << 20, "postgres": 50 << 20},
     }  # fmt: skip
     return made | changed
 
