@@ -29,6 +29,7 @@ from core.embedded import EmbeddedPostgres, EmbeddedRedis
 from core.errors import PenstockError, Unavailable
 from core.services import migrate
 from core.settings import Settings
+from core.supervise import supervise
 from scheduler.client import SchedulerClient
 from tenants.principal import default_limits
 from workers.catalog import load_catalog
@@ -90,7 +91,7 @@ class Platform:
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(sig, self._on_signal)
         stopping = asyncio.create_task(self._stop.wait())
-        watching = asyncio.create_task(self._watch())
+        watching = supervise("watch", self._watch)
         starting = asyncio.create_task(self._start())
         try:
             await asyncio.wait({starting, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)

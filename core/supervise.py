@@ -6,6 +6,7 @@ task served has stopped without a trace. Every such task is therefore started by
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.1
 """Seconds before the first restart; each further one waits twice as long."""
 LONGEST_PAUSE_S = 5.0
+THREAD_PAUSE_S = 1.0
+"""Seconds before each restart of a thread."""
 CALM_S = 60.0
 """A run of this many seconds makes the next pause FIRST_PAUSE_S again."""
 
@@ -31,6 +34,22 @@ def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> "asyn
     `name`. `work` must leave its state so that another call can continue. Returns the task, which the caller cancels.
     """
     return asyncio.create_task(_run(name, work), name=name)
+
+
+def supervise_thread(name: str, work: Callable[[], None], stopping: threading.Event) -> threading.Thread:
+    """`supervise` for a thread: a daemon, not started yet, that ends when `work` returns or `stopping` is set."""
+
+    def run() -> None:
+        while not stopping.is_set():
+            try:
+                work()
+                return
+            except Exception:
+                log.exception("thread %s failed; it is restarted", name)
+            RESTARTS.labels(name).inc()
+            stopping.wait(THREAD_PAUSE_S)
+
+    return threading.Thread(target=run, name=name, daemon=True)
 
 
 async def _run(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

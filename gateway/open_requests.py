@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from billing.metering.records import Checkpoint
+from core.supervise import supervise
 from gateway.context import AbortReason, AnyContext
 from gateway.ports import ClientDisconnected, Metering, Scheduler
 from gateway.time_budget import EngineActivity, is_overdue
@@ -61,7 +62,7 @@ class OpenRequests:
 
     async def start(self) -> None:
         """Start the timer."""
-        self._timer = asyncio.create_task(self._run_timer())
+        self._timer = supervise("open-requests", self._run_timer)
 
     async def close(self) -> None:
         """Stop the timer. Open requests are drained by the server."""

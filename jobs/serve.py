@@ -9,11 +9,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
-from celery import signals
-from celery.beat import EmbeddedService
+from celery import Celery, signals
+from celery.beat import Service
 
 from core.settings import Settings
+from core.supervise import supervise_thread
 from core.telemetry import MetricsServer, setup_tracing
 from jobs.app import Runner, make_app
 from jobs.work import schedule
@@ -33,11 +35,14 @@ def main(settings: Settings) -> int:
     signals.setup_logging.connect(_keep_logging, weak=False)
     runner = Runner(settings)
     app = make_app(settings, runner)
-    beat = EmbeddedService(app, thread=True, scheduler_cls="celery.beat:Scheduler")
+    # The longest interval bounds how late beat notices a stop.
+    beat = Service(app, max_interval=1, scheduler_cls="celery.beat:Scheduler")
+    stopping = threading.Event()
+    beating = supervise_thread("beat", partial(_beat, app, beat), stopping)
     health = HealthThread(
         settings.metrics_host,
         settings.metrics_port,
-        lambda: beat.is_alive() and time.monotonic() - runner.last_success < STALE_S,
+        lambda: beating.is_alive() and time.monotonic() - runner.last_success < STALE_S,
     )
     worker = app.Worker(
         pool="threads",
@@ -48,18 +53,24 @@ def main(settings: Settings) -> int:
         quiet=True,
     )
     health.start()
-    beat.start()
+    beating.start()
     log.info("jobs run")
     try:
         worker.start()
     finally:
-        # Not beat.stop(): it has no timeout, and beat cannot be stopped while it waits for Redis.
-        beat.service.stop()
-        beat.join(timeout=BEAT_STOP_S)
+        # Without wait=True, which has no timeout: beat cannot be stopped while it waits for Redis.
+        stopping.set()
+        beat.stop()
+        beating.join(timeout=BEAT_STOP_S)
         health.stop()
         runner.close()
         app.close()
     return int(worker.exitcode or 0)
+
+
+def _beat(app: Celery, beat: Service) -> None:
+    app.set_current()
+    beat.start()
 
 
 def _keep_logging(**_: object) -> None:

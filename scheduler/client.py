@@ -15,6 +15,7 @@ import msgspec
 from core.clock import Clock
 from core.errors import Refused, Unavailable
 from core.ids import incarnation
+from core.supervise import supervise
 from scheduler import fallback
 from scheduler.announcements import MAX_COUNTERS, CounterCache, announced_placement, announcements
 from scheduler.link import Link
@@ -145,7 +146,10 @@ class SchedulerClient:
     async def start(self) -> None:
         """Start to connect. Calls wait until the connection is up."""
         self._away_since = self._clock.monotonic()
-        self._tasks = [asyncio.create_task(self._stay_connected()), asyncio.create_task(self._sweep())]
+        self._tasks = [
+            supervise("scheduler-connection", self._stay_connected),
+            supervise("scheduler-sweep", self._sweep),
+        ]
 
     async def close(self) -> None:
         """Disconnect. Waiting calls are refused; the scheduler frees the placements two seconds later."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from core.clock import Clock
 from core.ids import incarnation
+from core.supervise import supervise
 from scheduler import metrics
 from scheduler.autoscaler_runner import AutoscalerRunner
 from scheduler.autoscaling import PLAN_INTERVAL_S, LivePlanner
@@ -108,11 +109,11 @@ class SchedulerService:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._session, self._host, self.port, reuse_address=True)
         self.port = self._server.sockets[0].getsockname()[1]
-        self._ticker = asyncio.create_task(self._tick())
+        self._ticker = supervise("scheduler", self._tick)
         log.info("scheduler %s listens on %s:%s", self.epoch, self._host, self.port)
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises the error that ended the service, and RuntimeError before `start`."""
+        """Serve until cancelled. Raises RuntimeError before `start`."""
         if self._ticker is None:
             raise RuntimeError("start() first")
         await self._ticker

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from prometheus_client import Counter
 
 from core.db import Database
+from core.supervise import supervise
 
 STORE_TIMEOUT_S = 10.0
 """Timeout of one round, in seconds."""
@@ -31,7 +32,7 @@ class StoreLoop(ABC):
 
     async def start(self) -> None:
         """Start the background task."""
-        self._task = asyncio.create_task(self._run())
+        self._task = supervise(f"store-{type(self).__name__}", self._run)
 
     async def close(self) -> None:
         """Store the rest if PostgreSQL answers within CLOSE_S."""

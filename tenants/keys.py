@@ -12,6 +12,7 @@ import hmac
 import logging
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 from uuid import UUID
@@ -25,6 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from core.clock import Clock
 from core.db import Database
 from core.errors import Unavailable
+from core.supervise import supervise
 from tenants import changes, key_store, resolve
 from tenants.changes import Change
 from tenants.key_cache import KeyCache
@@ -104,9 +106,9 @@ class KeyRing:
     async def start(self) -> None:
         """Begin to follow the change feed; an unavailable database is retried in the background."""
         await self._follow()
-        self._polling = asyncio.create_task(self._poll(), name="keyring-poll")
+        self._polling = supervise("keyring-poll", self._poll)
         if self._redis is not None:
-            self._listening = asyncio.create_task(self._listen(self._redis), name="keyring-push")
+            self._listening = supervise("keyring-push", partial(self._listen, self._redis))
 
     async def close(self) -> None:
         """Stop following and write the last batch of last_used_at, within CLOSE_TIMEOUT_S."""

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from core.clock import Clock
 from core.errors import RateLimited, Unavailable
+from core.supervise import supervise
 from tenants.principal import Principal
 from tenants.rate_errors import rate_limited
 from tenants.rate_headers import Header
@@ -89,7 +90,7 @@ class RateLimiter:
     async def start(self) -> None:
         """Begin to run calls and to renew leases."""
         await self._pipeline.start()
-        self._renewer = asyncio.create_task(self._renew_forever())
+        self._renewer = supervise("rate-leases", self._renew_forever)
 
     async def close(self) -> None:
         """Send the queued settlements, then stop."""

@@ -18,6 +18,7 @@ from core.clock import Clock, SystemClock
 from core.errors import InvalidRequest, PenstockError
 from core.ids import incarnation
 from core.settings import Settings
+from core.supervise import supervise
 from core.telemetry import MetricsServer
 from workers.catalog import Catalog, load_catalog
 from workers.economics import HostAccount, ReplicaShare
@@ -110,15 +111,15 @@ class Agent:
         """Prepare the host and run its replicas until `stop` is set. Raises PenstockError when it cannot serve."""
         preparing = asyncio.create_task(prepare(self._settings, self._catalog, self._host_id))
         stopping = asyncio.create_task(stop.wait())
-        self._tasks.append(asyncio.create_task(self._link.run(), name="scheduler-link"))
-        self._tasks.append(asyncio.create_task(self._run_accounting(), name="accounting"))
+        self._tasks.append(supervise("scheduler-link", self._link.run))
+        self._tasks.append(supervise("accounting", self._run_accounting))
         try:
             await asyncio.wait({preparing, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not preparing.done():
                 return
             self._plan = preparing.result()
             self._build(self._plan)
-            self._tasks += [asyncio.create_task(subscriber.run()) for subscriber in self._subscribers]
+            self._tasks += [supervise("kv-events", subscriber.run) for subscriber in self._subscribers]
             await asyncio.wait({stopping, *self._tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in self._tasks:
                 if task.done():
@@ -162,10 +163,10 @@ class Agent:
             self._make_runner(each, plan, state.engines.get(each.replica_id)) for each in plan.replicas
         ]
         self.replicas += runners
-        self._tasks += [asyncio.create_task(runner.run(), name=runner.plan.replica_id) for runner in runners]
+        self._tasks += [supervise(f"replica {runner.plan.replica_id}", runner.run) for runner in runners]
         self._end_unplanned(state, {each.replica_id for each in plan.replicas})
         self._tasks += [
-            asyncio.create_task(engine.run(), name=url)
+            supervise(f"engine {url}", engine.run)
             for url, engine in self._external_engines(plan.engine_urls, self._session)
         ]
 

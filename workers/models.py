@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.db import Database
 from core.errors import ModelNotFound
+from core.supervise import supervise
 from workers.catalog import Catalog, load_catalog
 from workers.tables import models
 
@@ -93,7 +94,7 @@ class ModelDirectory:
     async def start(self) -> None:
         """Read the models, then poll. Raises what `refresh` raises."""
         await self.refresh()
-        self._task = asyncio.create_task(self._poll(), name="model-directory")
+        self._task = supervise("model-directory", self._poll)
 
     async def close(self) -> None:
         """Stop polling."""

@@ -20,6 +20,7 @@ from billing.metering.records import Checkpoint, OpenRecord, UsageRecord
 from billing.metering.refusals import billing_unavailable
 from billing.metering.settlement import PendingSettlement, Settlement
 from billing.metering.spool import Spool
+from core.supervise import supervise
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Meter:
             Spool, self._spool_dir, self._incarnation, capacity=self._spool_bytes, call_soon=call_soon
         )
         await self._settlement.start()
-        self._adoption_task = asyncio.create_task(self._run_adoption())
+        self._adoption_task = supervise("adoption", self._run_adoption)
 
     async def close(self) -> None:
         """Settle for at most `drain_s` and stop; the rest stays in the spool for another process."""

@@ -1,16 +1,18 @@
 """Supervised tasks: restarted after errors, with a count, and ended only by a return or a cancellation."""
 
 import asyncio
+import threading
 
 import pytest
 
 from core import supervise as supervised
-from core.supervise import RESTARTS, supervise
+from core.supervise import RESTARTS, supervise, supervise_thread
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(supervised, "THREAD_PAUSE_S", 0.0)
 
 
 def restarts(name: str) -> float:
@@ -64,3 +66,19 @@ async def test_the_cancellation_of_what_it_waits_for_does_not_end_the_task() -> 
     await supervise("test-inner-cancel", work)
     assert runs == 2
     assert restarts("test-inner-cancel") == 1
+
+
+def test_an_error_restarts_a_thread() -> None:
+    runs = 0
+
+    def work() -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 3:
+            raise KeyError("a bug")
+
+    thread = supervise_thread("test-thread", work, threading.Event())
+    thread.start()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert (runs, restarts("test-thread")) == (3, 2)
