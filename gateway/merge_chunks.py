@@ -9,6 +9,7 @@ import msgspec
 
 from core.errors import EngineFailed, RequestTooLarge
 from gateway.limits import MAX_ANSWER_BYTES
+from gateway.schemas.common import Extras
 
 _CALL_BYTES = 64
 """Bytes kept for a delta of a tool call beside its arguments."""
@@ -39,12 +40,16 @@ _event_decoder = msgspec.json.Decoder(_Event)
 
 
 class AnswerMerger:
-    """The answer of one attempt while its events arrive. `endpoint` is chat or text."""
+    """The answer of one attempt while its events arrive.
 
-    __slots__ = ("_choices", "_endpoint", "_first", "size")
+    `endpoint` is chat or text; `extras` are those that the request asks for.
+    """
 
-    def __init__(self, endpoint: str) -> None:
+    __slots__ = ("_choices", "_endpoint", "_extras", "_first", "size")
+
+    def __init__(self, endpoint: str, extras: Extras) -> None:
         self._endpoint = endpoint
+        self._extras = extras
         self._first: _Event | None = None
         self._choices: dict[int, _Choice] = {}
         self.size = 0
@@ -65,7 +70,7 @@ class AnswerMerger:
             for part in event.choices:
                 choice = self._choices.get(part.index)
                 if choice is None:
-                    choice = self._choices[part.index] = _Choice(part.index)
+                    choice = self._choices[part.index] = _Choice(part.index, self._extras)
                 self.size += choice.add(part)
         if self.size > MAX_ANSWER_BYTES:
             raise answer_too_large()
@@ -132,10 +137,11 @@ def chat_choice(
 class _Choice:
     """One choice while its deltas are merged."""
 
-    __slots__ = ("calls", "ends", "index", "logprobs", "role", "texts")
+    __slots__ = ("calls", "ends", "extras", "index", "logprobs", "role", "texts")
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, extras: Extras) -> None:
         self.index = index
+        self.extras = extras
         self.role = "assistant"
         self.texts: dict[str, list[str]] = {}
         self.calls: dict[int, _Call] = {}
@@ -155,7 +161,7 @@ class _Choice:
             elif isinstance(value, str):
                 self.texts.setdefault(name, []).append(value)
                 kept += len(value)
-        for name, values in (part.logprobs or {}).items():
+        for name, values in ((part.logprobs if self.extras.logprobs else None) or {}).items():
             inner = bytes(values).strip()
             if inner[:1] == b"[" and (inner := inner[1:-1].strip()):
                 self.logprobs.setdefault(name, []).append(inner)
@@ -164,7 +170,7 @@ class _Choice:
                 self.logprobs.setdefault(name, [])
         if part.finish_reason is not None:
             self.ends["finish_reason"] = part.finish_reason
-        if part.stop_reason is not None:
+        if part.stop_reason is not None and self.extras.stop_reason:
             self.ends["stop_reason"] = part.stop_reason
         return kept
 

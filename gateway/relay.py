@@ -74,9 +74,12 @@ class Relay:
             await self._attempt_whole(context, placement)
             return
         codec = answer.codec = StreamCodec(
-            prepared.choices, context.reserved.output_limit, relayed=prepared.stream
+            prepared.choices,
+            context.reserved.output_limit,
+            relayed=prepared.stream,
+            extras=prepared.extras,
         )
-        answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint)
+        answer.merger = None if prepared.stream else AnswerMerger(prepared.endpoint, prepared.extras)
         answer.stream = stream = await self._open(context, placement, HEADERS_TIMEOUT_S)
         try:
             await self._relay_stream(context, stream, codec, placement)
@@ -339,8 +342,13 @@ def merge(merger: AnswerMerger, events: bytes, request_id: UUID) -> None:
 
 
 def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:
-    """The outcome of a request whose engine did not fail."""
-    if not codec.content_started:
+    """The outcome of a request whose engine did not fail.
+
+    Free is only an answer that delivered nothing because the model ended it. One that ended at its limit, or whose
+    request can make the model end at once, would be a way to use an engine for nothing.
+    """
+    ended_by_model = "length" not in codec.finish_reasons and not codec.limit_reached
+    if not codec.content_started and ended_by_model and not context.request.prepared.has_logit_bias:
         return Outcome.ZERO_OUTPUT
     if codec.limit_reached:
         request = context.request

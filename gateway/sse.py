@@ -1,8 +1,8 @@
 """Server-sent events from engine to client, handled as slices of bytes.
 
 Events are relayed, not rebuilt. The engine was given our model name and request id, so that its bytes suit the client
-except for the running usage, which is removed from each event. Inside a JSON string every quote is escaped; therefore
-the bytes `"usage":` can only be a key.
+except for the running usage and for what engines add of their own, which is removed; in the steady state only null
+members of theirs remain. Inside a JSON string every quote is escaped; therefore the bytes `"usage":` can only be a key.
 
 `StreamCodec.feed` takes the bytes of a read and returns the bytes for the client; it decodes each event. In the steady
 state of a stream `StreamCodec.relay_one` does the same with a few searches in C. First and last events, several
@@ -15,10 +15,10 @@ import msgspec
 
 from core.errors import EngineFailed
 from gateway.limits import MAX_EVENT_BYTES
+from gateway.schemas.common import Extras
 from gateway.usage import EngineUsage, UsageTracker
 
 DONE = b"data: [DONE]\n\n"
-_USAGE_MEMBER = re.compile(rb',\s*"usage":\s*(?:null|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})\s*\}(?=\n\n)')
 _TEXT = re.compile(rb'("(?:delta":\s*\{\s*"[a-z_]+|text)":\s*")(?:[^"\\]|\\.)*"')
 _RUNNING_USAGE = re.compile(
     rb'(,\s*"usage":\s*\{\s*"prompt_tokens":\s*(\d+),\s*"total_tokens":\s*)\d+'
@@ -26,6 +26,8 @@ _RUNNING_USAGE = re.compile(
 )
 """Running usage at the end of an event, as vLLM writes it (vllm/entrypoints/openai/engine/protocol.py, UsageInfo)."""
 _UNFINISHED = re.compile(rb'"finish_reason":\s*null')
+_NULL = msgspec.Raw(b"null")
+_NO_EXTRAS = Extras()
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -50,7 +52,9 @@ class ChunkChoice(msgspec.Struct, gc=False):
     index: int = 0
     delta: Delta | None = None
     text: str | None = None
+    logprobs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     finish_reason: str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
 
     def has_content(self) -> bool:
         """Whether it carries content."""
@@ -70,6 +74,63 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 _chunk_decoder = msgspec.json.Decoder(Chunk)
+
+
+class _RelayedChoice(msgspec.Struct, gc=False):
+    """The members of an event's choice that customers get."""
+
+    index: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    delta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    logprobs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    finish_reason: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    stop_reason: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _RelayedChunk(msgspec.Struct, gc=False):
+    """The members of an event that customers get: all but the usage and what engines add of their own."""
+
+    id: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    object: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    created: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    model: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    choices: list[_RelayedChoice] = []
+    service_tier: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    system_fingerprint: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_relayed_decoder = msgspec.json.Decoder(_RelayedChunk)
+_relayed_encoder = msgspec.json.Encoder()
+
+
+def strip_extras(payload: bytes, extras: Extras) -> bytes:
+    """Return an event with the members that customers get, and of `extras` those that were asked for."""
+    chunk = _relayed_decoder.decode(payload)
+    for choice in chunk.choices:
+        if not extras.stop_reason:
+            choice.stop_reason = msgspec.UNSET
+        if not extras.logprobs and choice.logprobs is not msgspec.UNSET:
+            choice.logprobs = _NULL
+    return _relayed_encoder.encode(chunk)
+
+
+def carries_extras(
+    extras: Extras,
+    logprobs: msgspec.Raw | msgspec.UnsetType,
+    finish_reason: str | None,
+    stop_reason: int | str | msgspec.UnsetType | None,
+) -> bool:
+    """Whether a choice without text has log-probabilities, or the stop string that ended it, that were asked for.
+
+    A `stop_reason` of null or a number stands for the model's own end. An engine that sends none at all does not tell
+    the two ends apart; the answer then counts as ended by a stop string.
+    """
+    if extras.stop_reason and finish_reason == "stop" and isinstance(stop_reason, str | msgspec.UnsetType):
+        return True
+    if not extras.logprobs or logprobs is msgspec.UNSET:
+        return False
+    found = msgspec.json.decode(logprobs)
+    return isinstance(found, dict) and any(found.values())
 
 
 class EventSplitter:
@@ -100,18 +161,6 @@ class EventSplitter:
         if len(self.partial) > MAX_EVENT_BYTES:
             raise EngineFailed("The engine sent an event that is too large.")
         return data[:end]
-
-
-def strip_usage(payload: bytes) -> bytes:
-    """Return a chunk without its usage member: by slicing when the member comes last, else by decoding."""
-    if b'"usage"' not in payload:
-        return payload
-    cut = _USAGE_MEMBER.sub(b"}", payload + b"\n\n")[:-2]
-    if b'"usage"' not in cut:
-        return cut
-    document = msgspec.json.decode(payload)
-    document.pop("usage", None)
-    return msgspec.json.encode(document)
 
 
 class ChunkTemplate:
@@ -159,13 +208,20 @@ class StreamCodec:
     """The stream of one attempt: counts its tokens, notes how it ends, and returns the bytes for the client."""
 
     __slots__ = (
-        "_finished", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices", "content_started",
+        "_extras", "_finished", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices",
+        "content_started",
         "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker", "withheld_output",
     )  # fmt: skip
 
-    def __init__(self, choices: int, limit: int, *, relayed: bool = True) -> None:
-        """`relayed`: the client gets the events; otherwise they are merged, and keep their usage members."""
+    def __init__(
+        self, choices: int, limit: int, *, relayed: bool = True, extras: Extras = _NO_EXTRAS
+    ) -> None:
+        """`relayed`: the client gets the events; otherwise they are merged, and keep all members.
+
+        `extras`: those that the request asks for.
+        """
         self._splitter = EventSplitter()
+        self._extras = extras
         self._relayed = relayed
         self._finished: set[int] = set()
         self._withheld = b""
@@ -179,7 +235,7 @@ class StreamCodec:
         self.first_chunk: Chunk | None = None
         """The first chunk, whose id, object and time the gateway's own events repeat."""
         self.content_started = False
-        """Whether content has arrived."""
+        """Whether something that the customer asked for has arrived: text, a tool call or an extra."""
         self.done = False
         """Whether the engine has sent [DONE]."""
         self.limit_reached = False
@@ -276,7 +332,8 @@ class StreamCodec:
                 self._withheld = b"\n\n".join(events[position:])
                 break
             if chunk.choices:
-                out.append(b"data: " + (strip_usage(payload) if self._relayed else payload) + b"\n\n")
+                relayed = strip_extras(payload, self._extras) if self._relayed else payload
+                out.append(b"data: %b\n\n" % relayed)
                 if self._relayed and self.choices == 1 and self.content_started and not self._finished:
                     self._template = ChunkTemplate.of(payload)
         whole = not (self._splitter.partial or self.done or self.limit_reached or self.error is not None)
@@ -291,7 +348,7 @@ class StreamCodec:
             if chunk.usage is not None:
                 self.tracker.set_totals(chunk.usage)
             return True
-        content = any(choice.has_content() for choice in chunk.choices)
+        content = any(choice.has_content() or self._carries_extras(choice) for choice in chunk.choices)
         if self._exceeds_limit(chunk, content):
             self.limit_reached = True
             return False
@@ -305,6 +362,9 @@ class StreamCodec:
                 self._finished.add(choice.index)
                 self.finish_reasons.add(choice.finish_reason)
         return True
+
+    def _carries_extras(self, choice: ChunkChoice) -> bool:
+        return carries_extras(self._extras, choice.logprobs, choice.finish_reason, choice.stop_reason)
 
     def _exceeds_limit(self, chunk: Chunk, content: bool) -> bool:
         """Whether relaying the chunk would deliver more output tokens than are paid for."""

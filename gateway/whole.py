@@ -27,8 +27,8 @@ from core.errors import EngineFailed
 from gateway.context import AnyContext
 from gateway.merge_chunks import answer_object, chat_choice
 from gateway.ports import Scheduler
-from gateway.schemas.common import PreparedRequest
-from gateway.sse import StreamCodec
+from gateway.schemas.common import Extras, PreparedRequest
+from gateway.sse import StreamCodec, carries_extras
 from gateway.time_budget import UNKNOWN_ITL_S
 from gateway.usage import EngineUsage, UsageTracker
 from scheduler.wire import Placement, PoolSnapshot
@@ -46,9 +46,9 @@ class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     message: dict[str, Any] | None = None
     text: str | None = None
-    logprobs: msgspec.Raw | None = None
+    logprobs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Document(msgspec.Struct, gc=False):
@@ -78,9 +78,14 @@ class WholeAnswer(StreamCodec):
         "prompt_tokens",
     )
 
-    def __init__(self, choices: int, limit: int, dispatched_at: float, prompt_counter: int) -> None:
-        """`dispatched_at`: monotonic seconds. `prompt_counter`: the engine's prompt tokens by then, -1 = not known."""
-        super().__init__(choices, limit)
+    def __init__(
+        self, choices: int, limit: int, dispatched_at: float, prompt_counter: int, extras: Extras
+    ) -> None:
+        """`dispatched_at`: monotonic seconds. `prompt_counter`: the engine's prompt tokens by then, -1 = not known.
+
+        `extras`: those that the request asks for.
+        """
+        super().__init__(choices, limit, extras=extras)
         self.document: dict[str, Any] = {}
         """The answer without its usage, once it has arrived."""
         self.dispatched_at = dispatched_at
@@ -107,7 +112,7 @@ class WholeAnswer(StreamCodec):
             (choice.message if endpoint == "chat" else choice.text) is None for choice in found.choices
         ):
             raise EngineFailed("The engine sent an answer with missing choices.")
-        self.content_started = any(_has_content(choice) for choice in found.choices)
+        self.content_started = any(_has_content(choice, self._extras) for choice in found.choices)
         output = found.usage.completion_tokens or 0
         if self.content_started and (output < 1 or found.usage.prompt_tokens < 1):
             raise EngineFailed("The engine sent an answer without its usage.")
@@ -127,32 +132,40 @@ class WholeAnswer(StreamCodec):
             found.created,
             found.model,
             found.system_fingerprint,
-            [shape(choice) for choice in ordered],
+            [shape(choice, self._extras) for choice in ordered],
         )
 
 
-def _has_content(choice: _Choice) -> bool:
-    """Whether a choice has text, reasoning, a refusal or a tool call."""
+def _has_content(choice: _Choice, extras: Extras) -> bool:
+    """Whether a choice has text, reasoning, a refusal, a tool call or an extra."""
     members = (choice.message or {}).items()
-    return bool(choice.text) or any(bool(value) for name, value in members if name != "role")
+    if bool(choice.text) or any(bool(value) for name, value in members if name != "role"):
+        return True
+    return carries_extras(extras, choice.logprobs, choice.finish_reason, choice.stop_reason)
 
 
-def _ends(choice: _Choice) -> dict[str, Any]:
+def _logprobs(choice: _Choice, extras: Extras) -> msgspec.Raw | None:
+    return choice.logprobs if extras.logprobs and choice.logprobs is not msgspec.UNSET else None
+
+
+def _ends(choice: _Choice, extras: Extras) -> dict[str, Any]:
     ends: dict[str, Any] = {"finish_reason": choice.finish_reason}
-    if choice.stop_reason is not None:
+    if extras.stop_reason and choice.stop_reason:
         ends["stop_reason"] = choice.stop_reason
     return ends
 
 
-def _chat_choice(choice: _Choice) -> dict[str, Any]:
+def _chat_choice(choice: _Choice, extras: Extras) -> dict[str, Any]:
     """The choice as a merged stream has it: texts that are there, and tool calls if there are any."""
     message = choice.message or {}
     members = {name: value for name, value in message.items() if isinstance(value, str)}
-    return chat_choice(choice.index, members, message.get("tool_calls") or [], choice.logprobs, _ends(choice))
+    calls, logprobs = message.get("tool_calls") or [], _logprobs(choice, extras)
+    return chat_choice(choice.index, members, calls, logprobs, _ends(choice, extras))
 
 
-def _text_choice(choice: _Choice) -> dict[str, Any]:
-    return {"index": choice.index, "text": choice.text, "logprobs": choice.logprobs, **_ends(choice)}
+def _text_choice(choice: _Choice, extras: Extras) -> dict[str, Any]:
+    logprobs = _logprobs(choice, extras)
+    return {"index": choice.index, "text": choice.text, "logprobs": logprobs, **_ends(choice, extras)}
 
 
 def predicted_output(placement: Placement, elapsed_s: float, limit: int, choices: int) -> int:
@@ -200,7 +213,8 @@ class WholeAnswers:
         """Return the empty answer of a new attempt, which is dispatched `now`."""
         status = self._status(placement)
         counter = status.counters.prompt_tokens if status is not None else -1
-        return WholeAnswer(context.request.prepared.choices, context.reserved.output_limit, now, counter)
+        prepared, limit = context.request.prepared, context.reserved.output_limit
+        return WholeAnswer(prepared.choices, limit, now, counter, prepared.extras)
 
     def advance(self, context: AnyContext, answer: WholeAnswer, now: float) -> None:
         """Report predicted progress, and count the prompt once it is known to be prefilled. Called once a second."""

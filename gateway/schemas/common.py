@@ -120,6 +120,14 @@ class StreamOptions(msgspec.Struct, omit_defaults=True):
     include_usage: bool | None = None
 
 
+class Extras(msgspec.Struct, frozen=True):
+    """Members of an answer that the customer gets only when the request asks for them."""
+
+    stop_reason: bool = False
+    """Which stop string ended a choice."""
+    logprobs: bool = False
+
+
 class PreparedRequest(msgspec.Struct):
     """A validated request with the allow-listed fields of its engine body."""
 
@@ -151,6 +159,17 @@ class PreparedRequest(msgspec.Struct):
     def tools_in_one_piece(self) -> bool:
         """Whether the answer may contain tool calls and is not streamed: engines parse such answers better whole."""
         return not self.stream and "tools" in self.fields and self.fields.get("tool_choice") != "none"
+
+    @property
+    def extras(self) -> Extras:
+        """The extras that the request asks for, until `drop_body`. `logprobs` may be 0 in a text completion."""
+        logprobs = self.fields.get("logprobs")
+        return Extras("stop" in self.fields, logprobs is not None and logprobs is not False)
+
+    @property
+    def has_logit_bias(self) -> bool:
+        """Whether the request biases tokens, until `drop_body`. A bias may leave the end as the only token."""
+        return "logit_bias" in self.fields
 
     def prompt_prefix(self, limit: int) -> bytes:
         """Return the first bytes of the prompt's text, at most `limit`, for prefix hashes."""

@@ -365,7 +365,7 @@ async def test_an_answer_that_cannot_be_put_together_is_free() -> None:
     odd = chunk("hi", tokens=1, finish="stop").replace(b'"logprobs":null', b'"logprobs":[1]')
     gateway = Gateway(FakeEngines([odd, final(1), DONE]))
     with pytest.raises(EngineFailed):
-        await gateway.director.handle(uuid7(), principal(), prepared(), FakeReply())
+        await gateway.director.handle(uuid7(), principal(), prepared(logprobs=True), FakeReply())
     [record] = gateway.meter.settled
     assert (record.outcome, record.cost) == (Outcome.ENGINE_FAILED, 0)
     gateway.assert_resolved()

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from core.errors import EngineFailed, RequestTooLarge
 from gateway import merge_chunks
 from gateway.merge_chunks import AnswerMerger
+from gateway.schemas.common import Extras
 
 
 def merged(*parts: bytes, endpoint: str = "chat") -> dict[str, Any]:
     """The answer as a client reads it."""
-    merger = AnswerMerger(endpoint)
+    merger = AnswerMerger(endpoint, Extras(True, True))
     for part in parts:
         merger.add(part)
     return msgspec.json.decode(msgspec.json.encode(merger.answer()))
@@ -157,7 +158,7 @@ def test_text_completions() -> None:
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge_chunks, "MAX_ANSWER_BYTES", 1000)
-    merger = AnswerMerger("chat")
+    merger = AnswerMerger("chat", Extras())
     for _ in range(10):
         merger.add(encoded([{"index": 0, "delta": {"content": "x" * 100}}]))
     with pytest.raises(RequestTooLarge):
@@ -166,4 +167,4 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_event_is_no_answer() -> None:
     with pytest.raises(EngineFailed):
-        AnswerMerger("chat").answer()
+        AnswerMerger("chat", Extras()).answer()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from core.errors import EngineFailed
 from core.tokens import TokenUsage
 from gateway.limits import MAX_EVENT_BYTES
-from gateway.sse import EventSplitter, StreamCodec, strip_usage
+from gateway.schemas.common import Extras
+from gateway.sse import EventSplitter, StreamCodec, strip_extras
 from tests.support.gateway_fakes import DONE, answer, chunk, final
 
 NO_LIMIT = 1 << 30
@@ -229,14 +230,20 @@ def test_unfinished_events_are_not_relayed() -> None:
     assert texts(codec.feed(whole[-1:])) == "a"
 
 
-def test_cut_usage_wherever_it_stands() -> None:
+def test_members_of_the_engines_own_are_stripped_wherever_they_stand() -> None:
+    end = b'"index":0,"delta":{"content":"a"},"logprobs":{"content":[1]},"finish_reason":"stop","stop_reason":"."'
     for payload in (
-        b'{"choices":[1],"usage":{"a":{"b":1}}}',
-        b'{"usage":{"a":1},"choices":[1]}',
-        b'{"choices":[1], "usage": null}',
-        b'{"choices":[1]}',
+        b'{"id":"x","choices":[{%b}],"usage":{"a":{"b":1}}}' % end,
+        b'{"usage":{"a":1},"id":"x","prompt_token_ids":[1],"choices":[{%b,"token_ids":[7]}]}' % end,
+        b'{"id":"x","choices":[{"matched_stop":".",%b}], "usage": null,"metrics":{"s":1}}' % end,
     ):
-        assert msgspec.json.decode(strip_usage(payload)) == {"choices": [1]}
+        choice = {"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": "stop"}
+        assert msgspec.json.decode(strip_extras(payload, Extras())) == {"id": "x", "choices": [choice]}
+        asked = {**choice, "logprobs": {"content": [1]}, "stop_reason": "."}
+        assert msgspec.json.decode(strip_extras(payload, Extras(True, True))) == {
+            "id": "x",
+            "choices": [asked],
+        }
 
 
 @given(st.binary(max_size=200))

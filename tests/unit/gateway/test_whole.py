@@ -13,7 +13,7 @@ from core.tokens import TokenUsage
 from gateway.context import AbortReason
 from gateway.merge_chunks import AnswerMerger
 from gateway.schemas.chat import parse_chat
-from gateway.schemas.common import PreparedRequest
+from gateway.schemas.common import Extras, PreparedRequest
 from gateway.whole import SNAPSHOT_AGE_S, WholeAnswer
 from scheduler.wire import PoolSnapshot
 from tests.support.clock import ManualClock
@@ -113,7 +113,7 @@ async def test_a_limit_that_may_not_fit_beside_the_prompt_is_streamed() -> None:
 
 
 def test_both_ways_build_the_same_answer() -> None:
-    whole = WholeAnswer(1, 100, 0.0, 0)
+    whole = WholeAnswer(1, 100, 0.0, 0, Extras())
     whole.take("chat", document(tool_calls=[CALL], reasoning="hm"))
     events = [
         {"delta": {"role": "assistant", "content": ""}},
@@ -121,7 +121,7 @@ def test_both_ways_build_the_same_answer() -> None:
         {"delta": {"tool_calls": [{"index": 0, **CALL}]}},
         {"delta": {}, "finish_reason": "tool_calls"},
     ]
-    merger = AnswerMerger("chat")
+    merger = AnswerMerger("chat", Extras())
     for event in events:
         chunk = {"id": "chatcmpl-1", "created": 1700000000, "model": "tiny", "choices": [event]}
         merger.add(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
