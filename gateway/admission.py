@@ -8,10 +8,10 @@ from core.tokens import NO_TOKENS
 from gateway.acquire_both import acquire_both
 from gateway.context import RequestContext
 from gateway.estimate import Estimator
-from gateway.limits import body_limit
+from gateway.limits import MAX_ANSWER_LOGPROBS, body_limit
 from gateway.ports import GrantT, Holds, Metering, Model, Models, Rates, Scheduler
 from gateway.prefix import PromptHasher
-from gateway.records import hold_request, open_record, place_request, released
+from gateway.records import hold_request, longest_answer, open_record, place_request, released
 from gateway.schemas.common import PreparedRequest
 from gateway.time_budget import time_to_place_again_s
 from scheduler.wire import Placement
@@ -51,7 +51,8 @@ class Admission(Generic[GrantT]):
         """Return the model that the request names.
 
         Raises ModelNotFound, PermissionDenied when the key may not use the model, RequestTooLarge when the body is
-        longer than the model's context can be, and InvalidRequest when max_tokens does not fit into the context.
+        longer than the model's context can be or the answer cannot be held, and InvalidRequest when max_tokens does
+        not fit into the context.
         """
         model = self._models.resolve(prepared.model)
         if principal.allowed_models is not None and model.name not in principal.allowed_models:
@@ -71,6 +72,14 @@ class Admission(Generic[GrantT]):
                 "prompt and answer together; ask for fewer.",
                 param="max_tokens",
                 code="context_length_exceeded",
+            )
+        logprobs = prepared.max_tokens * prepared.choices * prepared.logprobs_per_token
+        if not prepared.stream and logprobs > MAX_ANSWER_LOGPROBS:
+            raise RequestTooLarge(
+                f"n x max_tokens x (1 + top_logprobs) makes {logprobs:,} log-probabilities; an answer in one piece has "
+                f"at most {MAX_ANSWER_LOGPROBS:,}. Ask for fewer, or for a stream.",
+                param="top_logprobs",
+                code="answer_too_large",
             )
         return model
 
@@ -128,8 +137,7 @@ class Admission(Generic[GrantT]):
         record = open_record(context, self._region)
         self._meter.open(record)
         context.open_record = record
-        prepared = context.request.prepared
-        longest = (prepared.max_tokens or context.request.model.max_output_tokens) * prepared.choices
+        longest = longest_answer(context.request.prepared, context.request.model)
         context.reserved.output_limit = min(hold.output_tokens, longest)
         context.reserved.whole = hold.whole
 

@@ -1,5 +1,7 @@
 """Bounds on what the gateway accepts. A request above a bound gets a 4xx answer that names the bound."""
 
+from core.errors import EngineFailed
+
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """Bytes of a request's body, counted as the body arrives; Content-Length is not trusted."""
 BODY_BYTES_PER_TOKEN = 32
@@ -57,7 +59,17 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Bytes of one event of an engine's stream; a longer event fails the attempt."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Bytes of text and logprobs kept of an answer that is not streamed."""
+"""Bytes of text and logprobs kept of an answer that is not streamed. A larger answer ends there, as at max_tokens."""
+MAX_ANSWER_LOGPROBS = 262_144
+"""Log-probabilities of an answer that is not streamed: choices x tokens x (1 + top_logprobs). One takes about 100
+bytes; with 256 bytes each they would fill MAX_ANSWER_BYTES."""
+MAX_BYTES_PER_TOKEN = 1024
+"""Bytes that a token takes in an answer at most: the longest tokens of vocabularies have 256 characters, each of which
+takes up to four bytes in JSON within JSON, as the arguments of a tool call are."""
+
+
+class AnswerTooLarge(EngineFailed):
+    """An answer is above a bound. It ends there and is billed; before any content it is a failure of the engine."""
 
 
 def body_limit(context_len: int, prompts: int) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from core.errors import EngineFailed, RequestTooLarge
-from gateway.limits import MAX_ANSWER_BYTES
+from core.errors import EngineFailed
+from gateway.limits import MAX_ANSWER_BYTES, AnswerTooLarge
 from gateway.schemas.common import Extras
 
 _CALL_BYTES = 64
@@ -58,7 +58,7 @@ class AnswerMerger:
     def add(self, events: bytes) -> None:
         """Merge whole events with `data: ` lines.
 
-        Raises RequestTooLarge when more than MAX_ANSWER_BYTES would be kept, and ValueError, TypeError or
+        Raises AnswerTooLarge, after these, when more than MAX_ANSWER_BYTES are kept, and ValueError, TypeError or
         AttributeError when an event does not have OpenAI's shape.
         """
         for line in events.split(b"\n\n"):
@@ -73,7 +73,7 @@ class AnswerMerger:
                     choice = self._choices[part.index] = _Choice(part.index, self._extras)
                 self.size += choice.add(part)
         if self.size > MAX_ANSWER_BYTES:
-            raise answer_too_large()
+            raise AnswerTooLarge(f"The answer is above {MAX_ANSWER_BYTES:,} bytes.")
 
     def answer(self) -> dict[str, Any]:
         """Return the answer without its usage. Raises EngineFailed when no event has arrived."""
@@ -89,13 +89,6 @@ class AnswerMerger:
             self._first.system_fingerprint,
             [choice.chat() if chat else choice.text_choice() for choice in ordered],
         )
-
-
-def answer_too_large() -> RequestTooLarge:
-    """The error for an answer above MAX_ANSWER_BYTES."""
-    return RequestTooLarge(
-        "The answer is too large to be sent in one piece; ask for a stream.", code="answer_too_large"
-    )
 
 
 def answer_object(

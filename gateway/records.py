@@ -3,6 +3,7 @@
 from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
 from core.tokens import NO_TOKENS, TokenUsage
 from gateway.context import AnyContext
+from gateway.limits import MAX_ANSWER_BYTES, MAX_ANSWER_LOGPROBS, MAX_BYTES_PER_TOKEN
 from gateway.ports import Model
 from gateway.prefix import PromptBlocks
 from gateway.schemas.common import PreparedRequest
@@ -16,6 +17,10 @@ def hold_request(context: AnyContext) -> HoldRequest:
     """Return the hold to place: upper bounds in tokens, computed from bytes without a tokenizer."""
     request = context.request
     prepared, principal, model = request.prepared, request.principal, request.model
+    longest = longest_answer(prepared, model)
+    bounded = (prepared.max_tokens > 0 or longest_fits(prepared, model)) and (
+        longest * MAX_BYTES_PER_TOKEN <= MAX_ANSWER_BYTES
+    )
     return HoldRequest(
         request_id=request.id,
         tenant_id=principal.tenant_id,
@@ -25,9 +30,17 @@ def hold_request(context: AnyContext) -> HoldRequest:
         tier=principal.tier,
         max_input_tokens=min(prepared.max_input_tokens, model.context_len * prepared.choices),
         max_output_tokens=prepared.max_tokens * prepared.choices,
-        default_output_tokens=model.max_output_tokens * prepared.choices,
-        whole=prepared.tools_in_one_piece and (prepared.max_tokens > 0 or longest_fits(prepared, model)),
+        default_output_tokens=longest,
+        whole=prepared.tools_in_one_piece and bounded,
     )
+
+
+def longest_answer(prepared: PreparedRequest, model: Model) -> int:
+    """Return the output tokens, over all choices, of the longest answer that the request may get."""
+    tokens = (prepared.max_tokens or model.max_output_tokens) * prepared.choices
+    if prepared.stream or not prepared.logprobs_per_token:
+        return tokens
+    return min(tokens, MAX_ANSWER_LOGPROBS // prepared.logprobs_per_token)
 
 
 def longest_fits(prepared: PreparedRequest, model: Model) -> bool:

@@ -19,13 +19,13 @@ from uuid import UUID
 from billing.metering.records import Outcome, UsageRecord
 from core.errors import EngineFailed
 from gateway import answers
-from gateway.context import AnyContext, Request
+from gateway.context import AnyContext
 from gateway.engine import HEADERS_TIMEOUT_S, error_message
 from gateway.interval import stream_interval
-from gateway.limits import MAX_ANSWER_BYTES
-from gateway.merge_chunks import AnswerMerger, answer_too_large
+from gateway.limits import MAX_ANSWER_BYTES, AnswerTooLarge
+from gateway.merge_chunks import AnswerMerger
 from gateway.ports import Engines, EngineStream, Holds, Scheduler
-from gateway.records import longest_fits, usage_record
+from gateway.records import longest_answer, longest_fits, usage_record
 from gateway.sse import StreamCodec
 from gateway.time_budget import whole_attempt_s
 from gateway.whole import WholeAnswer, WholeAnswers
@@ -62,8 +62,8 @@ class Relay:
     async def attempt(self, context: AnyContext) -> None:
         """Relay one engine's stream to its end, or until the paid output tokens are used up.
 
-        Raises EngineFailed when the attempt fails, InvalidRequest when the engine refuses the request itself, and
-        RequestTooLarge when an answer that is not streamed exceeds MAX_ANSWER_BYTES.
+        An answer above a bound of the gateway's memory ends there. Raises EngineFailed when the attempt fails, and
+        InvalidRequest when the engine refuses the request itself.
         """
         placement, request, answer = context.routing.placement, context.request, context.answer
         if placement is None:
@@ -108,7 +108,7 @@ class Relay:
         )
 
     async def _attempt_whole(self, context: AnyContext, placement: Placement) -> None:
-        """Ask the engine for the answer in one piece. Raises EngineFailed, InvalidRequest or RequestTooLarge.
+        """Ask the engine for the answer in one piece. Raises EngineFailed or InvalidRequest.
 
         Cancelling closes the connection, at which the engine stops.
         """
@@ -127,7 +127,7 @@ class Relay:
             async with asyncio.timeout(wait_s) as answer.timeout:
                 stream = await self._open(context, placement, wait_s)
                 if await stream.read_into(take):
-                    raise answer_too_large()
+                    raise EngineFailed("The engine's answer is larger than its limit allows.")
             whole.take(endpoint, bytes(body))
         except BaseException as error:
             if stream is not None:
@@ -152,15 +152,21 @@ class Relay:
         answer = context.answer
         reads = ReadRelay(context, codec, self._now)
         answer.reading_since = self._now()
-        while not codec.done and await stream.read_into(reads.take):
-            if codec.limit_reached or codec.error is not None:
-                reads.unsent.append(await self._extend_or_fail(context, codec))
-            if codec.content_started:
-                if not answer.committed:
-                    self._commit(context, placement)
-                await self._deliver(context, reads.take_unsent())
-            if codec.limit_reached:
-                return
+        try:
+            while not codec.done and await stream.read_into(reads.take):
+                if codec.limit_reached or codec.error is not None:
+                    reads.unsent.append(await self._extend_or_fail(context, codec))
+                if codec.content_started:
+                    if not answer.committed:
+                        self._commit(context, placement)
+                    await self._deliver(context, reads.take_unsent())
+                if codec.limit_reached:
+                    return
+        except AnswerTooLarge:
+            if not answer.committed:
+                raise
+            codec.cut = True
+            return
         if not codec.done and not codec.complete:
             raise EngineFailed("The engine's answer broke off.")
         answer.committed = True
@@ -185,7 +191,7 @@ class Relay:
     async def _deliver(self, context: AnyContext, events: bytes) -> None:
         """Send events to the client, or merge them for an answer that is not streamed.
 
-        Raises RequestTooLarge, and EngineFailed when an event does not have OpenAI's shape.
+        Raises AnswerTooLarge, and EngineFailed when an event does not have OpenAI's shape.
         """
         if not events:
             return
@@ -205,7 +211,7 @@ class Relay:
         When the money does not cover EXTEND_TOKENS more, only the tokens that have arrived are asked for.
         """
         request, reserved = context.request, context.reserved
-        room = _longest_answer(request) - reserved.output_limit
+        room = longest_answer(request.prepared, request.model) - reserved.output_limit
         if request.prepared.max_tokens or room <= 0:
             return False
         missing = min(output - reserved.output_limit, room)
@@ -241,7 +247,7 @@ class Relay:
                 request.prepared.endpoint,
                 codec.first_chunk,
                 record,
-                truncated=codec.limit_reached,
+                truncated=codec.truncated,
                 include_usage=request.prepared.include_usage,
                 unfinished=codec.unfinished,
             )
@@ -255,7 +261,7 @@ class Relay:
             document = merger.answer()
         else:
             raise RuntimeError("only an answer that is not streamed is sent in one piece")
-        body, headers = answers.whole_answer(document, record, truncated=codec.limit_reached)
+        body, headers = answers.whole_answer(document, record, truncated=codec.truncated)
         await request.reply.respond(body, context.rate_headers + headers)
 
 
@@ -274,7 +280,9 @@ def _engine_body(context: AnyContext, placement: Placement) -> bytes:
         reasoning="reasoning" in model.capabilities,
         interval=interval,
         whole=context.reserved.whole,
-        max_tokens=model.max_output_tokens if fits and not prepared.max_tokens else 0,
+        max_tokens=longest_answer(prepared, model) // prepared.choices
+        if fits and not prepared.max_tokens
+        else 0,
     )
 
 
@@ -294,7 +302,7 @@ class ReadRelay:
         """Events that the task has to deliver."""
 
     def take(self, data: bytes) -> bool:
-        """Count the tokens of one read and relay it; False when the task has to act. Raises RequestTooLarge.
+        """Count the tokens of one read and relay it; False when the task has to act. Raises AnswerTooLarge.
 
         Raises EngineFailed when the engine sends something that is not a chunk or cannot be merged.
         """
@@ -332,7 +340,7 @@ class ReadRelay:
 
 
 def merge(merger: AnswerMerger, events: bytes, request_id: UUID) -> None:
-    """Merge events into an answer that is not streamed. Raises RequestTooLarge and EngineFailed."""
+    """Merge events into an answer that is not streamed. Raises AnswerTooLarge and EngineFailed."""
     try:
         merger.add(events)
     except (TypeError, AttributeError, ValueError) as error:
@@ -347,16 +355,11 @@ def _outcome_of(context: AnyContext, codec: StreamCodec) -> Outcome:
     Free is only an answer that delivered nothing because the model ended it. One that ended at its limit, or whose
     request can make the model end at once, would be a way to use an engine for nothing.
     """
-    ended_by_model = "length" not in codec.finish_reasons and not codec.limit_reached
+    ended_by_model = "length" not in codec.finish_reasons and not codec.truncated
     if not codec.content_started and ended_by_model and not context.request.prepared.has_logit_bias:
         return Outcome.ZERO_OUTPUT
     if codec.limit_reached:
-        request = context.request
-        bounded = request.prepared.max_tokens or context.reserved.output_limit >= _longest_answer(request)
+        prepared, model = context.request.prepared, context.request.model
+        bounded = prepared.max_tokens or context.reserved.output_limit >= longest_answer(prepared, model)
         return Outcome.LENGTH if bounded else Outcome.BUDGET_STOPPED
-    return Outcome.LENGTH if "length" in codec.finish_reasons else Outcome.COMPLETED
-
-
-def _longest_answer(request: Request) -> int:
-    """Output tokens, over all choices, of the longest answer to a request without max_tokens."""
-    return request.model.max_output_tokens * request.prepared.choices
+    return Outcome.LENGTH if codec.cut or "length" in codec.finish_reasons else Outcome.COMPLETED

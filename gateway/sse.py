@@ -14,7 +14,7 @@ import re
 import msgspec
 
 from core.errors import EngineFailed
-from gateway.limits import MAX_EVENT_BYTES
+from gateway.limits import MAX_EVENT_BYTES, AnswerTooLarge
 from gateway.schemas.common import Extras
 from gateway.usage import EngineUsage, UsageTracker
 
@@ -145,7 +145,7 @@ class EventSplitter:
     def feed(self, data: bytes) -> bytes:
         """Return the whole events so far, each ending in a blank line, and keep the rest.
 
-        Raises EngineFailed when the rest exceeds MAX_EVENT_BYTES.
+        Raises AnswerTooLarge when the rest exceeds MAX_EVENT_BYTES.
         """
         if b"\r" in data:
             data = data.replace(b"\r", b"")
@@ -159,7 +159,7 @@ class EventSplitter:
             end = 0
         self.partial = data[end:]
         if len(self.partial) > MAX_EVENT_BYTES:
-            raise EngineFailed("The engine sent an event that is too large.")
+            raise AnswerTooLarge("The engine sent an event that is too large.")
         return data[:end]
 
 
@@ -209,8 +209,8 @@ class StreamCodec:
 
     __slots__ = (
         "_extras", "_finished", "_relayed", "_splitter", "_steady", "_template", "_withheld", "choices",
-        "content_started",
-        "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker", "withheld_output",
+        "content_started", "cut", "done", "error", "finish_reasons", "first_chunk", "limit", "limit_reached", "tracker",
+        "withheld_output",
     )  # fmt: skip
 
     def __init__(
@@ -240,6 +240,8 @@ class StreamCodec:
         """Whether the engine has sent [DONE]."""
         self.limit_reached = False
         """Whether an event was withheld because it exceeds `limit`."""
+        self.cut = False
+        """Whether the answer ends here because it is above a bound of the gateway's memory."""
         self.withheld_output = 0
         """Output tokens, over all choices, that relaying the first withheld event would lead to."""
         self.error: bytes | None = None
@@ -250,6 +252,11 @@ class StreamCodec:
     def complete(self) -> bool:
         """Whether the engine has sent a finish reason for every choice."""
         return len(self._finished) >= self.choices
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the gateway ends the answer before the engine does."""
+        return self.limit_reached or self.cut
 
     @property
     def unfinished(self) -> list[int]:

@@ -36,7 +36,7 @@ def unbilled_tokens(
     """
     per_prompt = prepared.choices_per_prompt
     ended = codec is not None and (codec.done or codec.complete)
-    whole = ended and codec is not None and codec.error is None and not codec.limit_reached
+    whole = ended and codec is not None and codec.error is None and not codec.truncated
     started = per_prompt if whole else _choices_started(codec, prepared)
     repeated_input = max(started - 1, 0) * usage.input
     entries = []

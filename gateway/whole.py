@@ -46,7 +46,6 @@ class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     message: dict[str, Any] | None = None
     text: str | None = None
-    logprobs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     finish_reason: str | None = None
     stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
 
@@ -137,15 +136,11 @@ class WholeAnswer(StreamCodec):
 
 
 def _has_content(choice: _Choice, extras: Extras) -> bool:
-    """Whether a choice has text, reasoning, a refusal, a tool call or an extra."""
+    """Whether a choice has text, reasoning, a refusal, a tool call or a stop string that was asked for."""
     members = (choice.message or {}).items()
     if bool(choice.text) or any(bool(value) for name, value in members if name != "role"):
         return True
-    return carries_extras(extras, choice.logprobs, choice.finish_reason, choice.stop_reason)
-
-
-def _logprobs(choice: _Choice, extras: Extras) -> msgspec.Raw | None:
-    return choice.logprobs if extras.logprobs and choice.logprobs is not msgspec.UNSET else None
+    return carries_extras(extras, msgspec.UNSET, choice.finish_reason, choice.stop_reason)
 
 
 def _ends(choice: _Choice, extras: Extras) -> dict[str, Any]:
@@ -156,16 +151,17 @@ def _ends(choice: _Choice, extras: Extras) -> dict[str, Any]:
 
 
 def _chat_choice(choice: _Choice, extras: Extras) -> dict[str, Any]:
-    """The choice as a merged stream has it: texts that are there, and tool calls if there are any."""
+    """The choice as a merged stream has it: texts that are there, and tool calls if there are any.
+
+    No request for log-probabilities is answered in one piece.
+    """
     message = choice.message or {}
     members = {name: value for name, value in message.items() if isinstance(value, str)}
-    calls, logprobs = message.get("tool_calls") or [], _logprobs(choice, extras)
-    return chat_choice(choice.index, members, calls, logprobs, _ends(choice, extras))
+    return chat_choice(choice.index, members, message.get("tool_calls") or [], None, _ends(choice, extras))
 
 
 def _text_choice(choice: _Choice, extras: Extras) -> dict[str, Any]:
-    logprobs = _logprobs(choice, extras)
-    return {"index": choice.index, "text": choice.text, "logprobs": logprobs, **_ends(choice, extras)}
+    return {"index": choice.index, "text": choice.text, "logprobs": None, **_ends(choice, extras)}
 
 
 def predicted_output(placement: Placement, elapsed_s: float, limit: int, choices: int) -> int:

@@ -264,6 +264,7 @@ def _prepare(request: ChatRequest, body_bytes: int) -> PreparedRequest:
         max_input_tokens=bound,
         fields=fields,
         reasoning_effort=request.reasoning_effort or "",
+        logprobs_per_token=1 + (request.top_logprobs or 0) if request.logprobs else 0,
     )
 
 

@@ -154,17 +154,22 @@ class PreparedRequest(msgspec.Struct):
     They contain the only copy of the prompt.
     """
     reasoning_effort: str = ""
+    logprobs_per_token: int = 0
+    """Log-probabilities that the request asks for, per output token."""
 
     @property
     def tools_in_one_piece(self) -> bool:
-        """Whether the answer may contain tool calls and is not streamed: engines parse such answers better whole."""
-        return not self.stream and "tools" in self.fields and self.fields.get("tool_choice") != "none"
+        """Whether the answer may contain tool calls and is not streamed: engines parse such answers better whole.
+
+        The size of log-probabilities has no useful bound, so answers with them are read as they grow.
+        """
+        tools = "tools" in self.fields and self.fields.get("tool_choice") != "none"
+        return tools and not self.stream and not self.logprobs_per_token
 
     @property
     def extras(self) -> Extras:
-        """The extras that the request asks for, until `drop_body`. `logprobs` may be 0 in a text completion."""
-        logprobs = self.fields.get("logprobs")
-        return Extras("stop" in self.fields, logprobs is not None and logprobs is not False)
+        """The extras that the request asks for, until `drop_body`."""
+        return Extras("stop" in self.fields, self.logprobs_per_token > 0)
 
     @property
     def has_logit_bias(self) -> bool:

@@ -91,6 +91,7 @@ def parse_completion(body: bytes) -> PreparedRequest:
         body_bytes=len(body),
         max_input_tokens=bound,
         fields=fields,
+        logprobs_per_token=0 if request.logprobs is None else 1 + request.logprobs,
     )
 
 

@@ -108,7 +108,6 @@ def _last(reply: FakeReply) -> bytes:
     ("asked", "end", "outcome"),
     [
         ({"stop": "e"}, STOPPED, Outcome.COMPLETED),
-        ({"logprobs": True}, LOGPROBS, Outcome.COMPLETED),
         ({}, {"message": {"tool_calls": [CALL]}}, Outcome.COMPLETED),
         ({"max_tokens": 3}, {"finish_reason": "length"}, Outcome.LENGTH),
         ({"logit_bias": {"7": 100}}, {}, Outcome.COMPLETED),

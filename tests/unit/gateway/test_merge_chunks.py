@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import EngineFailed, RequestTooLarge
+from core.errors import EngineFailed
 from gateway import merge_chunks
+from gateway.limits import AnswerTooLarge
 from gateway.merge_chunks import AnswerMerger
 from gateway.schemas.common import Extras
 
@@ -161,7 +162,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     merger = AnswerMerger("chat", Extras())
     for _ in range(10):
         merger.add(encoded([{"index": 0, "delta": {"content": "x" * 100}}]))
-    with pytest.raises(RequestTooLarge):
+    with pytest.raises(AnswerTooLarge):
         merger.add(encoded([{"index": 0, "delta": {"content": "x"}}]))
 
 
