@@ -144,14 +144,18 @@ class Admission(Generic[GrantT]):
     async def acquire_other_replica(self, context: RequestContext[GrantT]) -> None:
         """Release the replica of the failed attempt and acquire another one. Hold and rates stay as they are.
 
-        Raises Refused when no other replica takes the request before its deadline.
+        The open record is written again, so that a process that dies during the next attempt leaves its tokens to the
+        engine that counts them. Raises Refused when no other replica takes the request before its deadline, and
+        Unavailable when the usage spool cannot be written.
         """
         usage, now = context.usage, self._now()
         failed = context.record_failed_attempt(now)
         self._scheduler.release(released(failed, usage, failed=True))
         deadline_s = time_to_place_again_s(context, failed, now)
         context.begin_next_attempt(await self._place(context, deadline_s), self._now())
-        context.open_record = open_record(context, self._region)
+        record = open_record(context, self._region)
+        self._meter.open(record)
+        context.open_record = record
 
     async def _place(self, context: RequestContext[GrantT], deadline_s: float) -> Placement:
         """Acquire a replica from the scheduler within `deadline_s`. Raises Refused."""

@@ -97,6 +97,9 @@ def open_record(context: AnyContext, region: str) -> OpenRecord:
         max_input_tokens=prepared.max_input_tokens * prepared.choices,
         whole=hold.whole,
         max_output_tokens=hold.output_tokens if hold.whole else 0,
+        earlier_attempts=context.routing.attempts,
+        earlier_usage=context.routing.failed_usage,
+        earlier_unbilled=tuple(context.routing.failed_unbilled),
     )
 
 

@@ -26,6 +26,8 @@ _RUNNING_USAGE = re.compile(
 )
 """Running usage at the end of an event, as vLLM writes it (vllm/entrypoints/openai/engine/protocol.py, UsageInfo)."""
 _UNFINISHED = re.compile(rb'"finish_reason":\s*null')
+BROKEN_OFF = frozenset(("abort", "error"))
+"""Finish reasons of choices that the engine gave up, as vLLM and SGLang do when they are stopped."""
 _NULL = msgspec.Raw(b"null")
 _NO_EXTRAS = Extras()
 
@@ -245,7 +247,7 @@ class StreamCodec:
         self.withheld_output = 0
         """Output tokens, over all choices, that relaying the first withheld event would lead to."""
         self.error: bytes | None = None
-        """The error object that the engine sent; None if it sent none."""
+        """The error object that the engine sent, or ours when it gave up the answer; None if there is no error."""
         self.finish_reasons: set[str] = set()
 
     @property
@@ -348,7 +350,7 @@ class StreamCodec:
         return b"".join(out)
 
     def _count(self, chunk: Chunk) -> bool:
-        """Count one chunk; False when it exceeds the limit and must be withheld."""
+        """Count one chunk; False when it is not relayed: it exceeds the limit, or the engine gave up the answer."""
         if self.first_chunk is None:
             self.first_chunk = chunk
         if not chunk.choices:
@@ -361,13 +363,16 @@ class StreamCodec:
             return False
         if chunk.usage is not None:
             self.tracker.update_choice(chunk.usage, chunk.choices[0].index)
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                if choice.finish_reason in BROKEN_OFF:
+                    self.error = b'{"message":"the engine gave up the answer"}'
+                    return False
+                self._finished.add(choice.index)
+                self.finish_reasons.add(choice.finish_reason)
         if content:
             self.content_started = True
             self.tracker.content_events += 1
-        for choice in chunk.choices:
-            if choice.finish_reason is not None:
-                self._finished.add(choice.index)
-                self.finish_reasons.add(choice.finish_reason)
         return True
 
     def _carries_extras(self, choice: ChunkChoice) -> bool:

@@ -28,7 +28,7 @@ from gateway.context import AnyContext
 from gateway.merge_chunks import answer_object, chat_choice
 from gateway.ports import Scheduler
 from gateway.schemas.common import Extras, PreparedRequest
-from gateway.sse import StreamCodec, carries_extras
+from gateway.sse import BROKEN_OFF, StreamCodec, carries_extras
 from gateway.time_budget import UNKNOWN_ITL_S
 from gateway.usage import EngineUsage, UsageTracker
 from scheduler.wire import Placement, PoolSnapshot
@@ -119,6 +119,8 @@ class WholeAnswer(StreamCodec):
         self.tracker.set_totals(
             msgspec.structs.replace(found.usage, completion_tokens=min(output, self.limit))
         )
+        if any(choice.finish_reason in BROKEN_OFF for choice in found.choices):
+            raise EngineFailed("The engine gave up the answer.")
         for choice in found.choices:
             self._finished.add(choice.index)
             self.finish_reasons.add(choice.finish_reason or "stop")

@@ -75,9 +75,10 @@ class AdoptedSpool:
             open=opened,
             outcome=Outcome.INTERRUPTED,
             usage=NO_TOKENS if nothing_delivered else usage,
-            extra_unbilled=usage if nothing_delivered else NO_TOKENS,
+            attempts=opened.earlier_attempts + 1,
+            extra_unbilled=opened.earlier_usage + (usage if nothing_delivered else NO_TOKENS),
             duration_us=max(frames.last_ms - frames.first_ms, 0) * 1000,
-            unbilled=(tail,),
+            unbilled=(*opened.earlier_unbilled, tail),
         )
 
     def quarantine(self) -> None:
@@ -101,6 +102,7 @@ class AdoptedSpool:
             frames.checkpoint = frame.offset
         else:
             frames.open = frame.offset
+            frames.checkpoint = -1  # counts of an earlier attempt
 
     def _read(self, offset: int) -> OpenRecord | Checkpoint | UsageRecord | None:
         frame = decode_at(self._data, offset) if offset >= 0 else None

@@ -84,8 +84,31 @@ class HoldGranted(msgspec.Struct, frozen=True):
     """Whether the hold covers all that the answer may cost, at no more than a sixteenth of what was available."""
 
 
-class OpenRecord(msgspec.Struct, tag="open"):
-    """Written to the spool before dispatch; it admits the request, which then gets exactly one usage row."""
+class Unbilled(msgspec.Struct, frozen=True):
+    """Tokens of one attempt that an engine counted, are not charged, and do not follow from the usage row.
+
+    Used to reconcile usage with the engines' counters (billing/economics/). `tail_input` and `tail_output` bound the
+    tokens that the engine may have counted after the last one received.
+    """
+
+    cause: str
+    """retried: an earlier attempt that failed; choices: the prompt, counted once more per further choice;
+    cancelled_tail: after a cancellation; engine_failed: after the last token of a failed engine."""
+    replica_id: str
+    boot_id: str
+    input: int = 0
+    output: int = 0
+    tail_input: int = 0
+    tail_output: int = 0
+    again_us: int = 0
+    """Microseconds from the request's receipt to the placement of the next attempt; 0 = there was none."""
+
+
+class OpenRecord(msgspec.Struct, tag="open", omit_defaults=True):
+    """Written to the spool before dispatch; it admits the request, which then gets exactly one usage row.
+
+    Written again before a further attempt, with that attempt's engine and what the earlier ones counted.
+    """
 
     request_id: UUID
     tenant_id: UUID
@@ -109,6 +132,12 @@ class OpenRecord(msgspec.Struct, tag="open"):
     even when the answer does not arrive."""
     max_output_tokens: int = 0
     """Upper bound of the output tokens of an answer in one piece, over all choices."""
+    earlier_attempts: int = 0
+    """Failed attempts on other engines."""
+    earlier_usage: TokenUsage = NO_TOKENS
+    """Tokens of these attempts, which are never charged."""
+    earlier_unbilled: tuple[Unbilled, ...] = ()
+    """What their engines counted, for reconciliation."""
 
 
 class Checkpoint(msgspec.Struct, tag="checkpoint"):
@@ -116,26 +145,6 @@ class Checkpoint(msgspec.Struct, tag="checkpoint"):
 
     request_id: UUID
     usage: TokenUsage
-
-
-class Unbilled(msgspec.Struct, frozen=True):
-    """Tokens of one attempt that an engine counted, are not charged, and do not follow from the usage row.
-
-    Used to reconcile usage with the engines' counters (billing/economics/). `tail_input` and `tail_output` bound the
-    tokens that the engine may have counted after the last one received.
-    """
-
-    cause: str
-    """retried: an earlier attempt that failed; choices: the prompt, counted once more per further choice;
-    cancelled_tail: after a cancellation; engine_failed: after the last token of a failed engine."""
-    replica_id: str
-    boot_id: str
-    input: int = 0
-    output: int = 0
-    tail_input: int = 0
-    tail_output: int = 0
-    again_us: int = 0
-    """Microseconds from the request's receipt to the placement of the next attempt; 0 = there was none."""
 
 
 class UsageRecord(msgspec.Struct, tag="usage"):

@@ -243,6 +243,10 @@ class Spool:
         """Record the position of the frame just written, and advance the tails."""
         span, replaced, before = (self._tail, size), getattr(entry, field), entry.live_bytes
         setattr(entry, field, span)
+        if field == "open" and entry.checkpoint is not None:
+            # Another attempt begins: the counts of the earlier one are in the open record.
+            entry.live_bytes -= entry.checkpoint[1]
+            entry.checkpoint = None
         if field == "usage":
             entry.live_bytes = size
         elif entry.usage is None:

@@ -177,6 +177,56 @@ async def test_failed_attempt_runs_once_more_elsewhere() -> None:
 
 
 @pytest.mark.promise(7)
+async def test_the_open_line_names_the_engine_of_the_running_attempt() -> None:
+    """A process that is killed during a second attempt leaves its tokens to the engine that counts them."""
+    broken = [chunk("", tokens=0, role=True), asyncio.Event(), EngineFailed("reset")]
+    again = [chunk("", tokens=0, role=True), asyncio.Event()]
+    gateway = Gateway(FakeEngines(broken, again))
+    task = asyncio.create_task(
+        gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
+    )
+    await until(lambda: gateway.engines.streams and len(gateway.engines.streams[0].script) == 1)
+    gateway.open_requests.tick()
+    broken[1].set()  # type: ignore[union-attr]
+    await until(lambda: len(gateway.engines.streams) == 2 and not gateway.engines.streams[1].script)
+    gateway.open_requests.tick()
+    first, second = gateway.meter.opened
+    assert (first.replica_id, first.earlier_attempts) == ("r1", 0)
+    assert (second.replica_id, second.earlier_attempts, second.earlier_usage) == ("r2", 1, TokenUsage(5))
+    assert [(one.cause, one.replica_id) for one in second.earlier_unbilled] == [("retried", "r1")]
+    assert [one.usage for one in gateway.meter.checkpoints] == [TokenUsage(5), TokenUsage(5)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    gateway.assert_resolved()
+
+
+@pytest.mark.promise(7)
+@pytest.mark.parametrize("reason", ["abort", "error"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_gives_up_an_answer_has_not_completed_it(reason: str, stream: bool) -> None:
+    """vLLM ends answers so when it is stopped or put to sleep."""
+    given_up = [chunk("", tokens=0, role=True), chunk("x", tokens=1, finish=reason), final(1), DONE]
+    gateway, reply = Gateway(FakeEngines(given_up, answer(["ok"]))), FakeReply()
+    await gateway.director.handle(uuid7(), principal(), prepared(stream=stream), reply)
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.attempts, record.usage.output) == (Outcome.COMPLETED, 2, 1)
+    assert record.extra_unbilled == TokenUsage(5, 0, 1)
+    assert reason.encode() not in reply.body
+    gateway.assert_resolved()
+
+
+@pytest.mark.promise(7)
+async def test_an_answer_that_is_given_up_after_content_is_free() -> None:
+    script = [chunk("a", tokens=1), chunk("b", tokens=2, finish="abort"), final(2), DONE]
+    gateway, reply = Gateway(FakeEngines(script)), FakeReply()
+    with pytest.raises(EngineFailed, match="nothing is charged"):
+        await gateway.director.handle(uuid7(), principal(), prepared(stream=True), reply)
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.usage.output, record.cost) == (Outcome.ENGINE_FAILED, 2, 0)
+    assert b"abort" not in reply.body
+
+
+@pytest.mark.promise(7)
 @pytest.mark.parametrize("again", [None, Refused("none left")])
 async def test_second_failure_is_free_and_said(again: Exception | None) -> None:
     gateway = Gateway(FakeEngines(EngineFailed("down"), EngineFailed("down too")))

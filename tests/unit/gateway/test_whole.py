@@ -141,6 +141,15 @@ async def test_an_unknown_form_costs_nothing(body: bytes) -> None:
     gateway.assert_resolved()
 
 
+async def test_an_answer_that_the_engine_gives_up_costs_nothing() -> None:
+    body = document(content="hi").replace(b'"finish_reason":"tool_calls"', b'"finish_reason":"abort"')
+    gateway = Gateway(FakeEngines([body], [body]))
+    with pytest.raises(EngineFailed):
+        await gateway.director.handle(uuid7(), principal(), tools(), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost, record.usage.output) == (Outcome.ENGINE_FAILED, 0, 9)
+
+
 async def test_nothing_generated_costs_nothing() -> None:
     gateway = Gateway(FakeEngines([document(content="", output=1)]))
     await gateway.director.handle(uuid7(), principal(), tools(), FakeReply())

@@ -7,15 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from billing.metering import spool as spool_module
-from billing.metering.adoption import adopt
+from billing.metering.adoption import AdoptedSpool, adopt
 from billing.metering.frames import parse
-from billing.metering.records import Checkpoint, OpenRecord, Outcome, PriceVersion, UsageRecord
+from billing.metering.records import Checkpoint, OpenRecord, Outcome, PriceVersion, Unbilled, UsageRecord
 from billing.metering.spool import Spool
 from core.ids import uuid7
 from core.tokens import NO_TOKENS, TokenUsage
@@ -214,6 +215,37 @@ def test_adoption_tells_ended_interrupted_and_empty_requests(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise(7)
+def test_a_process_that_dies_in_a_second_attempt_leaves_its_tokens_to_that_engine(tmp_path: Path) -> None:
+    spool = Owner(tmp_path).spool
+    first = opened()
+    counted = TokenUsage(input=4, output=1)
+    note = Unbilled("retried", "h/m-0", "b", input=4, output=1, tail_output=9)
+    second = msgspec.structs.replace(
+        first,
+        replica_id="h/m-1",
+        boot_id="b2",
+        earlier_attempts=1,
+        earlier_usage=counted,
+        earlier_unbilled=(note,),
+    )
+    spool.append(first)
+    spool.append(Checkpoint(first.request_id, counted))
+    spool.append(second)
+    spool.close()
+    adopted = adopt(tmp_path, None)
+    assert adopted is not None
+    record = adopted.load(first.request_id)
+    assert record is not None
+    assert (record.open.boot_id, record.attempts) == ("b2", 2)
+    assert (record.usage, record.extra_unbilled) == (NO_TOKENS, counted), "counts of the first engine"
+    assert [(one.cause, one.boot_id) for one in record.unbilled] == [
+        ("retried", "b"),
+        ("cancelled_tail", "b2"),
+    ]
+    adopted.release(remove=True)
+
+
 def test_half_made_files_of_dead_processes_go(tmp_path: Path) -> None:
     old, young = tmp_path / "api-old.spool.new", tmp_path / "api-young.spool.new"
     for path in (old, young):
@@ -233,6 +265,7 @@ class SpoolMachine(RuleBasedStateMachine):
         self.home = tempfile.TemporaryDirectory()
         self.owner = Owner(Path(self.home.name), capacity=12 * 1024)
         self.running: dict[UUID, OpenRecord] = {}
+        self.counted: dict[UUID, TokenUsage] = {}
         self.owed: dict[UUID, UsageRecord] = {}
 
     @rule()
@@ -240,6 +273,23 @@ class SpoolMachine(RuleBasedStateMachine):
         record = opened()
         if self.owner.spool.ready and self.owner.spool.append(record):
             self.running[record.request_id] = record
+
+    @rule(output=st.integers(1, 1000), last=st.booleans())
+    def count(self, output: int, last: bool) -> None:
+        if self.running:
+            request_id = list(self.running)[-1 if last else 0]
+            usage = TokenUsage(input=1, output=output)
+            if self.owner.spool.append(Checkpoint(request_id, usage)):
+                self.counted[request_id] = usage
+
+    @rule(last=st.booleans())
+    def try_again(self, last: bool) -> None:
+        if self.running:
+            before = list(self.running.values())[-1 if last else 0]
+            record = msgspec.structs.replace(before, boot_id=before.boot_id + "'")
+            if self.owner.spool.append(record):
+                self.running[record.request_id] = record
+                self.counted.pop(record.request_id, None)
 
     @rule(output=st.integers(0, 1000), last=st.booleans())
     def end(self, output: int, last: bool) -> None:
@@ -272,7 +322,12 @@ class SpoolMachine(RuleBasedStateMachine):
             if isinstance(frame.record, UsageRecord):
                 told[frame.record.open.request_id] = frame.record
             elif isinstance(frame.record, OpenRecord):
-                told.setdefault(frame.record.request_id, frame.record)
+                told[frame.record.request_id] = frame.record
+        adopted = AdoptedSpool(spool.path, -1)
+        for request_id in self.running:
+            interrupted = adopted.load(request_id)
+            assert interrupted is not None
+            assert interrupted.usage == self.counted.get(request_id, NO_TOKENS)
         for request_id, record in {**self.running, **self.owed}.items():
             assert told[request_id] == record
 
