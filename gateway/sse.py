@@ -22,7 +22,7 @@ DONE = b"data: [DONE]\n\n"
 _TEXT = re.compile(rb'("(?:delta":\s*\{\s*"[a-z_]+|text)":\s*")(?:[^"\\]|\\.)*"')
 _RUNNING_USAGE = re.compile(
     rb'(,\s*"usage":\s*\{\s*"prompt_tokens":\s*(\d+),\s*"total_tokens":\s*)\d+'
-    rb'(,\s*"completion_tokens":\s*)\d+(\s*\}\s*\})$'
+    rb'(,\s*"completion_tokens":\s*)\d+((?:,\s*"completion_tokens_details":\s*null)?\s*\}\s*\})$'
 )
 """Running usage at the end of an event, as vLLM writes it (vllm/entrypoints/openai/engine/protocol.py, UsageInfo)."""
 _UNFINISHED = re.compile(rb'"finish_reason":\s*null')

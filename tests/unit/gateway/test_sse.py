@@ -153,6 +153,20 @@ def test_the_fast_path_leaves_other_reads_alone(read: bytes) -> None:
     assert not codec.limit_reached
 
 
+def test_the_fast_path_knows_the_chat_events_of_vllm() -> None:
+    """They end with a null for the details of the output tokens, text completions do not."""
+
+    def event(text: str, tokens: int) -> bytes:
+        return chunk(text, tokens=tokens)[:-4] + b',"completion_tokens_details":null}}\n\n'
+
+    codec = StreamCodec(1, NO_LIMIT)
+    codec.feed(event("a", 1))
+    relayed = codec.relay_one(event("b", 2))
+    assert relayed is not None
+    assert texts(relayed) == "b"
+    assert codec.tracker.output == 2
+
+
 def test_the_fast_path_waits_for_the_end_of_an_event() -> None:
     codec = StreamCodec(1, NO_LIMIT)
     codec.feed(chunk("a", tokens=1))
