@@ -20,6 +20,7 @@ from gateway.limits import (
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
 )
+from gateway.schemas.bounds import normalised_bytes, rewritten_growth
 from gateway.schemas.common import (
     SAMPLING_FIELDS,
     Choices,
@@ -214,30 +215,34 @@ _decoder = RequestDecoder(ChatRequest)
 def parse_chat(body: bytes) -> PreparedRequest:
     """Validate the body of a chat completion. Raises InvalidRequest, RequestTooLarge or UnsupportedField."""
     request = _decoder.decode(body)
-    _check_conversation(request.messages)
+    rewritten = _check_conversation(request.messages)
     _check_tools(request)
     if request.modalities and request.modalities != ["text"]:
         raise InvalidRequest("'modalities' may only be [\"text\"].", param="modalities")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
-    return _prepare(request, len(body))
+    return _prepare(request, len(body), rewritten)
 
 
 _PASSED_ON = (*SAMPLING_FIELDS, "top_logprobs")
 """Fields that reach the engine as they are."""
 
 
-def _prepare(request: ChatRequest, body_bytes: int) -> PreparedRequest:
-    """The prepared request: the fields of the engine body, and what the gateway itself uses."""
+def _prepare(request: ChatRequest, body_bytes: int, rewritten: int) -> PreparedRequest:
+    """The prepared request: the fields of the engine body, and what the gateway itself uses.
+
+    `rewritten`: bytes that a template may add to the arguments of tool calls.
+    """
     messages = msgspec.json.encode(request.messages)
     fields: dict[str, Any] = {"messages": msgspec.Raw(messages)}
-    bound = size = len(messages)
+    size = len(messages)
+    bound = normalised_bytes(messages) + rewritten
     if request.tools:
         tools = msgspec.json.encode(request.tools)
         fields["tools"] = msgspec.Raw(tools)
         set_fields(fields, request, ("tool_choice", "parallel_tool_calls"))
         size += len(tools)
-        bound = size + TOOL_TEMPLATE_TOKENS
+        bound += normalised_bytes(tools) + rewritten_growth(tools) + TOOL_TEMPLATE_TOKENS
     else:
         bound += TEMPLATE_TOKENS
     max_tokens = request.max_completion_tokens or request.max_tokens or 0
@@ -248,7 +253,7 @@ def _prepare(request: ChatRequest, body_bytes: int) -> PreparedRequest:
         response_format = msgspec.json.encode(request.response_format)
         fields["response_format"] = msgspec.Raw(response_format)
         if isinstance(request.response_format, JsonSchemaFormat):
-            bound += len(response_format)
+            bound += normalised_bytes(response_format) + rewritten_growth(response_format)
     options = request.stream_options
     return PreparedRequest(
         endpoint="chat",
@@ -268,12 +273,14 @@ def _prepare(request: ChatRequest, body_bytes: int) -> PreparedRequest:
     )
 
 
-def _check_conversation(messages: list[Message]) -> None:
+def _check_conversation(messages: list[Message]) -> int:
     """Check OpenAI's order of messages: results of tool calls directly follow the calls. Raises InvalidRequest.
 
-    Replaces developer messages by system messages.
+    Replaces developer messages by system messages. Returns the bytes that a template may add to the arguments of the
+    tool calls.
     """
     open_calls: set[str] = set()
+    rewritten = 0
     for position, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             if message.tool_call_id not in open_calls:
@@ -299,21 +306,27 @@ def _check_conversation(messages: list[Message]) -> None:
                     param=f"messages[{position}].content",
                 )
             for call in message.tool_calls or ():
-                _check_arguments(call, position)
+                rewritten += _check_arguments(call, position)
                 open_calls.add(call.id)
     if open_calls:
         raise InvalidRequest(
             f"These tool calls have no answer: {', '.join(sorted(open_calls))}.", param="messages"
         )
+    return rewritten
 
 
-def _check_arguments(call: ToolCall, position: int) -> None:
-    """Bound the nesting of a tool call's arguments, which chat templates parse as JSON. Raises RequestTooLarge."""
-    if nests_deeper(call.function.arguments.encode(), MAX_ARGUMENTS_DEPTH):
+def _check_arguments(call: ToolCall, position: int) -> int:
+    """Bound the nesting of a tool call's arguments, which chat templates parse as JSON and write again.
+
+    Returns the bytes that this may add. Raises RequestTooLarge.
+    """
+    arguments = call.function.arguments.encode()
+    if nests_deeper(arguments, MAX_ARGUMENTS_DEPTH):
         raise RequestTooLarge(
             f"The arguments of call '{call.id}' nest deeper than {MAX_ARGUMENTS_DEPTH} levels.",
             param=f"messages[{position}].tool_calls",
         )
+    return rewritten_growth(arguments)
 
 
 def _check_tools(request: ChatRequest) -> None:

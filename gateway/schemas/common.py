@@ -147,7 +147,7 @@ class PreparedRequest(msgspec.Struct):
     body_bytes: int
     """Bytes of the body as it was received."""
     max_input_tokens: int
-    """Upper bound of the prompt's tokens, without a tokenizer: no token is shorter than a byte."""
+    """Upper bound of the prompt's tokens, without a tokenizer (gateway/schemas/bounds.py)."""
     fields: dict[str, Any]
     """Allow-listed engine fields, without model, salt and stream options; empty after `drop_body`.
 

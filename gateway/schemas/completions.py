@@ -6,6 +6,7 @@ import msgspec
 
 from core.errors import InvalidRequest, RequestTooLarge
 from gateway.limits import MAX_CHOICES, MAX_PROMPTS, MAX_TEXT_LOGPROBS, MAX_TOKEN_ID
+from gateway.schemas.bounds import normalised_bytes
 from gateway.schemas.common import (
     SAMPLING_FIELDS,
     Choices,
@@ -98,7 +99,7 @@ def parse_completion(body: bytes) -> PreparedRequest:
 def _count_prompts(prompt: str | list[Any]) -> tuple[int, int]:
     """The number of prompts and an upper bound of their tokens. Raises InvalidRequest or RequestTooLarge."""
     if isinstance(prompt, str):
-        return 1, len(prompt.encode()) + SPECIAL_TOKENS
+        return 1, normalised_bytes(prompt.encode()) + SPECIAL_TOKENS
     if not prompt:
         raise InvalidRequest("'prompt' is empty.", param="prompt")
     kinds = {type(item) for item in prompt}
@@ -110,5 +111,5 @@ def _count_prompts(prompt: str | list[Any]) -> tuple[int, int]:
         raise RequestTooLarge(f"{len(prompt)} prompts; at most {MAX_PROMPTS} are accepted.", param="prompt")
     if kinds == {list} and not all(prompt):
         raise InvalidRequest("'prompt' contains an empty list of tokens.", param="prompt")
-    sizes = (len(item.encode()) if isinstance(item, str) else len(item) for item in prompt)
+    sizes = (normalised_bytes(item.encode()) if isinstance(item, str) else len(item) for item in prompt)
     return len(prompt), sum(sizes) + SPECIAL_TOKENS * len(prompt)
