@@ -30,6 +30,8 @@ class ContractView(msgspec.Struct, frozen=True):
     """Basis points off the list price: 1500 = 15 %."""
     commit_monthly_usd: str | None
     payment_days: int
+    automatic_payment: bool
+    """Whether Stripe charges the saved card for invoices; otherwise it mails them with their due date."""
     sla: dict[str, Any] | None
     reason: str
     created_by: str
@@ -46,6 +48,7 @@ async def add_contract(
     discount_bps: int = 0,
     commit_monthly_usd: str | None = None,
     payment_days: int = DEFAULT_PAYMENT_DAYS,
+    automatic_payment: bool = False,
     sla: dict[str, Any] | None = None,
     currency: str = CURRENCY,
     reason: str,
@@ -76,6 +79,7 @@ async def add_contract(
             discount_bps=discount_bps,
             commit_monthly=commit,
             payment_days=payment_days,
+            automatic_payment=automatic_payment,
             sla=sla,
             reason=reason,
             created_by=actor.label,
@@ -137,6 +141,7 @@ def _view(contract: Contract) -> ContractView:
         discount_bps=contract.discount_bps,
         commit_monthly_usd=contract.commit_monthly_usd,
         payment_days=contract.payment_days,
+        automatic_payment=contract.automatic_payment,
         sla=contract.sla,
         reason=contract.reason,
         created_by=contract.created_by,

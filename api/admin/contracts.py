@@ -39,6 +39,7 @@ class ContractOut(ResponseModel):
     discount_bps: int
     commit_monthly_usd: str | None
     payment_days: int
+    automatic_payment: bool
     sla: dict[str, Any] | None
     reason: str
     created_by: str
@@ -59,6 +60,10 @@ class ContractCreate(RequestBody):
     discount_bps: int = Field(default=0, description="Basis points off the list price: 1500 = 15 %.")
     commit_monthly_usd: Usd | None = Field(default=None, description="Minimum charge of a month.")
     payment_days: int = 30
+    automatic_payment: bool = Field(
+        default=False,
+        description="Charge the saved card for invoices instead of mailing them with their due date.",
+    )
     sla: SlaBody | None = None
     currency: str = Field(default="USD", max_length=20)
     reason: Reason

@@ -45,6 +45,9 @@ class InvoiceOut(ResponseModel):
     exact_usd: str = Field(description="The exact sum of the lines.")
     total_usd: str = Field(description="The sum of the lines' cents.")
     credited_usd: str
+    open_usd: str = Field(
+        description="What is neither paid nor credited; of an open or uncollectible invoice."
+    )
     carried_usd: str = Field(description="Amount carried over to the next invoice.")
     due_at: datetime | None
     finalized_at: datetime | None

@@ -100,6 +100,7 @@ def _invoice_row(month: date, draft: Draft, numbers: dict[UUID, str]) -> dict[st
         "created_at": draft.finalized_at,
         "carry_exact": str(draft.totals.carry_exact),
         "carry_cents": draft.totals.carry_cents,
+        "automatic_payment": draft.terms.automatic_payment,
     }
 
 

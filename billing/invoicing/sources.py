@@ -33,6 +33,8 @@ class ContractTerms(msgspec.Struct, frozen=True):
     """The terms of a contract that an invoice needs."""
 
     payment_days: int = DEFAULT_PAYMENT_DAYS
+    automatic_payment: bool = False
+    """Whether a saved card is charged; otherwise the invoice is mailed with its due date."""
     committed: int | None = None
     commit_source: UUID | None = None
     """Source id of the shortfall's booking, derived from contract and month."""
@@ -188,7 +190,7 @@ async def terms(
     start, end = bounds(month)
     rows = await connection.execute(
         text(
-            "SELECT id, tenant_id, payment_days, commit_monthly, "
+            "SELECT id, tenant_id, payment_days, automatic_payment, commit_monthly, "
             "effective @> tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)) AS whole FROM contracts "
             "WHERE tenant_id = ANY (:tenants) AND withdrawn_at IS NULL "
             "AND effective @> (CAST(:end AS timestamptz) - interval '1 microsecond')"
@@ -198,6 +200,7 @@ async def terms(
     return {
         row.tenant_id: ContractTerms(
             payment_days=row.payment_days,
+            automatic_payment=row.automatic_payment,
             committed=int(row.commit_monthly) if row.whole and row.commit_monthly is not None else None,
             commit_source=derived_uuid("commit", row.id, month),
         )

@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Date,
     ForeignKey,
@@ -38,6 +39,8 @@ invoices = Table(
     pico("carry_exact", zero=True),
     Column("carry_cents", BigInteger, nullable=False, server_default=text("0")),
     Column("carried_to", Uuid, ForeignKey("invoices.id")),
+    Column("automatic_payment", Boolean, nullable=False, server_default=text("false")),
+    Column("applied_cents", BigInteger, nullable=False, server_default=text("0")),
     UniqueConstraint("tenant_id", "month"),
     UniqueConstraint("number"),
     UniqueConstraint("stripe_invoice_id"),
@@ -93,11 +96,15 @@ credit_notes = Table(
     Column("correction_id", Uuid),
     uid("adjustment_id"),
     instant("created_at", now=True),
+    Column("balance_cents", BigInteger, nullable=False, server_default=text("0")),
+    Column("refund_cents", BigInteger, nullable=False, server_default=text("0")),
     UniqueConstraint("stripe_credit_note_id"),
     Index("ix_credit_notes_invoice_id", "invoice_id"),
     Index("ix_credit_notes_adjustment_id", "adjustment_id"),
 )
-"""Credit against a finalised invoice; `pays` = invoice (reduces an open one) | balance | refund (of a paid one)."""
+"""Credit against a finalised invoice; `pays` = invoice (reduces an open one) | balance | refund (of a paid one).
+
+The parts that went to the customer's balance or were paid back are known when Stripe has the note."""
 
 credit_note_lines = Table(
     "credit_note_lines",

@@ -36,6 +36,8 @@ class InvoiceView(msgspec.Struct, frozen=True):
     """The sum of the lines' cents: the amount due (postpaid) or paid by credit (prepaid)."""
     credited_usd: str
     """Sum of its credit notes that are not void."""
+    open_usd: str
+    """What is neither paid nor credited; of an invoice that is open or uncollectible."""
     carried_usd: str
     """The amount carried over to the next invoice."""
     due_at: str | None
@@ -112,7 +114,9 @@ class TracePage(msgspec.Struct, frozen=True):
 
 _INVOICES = """
     SELECT i.*, t.name AS tenant, (SELECT coalesce(sum(n.cents), 0) FROM credit_notes n
-        WHERE n.invoice_id = i.id AND n.status <> 'void') AS credited
+        WHERE n.invoice_id = i.id AND n.status <> 'void') AS credited,
+        CASE WHEN i.status IN ('open', 'uncollectible') THEN greatest(0, penstock_open_cents(i.id)) ELSE 0 END
+            AS left_open
     FROM invoices i JOIN tenants t ON t.id = i.tenant_id
 """
 
@@ -260,6 +264,7 @@ def _invoice(row: Row[Any]) -> InvoiceView:
         exact_usd=pico_to_usd(int(row.exact)),
         total_usd=pico_to_usd(row.total_cents * PICO_PER_CENT),
         credited_usd=pico_to_usd(int(row.credited) * PICO_PER_CENT),
+        open_usd=pico_to_usd(row.left_open * PICO_PER_CENT),
         carried_usd=pico_to_usd(row.carry_cents * PICO_PER_CENT),
         due_at=_iso(row.due_at),
         finalized_at=_iso(row.finalized_at),

@@ -68,6 +68,10 @@ async def _invoice(database: Database, gateway: StripeGateway, object_id: str) -
     return await prepare_invoice(gateway, object_id)
 
 
+async def _invoice_payment(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
+    return await prepare_invoice(gateway, await gateway.invoice_of_payment(object_id))
+
+
 async def _customer(database: Database, gateway: StripeGateway, object_id: str) -> BookUpdate:
     await refresh_cards(database, gateway, object_id)
     return no_change
@@ -114,6 +118,7 @@ HANDLERS: dict[str, Prepare] = {
     "refund": _refund,
     "dispute": _dispute,
     "invoice": _invoice,
+    "invoice_payment": _invoice_payment,
     "checkout.session": prepare_session,
     "customer": _customer,
     "credit_note": _credit_note,

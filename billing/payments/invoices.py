@@ -48,14 +48,18 @@ async def apply_invoice(
     if ours is None:
         return "foreign"
     require_usd(invoice.currency, f"invoice {invoice.id}")
+    await _store_applied(connection, ours, invoice)
+    before = await _open_cents(connection, ours)
     for one, payment in paid:
         await _book_payment(connection, ours, one, payment)
+    if ours.status == "uncollectible":
+        await _recover(connection, ours, before, await _open_cents(connection, ours))
     if invoice.status == "paid" and ours.status in ("open", "uncollectible"):
         await _mark_paid(connection, ours, invoice)
-    elif invoice.status == "paid" and ours.status == "void" and paid:
+    elif ours.status == "void" and paid:
         await _notify_paid_void(connection, ours, invoice)
     elif invoice.status == "uncollectible" and ours.status == "open":
-        await _mark_uncollectible(connection, ours, invoice)
+        await _mark_uncollectible(connection, ours)
     elif (
         invoice.status == "open"
         and ours.status == "open"
@@ -89,6 +93,36 @@ async def _lock_ours(connection: AsyncConnection, invoice: Invoice) -> Row[Any] 
     ).one_or_none()
 
 
+async def _store_applied(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
+    """Store what Stripe took from the customer's balance; a void invoice has given it back."""
+    if invoice.status in ("open", "paid", "uncollectible"):
+        await connection.execute(
+            text(
+                "UPDATE invoices SET applied_cents = :applied "
+                "WHERE id = :id AND tenant_id = :tenant AND applied_cents <> :applied"
+            ),
+            {"applied": invoice.applied_cents, "id": ours.id, "tenant": ours.tenant_id},
+        )
+
+
+@platform_wide("by the id of the locked invoice")
+async def _open_cents(connection: AsyncConnection, ours: Row[Any]) -> int:
+    """The cents of our invoice that are neither paid nor credited."""
+    return int(
+        (await connection.execute(text("SELECT penstock_open_cents(:id)"), {"id": ours.id})).scalar_one()
+    )
+
+
+async def _recover(connection: AsyncConnection, ours: Row[Any], before: int, left: int) -> None:
+    """Reverse the write-off as far as payments lowered the open cents from `before` to `left`."""
+    if (recovered := min(before, before - left)) > 0:
+        source = derived_uuid(ours.id, "recovered", left)
+        amount = recovered * PICO_PER_CENT
+        await transfers.book(
+            connection, "write_off", ours.tenant_id, "invoiced", "uncollectible", amount, source
+        )
+
+
 async def _book_payment(
     connection: AsyncConnection, ours: Row[Any], one: InvoicePayment, payment: PaymentIntent | None
 ) -> None:
@@ -120,30 +154,18 @@ async def _book_payment(
 
 
 async def _mark_paid(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
-    """Mark our invoice paid; for one that was written off, reverse the expense."""
+    """Mark our invoice paid; for one that was written off, reverse what is left of the expense."""
     at = datetime.now(UTC) if invoice.paid_at is None else datetime.fromtimestamp(invoice.paid_at, UTC)
     await connection.execute(
         text("UPDATE invoices SET status = 'paid', paid_at = :at WHERE id = :id AND tenant_id = :tenant"),
         {"at": at, "id": ours.id, "tenant": ours.tenant_id},
     )
     if ours.status == "uncollectible":
-        written = await connection.execute(
-            text(
-                "SELECT amount FROM ledger_transfers WHERE source_id = :id AND kind = 'write_off' "
-                "AND tenant_id = :tenant"
-            ),
-            {"id": ours.id, "tenant": ours.tenant_id},
-        )
-        amount = written.scalar_one_or_none()
-        if amount is not None:
-            back = derived_uuid(ours.id, "recovered")
-            await transfers.book(
-                connection, "write_off", ours.tenant_id, "invoiced", "uncollectible", int(amount), back
-            )
+        await _recover(connection, ours, await _open_cents(connection, ours), 0)
 
 
 async def _notify_paid_void(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
-    """Notify operators that a void invoice was paid before Stripe voided it: the money must be refunded by hand."""
+    """Notify operators that money for a void invoice arrived before Stripe voided it: it must be refunded by hand."""
     amount = pico_to_usd(invoice.paid_cents * PICO_PER_CENT)
     await notices.notify(
         connection,
@@ -157,20 +179,24 @@ async def _notify_paid_void(connection: AsyncConnection, ours: Row[Any], invoice
     )
 
 
-async def _mark_uncollectible(connection: AsyncConnection, ours: Row[Any], invoice: Invoice) -> None:
-    """Mark our invoice uncollectible, book its open amount as an expense and notify the customer."""
+async def _mark_uncollectible(connection: AsyncConnection, ours: Row[Any]) -> None:
+    """Mark our invoice uncollectible, book its open amount as an expense and notify the customer.
+
+    The amount is what our books have open: a credit note may not have reached Stripe yet.
+    """
+    cents = await _open_cents(connection, ours)
     await connection.execute(
         text("UPDATE invoices SET status = 'uncollectible' WHERE id = :id AND tenant_id = :tenant"),
         {"id": ours.id, "tenant": ours.tenant_id},
     )
-    if invoice.remaining_cents > 0:
-        amount = invoice.remaining_cents * PICO_PER_CENT
+    if cents > 0:
+        amount = cents * PICO_PER_CENT
         await transfers.book(
             connection, "write_off", ours.tenant_id, "uncollectible", "invoiced", amount, ours.id
         )
     await _notify_customer(
         connection, ours, "invoice.uncollectible", f"Invoice {ours.number} is uncollectible",
-        f"${pico_to_usd(invoice.remaining_cents * PICO_PER_CENT)} of invoice {ours.number} was not paid.",
+        f"${pico_to_usd(max(cents, 0) * PICO_PER_CENT)} of invoice {ours.number} was not paid.",
         f"stripe-uncollectible-{ours.id}",
     )  # fmt: skip
 

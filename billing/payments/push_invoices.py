@@ -1,4 +1,9 @@
-"""Sends invoices to Stripe: creates a draft with one item per line, compares it to the cent, then finalises it."""
+"""Sends invoices to Stripe: creates a draft with one item per line, compares it to the cent, then finalises it.
+
+An invoice is mailed with its due date, whether a card is saved or not. Only where the contract says automatic payment
+(`invoices.automatic_payment`) does Stripe charge the saved card. An invoice that credit notes have paid in full before
+its push is finalised without being mailed or collected, so that its notes can follow.
+"""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -44,11 +49,11 @@ async def push_invoice(database: Database, gateway: StripeGateway, invoice_id: U
         ours, lines = await _read(connection, invoice_id)
     if ours is None:
         raise NotFound(f"there is no invoice {invoice_id}")
-    if ours.kind != "postpaid" or ours.status != "open" or ours.total_cents <= 0:
+    if ours.kind != "postpaid" or not ours.to_send or ours.total_cents <= 0:
         return False
     try:
         customer_id = await ensure_customer(database, gateway, ours.tenant_id)
-        if ours.default_payment_method is None:
+        if not _automatic(ours):
             await ensure_email(database, gateway, ours.tenant_id, customer_id)
         draft = await _ensure_draft(gateway, ours, customer_id)
         items = invoice_items((str(line.id), int(line.cents), line.description) for line in lines)
@@ -69,8 +74,10 @@ async def _read(connection: AsyncConnection, invoice_id: UUID) -> tuple[Row[Any]
         text(
             "SELECT i.id, i.tenant_id, i.month, i.kind, i.status, i.total_cents, i.number, i.stripe_invoice_id, "
             "extract(epoch FROM i.created_at)::bigint AS created, extract(epoch FROM i.due_at)::bigint AS due, "
-            "greatest(0, ceil(extract(epoch FROM i.due_at - now()) / 86400))::int AS days_left, "
-            "now() - i.created_at > make_interval(secs => :old) AS old, c.default_payment_method "
+            "i.due_at < now() + interval '1 minute' AS is_due, i.automatic_payment, "
+            "now() - i.created_at > make_interval(secs => :old) AS old, c.customer_id, c.default_payment_method, "
+            "i.status = 'paid' AS credited, "
+            "i.status = 'open' OR (i.status = 'paid' AND i.stripe_invoice_id IS NULL) AS to_send "
             "FROM invoices i LEFT JOIN stripe_customers c ON c.tenant_id = i.tenant_id WHERE i.id = :id"
         ),
         {"id": invoice_id, "old": SEARCH_AFTER_S},
@@ -88,14 +95,8 @@ async def _ensure_draft(gateway: StripeGateway, ours: Row[Any], customer_id: str
         return await gateway.invoice(ours.stripe_invoice_id)
 
     async def find() -> Invoice | None:
-        for found in await gateway.invoices(customer_id, ours.created - 300):
-            if found.metadata.get(INVOICE_KEY) == str(ours.id) and found.status != "void":
-                return found
-        return None
+        return await _find(gateway, ours, customer_id)
 
-    collection: dict[str, Any] = {"collection_method": "charge_automatically"}
-    if ours.default_payment_method is None:
-        collection = {"collection_method": "send_invoice", "days_until_due": ours.days_left}
     params = {
         "customer": customer_id,
         "currency": "usd",
@@ -108,7 +109,7 @@ async def _ensure_draft(gateway: StripeGateway, ours: Row[Any], customer_id: str
             TENANT_KEY: str(ours.tenant_id),
             "month": f"{ours.month:%Y-%m}",
         },
-        **collection,
+        **_collection(ours),
     }
     try:
         return await idempotent_write(
@@ -118,11 +119,32 @@ async def _ensure_draft(gateway: StripeGateway, ours: Row[Any], customer_id: str
             find_first=ours.old,
         )
     except Conflict:
-        # The key was used with other parameters: a card was saved, or a day passed, between two attempts.
+        # The key was used with other parameters: a card was saved, or the due date passed, between two attempts.
         known = await find()
         if known is None:
             raise
         return known
+
+
+def _automatic(ours: Row[Any]) -> bool:
+    """Whether a saved card is charged: the contract says so, there is one, and something is to be paid."""
+    return ours.automatic_payment and ours.default_payment_method is not None and not ours.credited
+
+
+def _collection(ours: Row[Any]) -> dict[str, Any]:
+    """Stripe's parameters of how the invoice is collected; its due date when that is ahead, otherwise due at once."""
+    if _automatic(ours):
+        return {"collection_method": "charge_automatically"}
+    due = {"days_until_due": 0} if ours.is_due else {"due_date": ours.due}
+    return {"collection_method": "send_invoice", **due}
+
+
+async def _find(gateway: StripeGateway, ours: Row[Any], customer_id: str) -> Invoice | None:
+    """Stripe's invoice for ours by its metadata: a crash may have prevented storing its id."""
+    for found in await gateway.invoices(customer_id, ours.created - 300):
+        if found.metadata.get(INVOICE_KEY) == str(ours.id) and found.status != "void":
+            return found
+    return None
 
 
 class InvoiceItem(msgspec.Struct, frozen=True):
@@ -199,7 +221,7 @@ async def _open(
     items: Sequence[InvoiceItem],
     sent: list[InvoiceLine],
 ) -> Invoice:
-    """Compare the draft with ours and finalise it; mail it when no card is saved. Raises Mismatch."""
+    """Compare the draft with ours and finalise it; mail it unless it is paid. Raises Mismatch."""
     found = await gateway.invoice(draft_id)
     want = {item.key: item.cents for item in items}
     have = {line.metadata.get(LINE_KEY, line.id): line.cents for line in sent}
@@ -219,13 +241,14 @@ async def _open(
             now = await gateway.invoice(draft_id)
             return None if now.status == "draft" else now
 
+        collect = not ours.credited
         found = await idempotent_write(
-            lambda key: gateway.finalize_invoice(draft_id, key), look, f"penstock-open-{draft_id}"
+            lambda key: gateway.finalize_invoice(draft_id, key, collect=collect),
+            look,
+            f"penstock-open-{draft_id}" if collect else f"penstock-open-{draft_id}-credited",
         )
-        if ours.default_payment_method is None:
-            found = await idempotent_write(
-                lambda key: gateway.send_invoice(draft_id, key), look, f"penstock-send-{draft_id}"
-            )
+    if found.mailed and found.status == "open" and ours.stripe_invoice_id is None and not ours.credited:
+        await gateway.send_invoice(draft_id, f"penstock-send-{draft_id}")
     return found
 
 
@@ -240,8 +263,11 @@ async def _store(
     there = {line.metadata[LINE_KEY]: line.id for line in sent}
     pairs = [(each, there[item.key]) for item in items for each in item.lines]
     await connection.execute(
-        text("UPDATE invoices SET stripe_invoice_id = :stripe WHERE id = :id AND tenant_id = :tenant"),
-        {"stripe": opened.id, "id": ours.id, "tenant": ours.tenant_id},
+        text(
+            "UPDATE invoices SET stripe_invoice_id = :stripe, applied_cents = :applied "
+            "WHERE id = :id AND tenant_id = :tenant"
+        ),
+        {"stripe": opened.id, "applied": opened.applied_cents, "id": ours.id, "tenant": ours.tenant_id},
     )
     await connection.execute(
         text(
@@ -260,24 +286,31 @@ async def _store(
 
 
 async def void_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
-    """Void Stripe's invoice of our void one; returns whether there was one. Raises Unavailable."""
-    async with database.read() as connection:
-        ours, _ = await _read(connection, invoice_id)
-    if ours is None or ours.status != "void" or ours.stripe_invoice_id is None:
-        return False
-    found = await gateway.invoice(ours.stripe_invoice_id)
-    if found.status in ("open", "uncollectible"):
+    """Void Stripe's invoice of our void one; returns whether there was one. Raises Unavailable.
+
+    One that was paid in part meanwhile stays: Stripe voids none with payments. Operators are notified when the payment
+    is booked.
+    """
+    found = await _ended(database, gateway, invoice_id, "void")
+    if found is not None and found.status in ("open", "uncollectible") and not found.paid_cents:
         await gateway.void_invoice(found.id, f"penstock-void-{found.id}")
-    return True
+    return found is not None
 
 
 async def write_off_invoice(database: Database, gateway: StripeGateway, invoice_id: UUID) -> bool:
     """Mark Stripe's invoice of our written-off one uncollectible; returns whether there was one. Raises Unavailable."""
+    found = await _ended(database, gateway, invoice_id, "uncollectible")
+    if found is not None and found.status == "open":
+        await gateway.write_off_invoice(found.id, f"penstock-write-off-{found.id}")
+    return found is not None
+
+
+async def _ended(database: Database, gateway: StripeGateway, invoice_id: UUID, status: str) -> Invoice | None:
+    """Stripe's invoice of ours, when ours has `status`; None when Stripe has none."""
     async with database.read() as connection:
         ours, _ = await _read(connection, invoice_id)
-    if ours is None or ours.status != "uncollectible" or ours.stripe_invoice_id is None:
-        return False
-    found = await gateway.invoice(ours.stripe_invoice_id)
-    if found.status == "open":
-        await gateway.write_off_invoice(found.id, f"penstock-write-off-{found.id}")
-    return True
+    if ours is None or ours.status != status or ours.customer_id is None:
+        return None
+    if ours.stripe_invoice_id is not None:
+        return await gateway.invoice(ours.stripe_invoice_id)
+    return await _find(gateway, ours, ours.customer_id)

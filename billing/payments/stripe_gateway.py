@@ -211,10 +211,10 @@ class StripeGateway(StripeTransport):
         method = self._client().v1.invoices.line_items.list_async
         return [parse.invoice_line(row) for row in await self._list(method, invoice_id)]
 
-    async def finalize_invoice(self, invoice_id: str, key: str) -> Invoice:
-        """Finalise a draft: it becomes open and can no longer be changed."""
+    async def finalize_invoice(self, invoice_id: str, key: str, *, collect: bool) -> Invoice:
+        """Finalise a draft: it becomes open and can no longer be changed. `collect`: Stripe collects its payment."""
         method = self._client().v1.invoices.finalize_invoice_async
-        return parse.invoice(await self._request(method, invoice_id, {"auto_advance": True}, key=key))
+        return parse.invoice(await self._request(method, invoice_id, {"auto_advance": collect}, key=key))
 
     async def send_invoice(self, invoice_id: str, key: str) -> Invoice:
         """Mail an open invoice to the customer."""
@@ -240,6 +240,11 @@ class StripeGateway(StripeTransport):
             by = {"payment": {"type": "payment_intent", "payment_intent": payment_intent}}
         rows = await self._list(self._client().v1.invoice_payments.list_async, **by)
         return [parse.invoice_payment(row) for row in rows]
+
+    async def invoice_of_payment(self, invoice_payment: str) -> str:
+        """The id of the invoice of an invoice payment."""
+        method = self._client().v1.invoice_payments.retrieve_async
+        return parse.invoice_payment(await self._request(method, invoice_payment))[0]
 
     async def create_credit_note(self, params: Params, key: str) -> CreditNote:
         """Create a credit note on an open or paid invoice."""

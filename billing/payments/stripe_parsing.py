@@ -149,6 +149,10 @@ def invoice(raw: Raw) -> Invoice:
         paid_cents=raw.get("amount_paid") or 0,
         remaining_cents=raw.get("amount_remaining") or 0,
         credited_cents=before + after,
+        applied_cents=0
+        if raw.get("ending_balance") is None
+        else raw["ending_balance"] - raw["starting_balance"],
+        mailed=raw.get("collection_method") == "send_invoice",
         metadata=_metadata(raw),
         paid_at=(raw.get("status_transitions") or {}).get("paid_at"),
         attempts=raw.get("attempt_count") or 0,

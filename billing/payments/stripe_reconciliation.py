@@ -220,6 +220,8 @@ async def _invoices(gateway: StripeGateway, ours: _Books, problems: list[str]) -
     sums = [0, 0]
 
     async def check(row: Row[Any]) -> None:
+        if row.stripe_invoice_id is None and row.status in ("void", "uncollectible"):
+            return  # it ended here before it was sent
         if row.stripe_invoice_id is None:
             problems.append(f"invoice {row.number} is not in Stripe")
             return

@@ -99,6 +99,10 @@ class Invoice(msgspec.Struct, frozen=True):
     remaining_cents: int
     credited_cents: int
     """By credit notes before and after payment."""
+    applied_cents: int
+    """Taken from the customer's balance when it was finalised; below 0, an earlier debt that was added."""
+    mailed: bool
+    """Whether it is sent to be paid by its due date; otherwise a saved card is charged."""
     metadata: dict[str, str]
     paid_at: int | None
     attempts: int

@@ -40,6 +40,8 @@ class Contract(msgspec.Struct, frozen=True):
     """Committed spend per month in picodollars; None = none."""
     payment_days: int
     """Days from an invoice to its due date."""
+    automatic_payment: bool
+    """Whether Stripe charges the saved card for invoices; otherwise it mails them with their due date."""
     sla: dict[str, Any] | None
     """Service level (billing/pricing/sla_terms.py); None = none."""
     reason: str
@@ -75,6 +77,7 @@ async def add_contract(
     discount_bps: int,
     commit_monthly: int | None,
     payment_days: int,
+    automatic_payment: bool = False,
     sla: dict[str, Any] | None,
     reason: str,
     created_by: str,
@@ -100,10 +103,10 @@ async def add_contract(
     try:
         inserted = await connection.execute(
             text(
-                "INSERT INTO contracts (id, tenant_id, effective, discount_bps, commit_monthly, payment_days, sla, "
-                "reason, created_by) VALUES (:id, :tenant_id, tstzrange(CAST(:start AS timestamptz), "
-                "CAST(:end AS timestamptz)), :bps, CAST(:commit AS numeric), :days, CAST(:sla AS jsonb), :reason, :by) "
-                "RETURNING *"
+                "INSERT INTO contracts (id, tenant_id, effective, discount_bps, commit_monthly, payment_days, "
+                "automatic_payment, sla, reason, created_by) VALUES (:id, :tenant_id, "
+                "tstzrange(CAST(:start AS timestamptz), CAST(:end AS timestamptz)), :bps, "
+                "CAST(:commit AS numeric), :days, :automatic, CAST(:sla AS jsonb), :reason, :by) RETURNING *"
             ),
             {
                 "id": uuid7(),
@@ -113,6 +116,7 @@ async def add_contract(
                 "bps": discount_bps,
                 "commit": commit_monthly,
                 "days": payment_days,
+                "automatic": automatic_payment,
                 "sla": None if sla_rule is None else msgspec.json.encode(sla_rule).decode(),
                 "reason": reason,
                 "by": created_by,
@@ -221,6 +225,7 @@ def _view(row: Row[Any]) -> Contract:
         discount_bps=row.discount_bps,
         commit_monthly=None if row.commit_monthly is None else int(row.commit_monthly),
         payment_days=row.payment_days,
+        automatic_payment=row.automatic_payment,
         sla=row.sla,
         reason=row.reason,
         created_by=row.created_by,

@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Computed,
     ForeignKey,
@@ -56,6 +57,7 @@ contracts = Table(
     Column("discount_bps", Integer, nullable=False, server_default=text("0")),
     pico("commit_monthly", nullable=True),
     Column("payment_days", Integer, nullable=False),
+    Column("automatic_payment", Boolean, nullable=False, server_default=text("false")),
     Column("sla", JSONB),
     string("reason"),
     string("created_by"),

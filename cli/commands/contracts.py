@@ -28,6 +28,9 @@ def add(
     discount_bps: Annotated[int, typer.Option(help="Basis points off the list price: 1500 = 15 %.")] = 0,
     commit: Annotated[str | None, typer.Option(help="Dollars that a month costs at least.")] = None,
     payment_days: Annotated[int, typer.Option(help="Days from an invoice to its due date.")] = 30,
+    automatic_payment: Annotated[
+        bool, typer.Option(help="Charge the saved card instead of mailing invoices with their due date.")
+    ] = False,
     sla: Annotated[
         str | None, typer.Option(help="Service level as JSON; see docs/finance/credits.md.")
     ] = None,
@@ -54,6 +57,7 @@ def add(
                 discount_bps=discount_bps,
                 commit_monthly_usd=commit,
                 payment_days=payment_days,
+                automatic_payment=automatic_payment,
                 sla=_object(sla),
                 currency=currency,
                 reason=reason,

@@ -103,6 +103,7 @@ def _numbers(console: Console, viewer: Viewer, invoice: InvoiceView) -> None:
         ("Organisation", invoice.tenant),
         ("Finalised", moment(invoice.finalized_at, now)),
         ("Paid", moment(invoice.paid_at, now)),
+        ("Open", money(invoice.open_usd)),
         ("Carried to the next", money(invoice.carried_usd)),
     ]
     if viewer.is_platform:

@@ -119,7 +119,7 @@ class _ContractPanel:
                         "Committed spend",
                         "None" if held.commit_monthly_usd is None else money(held.commit_monthly_usd),
                     ),
-                    ("Payment", f"within {held.payment_days} days of an invoice"),
+                    ("Payment", _payment_words(held)),
                     ("Service level", sla_words(held.sla)),
                     ("From", held.effective_from[:10]),
                     ("Until", held.effective_to[:10] if held.effective_to else "No end"),
@@ -147,7 +147,7 @@ class _ContractPanel:
             "to": cell("No end") if ends is None else cell(moment(ends, now)),
             "discount": cell(discount_text(one.discount_bps)),
             "commit": cell(money(one.commit_monthly_usd)),
-            "days": cell(f"{one.payment_days} days"),
+            "days": cell(f"{one.payment_days} days", sub="automatic" if one.automatic_payment else ""),
             "reason": cell(one.reason, wrap=True, sub=one.created_by if self.viewer.is_platform else ""),
             "acts": actions_cell(acts, f"contract from {one.effective_from[:10]}"),
         }
@@ -214,7 +214,12 @@ def open_contract_form(
         if len(values) < 6 or reason.error:
             return False
         await admin_contracts.add_contract(
-            console.database, viewer.actor, tenant_id=tenant_id, reason=reason.value.strip(), **values
+            console.database,
+            viewer.actor,
+            tenant_id=tenant_id,
+            automatic_payment=bool(automatic.value),
+            reason=reason.value.strip(),
+            **values,
         )
         toast_ok("The contract is set; its prices hold for requests admitted from then on.")
         await done()
@@ -234,6 +239,7 @@ def open_contract_form(
                 "inputmode=decimal prefix=$"
             )
             days = text_input("Days to pay", str(DEFAULT_PAYMENT_DAYS)).props("inputmode=numeric")
+        automatic = ui.switch("Charge the saved card automatically").props("dense")
         with box("div", "fields"):
             begins = text_input("Begins (UTC)", hint="Empty for now.")
             ends = text_input("Ends (UTC)", hint="Empty for no end.")
@@ -246,6 +252,13 @@ def open_contract_form(
             field.bind_visibility_from(metric, "value", backward=bool)
         percentile.bind_visibility_from(metric, "value", value="ttft")
         reason = text_input("Reason", hint="Kept in the audit log.").props("maxlength=500")
+
+
+def _payment_words(contract: ContractView) -> str:
+    """How invoices are paid under the contract."""
+    if contract.automatic_payment:
+        return "the saved card is charged automatically"
+    return f"within {contract.payment_days} days of an invoice"
 
 
 def _whole_days(text: str) -> int:

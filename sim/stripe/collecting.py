@@ -81,6 +81,7 @@ def _charge(sim: Sim, invoice: Obj, method: str | None, *, off_session: bool) ->
         )
     invoice |= {"attempted": True, "attempt_count": invoice["attempt_count"] + 1}
     sim.save(invoice)
+    payments.check_amount(invoice["amount_remaining"])
     link = sim.find("invoice_payment", invoice["_payment"])
     intent = sim.find("payment_intent", link["payment"]["payment_intent"])
     intent |= {"amount": invoice["amount_remaining"], "payment_method": method}
@@ -142,6 +143,45 @@ def pay(sim: Sim, params: Obj, id: str) -> Obj:
     return found
 
 
+def attach_payment(sim: Sim, params: Obj, id: str) -> Obj:
+    """Credit a succeeded payment intent to an open invoice, as a payment of a part or of all of it, and return the
+    invoice: https://docs.stripe.com/invoicing/partial-payments. Overpayment is not simulated.
+
+    Raises StripeError: 404 for an unknown invoice or intent, 400 when the invoice is closed, the intent has not
+    succeeded, is another customer's or attached already, or exceeds what remains.
+    """
+    found = sim.find("invoice", id)
+    if found["status"] not in ("open", "uncollectible"):
+        raise state(f"You can only attach payments to open invoices. This invoice is {found['status']}.")
+    if not params.get("payment_intent"):
+        raise invalid("Missing required param: payment_intent.", "payment_intent", "parameter_missing")
+    intent = sim.find("payment_intent", params["payment_intent"], "payment_intent")
+    if intent["customer"] != found["customer"]:
+        raise invalid("The PaymentIntent must belong to the invoice's customer.", param="payment_intent")
+    if intent["status"] != "succeeded" or intent["amount"] > found["amount_remaining"]:
+        raise invalid("not simulated: pending payments and overpayment", "payment_intent", "not_simulated")
+    if any(each["payment"]["payment_intent"] == intent["id"] for each in sim.store.all("invoice_payment")):
+        raise invalid("The PaymentIntent is attached to an invoice already.", param="payment_intent")
+    link = sim.new("invoice_payment", invoice=found["id"], amount_requested=intent["amount"], currency="usd")
+    link |= {
+        "amount_paid": intent["amount"], "is_default": False, "status": "paid",
+        "payment": {"type": "payment_intent", "payment_intent": intent["id"]},
+        "status_transitions": {"canceled_at": None, "paid_at": sim.now()},
+    }  # fmt: skip
+    sim.save(link)
+    before = {name: found[name] for name in ("amount_paid", "amount_remaining")}
+    if intent["amount"] == found["amount_remaining"]:
+        invoices.drop_payment(sim, found)
+        _settled(sim, found, intent["amount"])
+    else:
+        found["amount_paid"] += intent["amount"]
+        found["amount_remaining"] -= intent["amount"]
+        sim.save(found)
+        sim.emit("invoice.updated", found, before)
+    sim.emit("invoice_payment.paid", link)
+    return found
+
+
 def _payable(sim: Sim, invoice: Obj, params: Obj) -> str | None:
     if not params.get("payment_method"):
         return None
@@ -152,7 +192,7 @@ def _payable(sim: Sim, invoice: Obj, params: Obj) -> str | None:
 
 
 def charge_of(sim: Sim, invoice: Obj) -> Obj | None:
-    """Return the charge that paid an invoice; None when there is none."""
+    """Return the newest charge that paid the invoice or a part of it; None when there is none."""
     for link in invoices.payments_of(sim, invoice)[0]:
         intent = sim.find("payment_intent", link["payment"]["payment_intent"])
         if intent["status"] == "succeeded":
@@ -162,5 +202,8 @@ def charge_of(sim: Sim, invoice: Obj) -> Obj | None:
 
 ACTIONS = {"invoice.finalize": finalize_draft, "invoice.attempt": attempt, "invoice.overdue": overdue}
 ROUTES = [
+    route(
+        "POST", "/v1/invoices/{id}/attach_payment", "invoice_attach_payment", attach_payment, "payment_intent"
+    ),
     route("POST", "/v1/invoices/{id}/pay", "invoice_pay", pay, "payment_method off_session paid_out_of_band"),
 ]

@@ -173,20 +173,20 @@ def finalize_now(sim: Sim, invoice: Obj) -> Obj:
     """Finalise a draft: number it, apply the customer's balance and open it; an invoice with nothing due
     becomes paid.
 
-    An amount due below the minimum charge (50 cents) is carried over to the customer's next invoice, as Stripe
-    does.
+    An amount due below the minimum charge (50 cents) is moved to the customer's balance, and the next invoice
+    collects it, as Stripe does: https://docs.stripe.com/billing/customer/balance
     """
     customer = sim.find("customer", invoice["customer"])
     start = customer["balance"]
     due = max(0, invoice["total"] + start)
-    if 0 < due < payments.MINIMUM:
-        carried, due = due, 0
-    else:
-        carried = min(0, invoice["total"] + start)
+    carried = min(0, invoice["total"] + start)
     if carried != start:
         customers.book_balance(
             sim, customer["id"], carried - start, "applied_to_invoice", invoice=invoice["id"]
         )
+    if 0 < due < payments.MINIMUM:
+        customers.book_balance(sim, customer["id"], due, "invoice_too_small", invoice=invoice["id"])
+        carried, due = due, 0
     number = invoice["number"] or f"{customer['invoice_prefix']}-{customer['next_invoice_sequence']:04d}"
     customer["next_invoice_sequence"] += 1
     customer["currency"] = "usd"

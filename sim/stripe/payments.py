@@ -30,7 +30,8 @@ def make(sim: Sim, amount: int, customer: str | None, **fields: Any) -> Obj:
     return made
 
 
-def _check_amount(amount: int) -> None:
+def check_amount(amount: int) -> None:
+    """Raise StripeError (400) for an amount in cents that a card cannot be charged."""
     if amount < MINIMUM:
         raise invalid(
             "Amount must be at least $0.50 usd" if amount > 0 else "This value must be greater than or equal to 1.",
@@ -47,7 +48,7 @@ def create(sim: Sim, params: Obj) -> Obj:
     invalid parameters.
     """
     customers.usd(params["currency"])
-    _check_amount(params["amount"])
+    check_amount(params["amount"])
     if params.get("customer"):
         customers.live(sim, params["customer"])
     if params.get("off_session") and not params.get("confirm"):
@@ -174,7 +175,7 @@ def update(sim: Sim, params: Obj, id: str) -> Obj:
         raise _unexpected(found, "update")
     changes: Obj = {name: params[name] or None for name in ("description", "receipt_email") if name in params}
     if "amount" in params:
-        _check_amount(params["amount"])
+        check_amount(params["amount"])
         changes["amount"] = params["amount"]
     if params.get("payment_method"):
         method = obtain(sim, params["payment_method"])

@@ -62,11 +62,11 @@ async def begin(play: Stage) -> None:
         await play.join(name, mode)
     await own_price(play, "ginkgo", "lake-70b", (2_500_013, 250_001, 8_000_033, 8_000_033), None)
     january = utc(2027, 1, 1)
-    for name, discount, commit, days, sla in (
-        ("elm", ELM_BPS, None, 14, ELM_SLA),
-        ("fir", 0, None, 7, None),
-        ("ginkgo", 0, None, 21, None),
-        ("iris", 0, COMMITTED["iris"], 14, None),
+    for name, discount, commit, days, sla, automatic in (
+        ("elm", ELM_BPS, None, 14, ELM_SLA, True),
+        ("fir", 0, None, 7, None, True),
+        ("ginkgo", 0, None, 21, None, False),
+        ("iris", 0, COMMITTED["iris"], 14, None, False),
     ):  # fmt: skip
         await admin_contracts.add_contract(
             play.database,
@@ -76,6 +76,7 @@ async def begin(play: Stage) -> None:
             discount_bps=discount,
             commit_monthly_usd=commit,
             payment_days=days,
+            automatic_payment=automatic,
             sla=sla,
             reason="2027",
         )

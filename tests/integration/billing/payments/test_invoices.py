@@ -32,7 +32,15 @@ from tests.support.tenancy import ADMIN
 MONTH = date(2026, 10, 1)
 
 
-async def invoiced(database: Database, tenant_id: UUID, cents: list[int], *, due_days: int = 14) -> UUID:
+async def invoiced(
+    database: Database,
+    tenant_id: UUID,
+    cents: list[int],
+    *,
+    due_days: int = 14,
+    automatic: bool = False,
+    month: date = MONTH,
+) -> UUID:
     """An open invoice with these lines, booked as the invoice run books it."""
     invoice_id, total = uuid7(), sum(cents)
     async with database.system() as connection:
@@ -42,17 +50,18 @@ async def invoiced(database: Database, tenant_id: UUID, cents: list[int], *, due
         await connection.execute(
             text(
                 "INSERT INTO invoices (id, tenant_id, month, kind, status, exact, total_cents, number, due_at, "
-                "finalized_at) VALUES (:id, :tenant, :month, 'postpaid', 'open', :exact, :cents, :number, "
-                "now() + make_interval(days => :days), now())"
+                "finalized_at, automatic_payment) VALUES (:id, :tenant, :month, 'postpaid', 'open', :exact, :cents, "
+                ":number, now() + make_interval(days => :days), now(), :automatic)"
             ),
             {
                 "id": invoice_id,
                 "tenant": tenant_id,
-                "month": MONTH,
+                "month": month,
                 "exact": total * PICO_PER_CENT,
                 "cents": total,
                 "number": f"T-{str(invoice_id)[-8:]}",
                 "days": due_days,
+                "automatic": automatic,
             },
         )
         for position, amount in enumerate(cents):
@@ -147,7 +156,7 @@ async def test_an_invoice_is_sent_paid_and_equal(database: Database, fake_stripe
     tenant_id = await postpaid(database)
     async with gateway_to(fake_stripe) as gateway:
         await save_card(database, gateway, fake_stripe, tenant_id, "pm_card_visa")
-        invoice_id = await invoiced(database, tenant_id, [1234, 0, 5678, -12])
+        invoice_id = await invoiced(database, tenant_id, [1234, 0, 5678, -12], automatic=True)
         await send(database, gateway)
         assert (await state(database)).stripe_invoice_id is not None
         assert await push_invoices.push_invoice(database, gateway, invoice_id)
@@ -234,7 +243,7 @@ async def test_a_credit_note_reaches_stripe_once(
     async with gateway_to(fake_stripe) as gateway:
         if pays != "invoice":
             await save_card(database, gateway, fake_stripe, tenant_id, "pm_card_visa")
-        invoice_id = await invoiced(database, tenant_id, [3000])
+        invoice_id = await invoiced(database, tenant_id, [3000], automatic=True)
         await send(database, gateway)
         if pays != "invoice":
             fake_stripe.advance(2 * 3600)
@@ -279,7 +288,7 @@ async def test_a_declined_card_ends_in_a_write_off(database: Database, fake_stri
     tenant_id = await postpaid(database)
     async with gateway_to(fake_stripe) as gateway:
         await save_card(database, gateway, fake_stripe, tenant_id, "pm_card_chargeCustomerFail")
-        await invoiced(database, tenant_id, [5000])
+        await invoiced(database, tenant_id, [5000], automatic=True)
         await send(database, gateway)
         for _ in range(25):
             fake_stripe.advance(86_400)
@@ -372,7 +381,7 @@ async def test_an_invoice_that_is_mailed_has_an_address(database: Database, fake
 
 async def test_a_void_invoice_that_is_paid_is_told(database: Database, fake_stripe: FakeStripe) -> None:
     tenant_id = await postpaid(database)
-    invoice_id = await invoiced(database, tenant_id, [1200])
+    invoice_id = await invoiced(database, tenant_id, [1200], automatic=True)
     async with gateway_to(fake_stripe) as gateway:
         await save_card(database, gateway, fake_stripe, tenant_id, "pm_card_visa")
         await send(database, gateway)
@@ -398,7 +407,7 @@ async def test_a_void_invoice_that_was_paid_and_refunded_in_full_is_no_differenc
     database: Database, fake_stripe: FakeStripe
 ) -> None:
     tenant_id = await postpaid(database)
-    invoice_id = await invoiced(database, tenant_id, [1200])
+    invoice_id = await invoiced(database, tenant_id, [1200], automatic=True)
     async with gateway_to(fake_stripe) as gateway:
         await save_card(database, gateway, fake_stripe, tenant_id, "pm_card_visa")
         await send(database, gateway)

@@ -165,6 +165,16 @@ def bill(client: stripe.StripeClient, customer: str) -> None:
         client.v1.invoices.finalize_invoice(draft)
     client.v1.invoices.pay(paid)
     client.v1.invoices.void_invoice(void)
+    part = client.v1.payment_intents.create(
+        {
+            "amount": 900,
+            "currency": "usd",
+            "customer": customer,
+            "payment_method": "pm_card_visa",
+            "confirm": True,
+        }
+    )
+    client.v1.invoices.attach_payment(lost, {"payment_intent": part.id})
     client.v1.invoices.mark_uncollectible(lost)
     client.v1.invoices.retrieve(paid, {"expand": ["payments.data.payment.payment_intent", "customer"]})
     client.v1.invoices.list({"status": "paid"})
