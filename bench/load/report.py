@@ -80,6 +80,8 @@ def _load(found: Mapping[str, Any]) -> str:
         ["holds left, money held, ledger sum", f"{books['open_holds']}, {books['held']}, {books['ledger']}"],
         ["events behind the engine, ms: worst p99 of 5 s", f"{late:.1f}"],
         ["time to first token, ms: worst p99 of 5 s", f"{ttft:.1f}"],
+        ["the same by the usage rows, ms: p99 of all", f"{books['ttft_p99_us'] / 1e3:.1f}"],
+        ["of it before dispatch, ms: p99 of all", f"{books['queue_p99_us'] / 1e3:.1f}"],
     ]
     return section("Load", ["", ""], rows)
 

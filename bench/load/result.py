@@ -69,7 +69,9 @@ _BOOKS = """
         (SELECT count(*) FROM holds WHERE state = 'open') AS open_holds,
         (SELECT coalesce(sum(held), 0) FROM billing_accounts) AS held,
         (SELECT coalesce(sum(debit) - sum(credit), 0) FROM ledger_balances) AS ledger,
-        (SELECT count(*) FROM settle_errors) AS parked
+        (SELECT count(*) FROM settle_errors) AS parked,
+        (SELECT coalesce(percentile_disc(0.99) WITHIN GROUP (ORDER BY queue_us), 0) FROM usage_rows) AS queue_p99_us,
+        (SELECT coalesce(percentile_disc(0.99) WITHIN GROUP (ORDER BY ttft_us), 0) FROM usage_rows) AS ttft_p99_us
 """
 
 

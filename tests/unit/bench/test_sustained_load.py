@@ -27,7 +27,7 @@ def found() -> Found:
     samples = [sample(float(number)) for number in range(1, 41)]
     books = {
         "rows": samples[-1]["finished"] + 1, "output_tokens": samples[-1]["tokens"] + 1, "not_completed": 0,
-        "open_holds": 0, "held": 0, "ledger": 0, "parked": 0,
+        "open_holds": 0, "held": 0, "ledger": 0, "parked": 0, "ttft_p99_us": 9000, "queue_p99_us": 1000,
     }  # fmt: skip
     conditions = {
         "date": "2026-01-02T00:00:00", "commit": "abc", "machine": "m", "streams": 100, "rate_per_s": 10.0,
