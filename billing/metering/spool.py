@@ -5,7 +5,8 @@ death of the process; a thread also syncs the ends of requests to the disk, thos
 preallocated: when it is nearly full the process is not ready, and no record is lost or cut.
 
 Compaction frees space by copying the live frames to a fresh file. While the thread copies and syncs them, new frames
-are written to both files. One rename then replaces the old file, so one complete file exists at every instant.
+are written to both files. One rename then replaces the old file, so one complete file exists at every instant. After a
+failed write or sync the spool takes no record until the live frames have moved to a fresh file in the same way.
 """
 
 import fcntl
@@ -123,7 +124,7 @@ class Spool:
         self._closing = threading.Event()
         self._sync_wanted = False
         self._compaction_wanted = False
-        """True from the decision to compact until a compaction has succeeded."""
+        """True from the decision to compact, or a failed write, until a compaction has succeeded."""
         self._retry_at = 0.0
         self._creating_file = False
         self._directory_changed = False
@@ -235,9 +236,14 @@ class Spool:
                 _write_all(self._compaction.descriptor, frame, self._compaction.tail)
         except OSError as error:
             log.error("the spool %s cannot be written: %s", self.path, error)
-            self._failed = True
+            self._fail()
+            self._wake.set()
             return False
         return True
+
+    def _fail(self) -> None:
+        """Take no more records until the live ones have moved to a fresh file, which is tried every RETRY_S."""
+        self._failed = self._compaction_wanted = True
 
     def _index_frame(self, entry: _Entry, field: str, size: int) -> None:
         """Record the position of the frame just written, and advance the tails."""
@@ -289,7 +295,7 @@ class Spool:
             self._to_close.append(compaction.descriptor)
             self._retry_at = time.monotonic() + RETRY_S
         else:
-            self._compaction_wanted = False
+            self._compaction_wanted = self._failed = False
             for entry, field, span, offset in compaction.frames:
                 if getattr(entry, field) == span:
                     setattr(entry, field, (offset, span[1]))
@@ -312,7 +318,7 @@ class Spool:
                 self._run_once()
             except OSError as error:
                 log.error("the spool %s cannot be synced: %s", self.path, error)
-                self._failed = True
+                self._fail()
             if closing:
                 return
 

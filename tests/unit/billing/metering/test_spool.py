@@ -169,6 +169,35 @@ def test_a_move_that_found_no_room_is_tried_again_without_further_settlements(
     until_sync(ready, what="the spool is ready again")
 
 
+@pytest.mark.promise(13)
+def test_a_spool_that_could_not_be_written_moves_to_a_fresh_file_once_the_disk_works(
+    make_owner: Callable[..., Owner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails once must not stop the process from serving for the rest of its life."""
+    owner = make_owner()
+    monkeypatch.setattr(spool_module, "RETRY_S", 0.05)
+    kept, lost = opened(), opened()
+    assert owner.spool.append(kept)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "_write_all", full)
+        patch.setattr(spool_module, "create_file", full)
+        assert not owner.spool.append(lost)
+        assert not owner.spool.ready
+
+    def ready() -> bool:
+        owner.look()
+        return owner.spool.ready
+
+    until_sync(ready, what="the spool is ready again")
+    assert owner.spool.append(ended(kept))
+    records = [frame.record for frame in parse((tmp_path / "api-1.spool").read_bytes())]
+    assert records == [kept, ended(kept)]
+
+
 def test_a_record_that_the_disk_will_not_give_is_no_crash(
     make_owner: Callable[..., Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
