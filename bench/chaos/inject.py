@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -16,8 +17,11 @@ from bench.chaos.machine import Machine, send
 from bench.chaos.plan import Fault
 from billing.metering.frames import FILE_HEADER, Frame, parse
 from billing.metering.records import OpenRecord, UsageRecord
+from billing.metering.spool import RETRY_S
 from sim.fault_proxy import CLEAR, Conditions
 
+NEXT_CHECKPOINT_S = 3.0
+"""Seconds from the retry of a failed spool to a checkpoint in its fresh file."""
 _TORN_BYTES = 40
 """Bytes of a frame that a torn write leaves: its head and a part of what follows."""
 
@@ -35,6 +39,7 @@ class Injector:
             "stop": self._stop,
             "flush-redis": self._flush_redis,
             "full-disk": self._full_disk,
+            "disk-error": self._disk_error,
             "torn-spool": self._torn_spool,
             "clock": self._clock,
             "network": self._network,
@@ -147,6 +152,22 @@ class Injector:
         finally:
             await asyncio.to_thread(disk.free)
         return f"{written >> 20} MiB written, process {pid} killed"
+
+    async def _disk_error(self, fault: Fault) -> str:
+        """Let every write of an API process to a file fail, its spool and its log, by a limit of the file size."""
+        pid = self._chosen("api", fault.pick)
+        if not pid:
+            return "no API process runs now"
+        began = time.monotonic()
+        try:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+            await asyncio.sleep(fault.lasts_s)
+        finally:
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            # Without a spool there are no checkpoints.
+            self.journal.stopped.add(began, time.monotonic() + RETRY_S + NEXT_CHECKPOINT_S)
+        return f"writes of process {pid} failed"
 
     async def _torn_spool(self, fault: Fault) -> str:
         """Kill an API process in the middle of a write.

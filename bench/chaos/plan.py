@@ -20,7 +20,7 @@ LINKS = ("postgres", "redis", "clients")
 TROUBLES = ("latency", "narrow", "silent", "cut")
 """What a proxy does to its link: delay, few bytes a second, nothing passes, all connections are reset."""
 CARDS = {
-    "kill": 7, "crash-postgres": 1, "freeze-postgres": 1, "stop": 3, "flush-redis": 1, "full-disk": 1,
+    "kill": 7, "crash-postgres": 1, "freeze-postgres": 1, "stop": 2, "flush-redis": 1, "full-disk": 1, "disk-error": 1,
     "torn-spool": 2, "clock": 1, "network": 2, "restart": 1,
 }  # fmt: skip
 """Faults of each kind in a deck."""
