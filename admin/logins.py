@@ -95,7 +95,7 @@ async def create_admin_token(
     """
     user = await _token_owner(database, actor, user_id)
     name = clean_name(name)
-    secret = new_key("admin")
+    secret = new_key("admin", pepper)
     async with write_system(database) as connection:
         tokens = await admin_tokens.list_tokens(connection, user_id)
         if sum(token.revoked_at is None for token in tokens) >= LIVE_TOKENS_PER_USER:

@@ -55,7 +55,7 @@ def create_app(deps: Deps, extra: Sequence[APIRouter] = ()) -> PenstockApp:
         deps.keys, deps.rates, deps.parser, deps.director, deps.open_requests, deps.telemetry
     )
     app.include_router(health.router(deps.checks))
-    app.include_router(models.router(deps.models, deps.keys, deps.scheduler, deps.database))
+    app.include_router(models.router(deps.models, deps.keys, deps.scheduler, deps.prices))
     for router in extra:
         app.include_router(router)
     _install_error_handlers(app)

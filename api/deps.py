@@ -8,11 +8,12 @@ from uuid import UUID
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from api.customer.prices import PriceCache
+from api.pools import Pools
 from billing.metering.holds import HoldManager
 from billing.metering.meter import Meter
 from billing.metering.tokens_today import tokens_today
 from core.clock import SystemClock
-from core.db import Database
 from core.ids import incarnation
 from core.redis import connect
 from core.settings import Settings
@@ -53,18 +54,19 @@ class Deps:
         name = incarnation("api")
         pepper = settings.key_pepper.get_secret_value().encode()
         self.settings = settings
-        self.database = Database(settings.database_url)
+        self.pools = Pools(settings.database_url)
         self.redis = connect(settings.redis_url)
-        self.keys = KeyRing(self.database, self.redis, pepper, clock)
+        self.keys = KeyRing(self.pools.keys, self.pools.key_feed, self.redis, pepper, clock)
         self.rates = RateLimiter(
-            self.redis, clock, lambda tenant_id, day: tokens_today(self.database, tenant_id, day)
+            self.redis, clock, lambda tenant_id, day: tokens_today(self.pools.models, tenant_id, day)
         )
         self.holds = HoldManager(settings.database_url, name, ttl_s=settings.hold_ttl_s, clock=clock)
         self.meter = Meter(
             settings.database_url, settings.data_dir / "spool", name, on_settled=self.holds.stop_renewing
         )
         catalog = load_catalog()
-        self.models = ModelDirectory(self.database, catalog)
+        self.models = ModelDirectory(self.pools.models, catalog)
+        self.prices = PriceCache(self.pools.models, time.monotonic)
         self.scheduler = SchedulerClient(
             settings.scheduler_host,
             settings.scheduler_port,
@@ -151,7 +153,7 @@ class Deps:
         for part in reversed(self._services):
             await part.close()
         await self.redis.aclose()
-        await self.database.close()
+        await self.pools.close()
 
     def checks(self) -> dict[str, bool]:
         """Whether each service that admission needs is available, by name."""

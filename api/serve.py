@@ -124,11 +124,14 @@ def bind(host: str, port: int) -> socket.socket:
 def _admin_routers(deps: Deps) -> list[APIRouter]:
     """All routers except inference: the admin API, the organisation's own endpoints, statements and webhooks."""
     admin = AdminDeps(
-        database=deps.database,
+        database=deps.pools.admin,
+        revocations=deps.pools.revocations,
+        customers=deps.pools.customers,
+        exports=deps.pools.exports,
         redis=deps.redis,
         scheduler=deps.scheduler,
         pepper=deps.settings.key_pepper.get_secret_value().encode(),
         settings=deps.settings,
     )
-    hooks = stripe_webhooks.router(deps.database, deps.settings, SystemClock())
+    hooks = stripe_webhooks.router(deps.pools.admin, deps.settings, SystemClock())
     return [*admin_routers(admin), organization.router(admin), *statements.routers(admin, deps.keys), hooks]

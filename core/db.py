@@ -45,14 +45,14 @@ class Database:
     For everything but the hot path, which uses `connect_system`.
     """
 
-    def __init__(self, database_url: str, *, pool_size: int = 5) -> None:
+    def __init__(self, database_url: str, *, pool_size: int = 5, max_overflow: int = 5) -> None:
         self.url = database_url
         self.after_change: Callable[[], Awaitable[None]] | None = None
         """Called after each committed administrative act, so that it takes effect before the next poll."""
         self.engine: AsyncEngine = create_async_engine(
             sqlalchemy_url(database_url),
             pool_size=pool_size,
-            max_overflow=5,
+            max_overflow=max_overflow,
             pool_pre_ping=True,
             connect_args={"server_settings": {"timezone": "UTC", "application_name": "penstock"}},
         )

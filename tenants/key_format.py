@@ -1,8 +1,11 @@
-"""The format of keys and tokens: `pen_<kind>_<32 random characters><6 characters of checksum>`, all base62.
+"""The format of keys and tokens: `pen_<kind>_` and in base62 24 random characters, 8 of tag and 6 of checksum.
 
 The checksum refuses a mistyped or truncated key without a look-up and lets secret scanners recognise keys; it is no
-protection. Only an HMAC-SHA256 with a pepper is stored: 190 random bits need no slow hash, and a stolen table is
-useless without the pepper.
+protection, since anyone can compute it. The tag is keyed by the pepper: a key that was made up has none, and is refused
+without a look-up. Keys of before the tag have 32 random characters instead; tenants/untagged_keys.py knows them.
+
+Only an HMAC-SHA256 with a pepper is stored: 142 random bits need no slow hash, and a stolen table is useless without
+the pepper.
 """
 
 import base64
@@ -18,27 +21,52 @@ KeyKind = Literal["live", "test"]
 SecretKind = Literal["live", "test", "admin"]
 
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
-RANDOM_LENGTH = 32
-"""Random characters: log2(62**32) = 190 bits."""
+RANDOM_LENGTH = 24
+"""Random characters: log2(62**24) = 142 bits."""
+TAG_LENGTH = 8
+"""Characters of the tag: log2(62**8) = 47 bits, so that a made-up key passes once in 2 * 10**14."""
 CHECKSUM_LENGTH = 6
 """Characters of the CRC-32 in base62: 62**6 > 2**32."""
 
+TEST_KEYS_UNAVAILABLE = (
+    "Test keys are not available: a request with one would be billed like any other. Use a live key, and bound what it "
+    "may cost by the limits of the key or its project."
+)
+"""Why no test key can be made, and no existing one runs requests."""
+
 _SHAPE = re.compile(
-    rf"(pen_(?:live|test|admin)_[0-9A-Za-z]{{{RANDOM_LENGTH}}})([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})", re.ASCII
+    rf"(pen_(?:live|test|admin)_[0-9A-Za-z]{{{RANDOM_LENGTH + TAG_LENGTH}}})([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})",
+    re.ASCII,
 )
 
 
-def new_key(kind: SecretKind) -> str:
-    """A new secret of `kind`: `live` and `test` are customers' keys, `admin` is a token of the admin REST."""
+def new_key(kind: SecretKind, pepper: bytes) -> str:
+    """A new secret of `kind`: `live` is a customer's key, `admin` a token of the admin REST."""
     body = f"pen_{kind}_" + "".join(secrets.choice(ALPHABET) for _ in range(RANDOM_LENGTH))
+    body += _tag(body, pepper)
     return body + checksum(body)
 
 
 def checksum(body: str) -> str:
     """Six base62 characters of the CRC-32 of `body`, most significant first."""
-    value = zlib.crc32(body.encode("ascii"))
+    return _base62(zlib.crc32(body.encode("ascii")), CHECKSUM_LENGTH)
+
+
+def has_tag(raw: str, pepper: bytes) -> bool:
+    """Whether the well-formed secret `raw` carries the tag of this platform, so that it was made here. No I/O."""
+    body = raw[: -TAG_LENGTH - CHECKSUM_LENGTH]
+    return hmac.compare_digest(_tag(body, pepper), raw[len(body) : -CHECKSUM_LENGTH])
+
+
+def _tag(body: str, pepper: bytes) -> str:
+    digest = hmac.digest(pepper, b"key-tag:" + body.encode("ascii"), "sha256")
+    return _base62(int.from_bytes(digest[:16], "big"), TAG_LENGTH)
+
+
+def _base62(value: int, length: int) -> str:
+    """The last `length` base62 digits of a number, most significant first."""
     digits = []
-    for _ in range(CHECKSUM_LENGTH):
+    for _ in range(length):
         value, digit = divmod(value, 62)
         digits.append(ALPHABET[digit])
     return "".join(reversed(digits))
@@ -51,6 +79,11 @@ def secret_kind(raw: str) -> SecretKind | None:
         return None
     kind = raw.split("_", 2)[1]
     return "live" if kind == "live" else "test" if kind == "test" else "admin"
+
+
+def is_test_key(raw: str) -> bool:
+    """Whether `raw` is a well-formed test key. No I/O."""
+    return secret_kind(raw) == "test"
 
 
 def parse_key(raw: str) -> bool:

@@ -1,5 +1,6 @@
 """Repository of API keys. Each function runs in the caller's transaction."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -57,7 +58,7 @@ async def insert_key(
     expires_at: datetime | None,
     allowed_models: list[str] | None,
 ) -> None:
-    """Insert an active key into the organisation's project."""
+    """Insert an active key, which has a tag, into the organisation's project."""
     await connection.execute(
         insert(api_keys).values(
             id=key_id,
@@ -69,6 +70,7 @@ async def insert_key(
             last4=last4,
             expires_at=expires_at,
             allowed_models=allowed_models,
+            tagged=True,
         )
     )
 
@@ -112,6 +114,19 @@ async def find_by_hash(connection: AsyncConnection, key_hash: bytes) -> KeyView 
     """The key with this hash in any state, or None."""
     row = (await connection.execute(_select_views().where(api_keys.c.hash == key_hash))).one_or_none()
     return None if row is None else _view(row)
+
+
+@platform_wide(
+    "authentication: a key without a tag is looked up only when it is one of these, of any organisation"
+)
+async def untagged_hashes(
+    connection: AsyncConnection, key_ids: Collection[UUID] | None = None
+) -> list[bytes]:
+    """The hashes of the keys without a tag, in any state: all of them, or those among `key_ids`."""
+    query = select(api_keys.c.hash).where(api_keys.c.tagged.is_(False))
+    if key_ids is not None:
+        query = query.where(api_keys.c.id.in_(key_ids))
+    return list((await connection.execute(query)).scalars())
 
 
 _TOUCH = text(

@@ -4,6 +4,7 @@
   hash: BLAKE2b takes less than half the time of HMAC-SHA256, which is computed only for a look-up.
 * A change of tenancy (tenants/changes.py) invalidates what it touches: within the poll interval of 2 s, or at once when
   Redis delivers its hint. Keys that became inactive are reported, so that their streams are aborted.
+* Made-up keys are refused without a look-up, because they have no tag (tenants/key_format.py).
 * While PostgreSQL is unavailable, cached keys keep working and unknown keys get Unavailable, never "wrong key".
 """
 
@@ -30,9 +31,10 @@ from core.supervise import supervise
 from tenants import changes, key_store, resolve
 from tenants.changes import Change
 from tenants.key_cache import KeyCache
-from tenants.key_format import KeyKind, cache_salt, hash_key, new_key, parse_key
+from tenants.key_format import KeyKind, cache_salt, has_tag, hash_key, is_test_key, new_key, parse_key
 from tenants.principal import Principal
 from tenants.resolve import Admission, Refusal
+from tenants.untagged_keys import UntaggedKeys
 
 __all__ = ["KeyKind", "KeyRing", "cache_salt", "hash_key", "new_key", "parse_key"]
 
@@ -66,11 +68,16 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class KeyRing:
-    """Authenticates the keys of one API process. `start` it before use and `close` it at the end."""
+    """Authenticates the keys of one API process. `start` it before use and `close` it at the end.
+
+    Keys are looked up in `database`; changes, revocations among them, are read through `feed`, which waits for no
+    look-up.
+    """
 
     def __init__(
         self,
         database: Database,
+        feed: Database,
         redis: "Redis | None",
         pepper: bytes,
         clock: Clock,
@@ -81,6 +88,7 @@ class KeyRing:
         flush_s: float = FLUSH_S,
     ) -> None:
         self._database = database
+        self._feed = feed
         self._redis = redis
         self._pepper = pepper
         self._clock = clock
@@ -90,6 +98,7 @@ class KeyRing:
         self._cache_secret = hmac.digest(pepper, b"key-cache", "sha256")
         self._last_hashed: tuple[str | None, bytes] = (None, b"")
         """The key that was hashed last, and its hash: a request asks before and after its body."""
+        self._untagged = UntaggedKeys()
         self._lookups: dict[bytes, asyncio.Task[Admission | Refusal | None]] = {}
         self._slots = asyncio.Semaphore(MAX_LOOKUPS_RUNNING)
         self._used: dict[UUID, datetime] = {}
@@ -143,18 +152,22 @@ class KeyRing:
     async def authenticate(self, raw: str) -> Principal:
         """The principal of `raw`.
 
-        Raises AuthenticationFailed (malformed, unknown, revoked, expired), TenantSuspended, or Unavailable when
-        the key is not cached and PostgreSQL does not answer.
+        Raises AuthenticationFailed (malformed, unknown, revoked, expired), PermissionDenied (a test key),
+        TenantSuspended, or Unavailable when the key is not cached and PostgreSQL does not answer.
         """
         principal = self.authenticate_cached(raw)
         if principal is not None:
             return principal
         if not parse_key(raw):
             raise Refusal("malformed").error()
+        if is_test_key(raw):
+            raise Refusal("test").error()
         cache_key = self._cache_key(raw)
         refusal = self._cache.refused(cache_key)
         if refusal is not None:
             raise refusal.error()
+        if not has_tag(raw, self._pepper) and not self._untagged.may_contain(hash_key(raw, self._pepper)):
+            raise Refusal("unknown").error()
         verdict = await self._look_up_once(raw, cache_key)
         if isinstance(verdict, Refusal):
             raise verdict.error()
@@ -229,7 +242,7 @@ class KeyRing:
         """Apply the changes since the last poll; an unavailable database is retried at the next poll."""
         now = self._clock.now()
         try:
-            async with self._database.read() as connection:
+            async with self._feed.read() as connection:
                 horizon = await changes.horizon(connection)
                 since = self._horizon
                 first = since is None or horizon < since
@@ -237,6 +250,10 @@ class KeyRing:
                 news = [] if first else [change for change in feed if change.id not in self._seen]
                 inactive = await self._find_inactive(connection, news)
                 inactive |= await resolve.expired_between(connection, self._expiry_checked, now)
+                if first:
+                    await self._untagged.load(connection)
+                elif keys := [change.object_id for change in news if change.kind == "key"]:
+                    await self._untagged.add(connection, keys)
         except DATABASE_ERRORS as error:
             logger.warning("tenancy changes not read, cached keys stay: %s", type(error).__name__)
             return
@@ -286,7 +303,7 @@ class KeyRing:
         if not used:
             return
         try:
-            async with self._database.system() as connection:
+            async with self._feed.system() as connection:
                 await key_store.touch(connection, used)
         except DATABASE_ERRORS as error:
             logger.warning("last use of keys not written, kept for later: %s", type(error).__name__)

@@ -9,8 +9,8 @@ import msgspec
 from sqlalchemy import Row, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from core.errors import AuthenticationFailed, PenstockError, TenantSuspended
-from tenants.key_format import cache_salt
+from core.errors import AuthenticationFailed, PenstockError, PermissionDenied, TenantSuspended
+from tenants.key_format import TEST_KEYS_UNAVAILABLE, cache_salt
 from tenants.limit_store import LIMIT_NAMES
 from tenants.principal import Limits, Principal
 from tenants.scoping import platform_wide
@@ -43,6 +43,7 @@ _REFUSALS: dict[str, tuple[type[PenstockError], str, str]] = {
         "project_archived",
         "The API key's project is archived. Use a key of another project.",
     ),
+    "test": (PermissionDenied, "test_keys_unavailable", TEST_KEYS_UNAVAILABLE),
     "suspended": (
         TenantSuspended,
         "tenant_suspended",
@@ -138,6 +139,8 @@ def _evaluate(row: Row[*tuple[Any, ...]], pepper: bytes, now: datetime) -> Admis
     """The admission or refusal of one key's row."""
     if row.status != "active":
         return Refusal("revoked", row.id)
+    if row.kind != "live":
+        return Refusal("test", row.id)
     if row.expires_at is not None and row.expires_at <= now:
         return Refusal("expired", row.id)
     if row.project_status != "active":

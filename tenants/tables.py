@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ForeignKey,
     ForeignKeyConstraint,
@@ -60,6 +61,7 @@ api_keys = Table(
     string("last4"),
     Column("status", Text, nullable=False, server_default="active"),
     Column("allowed_models", ARRAY(Text)),
+    Column("tagged", Boolean, nullable=False, server_default="false"),
     instant("created_at", now=True),
     instant("expires_at", nullable=True),
     instant("revoked_at", nullable=True),
@@ -68,7 +70,7 @@ api_keys = Table(
     Index(None, "tenant_id", "project_id"),
     Index(None, "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
 )
-"""Customers' keys: only HMAC and last four characters, never the key itself."""
+"""Customers' keys: only HMAC and last four characters, never the key itself. `tagged`: see tenants/key_format.py."""
 
 limits = Table(
     "limits",

@@ -182,17 +182,40 @@ def to_page(rows: Sequence[Identified], limit: int, out: type[ResponseT]) -> Pag
 
 @dataclass(frozen=True)
 class AdminDeps:
-    """The services of the admin API. Creating one makes the database announce changes through Redis."""
+    """The services of the admin API. Creating one makes its databases announce changes through Redis.
+
+    `revocations`, `customers` and `exports` are pools for these purposes (api/pools.py); `database` serves the rest,
+    and those that are not given.
+    """
 
     database: Database
     redis: "Redis | None"
     pepper: bytes
     scheduler: SchedulerClient | None = None
     settings: Settings = field(default_factory=Settings.model_construct)
+    revocations: Database | None = None
+    customers: Database | None = None
+    exports: Database | None = None
 
     def __post_init__(self) -> None:
         if self.redis is not None:
-            self.database.after_change = partial(announce, self.redis)
+            for database in (self.database, self.for_revocations):
+                database.after_change = partial(announce, self.redis)
+
+    @property
+    def for_revocations(self) -> Database:
+        """For acts that revoke a key or suspend an organisation, and for checks of admin tokens."""
+        return self.revocations or self.database
+
+    @property
+    def for_customers(self) -> Database:
+        """For what customers read."""
+        return self.customers or self.database
+
+    @property
+    def for_exports(self) -> Database:
+        """For reports and downloads."""
+        return self.exports or self.database
 
     async def actor(
         self, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)] = None
@@ -208,7 +231,9 @@ class AdminDeps:
                 code="missing_admin_token",
             )
         try:
-            actor = await authenticate_token(self.database, credentials.credentials, pepper=self.pepper)
+            actor = await authenticate_token(
+                self.for_revocations, credentials.credentials, pepper=self.pepper
+            )
         except DATABASE_ERRORS as error:
             raise Unavailable(
                 "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0

@@ -137,14 +137,14 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
         with_gpu = admin_billing.sees_gpu_cost(actor)
         if compare is not None:
             before = parse_compare(compare, period[0], period[1], parse_instant)
-            compared = await admin_billing.compare_usage(deps.database, actor, before=before, **asked)
+            compared = await admin_billing.compare_usage(deps.for_exports, actor, before=before, **asked)
             return {"data": flatten(compared, with_gpu=with_gpu)}
         if format != "json":
             found = await admin_exports.download(
-                deps.database, actor, dataset="report", format=format, **asked
+                deps.for_exports, actor, dataset="report", format=format, **asked
             )
             return _download_response(found)
-        rows = await admin_billing.usage_report(deps.database, actor, **asked)
+        rows = await admin_billing.usage_report(deps.for_exports, actor, **asked)
         return {"data": to_objects(rows, with_gpu=with_gpu)}
 
     @routes.get("/usage/totals", summary="Compare the totals of the report with those of the ledger")
@@ -156,7 +156,7 @@ def _report_routes(routes: APIRouter, deps: AdminDeps) -> None:
     ) -> dict[str, Any]:
         period = parse_period(start, end)
         found = await admin_billing.usage_totals(
-            deps.database, actor, start=period[0], end=period[1], tenant_id=tenant_id
+            deps.for_exports, actor, start=period[0], end=period[1], tenant_id=tenant_id
         )
         plain: dict[str, Any] = msgspec.to_builtins(found)
         return plain
@@ -183,7 +183,7 @@ def _file_routes(routes: APIRouter, deps: AdminDeps) -> None:
         period = parse_period(start, end)
         return _download_response(
             await admin_exports.download(
-                deps.database,
+                deps.for_exports,
                 actor,
                 dataset=dataset,
                 format=format,

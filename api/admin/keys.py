@@ -55,7 +55,10 @@ class KeyCreate(RequestBody):
 
     project_id: UUID
     name: str = Field(min_length=1, max_length=100, examples=["production"])
-    kind: Literal["live", "test"] = "live"
+    kind: Literal["live", "test"] = Field(
+        default="live",
+        description="`test` is refused with `test_keys_unavailable`, since it would be billed.",
+    )
     expires_at: datetime | None = Field(default=None, examples=["2027-01-01T00:00:00Z"])
     allowed_models: list[str] | None = Field(
         default=None, max_length=100, description="Default: every model."
@@ -155,7 +158,7 @@ def _key_routes(routes: APIRouter, deps: AdminDeps) -> None:
         actor: Annotated[Actor, auth], key_id: UUID, body: OptionalReasonBody = NO_REASON
     ) -> KeyOut:
         return KeyOut.model_validate(
-            await admin_keys.revoke_key(deps.database, actor, key_id=key_id, reason=body.reason)
+            await admin_keys.revoke_key(deps.for_revocations, actor, key_id=key_id, reason=body.reason)
         )
 
     @routes.post("/key-search", summary="Find the owner of a key that was leaked")

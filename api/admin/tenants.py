@@ -169,7 +169,7 @@ def _state_routes(routes: APIRouter, deps: AdminDeps) -> None:
     )
     async def suspend_tenant(actor: Annotated[Actor, auth], tenant_id: UUID, body: ReasonBody) -> TenantOut:
         tenant = await admin_tenants.suspend_tenant(
-            deps.database, actor, tenant_id=tenant_id, reason=body.reason
+            deps.for_revocations, actor, tenant_id=tenant_id, reason=body.reason
         )
         return TenantOut.model_validate(tenant)
 

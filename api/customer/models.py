@@ -1,22 +1,16 @@
 """GET /v1/models and /v1/models/{model}: OpenAI's objects with price, context length and live replicas."""
 
-import asyncio
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
 
-from billing.pricing.prices import PriceView, list_prices
-from core.db import Database
-from core.errors import AuthenticationFailed, ModelNotFound, Unavailable
+from api.customer.prices import PriceCache
+from billing.pricing.prices import PriceView
+from core.errors import AuthenticationFailed, ModelNotFound
 from scheduler.wire import PoolSnapshot
-from tenants.keys import DATABASE_ERRORS
 from tenants.principal import Principal
 from workers.models import ModelInfo
 from workers.wire import ReplicaState
-
-PRICES_TIMEOUT_S = 2.0
-"""Seconds after which the database counts as unavailable for prices."""
 
 
 class Directory(Protocol):
@@ -43,7 +37,7 @@ class Pools(Protocol):
         """Return the live state of all replicas."""
 
 
-def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -> APIRouter:
+def router(directory: Directory, keys: Keys, pools: Pools, prices: PriceCache) -> APIRouter:
     """The models endpoints. Both need an API key, since prices may be those of the caller's contract."""
     routes = APIRouter(prefix="/v1", tags=["models"])
 
@@ -55,23 +49,11 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
             )
         return await keys.authenticate(token.strip())
 
-    async def prices(principal: Principal) -> dict[str, PriceView]:
-        """The current price per model for this caller. Raises Unavailable after PRICES_TIMEOUT_S."""
-        reading = asyncio.create_task(_prices(database, principal))
-        try:
-            async with asyncio.timeout(PRICES_TIMEOUT_S):
-                return await asyncio.shield(reading)  # do not cancel a running query
-        except DATABASE_ERRORS as error:
-            reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-            raise Unavailable(
-                "The prices cannot be read at the moment. Try again shortly.", retry_after_s=1.0
-            ) from error
-
     @routes.get("/models", summary="Models this key may use")
     async def list_models(request: Request) -> dict[str, Any]:
         """OpenAI's list object."""
         principal = await caller(request)
-        books = await prices(principal)
+        books = await prices.of(principal)
         replicas = _replicas(pools.snapshot())
         shown = [model for model in directory.list() if _visible(model, principal)]
         return {
@@ -88,25 +70,11 @@ def router(directory: Directory, keys: Keys, pools: Pools, database: Database) -
             raise ModelNotFound(
                 f"The model '{model}' does not exist for this key; see GET /v1/models.", param="model"
             )
-        books = await prices(principal)
+        books = await prices.of(principal)
         replicas = _replicas(pools.snapshot())
         return _entry(found, books.get(found.name), replicas.get(found.name, {}))
 
     return routes
-
-
-async def _prices(database: Database, principal: Principal) -> dict[str, PriceView]:
-    """The current price per model; a contract price takes precedence over the list price."""
-    async with database.read() as connection:
-        versions = await list_prices(connection, tenant_id=principal.tenant_id)
-    now = datetime.now(UTC)
-    found: dict[str, PriceView] = {}
-    for version in versions:
-        if version.tier != principal.tier or datetime.fromisoformat(version.effective_from) > now:
-            continue
-        if version.model not in found or version.tenant_id is not None:
-            found[version.model] = version
-    return found
 
 
 def _visible(model: ModelInfo, principal: Principal) -> bool:

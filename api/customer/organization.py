@@ -95,7 +95,7 @@ def router(deps: AdminDeps) -> APIRouter:
     ) -> Response:
         query = _query(lists, start_time, end_time, width=bucket_width, batch=batch, limit=limit, page=page)
         found = await organization_usage.completions_usage(
-            deps.database, actor, tenant_id=_tenant(organization), query=query
+            deps.for_customers, actor, tenant_id=_tenant(organization), query=query
         )
         return Response(msgspec.json.encode(found), media_type="application/json")
 
@@ -117,7 +117,7 @@ def router(deps: AdminDeps) -> APIRouter:
     ) -> Response:
         query = _query(lists, start_time, end_time, width=bucket_width, limit=limit, page=page)
         found = await organization_usage.costs(
-            deps.database, actor, tenant_id=_tenant(organization), query=query
+            deps.for_customers, actor, tenant_id=_tenant(organization), query=query
         )
         return Response(msgspec.json.encode(found), media_type="application/json")
 
@@ -140,7 +140,7 @@ async def member_actor(deps: AdminDeps, credentials: HTTPAuthorizationCredential
             "make one in the console."
         )
     try:
-        return await authenticate_token(deps.database, credentials.credentials, pepper=deps.pepper)
+        return await authenticate_token(deps.for_revocations, credentials.credentials, pepper=deps.pepper)
     except DATABASE_ERRORS as error:
         raise Unavailable(
             "The admin token cannot be checked at the moment. Try again shortly.", retry_after_s=1.0

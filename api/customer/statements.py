@@ -41,7 +41,7 @@ def _key_routes(deps: AdminDeps) -> APIRouter:
     async def public_keys() -> Response | dict[str, Any]:
         """Every Ed25519 key that was ever used; retired ones stay, so that old documents can be verified."""
         if not seen or time.monotonic() - seen["read_at"] > PUBLIC_KEYS_CACHE_S:
-            rows = await admin_statements.public_keys(deps.database)
+            rows = await admin_statements.public_keys(deps.for_customers)
             seen["keys"] = [
                 {
                     "key_id": row.key_id,
@@ -73,7 +73,7 @@ def _receipt_routes(deps: AdminDeps, keys: Keys) -> APIRouter:
             )
         principal = await keys.authenticate(token.strip())
         document = await admin_statements.signed_receipt(
-            deps.database, settings=deps.settings, tenant_id=principal.tenant_id, request_id=id
+            deps.for_customers, settings=deps.settings, tenant_id=principal.tenant_id, request_id=id
         )
         return Response(document, media_type="application/json")
 
@@ -108,7 +108,7 @@ def _statement_routes(deps: AdminDeps) -> APIRouter:
     async def list_statements(
         scope: Annotated[tuple[Actor, UUID], Depends(actor_and_tenant)],
     ) -> dict[str, Any]:
-        rows = await admin_statements.list_statements(deps.database, scope[0], tenant_id=scope[1])
+        rows = await admin_statements.list_statements(deps.for_customers, scope[0], tenant_id=scope[1])
         return {
             "data": [
                 {
@@ -129,7 +129,7 @@ def _statement_routes(deps: AdminDeps) -> APIRouter:
     ) -> Response:
         """The statement as JSON or PDF; a draft while the month is open."""
         statement = await admin_statements.get_statement(
-            deps.database, scope[0], settings=deps.settings, tenant_id=scope[1], month=parse_month(month)
+            deps.for_customers, scope[0], settings=deps.settings, tenant_id=scope[1], month=parse_month(month)
         )
         return as_download(statement, format)
 

@@ -17,7 +17,7 @@ from console.viewer import Viewer, toast_ok
 from tenants.views import KeyView, ProjectView
 
 KEY_TONES = {"active": "ok", "revoked": "bad", "expired": "warn"}
-KINDS = {"live": "Live: billed", "test": "Test"}
+KINDS = {"live": "Live", "test": "Test: not served"}
 LIFETIMES = {0: "Never", 7: "In 7 days", 30: "In 30 days", 90: "In 90 days", 365: "In one year"}
 
 _KEY_COLUMNS = (
@@ -116,7 +116,7 @@ class _KeysPanel:
                     "id": str(key.id),
                     "name": cell(key.name, sub=f"pen_{key.kind}_…{key.last4}"),
                     "project": cell(key.project),
-                    "kind": cell(key.kind.capitalize()),
+                    "kind": cell(KINDS[key.kind]),
                     "status": cell(key.status.capitalize(), tone=KEY_TONES.get(key.status, "idle")),
                     "models": cell(", ".join(key.allowed_models) if key.allowed_models else "All"),
                     "used": cell(moment(key.last_used_at, now)),
@@ -165,7 +165,6 @@ class _KeysPanel:
                 tenant_id=self.tenant_id,
                 project_id=UUID(project.value),
                 name=name.value.strip(),
-                kind=kind.value,
                 expires_at=self.console.clock.now() + timedelta(days=days) if days else None,
                 allowed_models=models or None,
             )
@@ -181,9 +180,8 @@ class _KeysPanel:
             name = text_input("Name").props("autofocus maxlength=100")
             with ui.element("div").classes("fields"):
                 project = ui.select(open_projects, value=next(iter(open_projects), None), label="Project")
-                kind = ui.select(KINDS, value="live", label="Kind")
                 lifetime = ui.select(LIFETIMES, value=0, label="Expires")
-                for field in (project, kind, lifetime):
+                for field in (project, lifetime):
                     field.props("outlined dense")
             allowed = text_input("Models", hint="Names separated by commas; empty allows all.")
 

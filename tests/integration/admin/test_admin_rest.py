@@ -127,7 +127,7 @@ async def test_every_route_refuses_who_has_no_business(
     async with database.system() as connection:
         await connection.execute(text("UPDATE admin_tokens SET revoked_at = now()"))
     wrong = {
-        "an unknown token": new_key("admin"),
+        "an unknown token": new_key("admin", PEPPER),
         "a malformed token": "pen_admin_x",
         "a customer's key": acme.key,
         "a revoked token": revoked,
@@ -523,8 +523,17 @@ async def test_a_key_is_seen_once(admin: Caller, database: Database) -> None:
         assert "hash" not in response.text
     found = await admin("POST", "/key-search", {"key": secret})
     assert found.json()["id"] == created.json()["id"]
-    assert (await admin("POST", "/key-search", {"key": new_key("live")})).status_code == 404
+    assert (await admin("POST", "/key-search", {"key": new_key("live", PEPPER)})).status_code == 404
     assert (await admin("POST", "/key-search", {"key": "pen_live_nonsense"})).status_code == 400
+
+
+async def test_no_test_key_is_made(admin: Caller, database: Database) -> None:
+    acme = await make_organisation(database)
+    body = {"project_id": str(acme.project_id), "name": "k", "kind": "test"}
+    refused = await admin("POST", f"/tenants/{acme.tenant_id}/keys", body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "test_keys_unavailable"
+    assert "billed like any other" in refused.json()["error"]["message"]
 
 
 async def test_lists_come_in_pages(admin: Caller, database: Database) -> None:

@@ -1,6 +1,7 @@
 """From the official client to the usage row, with real parts and the simulated engine."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,13 +9,16 @@ from pathlib import Path
 
 import openai
 import pytest
+from sqlalchemy import event
 
 from admin import keys as admin_keys
 from admin import limits as admin_limits
-from api.customer import models as api_models
+from admin import users as admin_users
+from admin.logins import authenticate_token, create_admin_token
+from api.customer import prices
 from tenants.principal import Limits
 from tests.support.api_process import MODEL, Api, api_process
-from tests.support.tenancy import ADMIN
+from tests.support.tenancy import ADMIN, PEPPER, make_organisation
 from tests.support.waiting import until
 
 HELLO = [{"role": "user", "content": "Say something about water."}]
@@ -95,13 +99,62 @@ async def test_models_without_postgresql(
         await asyncio.Event().wait()
         yield
 
-    monkeypatch.setattr(api.deps.database, "read", read)
-    monkeypatch.setattr(api_models, "PRICES_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(api.deps.pools.models, "read", read)
+    monkeypatch.setattr(prices, "TIMEOUT_S", 0.1)
     headers = {"Authorization": f"Bearer {api.organisation.key}"}
     async with api.session.get(api.url + "/v1/models", headers=headers) as answer:
         assert answer.status == expected
         assert (await answer.json())["error"]["message"]
         assert ("retry-after" in answer.headers) == (expected == 503)
+
+
+async def test_each_purpose_has_connections_of_its_own(api: Api) -> None:
+    """Every connection for administration, exports, customers' reports and prices is in use."""
+    admin = await admin_users.create_user(
+        api.database, ADMIN, email="root@example.com", password="correct horse battery", role="platform_admin",
+        tenant_id=None,
+    )  # fmt: skip
+    token = await create_admin_token(api.database, ADMIN, pepper=PEPPER, user_id=admin.id, name="t")
+    actor = await authenticate_token(api.deps.pools.revocations, token.secret, pepper=PEPPER)
+    other = await make_organisation(api.database, "Other")
+    headers = {"Authorization": f"Bearer {api.organisation.key}"}
+    async with api.session.get(api.url + "/v1/models", headers=headers) as answer:
+        assert answer.status == 200
+    pools = api.deps.pools
+    async with contextlib.AsyncExitStack() as busy:
+        for pool, size in ((pools.admin, 10), (pools.exports, 2), (pools.customers, 4), (pools.models, 2)):
+            for _ in range(size):
+                await busy.enter_async_context(pool.read())
+        principal = await api.deps.keys.authenticate(other.key)
+        assert principal.tenant == "Other"
+        async with api.session.get(api.url + "/v1/models", headers=headers) as answer:
+            assert (await answer.json())["data"][0]["pricing"]["output"] == "2.00"
+        await admin_keys.revoke_key(pools.revocations, actor, key_id=api.organisation.key_id)
+        body = {"model": MODEL, "messages": HELLO, "max_tokens": 1}
+
+        async def refused() -> bool:
+            return (await api.post(body))[0] == 401
+
+        await until(refused, timeout_s=5.0)
+
+
+async def test_models_are_listed_from_memory(api: Api) -> None:
+    reads = 0
+
+    def count(*_: object) -> None:
+        nonlocal reads
+        reads += 1
+
+    await api.deps.models.close()  # it polls the same database
+    event.listen(api.deps.pools.models.engine.sync_engine, "begin", count)
+    headers = {"Authorization": f"Bearer {api.organisation.key}"}
+
+    async def listed() -> int:
+        async with api.session.get(api.url + "/v1/models", headers=headers) as answer:
+            return answer.status
+
+    assert set(await asyncio.gather(*(listed() for _ in range(100)))) == {200}
+    assert reads == 1
 
 
 async def test_health(api: Api) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,12 +19,14 @@ from admin import projects as admin_projects
 from admin import tenants as admin_tenants
 from core.clock import SystemClock
 from core.db import Database
-from core.errors import AuthenticationFailed, InvalidRequest, TenantSuspended, Unavailable
+from core.errors import AuthenticationFailed, InvalidRequest, PermissionDenied, TenantSuspended, Unavailable
+from core.ids import uuid7
 from tenants import changes, key_store
 from tenants.changes import CHANNEL, announce, prune_changes
-from tenants.key_format import new_key
+from tenants.key_format import ALPHABET, checksum, hash_key, new_key
 from tenants.keys import KeyRing
 from tenants.principal import Limits
+from tenants.resolve import Refusal, resolve_key
 from tests.support.clock import ManualClock
 from tests.support.ports import free_port
 from tests.support.tenancy import ADMIN, PEPPER, Organisation, make_organisation
@@ -37,7 +40,7 @@ async def ring(
     database: Database, redis: Redis | None = None, **options: float | int | ManualClock
 ) -> AsyncIterator[KeyRing]:
     clock = options.pop("clock", None) or SystemClock()
-    keys = KeyRing(database, redis, PEPPER, clock, **options)  # type: ignore[arg-type]  # numbers of the right kind
+    keys = KeyRing(database, database, redis, PEPPER, clock, **options)  # type: ignore[arg-type]  # numbers of the right kind
     await keys.start()
     try:
         yield keys
@@ -97,8 +100,83 @@ async def test_malformed_keys_are_refused_without_a_query(database: Database, ra
         assert queries.on_keys() == 0
 
 
+def made_up(kind: str = "live") -> str:
+    """A key as anyone can write it: the right shape and checksum, and no tag. Keys of before the tag look the same."""
+    body = f"pen_{kind}_" + "".join(secrets.choice(ALPHABET) for _ in range(32))
+    return body + checksum(body)
+
+
+async def make_untagged(database: Database, acme: Organisation, kind: str = "live") -> str:
+    """A key of `acme` as they were made before keys had a tag."""
+    raw = made_up(kind)
+    async with database.system() as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO api_keys (id, tenant_id, project_id, name, kind, hash, last4) "
+                "VALUES (:id, :tenant, :project, 'old', :kind, :hash, :last4)"
+            ),
+            {
+                "id": uuid7(),
+                "tenant": acme.tenant_id,
+                "project": acme.project_id,
+                "kind": kind,
+                "hash": hash_key(raw, PEPPER),
+                "last4": raw[-4:],
+            },
+        )
+    return raw
+
+
+@pytest.mark.promise(29)
+async def test_a_flood_of_made_up_keys_delays_no_cold_key(database: Database) -> None:
+    real = [(await make_organisation(database, f"Org {number}")).key for number in range(7)]
+    async with ring(database) as keys:
+        queries = Queries(database)
+        flood = [asyncio.create_task(keys.authenticate(made_up())) for _ in range(600)]
+        found = await asyncio.gather(*(keys.authenticate(key) for key in real))
+        refusals = await asyncio.gather(*flood, return_exceptions=True)
+        assert queries.on_keys() == len(real), "no made-up key was looked up"
+    assert [principal.tenant for principal in found] == [f"Org {number}" for number in range(7)]
+    assert {type(refusal) for refusal in refusals} == {AuthenticationFailed}
+
+
+async def test_keys_of_before_the_tag_go_on_working(database: Database) -> None:
+    acme = await make_organisation(database)
+    old = await make_untagged(database, acme)
+    async with ring(database, poll_s=0.05) as keys:
+        assert (await keys.authenticate(old)).tenant == "Acme"
+        late = await make_untagged(database, acme)  # by a process of an earlier version
+
+        async def accepted() -> bool:
+            try:
+                return bool(await keys.authenticate(late))
+            except AuthenticationFailed:
+                return False
+
+        await until(accepted)
+
+
+async def test_test_keys_run_nothing_and_none_is_made(database: Database) -> None:
+    acme = await make_organisation(database)
+    old = await make_untagged(database, acme, "test")
+    async with ring(database) as keys:
+        with pytest.raises(PermissionDenied) as refused:
+            await keys.authenticate(old)
+        assert refused.value.code == "test_keys_unavailable"
+    async with database.read() as connection:
+        verdict = await resolve_key(connection, hash_key(old, PEPPER), PEPPER, datetime.now(UTC))
+    assert isinstance(verdict, Refusal)
+    assert verdict.error().code == "test_keys_unavailable"
+    with pytest.raises(InvalidRequest) as made:
+        await admin_keys.create_key(
+            database, ADMIN, pepper=PEPPER, tenant_id=acme.tenant_id, project_id=acme.project_id, name="t",
+            kind="test",
+        )  # fmt: skip
+    assert made.value.code == "test_keys_unavailable"
+
+
 async def test_an_unknown_key_is_looked_up_once(database: Database) -> None:
-    raw = new_key("live")
+    raw = new_key("live", PEPPER)
     async with ring(database) as keys:
         queries = Queries(database)
         results = await asyncio.gather(*(keys.authenticate(raw) for _ in range(50)), return_exceptions=True)
@@ -114,7 +192,7 @@ async def test_an_unknown_key_is_looked_up_once(database: Database) -> None:
 async def test_an_admin_token_is_no_key(database: Database) -> None:
     async with ring(database) as keys:
         with pytest.raises(AuthenticationFailed):
-            await keys.authenticate(new_key("admin"))
+            await keys.authenticate(new_key("admin", PEPPER))
 
 
 async def revoke(database: Database, acme: Organisation) -> None:
@@ -313,7 +391,7 @@ async def test_without_postgresql_cached_keys_work_and_others_are_not_refused(
                 await keys.authenticate(other.key)
             assert caught.value.retry_after_s
             with pytest.raises(Unavailable):
-                await keys.authenticate(new_key("live"))
+                await keys.authenticate(new_key("live", PEPPER))
             assert await keys.authenticate(acme.key) == principal
         finally:
             keys._database = real
@@ -331,7 +409,7 @@ async def test_a_frozen_database_gives_unavailable_and_a_flood_stays_bounded(
         async with database.engine.begin() as lock:
             await lock.execute(text("LOCK TABLE api_keys IN ACCESS EXCLUSIVE MODE"))
             results = await asyncio.gather(
-                *(keys.authenticate(new_key("live")) for _ in range(400)), return_exceptions=True
+                *(keys.authenticate(new_key("live", PEPPER)) for _ in range(400)), return_exceptions=True
             )
             assert {type(result) for result in results} == {Unavailable}
             assert len(keys._lookups) <= 256
@@ -341,7 +419,7 @@ async def test_a_frozen_database_gives_unavailable_and_a_flood_stays_bounded(
 
 async def test_the_caches_are_bounded(database: Database) -> None:
     acme = await make_organisation(database)
-    secrets = [acme.key]
+    made_keys = [acme.key]
     for number in range(4):
         made = await admin_keys.create_key(
             database,
@@ -351,14 +429,14 @@ async def test_the_caches_are_bounded(database: Database) -> None:
             project_id=acme.project_id,
             name=f"key {number}",
         )
-        secrets.append(made.secret)
+        made_keys.append(made.secret)
     async with ring(database, cache_size=3, refused_size=2) as keys:
         for _ in range(2):
-            for secret in secrets:
+            for secret in made_keys:
                 await keys.authenticate(secret)
             for _ in range(5):
                 with pytest.raises(AuthenticationFailed):
-                    await keys.authenticate(new_key("live"))
+                    await keys.authenticate(new_key("live", PEPPER))
         assert len(keys._cache) == 5
 
 

@@ -9,6 +9,7 @@ from tenants.key_format import (
     ALPHABET,
     cache_salt,
     checksum,
+    has_tag,
     hash_key,
     new_key,
     parse_key,
@@ -22,7 +23,7 @@ BODIES = st.text(ALPHABET, min_size=32, max_size=32)
 
 @given(KINDS)
 def test_a_new_key_parses_and_says_its_kind(kind: str) -> None:
-    key = new_key(kind)
+    key = new_key(kind, PEPPER)
     assert parse_key(key)
     assert secret_kind(key) == kind
     assert key.startswith(f"pen_{kind}_")
@@ -31,11 +32,26 @@ def test_a_new_key_parses_and_says_its_kind(kind: str) -> None:
 
 
 def test_keys_do_not_repeat() -> None:
-    assert len({new_key("live") for _ in range(1000)}) == 1000
+    assert len({new_key("live", PEPPER) for _ in range(1000)}) == 1000
+
+
+@given(KINDS, BODIES)
+def test_only_a_key_made_with_the_pepper_has_a_tag(kind: str, body: str) -> None:
+    key = new_key(kind, PEPPER)
+    assert has_tag(key, PEPPER)
+    assert not has_tag(key, b"another pepper")
+    whole = f"pen_{kind}_{body}"
+    assert not has_tag(whole + checksum(whole), PEPPER)
+
+
+def test_a_tag_is_stable() -> None:
+    # A changed tag would have all keys refused.
+    key = "pen_live_0123456789ABCDEFGHIJKLMN"
+    assert has_tag(key + "3FndDyKU" + "......", b"pepper")
 
 
 def test_an_admin_token_is_no_api_key() -> None:
-    token = new_key("admin")
+    token = new_key("admin", PEPPER)
     assert secret_kind(token) == "admin"
     assert not parse_key(token)
 

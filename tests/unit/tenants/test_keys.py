@@ -11,8 +11,8 @@ from tests.unit.tenants.test_key_cache import principal
 
 def test_every_key_finds_its_own_principal_however_requests_interleave() -> None:
     nothing: Any = None
-    keys = KeyRing(nothing, None, b"pepper", ManualClock())
-    known = {new_key("live"): principal() for _ in range(3)}
+    keys = KeyRing(nothing, nothing, None, b"pepper", ManualClock())
+    known = {new_key("live", b"pepper"): principal() for _ in range(3)}
     for raw, who in known.items():
         keys._cache.put(keys._cache_key(raw), Admission(who, None))
     for raw in [*known, *known, *reversed(known)]:
@@ -27,7 +27,7 @@ def test_every_key_finds_its_own_principal_however_requests_interleave() -> None
 
 def test_the_cached_hash_depends_on_the_pepper() -> None:
     nothing: Any = None
-    raw = new_key("live")
-    one, other = (KeyRing(nothing, None, pepper, ManualClock()) for pepper in (b"one", b"other"))
+    raw = new_key("live", b"pepper")
+    one, other = (KeyRing(nothing, nothing, None, pepper, ManualClock()) for pepper in (b"one", b"other"))
     assert one._cache_key(raw) != other._cache_key(raw)
     assert len(one._cache_key(raw)) == 32

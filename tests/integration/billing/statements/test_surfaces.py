@@ -34,7 +34,7 @@ from tests.support.tenancy import ADMIN, PEPPER, Organisation, make_organisation
 
 @pytest.fixture
 async def client(database: Database, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    keys = KeyRing(database, None, PEPPER, SystemClock())
+    keys = KeyRing(database, database, None, PEPPER, SystemClock())
     await keys.start()
     app = FastAPI()
     api_app._install_error_handlers(app)

@@ -1,0 +1,32 @@
+"""The connections of an API process to PostgreSQL, apart by purpose, so that work of one purpose waits for no other.
+
+The hot path has connections of its own besides (billing/metering/dedicated_connection.py).
+"""
+
+from core.db import Database
+from tenants.keys import MAX_LOOKUPS_RUNNING
+
+
+class Pools:
+    """One pool per purpose. A pool opens its connections when they are first needed."""
+
+    def __init__(self, url: str) -> None:
+        self.key_feed = Database(url, pool_size=1, max_overflow=0)
+        """Changes of tenancy, revocations among them."""
+        self.revocations = Database(url, pool_size=2, max_overflow=0)
+        """Acts that revoke a key or suspend an organisation, and checks of admin tokens. Nothing that takes long."""
+        self.keys = Database(url, pool_size=MAX_LOOKUPS_RUNNING, max_overflow=0)
+        """Look-ups of keys."""
+        self.models = Database(url, pool_size=2, max_overflow=0)
+        """What is read into memory: models, prices, the day's tokens."""
+        self.customers = Database(url, pool_size=4, max_overflow=0)
+        """Usage, receipts and statements that customers read."""
+        self.exports = Database(url, pool_size=2, max_overflow=0)
+        """Reports and downloads, which take long."""
+        self.admin = Database(url)
+        """The other administrative acts, and webhooks."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for database in vars(self).values():
+            await database.close()
