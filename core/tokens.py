@@ -20,6 +20,20 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
             self.reasoning + other.reasoning,
         )
 
+    def __sub__(self, other: "TokenUsage") -> "TokenUsage":
+        """The difference of each count."""
+        return TokenUsage(
+            self.input - other.input,
+            self.cached_input - other.cached_input,
+            self.output - other.output,
+            self.reasoning - other.reasoning,
+        )
+
+    @property
+    def prompt(self) -> "TokenUsage":
+        """The counts of the prompt alone."""
+        return TokenUsage(self.input, self.cached_input)
+
     @property
     def uncached_input(self) -> int:
         """Prompt tokens that the engine had to prefill."""

@@ -209,7 +209,7 @@ class RequestContext(Generic[GrantT]):
         if placement is None:
             raise RuntimeError("an attempt needs a placement")
         routing.failed_unbilled += self.unbilled_of_attempt(
-            placement, usage, now, cause="retried", charged=False
+            placement, usage, now, cause="retried", in_row=NO_TOKENS
         )
         routing.failed_usage += usage
         routing.excluded.append(placement.replica_id)
@@ -228,11 +228,11 @@ class RequestContext(Generic[GrantT]):
         ]
 
     def unbilled_of_attempt(
-        self, placement: Placement, usage: TokenUsage, now: float, *, cause: str, charged: bool
+        self, placement: Placement, usage: TokenUsage, now: float, *, cause: str, in_row: TokenUsage
     ) -> list[Unbilled]:
         """Tokens that the engine may have counted in the current attempt and that are not billed.
 
-        See `gateway.unbilled_tokens.unbilled_tokens` for `cause` and `charged`.
+        See `gateway.unbilled_tokens.unbilled_tokens` for `cause` and `in_row`.
         """
         answer, request = self.answer, self.request
         return unbilled_tokens(
@@ -242,7 +242,7 @@ class RequestContext(Generic[GrantT]):
             prepared=request.prepared,
             context_len=request.model.context_len,
             usage=usage,
-            charged=charged,
+            in_row=in_row,
             silent_s=now - answer.last_read_at if answer.last_read_at else 0.0,
         )
 

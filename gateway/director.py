@@ -9,7 +9,7 @@ from uuid import UUID
 from billing.metering.records import Outcome
 from core.errors import EngineFailed, InvalidRequest, PenstockError, Refused
 from gateway.admission import Admission
-from gateway.context import AbortReason, Request, RequestContext
+from gateway.context import AbortReason, AnyContext, Request, RequestContext
 from gateway.open_requests import OpenRequests
 from gateway.ports import ClientDisconnected, GrantT, Reply
 from gateway.relay import ENGINE_FAILED_MESSAGE, Relay
@@ -72,7 +72,8 @@ class Director(Generic[GrantT]):
         except asyncio.CancelledError as cancelled:
             context.error = cancelled
             if context.abort_reason is None or context.task is None:
-                raise  # the server is shutting down
+                _interrupt(context)
+                raise
             context.task.uncancel()
             raise context.abort_reason.error() from None
         except ClientDisconnected as gone:
@@ -116,3 +117,9 @@ class Director(Generic[GrantT]):
                 log.warning("no other replica for %s: %s", context.request.id, refusal.message)
         context.outcome = Outcome.ENGINE_FAILED
         raise EngineFailed(ENGINE_FAILED_MESSAGE) from failure
+
+
+def _interrupt(context: AnyContext) -> None:
+    """Note that the server shuts down. A whole answer that is being sent does not arrive, so it is not completed."""
+    if context.open_record is not None and not context.request.prepared.stream:
+        context.outcome, context.usage_record = Outcome.INTERRUPTED, None

@@ -1,16 +1,13 @@
 """Builds the records that billing and the scheduler get of a request, from its state."""
 
 from billing.metering.records import HoldRequest, OpenRecord, Outcome, UsageRecord
-from core.tokens import NO_TOKENS, TokenUsage
+from core.tokens import TokenUsage
 from gateway.context import AnyContext
 from gateway.limits import MAX_ANSWER_BYTES, MAX_ANSWER_LOGPROBS, MAX_BYTES_PER_TOKEN
 from gateway.ports import Model
 from gateway.prefix import PromptBlocks
 from gateway.schemas.common import PreparedRequest
 from scheduler.wire import Placement, PlaceRequest, Released
-
-_ABORTED = (Outcome.CLIENT_CANCELLED, Outcome.INTERRUPTED)
-"""Outcomes of aborted requests; they charge nothing when no output was generated."""
 
 
 def hold_request(context: AnyContext) -> HoldRequest:
@@ -113,8 +110,10 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     answer, routing, placement = context.answer, context.routing, context.routing.placement
     received, first = context.request.received_at, answer.first_content_at
     queue_s = placement.queue_s if placement is not None else 0.0
-    usage, not_charged, parts = context.usage, routing.failed_usage, routing.failed_unbilled
-    prompt_only = usage.output == 0 and context.outcome in _ABORTED and not context.reserved.whole
+    usage, parts = context.usage, routing.failed_unbilled
+    received_none = context.outcome is Outcome.INTERRUPTED and not context.request.prepared.stream
+    # billing/metering/adoption.py does the same after the death of a process.
+    in_row = usage.prompt if received_none else usage
     refused = (
         context.outcome is Outcome.ZERO_OUTPUT
         and answer.codec is not None
@@ -122,21 +121,16 @@ def usage_record(context: AnyContext, now: float) -> UsageRecord:
     )
     if placement is not None and routing.attempts and not refused:
         cause = "engine_failed" if context.outcome is Outcome.ENGINE_FAILED else "cancelled_tail"
-        parts = parts + context.unbilled_of_attempt(
-            placement, usage, now, cause=cause, charged=not prompt_only
-        )
-    if prompt_only:
-        # Only the prompt was processed. billing/metering/adoption.py does the same after the death of a process.
-        usage, not_charged = NO_TOKENS, not_charged + usage
+        parts = parts + context.unbilled_of_attempt(placement, usage, now, cause=cause, in_row=in_row)
     return UsageRecord(
         open=context.open_record,
         outcome=context.outcome,
-        usage=usage,
+        usage=in_row,
         attempts=max(1, routing.attempts),
         queue_us=int(queue_s * 1e6),
         ttft_us=int((first - received) * 1e6) if first else 0,
         duration_us=int((now - received) * 1e6),
-        extra_unbilled=not_charged,
+        extra_unbilled=routing.failed_usage + (usage - in_row),
         unbilled=tuple(parts),
     )
 

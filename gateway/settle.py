@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from billing.metering.records import Outcome
-from core.errors import Refused, Unavailable
+from core.errors import EngineFailed, Refused, Unavailable
 from gateway.context import AnyContext, RequestContext
 from gateway.estimate import Estimator
 from gateway.ports import GrantT, Holds, Metering, Rates, Scheduler
@@ -78,9 +78,15 @@ class Settlement(Generic[GrantT]):
 
 
 def _outcome_of(context: AnyContext) -> Outcome:
-    """The outcome of an admitted request that ended before the relay set one."""
+    """The outcome of an admitted request that ended before the relay set one.
+
+    An error of our own is not charged, except for what was delivered before it.
+    """
     if context.abort_reason is not None:
         return Outcome.CLIENT_CANCELLED
-    if isinstance(context.error, asyncio.CancelledError):
+    delivered = context.answer.committed and context.request.reply.started
+    if isinstance(context.error, asyncio.CancelledError) or (
+        delivered and context.request.prepared.stream and not isinstance(context.error, EngineFailed)
+    ):
         return Outcome.INTERRUPTED
     return Outcome.ENGINE_FAILED

@@ -25,14 +25,14 @@ def unbilled_tokens(
     prepared: PreparedRequest,
     context_len: int,
     usage: TokenUsage,
-    charged: bool,
+    in_row: TokenUsage,
     silent_s: float,
 ) -> list[Unbilled]:
     """Return the unbilled tokens of one attempt; empty for most attempts.
 
     `cause`: the cause of tokens after the last one that arrived (`Unbilled.cause`). `codec`: the attempt's stream, None
     when it was not opened. `context_len`: the model's, in tokens. `usage`: the tokens counted in this attempt;
-    `charged`: whether the usage row contains them. `silent_s`: seconds since the engine last sent data.
+    `in_row`: those of them that the usage row contains. `silent_s`: seconds since the engine last sent data.
     """
     per_prompt = prepared.choices_per_prompt
     ended = codec is not None and (codec.done or codec.complete)
@@ -42,7 +42,7 @@ def unbilled_tokens(
     entries = []
     if repeated_input:
         entries.append(Unbilled("choices", placement.replica_id, placement.boot_id, input=repeated_input))
-    own = TokenUsage() if charged else usage
+    own = usage - in_row
     if whole and not own.total:
         return entries
     tail_input = tail_output = 0

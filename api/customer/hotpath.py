@@ -104,8 +104,16 @@ class HttpReply:
             await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
     async def respond(self, body: bytes, headers: Headers) -> None:
-        """Send a whole JSON response with status 200."""
-        await self.answer(200, body, headers)
+        """Send a whole JSON response with status 200.
+
+        When it is cancelled, the rest is not sent: such an answer counts as not received.
+        """
+        try:
+            await self.answer(200, body, headers)
+        except asyncio.CancelledError:
+            if self._connection is not None:
+                self._connection.abort()
+            raise
 
     async def answer(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole JSON response."""

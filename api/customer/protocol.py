@@ -70,6 +70,10 @@ class ClientConnection:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def abort(self) -> None:
+        """Close the connection at once, without what is still to be written."""
+        self._cycle.transport.abort()
+
     def watch(self, on_disconnect: Callable[[], None]) -> bool:
         """Call `on_disconnect` when the client disconnects before the response is complete; False when it has already.
 

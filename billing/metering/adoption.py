@@ -51,6 +51,8 @@ class AdoptedSpool:
     def load(self, request_id: UUID) -> UsageRecord | None:
         """A request's usage record: the written one, or an `interrupted` one with the counts of its last checkpoint.
 
+        An interrupted request is charged its prompt, where the engine had processed it, and what was streamed.
+
         None when the records needed for it cannot be read: the hold then expires and nothing is charged.
         """
         frames = self._requests[request_id]
@@ -62,21 +64,22 @@ class AdoptedSpool:
             return None
         checkpoint = self._read(frames.checkpoint)
         usage = checkpoint.usage if isinstance(checkpoint, Checkpoint) else NO_TOKENS
-        nothing_delivered = usage.output == 0 and not opened.whole
+        # Of an answer that is not streamed, nothing has arrived.
+        in_row = usage if opened.stream else usage.prompt
         tail = Unbilled(
             "cancelled_tail",
             opened.replica_id,
             opened.boot_id,
-            input=usage.input if nothing_delivered else 0,
+            output=usage.output - in_row.output,
             tail_input=max(opened.max_input_tokens - usage.input, 0),
             tail_output=opened.max_output_tokens if opened.whole else TAIL_S * TAIL_TOKENS_PER_S,
         )
         return UsageRecord(
             open=opened,
             outcome=Outcome.INTERRUPTED,
-            usage=NO_TOKENS if nothing_delivered else usage,
+            usage=in_row,
             attempts=opened.earlier_attempts + 1,
-            extra_unbilled=opened.earlier_usage + (usage if nothing_delivered else NO_TOKENS),
+            extra_unbilled=opened.earlier_usage + (usage - in_row),
             duration_us=max(frames.last_ms - frames.first_ms, 0) * 1000,
             unbilled=(*opened.earlier_unbilled, tail),
         )

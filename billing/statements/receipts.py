@@ -18,7 +18,7 @@ _REASONS = {
     "length": "It ended at the length that was asked for: every token at the price of its class.",
     "budget_stopped": "It was ended because the budget or credit was used up; what was delivered is charged.",
     "client_cancelled": "The client went away; what the engine had done until then is charged.",
-    "interrupted": "Our process died; what was counted up to its last checkpoint is charged.",
+    "interrupted": "Our process ended; the prompt is charged, and of a stream what was sent.",
     "engine_failed": "The engine failed, so it costs nothing; the tokens are recorded.",
     "zero_output": "Nothing was answered, so it costs nothing; the tokens are recorded.",
 }

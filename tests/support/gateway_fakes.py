@@ -369,13 +369,13 @@ class Gateway:
 
     def __init__(
         self, engines: FakeEngines, *, model: FakeModel | None = None, covered: int = 4096,
-        now: Callable[[], float] | None = None, telemetry: Telemetry | None = None,
+        now: Callable[[], float] | None = None, telemetry: Telemetry | None = None, meter: FakeMeter | None = None,
     ) -> None:  # fmt: skip
         loop_time = now or asyncio.get_running_loop().time
         self.engines = engines
         self.rates = FakeRates()
         self.holds = FakeHolds(covered)
-        self.meter = FakeMeter()
+        self.meter = meter or FakeMeter()
         self.scheduler = FakeScheduler()
         self.snapshot = PoolSnapshot()
         self.prompts = FakePromptCounter()

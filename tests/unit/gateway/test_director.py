@@ -389,8 +389,8 @@ async def test_a_finished_request_is_billed_by_what_the_engine_said_was_cached()
 
 
 @pytest.mark.parametrize("cut", [True, False])
-async def test_cut_short_before_any_output_costs_nothing(cut: bool) -> None:
-    """The prompt was counted but nothing was generated: recorded, never charged; also when the server goes down."""
+async def test_cut_short_before_any_output_costs_the_prompt(cut: bool) -> None:
+    """The engine has counted the prompt but generated nothing; also when the server goes down."""
     gateway = Gateway(FakeEngines([chunk("", tokens=0, role=True), asyncio.Event()]))
     request_id = uuid7()
     task = asyncio.create_task(
@@ -405,7 +405,7 @@ async def test_cut_short_before_any_output_costs_nothing(cut: bool) -> None:
         await task
     [record] = gateway.meter.settled
     assert record.outcome is (Outcome.CLIENT_CANCELLED if cut else Outcome.INTERRUPTED)
-    assert (record.cost, record.usage, record.extra_unbilled) == (0, TokenUsage(), TokenUsage(5))
+    assert (record.cost, record.usage, record.extra_unbilled) == (500, TokenUsage(5), TokenUsage())
     assert gateway.rates.settled == [(5, 0)]
     gateway.assert_resolved()
 

@@ -50,7 +50,7 @@ def noted(
         prepared=asked,
         context_len=2048,
         usage=usage,
-        charged=charged,
+        in_row=usage if charged else TokenUsage(),
         silent_s=1.0,
     )
 

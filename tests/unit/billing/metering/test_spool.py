@@ -238,7 +238,7 @@ def test_adoption_tells_ended_interrupted_and_empty_requests(tmp_path: Path) -> 
     assert interrupted is not None
     assert (interrupted.outcome, interrupted.usage) == (Outcome.INTERRUPTED, TokenUsage(input=4, output=3))
     assert empty is not None
-    assert (empty.outcome, empty.cost, empty.extra_unbilled) == (Outcome.INTERRUPTED, 0, TokenUsage(input=4))
+    assert (empty.outcome, empty.usage, empty.cost) == (Outcome.INTERRUPTED, TokenUsage(input=4), 4)
     assert lost not in stories
     adopted.release(remove=True)
     assert list(tmp_path.iterdir()) == []
