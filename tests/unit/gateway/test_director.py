@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from api.customer.hotpath import HttpReply
-from billing.metering.records import Outcome
+from billing.metering.records import OpenRecord, Outcome
 from core.errors import (
     AuthenticationFailed,
     EngineFailed,
@@ -197,6 +197,24 @@ async def test_the_open_line_names_the_engine_of_the_running_attempt() -> None:
     assert [one.usage for one in gateway.meter.checkpoints] == [TokenUsage(5), TokenUsage(5)]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    gateway.assert_resolved()
+
+
+async def test_no_second_attempt_without_its_open_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = Gateway(FakeEngines(EngineFailed("down"), answer(["ok"])))
+    write = gateway.meter.open
+
+    def full(record: OpenRecord) -> None:
+        if gateway.meter.opened:
+            raise Unavailable("the spool is full")
+        write(record)
+
+    monkeypatch.setattr(gateway.meter, "open", full)
+    with pytest.raises(Unavailable):
+        await gateway.director.handle(uuid7(), principal(), prepared(stream=True), FakeReply())
+    [record] = gateway.meter.settled
+    assert (record.outcome, record.cost, record.open.replica_id) == (Outcome.ENGINE_FAILED, 0, "r1")
+    assert len(gateway.engines.bodies) == 1
     gateway.assert_resolved()
 
 
