@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Generic
 
+from billing.metering.records import Checkpoint
 from core.errors import InvalidRequest, PermissionDenied, RequestTooLarge, Unavailable
 from core.tokens import NO_TOKENS
 from gateway.acquire_both import acquire_both
@@ -150,6 +151,10 @@ class Admission(Generic[GrantT]):
         """
         usage, now = context.usage, self._now()
         failed = context.record_failed_attempt(now)
+        if context.answer.checkpointed_tokens:
+            # A process that dies while the request waits must not bill what the failed attempt counted.
+            context.answer.checkpointed_tokens = 0
+            self._meter.checkpoint(Checkpoint(context.request.id, NO_TOKENS))
         self._scheduler.release(released(failed, usage, failed=True))
         deadline_s = time_to_place_again_s(context, failed, now)
         context.begin_next_attempt(await self._place(context, deadline_s), self._now())

@@ -215,7 +215,6 @@ class RequestContext(Generic[GrantT]):
         routing.excluded.append(placement.replica_id)
         routing.placement = None
         self.answer.codec = None
-        self.answer.checkpointed_tokens = 0
         return placement
 
     def begin_next_attempt(self, placement: Placement, now: float) -> None:

@@ -187,14 +187,18 @@ async def test_the_open_line_names_the_engine_of_the_running_attempt() -> None:
     )
     await until(lambda: gateway.engines.streams and len(gateway.engines.streams[0].script) == 1)
     gateway.open_requests.tick()
+    gateway.scheduler.block = asyncio.Event()
     broken[1].set()  # type: ignore[union-attr]
+    await until(lambda: len(gateway.scheduler.requests) == 2, what="it waits for another replica")
+    assert gateway.meter.checkpoints[-1].usage == TokenUsage(), "nothing is billed of the failed attempt"
+    gateway.scheduler.block.set()
     await until(lambda: len(gateway.engines.streams) == 2 and not gateway.engines.streams[1].script)
     gateway.open_requests.tick()
     first, second = gateway.meter.opened
     assert (first.replica_id, first.earlier_attempts) == ("r1", 0)
     assert (second.replica_id, second.earlier_attempts, second.earlier_usage) == ("r2", 1, TokenUsage(5))
     assert [(one.cause, one.replica_id) for one in second.earlier_unbilled] == [("retried", "r1")]
-    assert [one.usage for one in gateway.meter.checkpoints] == [TokenUsage(5), TokenUsage(5)]
+    assert [one.usage.input for one in gateway.meter.checkpoints] == [5, 0, 5]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     gateway.assert_resolved()
