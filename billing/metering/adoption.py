@@ -89,10 +89,12 @@ class AdoptedSpool:
         self.path = self.path.rename(self.path.with_suffix(".unreadable"))
 
     def release(self, *, remove: bool) -> None:
-        """Unlock the file; `remove` also deletes it."""
-        if remove:
-            self.path.unlink(missing_ok=True)
-        os.close(self._descriptor)
+        """Unlock the file; `remove` also deletes it. Raises OSError when it cannot be deleted: adopt it again."""
+        try:
+            if remove:
+                self.path.unlink(missing_ok=True)
+        finally:
+            os.close(self._descriptor)
 
     def _index(self, frame: Frame) -> None:
         record = frame.record

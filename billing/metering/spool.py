@@ -209,13 +209,24 @@ class Spool:
             self._wake.set()
 
     def close(self) -> None:
-        """Sync and unlock the file; remove it when every request is settled, else leave it to be adopted."""
+        """Sync and unlock the file; remove it when every request is settled, else leave it to be adopted.
+
+        A failing disk is logged and does not end the caller's shutdown: the file is adopted as it is.
+        """
         if self._closed:
             return
         self._closed = True
         self._closing.set()
         self._wake.set()
         self._thread.join()
+        try:
+            self._leave_files()
+        except OSError as error:
+            log.error("the spool %s cannot be closed in order: %s", self.path, error)
+        finally:
+            os.close(self._descriptor)
+
+    def _leave_files(self) -> None:
         if self._compaction is not None:
             os.close(self._compaction.descriptor)
             self._compaction.path.unlink(missing_ok=True)
@@ -224,7 +235,6 @@ class Spool:
             self.path.unlink(missing_ok=True)
         elif not self._failed:
             os.fdatasync(self._descriptor)
-        os.close(self._descriptor)
 
     def _has_room(self, size: int) -> bool:
         return not self._failed and not self._closed and self._tail + size <= self._capacity

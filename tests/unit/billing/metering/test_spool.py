@@ -275,6 +275,48 @@ def test_a_process_that_dies_in_a_second_attempt_leaves_its_tokens_to_that_engin
     adopted.release(remove=True)
 
 
+@pytest.mark.parametrize("settled", [True, False])
+def test_a_disk_that_fails_at_the_end_does_not_end_the_shutdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: bool
+) -> None:
+    """What is closed after the spool, the holds for instance, is closed all the same."""
+    spool = Owner(tmp_path).spool
+    if not settled:
+        spool.append(opened())
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", broken)
+        patch.setattr(Path, "unlink", broken)
+        spool.close()
+    adopted = adopt(tmp_path, None)
+    assert adopted is not None, "the file is not locked"
+    adopted.release(remove=True)
+
+
+def test_an_adopted_file_that_cannot_be_removed_is_adopted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Owner(tmp_path).spool
+    spool.append(opened())
+    spool.close()
+    adopted = adopt(tmp_path, None)
+    assert adopted is not None
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", broken)
+        with pytest.raises(OSError, match="Read-only"):
+            adopted.release(remove=True)
+    again = adopt(tmp_path, None)
+    assert again is not None
+    again.release(remove=True)
+
+
 def test_half_made_files_of_dead_processes_go(tmp_path: Path) -> None:
     old, young = tmp_path / "api-old.spool.new", tmp_path / "api-young.spool.new"
     for path in (old, young):
