@@ -10,7 +10,7 @@ EXTRA = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.to
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help env up check unit docs engine browser test bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine chaos load lock lock-engine clean
+.PHONY: help env up check unit docs engine browser test simulate-money model-sql bench-gateway bench-hostile bench-through bench-prefix bench-billing bench-scheduler bench-fairness bench-engine chaos load lock lock-engine clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -64,6 +64,12 @@ test: check docs ## test everything: checks, unit, integration, the real engine,
 	@$(MAKE) --no-print-directory engine browser
 	$(PYTEST) --dist worksteal --times $(TIMES) tests/integration tests/security
 	$(PYTEST) --dist loadfile --times $(TIMES) tests/browser tests/faults tests/e2e
+
+simulate-money: env ## 10,000 seeded schedules of the money path on virtual time, with faults: ARGS="--schedules 500", --help
+	@$(BIN)/python -m tests.simulation $(ARGS)
+
+model-sql: env ## hold the simulation's model of the SQL functions to PostgreSQL over 2,000 random sequences: SEQUENCES=500
+	SEQUENCES=$(or $(SEQUENCES),2000) $(BIN)/pytest -q -n 0 tests/integration/billing/metering/test_sql_model.py
 
 bench-gateway: env ## cost of the whole platform per request and per chunk, beside other gateways; a minute and a quarter: ARGS=--quick
 	$(BIN)/python -m bench.gateway $(ARGS)

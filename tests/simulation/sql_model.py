@@ -1,0 +1,503 @@
+"""A model of the SQL functions of the money path: the same results and the same changes, in Python.
+
+tests/integration/billing/metering/test_sql_model.py holds it to PostgreSQL. Amounts are picodollars, instants are
+microseconds since the Unix epoch. A call is one transaction: it changes everything or, when it raises, nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from msgspec.structs import replace
+
+from billing.metering.settle_calls import SettleRow
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_LATE_US = 48 * 3600 * 1_000_000
+_FAR_US = 35 * 60 * 1_000_000
+_LONGEST_US = 604_800_000_000
+_MOST_TOKENS = 2_147_483_647
+
+
+class RefusedByDatabase(Exception):
+    """A constraint of the schema does not allow the change."""
+
+
+def to_us(instant: datetime) -> int:
+    """Microseconds since the Unix epoch."""
+    return (instant - EPOCH) // _MICROSECOND
+
+
+def to_instant(us: int) -> datetime:
+    """The instant of microseconds since the Unix epoch."""
+    return EPOCH + timedelta(microseconds=us)
+
+
+def month_of(us: int) -> tuple[int, int]:
+    """Year and month of an instant, in UTC."""
+    instant = to_instant(us)
+    return instant.year, instant.month
+
+
+class Price(msgspec.Struct, frozen=True):
+    """A price version that holds for all time; `tenant` None is the list price."""
+
+    id: int
+    model: str
+    tier: str
+    tenant: UUID | None
+    input: int
+    cached_input: int
+    output: int
+    reasoning: int
+
+
+class Account(msgspec.Struct, frozen=True):
+    """A row of billing_accounts."""
+
+    tenant: UUID
+    mode: str
+    month: tuple[int, int]
+    balance: int = 0
+    owed: int = 0
+    held: int = 0
+    open_holds: int = 0
+    budget: int | None = None
+    spent_month: int = 0
+    credit_limit: int | None = None
+
+    def spent(self, now: int) -> int:
+        """penstock_spent."""
+        return self.spent_month if self.month == month_of(now) else 0
+
+    @property
+    def funds(self) -> int | None:
+        """penstock_funds."""
+        if self.mode == "prepaid":
+            return self.balance
+        return None if self.credit_limit is None else max(self.credit_limit - self.owed, 0)
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A row of holds."""
+
+    tenant: UUID
+    price: int
+    output_tokens: int
+    amount: int
+    renewed_at: int
+    state: str = "open"
+
+
+class UsageRow(msgspec.Struct, frozen=True):
+    """A row of usage_rows with its tenant."""
+
+    tenant: UUID
+    outcome: str
+    ended_at: int
+    late: bool
+    input: int
+    cached_input: int
+    output: int
+    reasoning: int
+    cost: int
+    discount: int
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """A row of ledger_transfers, with codes for accounts."""
+
+    tenant: UUID
+    debit: str
+    credit: str
+    amount: int
+    effective_at: int
+
+
+class Reaper(msgspec.Struct, frozen=True):
+    """The row of reaper_state."""
+
+    seen_at: int
+    started_at: int
+    paused_until: int
+
+
+class SqlModel:
+    """The tables of the money path and the functions that change them."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        """`now` is clock_timestamp()."""
+        self.now = now
+        self.started_at = 0
+        """pg_postmaster_start_time()."""
+        self.prices: dict[int, Price] = {}
+        self.accounts: dict[UUID, Account] = {}
+        self.holds: dict[UUID, Hold] = {}
+        self.usage: dict[UUID, UsageRow] = {}
+        self.transfers: dict[tuple[UUID, str], Transfer] = {}
+        self.parked: dict[UUID, str] = {}
+        self.unbilled: dict[tuple[UUID, int], dict[str, Any]] = {}
+        self.unpriced: dict[tuple[str, str, UUID], int] = {}
+        self.reaper: dict[int, Reaper] = {}
+        self.locked: set[UUID] = set()
+        """Tenants whose account another transaction has locked."""
+        self.undo: list[tuple[dict[Any, Any], Any, Any]] = []
+        """What the changes since the last `commit` replaced: table, key and row, None = there was none."""
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    def put(self, table: dict[Any, Any], key: Any, row: Any) -> None:
+        """Insert or replace a row."""
+        self.undo.append((table, key, table.get(key)))
+        table[key] = row
+
+    def roll_back(self, mark: int = 0) -> None:
+        """Undo the changes after the first `mark` ones."""
+        while len(self.undo) > mark:
+            table, key, row = self.undo.pop()
+            if row is None:
+                del table[key]
+            else:
+                table[key] = row
+
+    def _change(self, account: Account, **values: Any) -> None:
+        changed = replace(account, **values)
+        if changed.balance < 0:
+            raise RefusedByDatabase(f"balance {changed.balance} of {account.tenant}")
+        self.put(self.accounts, account.tenant, changed)
+
+    def _book(
+        self, tenant: UUID, kind: str, debit: str, credit: str, amount: int, source: UUID, effective_at: int
+    ) -> None:
+        if (source, kind) in self.transfers:
+            raise RefusedByDatabase(f"{kind} of {source} is booked already")
+        self.put(self.transfers, (source, kind), Transfer(tenant, debit, credit, amount, effective_at))
+
+    # -- functions -------------------------------------------------------------------------------------------------
+
+    def open_account(self, tenant: UUID, mode: str) -> None:
+        """penstock_open_account."""
+        if tenant not in self.accounts:
+            self.put(self.accounts, tenant, Account(tenant, mode, month_of(self.now())))
+
+    def grant(self, source: UUID, tenant: UUID, amount: int) -> int:
+        """penstock_grant; returns the balance."""
+        if (source, "grant") not in self.transfers:
+            self._book(tenant, "grant", "promotions", "credit", amount, source, self.now())
+            account = self.accounts[tenant]
+            self._change(account, balance=account.balance + amount)
+        return self.accounts[tenant].balance
+
+    def price(self, model: str, tier: str, tenant: UUID | None) -> Price | None:
+        """penstock_price."""
+        fitting = [one for one in self.prices.values() if (one.model, one.tier) == (model, tier)]
+        own = [one for one in fitting if one.tenant is not None and one.tenant == tenant]
+        listed = [one for one in fitting if one.tenant is None]
+        return next(iter(own + listed), None)
+
+    def hold(
+        self,
+        incarnation: str,
+        requests: Sequence[UUID],
+        tenants: Sequence[UUID],
+        projects: Sequence[UUID],
+        keys: Sequence[UUID],
+        models: Sequence[str],
+        tiers: Sequence[str],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        defaults: Sequence[int],
+        wholes: Sequence[bool | None] = (),
+        wait: bool = True,
+    ) -> list[dict[str, Any]]:
+        """penstock_hold; with `wait` it must not be called for a locked account."""
+        order = sorted(range(len(requests)), key=lambda i: (tenants[i], i))
+        return [
+            self._hold_one(
+                requests[i], tenants[i], models[i], tiers[i], inputs[i], outputs[i], defaults[i],
+                bool(wholes[i]) if i < len(wholes) else False,
+            )
+            for i in order
+        ]  # fmt: skip
+
+    def _hold_one(
+        self, request: UUID, tenant: UUID, model: str, tier: str, inputs: int, outputs: int, default: int,
+        asked_whole: bool,
+    ) -> dict[str, Any]:  # fmt: skip
+        now = self.now()
+        row: dict[str, Any] = dict.fromkeys(_HOLD_COLUMNS)
+        row.update(request_id=request, can_wait=False, admitted_at=to_instant(now), whole=False)
+        account = self.accounts.get(tenant)
+        if account is None:
+            return {**row, "verdict": "no_account"}
+        if tenant in self.locked:
+            return {**row, "verdict": "busy"}
+        funds = account.funds
+        budget = None if account.budget is None else account.budget - account.spent(now)
+        row.update(funds=funds, held=account.held, open_holds=account.open_holds)
+        price = self.price(model, tier, tenant)
+        if price is None:
+            return {**row, "verdict": "unpriced"}
+        listed = price if price.tenant is None else self.price(model, tier, None) or price
+        for prefix, one in (("price", price), ("list", listed)):
+            row[f"{prefix}_id"], row[f"{prefix}_input"] = one.id, one.input
+            row[f"{prefix}_cached"], row[f"{prefix}_output"] = one.cached_input, one.output
+            row[f"{prefix}_reasoning"] = one.reasoning
+        rate = max(price.output, price.reasoning)
+        limits = [one for one in (funds, budget) if one is not None]
+        left = min(limits) - account.held if limits else None
+        prompt = max(inputs, 0) * max(price.input, price.cached_input)
+        tokens = outputs
+        if asked_whole:
+            tokens = outputs if outputs > 0 else default
+            row["whole"] = left is None or (prompt + tokens * rate) * 16 <= left
+        if outputs <= 0 and not row["whole"]:
+            tokens = min(default, 4096)
+            if rate > 0 and left is not None:
+                tokens = max(1, min(tokens, left // (4 * rate)))
+        needed = prompt + tokens * rate
+        row.update(output_tokens=tokens, needed=needed)
+        if left is not None and needed > left:
+            if funds is not None and needed > funds - account.held:
+                can_wait = needed <= funds and (budget is None or needed <= budget)
+                return {**row, "verdict": "insufficient_credit", "can_wait": can_wait}
+            assert budget is not None
+            return {**row, "verdict": "budget_exceeded", "funds": budget, "can_wait": needed <= budget}
+        if request in self.holds:
+            return {**row, "verdict": "duplicate"}
+        self.put(self.holds, request, Hold(tenant, price.id, tokens, needed, now))
+        self._change(account, held=account.held + needed, open_holds=account.open_holds + 1)
+        return {**row, "verdict": "granted", "amount": needed}
+
+    def extend(self, requests: Sequence[UUID], tokens: Sequence[int]) -> list[dict[str, Any]]:
+        """penstock_extend."""
+        now = self.now()
+        rows = []
+        for request, more in zip(requests, tokens, strict=True):
+            hold = self.holds.get(request)
+            extended: bool | None = False
+            if hold is not None and hold.tenant in self.locked:
+                extended = None
+            elif hold is not None and hold.state == "open":
+                account, price = self.accounts[hold.tenant], self.prices[hold.price]
+                cost = more * max(price.output, price.reasoning)
+                budget = None if account.budget is None else account.budget - account.spent(now)
+                limits = [one for one in (account.funds, budget) if one is not None]
+                extended = not limits or cost <= min(limits) - account.held
+                if extended:
+                    changed = replace(
+                        hold,
+                        amount=hold.amount + cost,
+                        output_tokens=hold.output_tokens + more,
+                        renewed_at=now,
+                    )
+                    self.put(self.holds, request, changed)
+                    self._change(account, held=account.held + cost)
+            rows.append({"request_id": request, "extended": extended})
+        return rows
+
+    def renew(self, requests: Sequence[UUID]) -> list[UUID]:
+        """penstock_renew."""
+        now = self.now()
+        still_open = [one for one in requests if one in self.holds and self.holds[one].state == "open"]
+        for request in still_open:
+            self.put(self.holds, request, replace(self.holds[request], renewed_at=now))
+        return still_open
+
+    def release(self, requests: Iterable[UUID], state: str) -> list[UUID]:
+        """penstock_release; with the state `voided` penstock_void. Returns the requests of locked accounts."""
+        left = []
+        for request in dict.fromkeys(requests):
+            hold = self.holds.get(request)
+            if hold is None or hold.state != "open":
+                continue
+            if hold.tenant in self.locked:
+                left.append(request)
+                continue
+            self.put(self.holds, request, replace(hold, state=state))
+            account = self.accounts[hold.tenant]
+            self._change(account, held=account.held - hold.amount, open_holds=account.open_holds - 1)
+        return left
+
+    def reap(self, ttl_us: int, gap_us: int, limit: int) -> int:
+        """penstock_reap."""
+        now = self.now()
+        state = self.reaper.get(1) or Reaper(now, self.started_at, now)
+        paused_until = state.paused_until
+        if state.started_at != self.started_at or state.seen_at < now - gap_us:
+            paused_until = now + ttl_us
+        self.put(self.reaper, 1, Reaper(now, self.started_at, paused_until))
+        if now < paused_until:
+            return 0
+        lapsed = sorted(
+            request
+            for request, hold in self.holds.items()
+            if hold.state == "open" and hold.renewed_at < now - ttl_us and request not in self.usage
+        )
+        lapsed = lapsed[:limit]
+        return len(lapsed) - len(self.release(lapsed, "expired"))
+
+    def note_unbilled(self, notes: Iterable[dict[str, Any]]) -> None:
+        """penstock_note_unbilled."""
+        for note in notes:
+            key = (UUID(note["request_id"]), note["part"])
+            if key not in self.unbilled:
+                self.put(self.unbilled, key, note)
+
+    def count_unpriced(
+        self, models: Sequence[str], tiers: Sequence[str], tenants: Sequence[UUID], counts: Sequence[int]
+    ) -> None:
+        """penstock_count_unpriced, for models and tenants that exist."""
+        for key, count in zip(zip(models, tiers, tenants, strict=True), counts, strict=True):
+            self.put(self.unpriced, key, self.unpriced.get(key, 0) + count)
+
+    def park(self, request: UUID, reason: str) -> None:
+        """penstock_park."""
+        if request not in self.parked:
+            self.put(self.parked, request, reason)
+
+    # -- settlement ------------------------------------------------------------------------------------------------
+
+    def settle(self, batch: Sequence[SettleRow]) -> list[dict[str, Any]]:
+        """penstock_settle."""
+        now = self.now()
+        results, fresh = {}, []
+        for record in sorted({one.request_id: one for one in reversed(batch)}.values()):
+            request = record.request_id
+            problem = self._problem(record)
+            if problem is not None:
+                self.park(request, problem)
+                results[request] = "parked"
+            elif self.is_settled(request):
+                results[request] = "duplicate"
+            else:
+                self.put(self.usage, request, self._usage_row(record, now))
+                results[request] = "settled"
+                fresh.append(request)
+        held: dict[UUID, int] = {}
+        for request in fresh:
+            hold = self.holds.get(request)
+            if hold is not None and hold.state == "open":
+                held[request] = hold.amount
+                self.put(self.holds, request, replace(hold, state="settled"))
+        by_tenant: dict[UUID, list[UUID]] = defaultdict(list)
+        for request in fresh:
+            by_tenant[self.usage[request].tenant].append(request)
+        for tenant, requests in by_tenant.items():
+            self._charge(tenant, requests, held, now)
+        return [{"request_id": request, "result": result} for request, result in results.items()]
+
+    def is_settled(self, request: UUID) -> bool:
+        """Whether the request has its usage row."""
+        return request in self.usage
+
+    def _problem(self, record: SettleRow) -> str | None:
+        price = self.prices.get(record.price_version)
+        if record.tenant_id not in self.accounts:
+            return f"tenant {record.tenant_id} has no billing account"
+        if (
+            price is None
+            or price.model != record.model
+            or (price.tenant is not None and price.tenant != record.tenant_id)
+        ):
+            return f"price version {record.price_version} is not one of model {record.model} for this tenant"
+        if record.list_price_version not in self.prices:
+            return f"list price version {record.list_price_version} does not exist"
+        counts = (
+            record.input_tokens, record.cached_input_tokens, record.output_tokens, record.reasoning_tokens,
+            record.unbilled_input_tokens, record.unbilled_output_tokens, record.queue_us, record.ttft_us,
+            record.duration_us,
+        )  # fmt: skip
+        if min(counts) < 0:
+            return "a count or duration is negative"
+        if max(record.input_tokens, record.output_tokens, *counts[4:6]) > _MOST_TOKENS:
+            return "more than 2147483647 tokens"
+        if record.cached_input_tokens > record.input_tokens:
+            return "more cached than input tokens"
+        if record.reasoning_tokens > record.output_tokens:
+            return "more reasoning than output tokens"
+        return None
+
+    def _usage_row(self, record: SettleRow, now: int) -> UsageRow:
+        claimed = to_us(record.admitted_at) + min(record.duration_us, _LONGEST_US)
+        late = claimed < now - _LATE_US
+        cost = 0 if record.free else _cost(self.prices[record.price_version], record)
+        return UsageRow(
+            tenant=record.tenant_id,
+            outcome=record.outcome,
+            ended_at=now if late or claimed > now else claimed,
+            late=late,
+            input=record.input_tokens,
+            cached_input=record.cached_input_tokens,
+            output=record.output_tokens,
+            reasoning=record.reasoning_tokens,
+            cost=cost,
+            discount=0 if record.free else _cost(self.prices[record.list_price_version], record) - cost,
+        )
+
+    def _charge(self, tenant: UUID, requests: list[UUID], held: dict[UUID, int], now: int) -> None:
+        """penstock_charge for one tenant; `held` has the amounts of holds that were open."""
+        account = self.accounts[tenant]
+        prepaid = account.mode == "prepaid"
+        costs = {request: self.usage[request].cost for request in requests}
+        free = account.balance - account.held
+        free += sum(held[one] - cost for one, cost in costs.items() if cost <= held.get(one, -1))
+        charged = 0
+        for request, cost in costs.items():
+            ended_at, hold = self.usage[request].ended_at, held.get(request, 0)
+            if not prepaid or cost <= hold:
+                charged += cost
+                if cost > 0:
+                    debit = "credit" if prepaid else "receivable"
+                    self._book(tenant, "usage", debit, "revenue", cost, request, ended_at)
+                continue
+            paid = min(cost, hold + free)
+            free -= paid - hold
+            charged += paid
+            if paid > 0:
+                self._book(tenant, "usage", "credit", "revenue", paid, request, ended_at)
+            if cost > paid:
+                self._book(
+                    tenant, "uncollectible", "uncollectible", "revenue", cost - paid, request, ended_at
+                )
+        released = [held[request] for request in requests if request in held]
+        self._change(
+            account,
+            balance=account.balance - (charged if prepaid else 0),
+            owed=account.owed + (0 if prepaid else sum(costs.values())),
+            held=account.held - sum(released),
+            open_holds=account.open_holds - len(released),
+            **self._spent(account, costs, now),
+        )
+
+    def _spent(self, account: Account, costs: dict[UUID, int], now: int) -> dict[str, Any]:
+        """The budget's counter after costs, each in the month of its row: the present one or the one before."""
+        present = month_of(now)
+        before = (present[0] - (present[1] == 1), (present[1] - 2) % 12 + 1)
+        in_present = [one for one in costs if month_of(self.usage[one].ended_at) >= present]
+        month = max(account.month, present if in_present else before)
+        counted = sum(
+            cost for request, cost in costs.items() if (request in in_present) == (month >= present)
+        )
+        kept = account.spent_month if account.month >= (present if in_present else before) else 0
+        return {"month": month, "spent_month": kept + counted}
+
+
+def _cost(price: Price, record: SettleRow) -> int:
+    return (
+        (record.input_tokens - record.cached_input_tokens) * price.input
+        + record.cached_input_tokens * price.cached_input
+        + (record.output_tokens - record.reasoning_tokens) * price.output
+        + record.reasoning_tokens * price.reasoning
+    )
+
+
+_HOLD_COLUMNS = (
+    "request_id", "verdict", "can_wait", "admitted_at", "price_id", "price_input", "price_cached", "price_output",
+    "price_reasoning", "list_id", "list_input", "list_cached", "list_output", "list_reasoning", "amount",
+    "output_tokens", "whole", "needed", "funds", "held", "open_holds",
+)  # fmt: skip
