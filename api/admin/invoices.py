@@ -83,6 +83,10 @@ class CreditNoteOut(ResponseModel):
     exact_usd: str
     amount_usd: str
     pays: Literal["invoice", "balance", "refund"]
+    balance_usd: str = Field(
+        description="The part on the customer's balance, known when Stripe has the note."
+    )
+    refund_usd: str = Field(description="The part that is paid back, known when Stripe has the note.")
     status: str
     correction_id: UUID | None
     stripe_credit_note_id: str | None

@@ -27,6 +27,7 @@ from billing.invoicing.credit_notes import (
     creditable_lines,
     issue_credit_note,
 )
+from billing.invoicing.lines import MINIMUM_CENTS
 from billing.invoicing.rerate import CorrectionSpec, Difference
 from billing.ledger.adjustments import adjust
 from billing.ledger.months import month_name
@@ -137,11 +138,12 @@ async def _book_tenant(
     if (
         invoice is None
         or not 0 < cents <= invoice.total_cents - invoice.credited
+        or (invoice.status == "open" and 0 < invoice.open_cents - cents < MINIMUM_CENTS)
         or not invoice_lines.keys() >= {line.key for line in credited}
     ):
         # A credit note is impossible: there is no invoice, the credit is below a cent or more than is left of the
-        # invoice, or a line has no counterpart on it (after usage rows are dropped, late usage cannot be told apart).
-        # The adjustment carries the whole difference.
+        # invoice, it would leave less to pay than Stripe can charge, or a line has no counterpart on the invoice (after
+        # usage rows are dropped, late usage cannot be told apart). The adjustment carries the whole difference.
         await _adjust(connection, correction, tenant_id, "net", -sum(line.delta for line in lines))
         return None
     charged = sum(line.delta for line in lines if line.delta > 0)

@@ -14,7 +14,7 @@ from billing.invoicing.lines import CLASSES
 from billing.invoicing.rerate import Difference, LineKey
 from billing.ledger.transfers import booking_errors
 from core.ids import derived_uuid
-from core.money import PICO_PER_CENT, round_to_cents
+from core.money import round_to_cents
 from core.outbox import enqueue
 
 
@@ -24,16 +24,25 @@ def credit_cents(line: Difference) -> int:
 
 
 async def creditable_invoice(connection: AsyncConnection, tenant_id: UUID, month: date) -> Row[Any] | None:
-    """The tenant's open or paid postpaid invoice of `month` with its `credited` cents, locked; None without one."""
+    """The tenant's open or paid postpaid invoice of `month`, locked; None without one.
+
+    With it: `credited`, the cents of its credit notes, and `open_cents`, what is neither paid nor credited.
+    """
+    params = {"tenant_id": tenant_id, "month": month}
+    # The sums are read by a statement of their own: one that waited for the lock would not see the payment behind it.
+    await connection.execute(
+        text("SELECT 1 FROM invoices WHERE tenant_id = :tenant_id AND month = :month FOR UPDATE"), params
+    )
     row: Row[Any] | None = (
         await connection.execute(
             text(
                 "SELECT i.id, i.tenant_id, i.number, i.status, i.total_cents, (SELECT coalesce(sum(n.cents), 0) "
-                "FROM credit_notes n WHERE n.invoice_id = i.id AND n.status <> 'void') AS credited FROM invoices i "
+                "FROM credit_notes n WHERE n.invoice_id = i.id AND n.status <> 'void') AS credited, "
+                "penstock_open_cents(i.id) AS open_cents FROM invoices i "
                 "WHERE i.tenant_id = :tenant_id AND i.month = :month AND i.kind = 'postpaid' "
-                "AND i.status IN ('open', 'paid') FOR UPDATE"
+                "AND i.status IN ('open', 'paid')"
             ),
-            {"tenant_id": tenant_id, "month": month},
+            params,
         )
     ).one_or_none()
     return row
@@ -51,7 +60,7 @@ async def issue_credit_note(
 
     `invoice_lines` are the invoice's lines by key (`creditable_lines`). The adjustment has lowered the receivable; the
     note books the same amount from the invoice (receivable -> invoiced) in the adjustment's month, so that no later
-    invoice shows it again.
+    invoice shows it again. `pays` is what is expected now; the push decides it, and books a refund.
     """
     note_id = derived_uuid("credit note", correction.id, invoice.tenant_id)
     exact = -sum(line.delta for line in lines)
@@ -76,8 +85,8 @@ async def issue_credit_note(
         },
     )
     await _insert_lines(connection, note_id, invoice, lines, invoice_lines)
-    await _book(connection, note_id, invoice.tenant_id, adjustment_id, exact=exact, cents=cents, pays=pays)
-    if pays == "invoice" and invoice.credited + cents == invoice.total_cents:
+    await _book(connection, note_id, invoice.tenant_id, adjustment_id, exact=exact, cents=cents)
+    if pays == "invoice" and cents >= invoice.open_cents:
         await connection.execute(
             text(
                 "UPDATE invoices SET status = 'paid', paid_at = clock_timestamp() "
@@ -141,7 +150,6 @@ async def _book(
     *,
     exact: int,
     cents: int,
-    pays: str,
 ) -> None:
     at: datetime = (
         await connection.execute(
@@ -156,9 +164,5 @@ async def _book(
         Booking("credit_note", tenant_id, "receivable", "invoiced", exact, note_id, at),
         *rounding_bookings("credit_note_rounding", tenant_id, note_id, exact=-exact, cents=-cents),
     ]
-    if pays == "refund":
-        bookings.append(
-            Booking("credit_note_refund", tenant_id, "invoiced", "cash", cents * PICO_PER_CENT, note_id, at)
-        )
     with booking_errors():
         await book_all(connection, bookings)

@@ -75,7 +75,13 @@ class CreditNoteView(msgspec.Struct, frozen=True):
     exact_usd: str
     amount_usd: str
     pays: str
-    """invoice (reduces the amount due) | balance (added to the customer's Stripe balance) | refund (paid back)"""
+    """invoice (reduces the amount due) | balance (added to the customer's Stripe balance) | refund (paid back).
+
+    Decided when the note is sent to Stripe; until then, what is expected."""
+    balance_usd: str
+    """The part on the customer's balance."""
+    refund_usd: str
+    """The part that is paid back."""
     status: str
     correction_id: UUID | None
     stripe_credit_note_id: str | None
@@ -302,6 +308,8 @@ def _credit_note(row: Row[Any]) -> CreditNoteView:
         exact_usd=pico_to_usd(int(row.exact)),
         amount_usd=pico_to_usd(row.cents * PICO_PER_CENT),
         pays=row.pays,
+        balance_usd=pico_to_usd(row.balance_cents * PICO_PER_CENT),
+        refund_usd=pico_to_usd(row.refund_cents * PICO_PER_CENT),
         status=row.status,
         correction_id=row.correction_id,
         stripe_credit_note_id=row.stripe_credit_note_id,

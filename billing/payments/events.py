@@ -20,8 +20,7 @@ from billing.payments.customers import refresh_cards
 from billing.payments.disputes import prepare_dispute
 from billing.payments.invoices import prepare_invoice
 from billing.payments.payments import prepare_payment
-from billing.payments.push_credit_notes import NOTE_KEY
-from billing.payments.refunds import prepare_refund
+from billing.payments.refunds import NOTE_KEY, prepare_refund
 from billing.payments.stripe_gateway import StripeGateway
 from billing.payments.stripe_transport import TooManyRows
 from billing.payments.stripe_types import Event

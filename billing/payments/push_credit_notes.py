@@ -1,40 +1,69 @@
-"""Sends credit notes to Stripe: on an open invoice, to the customer's balance, or as a refund."""
+"""Sends credit notes to Stripe: on an open invoice, to the customer's balance, or as a refund.
+
+How a note pays is decided from Stripe's invoice at the push, because a payment may have arrived since the note was
+issued. A note first lowers what remains to be paid; the rest was paid already and is paid back when the correction says
+so and the payment allows it, otherwise it stays on the customer's balance
+(https://docs.stripe.com/api/credit_notes/create).
+"""
 
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from billing.payments.customers import TENANT_KEY
 from billing.payments.idempotency import idempotent_write
-from billing.payments.push_invoices import FINAL_ERRORS
+from billing.payments.push_invoices import FINAL_ERRORS, push_invoice
 from billing.payments.pushes import block_push, record_push
-from billing.payments.refunds import apply_refund
+from billing.payments.refunds import NOTE_KEY, prepare_refund
 from billing.payments.stripe_gateway import StripeGateway
-from billing.payments.stripe_types import CreditNote
+from billing.payments.stripe_types import CreditNote, Invoice
 from core.db import Database
-from core.errors import NotFound, Unavailable
+from core.errors import InvalidRequest, NotFound, Unavailable
 from tenants.scoping import platform_wide
 
-NOTE_KEY = "penstock_credit_note_id"
-"""Metadata key of our credit note's id on Stripe's."""
 MAX_LINES = 100
 """A credit note with more lines is sent with its amount only."""
+MAX_TRIES = 3
+"""Tries of one push; each follows a payment that arrived between reading Stripe's invoice and creating the note."""
+
+
+class Split(msgspec.Struct, frozen=True):
+    """How a credit note pays, in cents."""
+
+    lowers: int
+    """Of what remains to be paid."""
+    refund: int
+    """Paid back."""
+    balance: int
+    """Left on the customer's balance."""
+
+
+def split(cents: int, invoice: Invoice, refundable: int) -> Split:
+    """Divide a note of `cents` as Stripe does. `refundable` are the cents of the payment that may be paid back."""
+    lowers = min(cents, invoice.remaining_cents) if invoice.status in ("open", "uncollectible") else 0
+    refund = min(cents - lowers, refundable)
+    return Split(lowers, refund, cents - lowers - refund)
 
 
 async def push_credit_note(database: Database, gateway: StripeGateway, note_id: UUID) -> bool:
     """Create Stripe's credit note for ours; returns whether it exists now. Idempotent, also after a crash.
 
-    When Stripe refuses it, the push is blocked and operators are notified. Raises NotFound for an unknown id,
-    Unavailable while the invoice is not in Stripe or Stripe does not answer.
+    Sends the note's invoice first when it is not in Stripe. When Stripe refuses the note, the push is blocked and
+    operators are notified. Raises NotFound for an unknown id, Unavailable while the invoice cannot be sent or Stripe
+    does not answer.
     """
-    async with database.read() as connection:
-        ours, lines = await _read(connection, note_id)
-    if ours is None:
-        raise NotFound(f"there is no credit note {note_id}")
+    ours, lines = await _read(database, note_id)
     if ours.status == "void":
         return False
+    if ours.stripe_invoice_id is None:
+        if ours.invoice_status in ("void", "uncollectible"):
+            await _store_unsent(database, ours)
+            return False
+        await push_invoice(database, gateway, ours.invoice_id)
+        ours, lines = await _read(database, note_id)
     if ours.stripe_invoice_id is None:
         raise Unavailable(f"credit note {note_id} waits for its invoice to be sent")
     try:
@@ -43,19 +72,42 @@ async def push_credit_note(database: Database, gateway: StripeGateway, note_id: 
         async with database.system() as connection:
             await block_push(connection, "credit_note", note_id, ours.tenant_id, str(error))
         return False
-    refunds = [await gateway.refund(refund_id) for refund_id in made.refunds]
+    refunds = [await prepare_refund(gateway, refund_id) for refund_id in made.refunds]
+    async with database.system() as connection:
+        for update in refunds:
+            await update(connection)
+        await _store(connection, ours, made)
+    return True
+
+
+async def _store(connection: AsyncConnection, ours: Row[Any], made: CreditNote) -> None:
+    """Store Stripe's id of the note and how it paid."""
+    balance = made.after_payment_cents - made.refunded_cents
+    await connection.execute(
+        text(
+            "UPDATE credit_notes SET status = 'pushed', stripe_credit_note_id = :stripe, pays = :pays, "
+            "balance_cents = :balance, refund_cents = :refund WHERE id = :id AND tenant_id = :tenant"
+        ),
+        {
+            "stripe": made.id,
+            "pays": "refund" if made.refunded_cents else "balance" if balance else "invoice",
+            "balance": balance,
+            "refund": made.refunded_cents,
+            "id": ours.id,
+            "tenant": ours.tenant_id,
+        },
+    )
+    await record_push(connection, "credit_note", ours.id, ours.tenant_id, "done", None)
+
+
+async def _store_unsent(database: Database, ours: Row[Any]) -> None:
+    """Mark a note done whose invoice ended before it was sent: Stripe has nothing that it could credit."""
     async with database.system() as connection:
         await connection.execute(
-            text(
-                "UPDATE credit_notes SET status = 'pushed', stripe_credit_note_id = :stripe "
-                "WHERE id = :id AND tenant_id = :tenant"
-            ),
-            {"stripe": made.id, "id": note_id, "tenant": ours.tenant_id},
+            text("UPDATE credit_notes SET status = 'pushed' WHERE id = :id AND tenant_id = :tenant"),
+            {"id": ours.id, "tenant": ours.tenant_id},
         )
-        await record_push(connection, "credit_note", note_id, ours.tenant_id, "done", None)
-        for refund in refunds:
-            await apply_refund(connection, refund, credit_note_id=note_id)
-    return True
+        await record_push(connection, "credit_note", ours.id, ours.tenant_id, "done", None)
 
 
 _LINES = """
@@ -76,22 +128,65 @@ too, so that every attempt sends the same parameters."""
 
 
 @platform_wide("a credit note names its organisation")
-async def _read(connection: AsyncConnection, note_id: UUID) -> tuple[Row[Any] | None, list[Row[Any]]]:
-    ours = await connection.execute(
-        text(
-            "SELECT n.id, n.tenant_id, n.cents, n.reason, n.status, n.pays, n.stripe_credit_note_id, "
-            "i.stripe_invoice_id FROM credit_notes n JOIN invoices i ON i.id = n.invoice_id WHERE n.id = :id"
-        ),
-        {"id": note_id},
-    )
-    lines = await connection.execute(text(_LINES), {"id": note_id})
-    return ours.one_or_none(), list(lines.all())
+async def _read(database: Database, note_id: UUID) -> tuple[Row[Any], list[Row[Any]]]:
+    """The credit note and its lines. `refund`: what was paid already is to be paid back. Raises NotFound."""
+    async with database.read() as connection:
+        found = await connection.execute(
+            text(
+                "SELECT n.id, n.tenant_id, n.cents, n.reason, n.status, n.stripe_credit_note_id, n.invoice_id, "
+                "i.stripe_invoice_id, i.status AS invoice_status, n.pays = 'refund' OR coalesce(("
+                "SELECT (c.spec->>'refund')::boolean FROM corrections c WHERE c.id = n.correction_id), false) "
+                "AS refund FROM credit_notes n JOIN invoices i ON i.id = n.invoice_id WHERE n.id = :id"
+            ),
+            {"id": note_id},
+        )
+        ours = found.one_or_none()
+        if ours is None:
+            raise NotFound(f"there is no credit note {note_id}")
+        lines = await connection.execute(text(_LINES), {"id": note_id})
+        return ours, list(lines.all())
 
 
 async def _ensure_credit_note(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]]) -> CreditNote:
+    """Stripe's credit note for ours; created by the present state of Stripe's invoice when there is none."""
     if ours.stripe_credit_note_id is not None:
         return await gateway.credit_note(ours.stripe_credit_note_id)
+    parts = await _decide(gateway, ours)
+    for _ in range(MAX_TRIES - 1):
+        try:
+            return await _create(gateway, ours, lines, parts)
+        except InvalidRequest:
+            before, parts = parts, await _decide(gateway, ours)
+            if parts == before:
+                raise
+    return await _create(gateway, ours, lines, parts)
 
+
+async def _decide(gateway: StripeGateway, ours: Row[Any]) -> Split:
+    """How the note pays by the present state of Stripe's invoice."""
+    invoice = await gateway.invoice(ours.stripe_invoice_id)
+    parts = split(ours.cents, invoice, 0)
+    if not ours.refund or not parts.balance:
+        return parts
+    return split(ours.cents, invoice, await _refundable(gateway, ours.stripe_invoice_id))
+
+
+async def _refundable(gateway: StripeGateway, stripe_invoice_id: str) -> int:
+    """The cents of the invoice's payment that are not refunded; 0 unless one payment in Stripe has paid it.
+
+    Stripe refunds the charge of the invoice; with several charges the credit stays on the customer's balance.
+    """
+    known = await gateway.invoice_payments(invoice_id=stripe_invoice_id)
+    paid = [one for _, one in known if one.status == "paid" and one.payment_intent is not None]
+    if len(paid) != 1 or paid[0].payment_intent is None:
+        return 0
+    back = await gateway.refunds_of(paid[0].payment_intent)
+    return max(
+        0, paid[0].paid_cents - sum(one.cents for one in back if one.status not in ("failed", "canceled"))
+    )
+
+
+async def _create(gateway: StripeGateway, ours: Row[Any], lines: list[Row[Any]], parts: Split) -> CreditNote:
     async def find() -> CreditNote | None:
         known = await gateway.credit_notes(ours.stripe_invoice_id)
         return next((each for each in known if each.metadata.get(NOTE_KEY) == str(ours.id)), None)
@@ -110,13 +205,13 @@ async def _ensure_credit_note(gateway: StripeGateway, ours: Row[Any], lines: lis
         ]
     else:
         params["amount"] = ours.cents
-    if ours.pays == "balance":
-        params["credit_amount"] = ours.cents
-    elif ours.pays == "refund":
-        params["refund_amount"] = ours.cents
+    if parts.balance:
+        params["credit_amount"] = parts.balance
+    if parts.refund:
+        params["refund_amount"] = parts.refund
     return await idempotent_write(
         lambda key: gateway.create_credit_note(params, key),
         find,
-        f"penstock-note-{ours.id}",
+        f"penstock-note-{ours.id}-{parts.lowers}-{parts.refund}",
         find_first=True,
     )

@@ -26,6 +26,8 @@ from tenants.scoping import platform_wide
 
 REFUND_KEY = "penstock_refund_id"
 """Metadata key of our refund's id on Stripe's refunds."""
+NOTE_KEY = "penstock_credit_note_id"
+"""Metadata key of our credit note's id on Stripe's credit notes."""
 
 
 async def send_refund(database: Database, gateway: StripeGateway, refund_id: UUID) -> bool:
@@ -74,13 +76,25 @@ async def prepare_refund(gateway: StripeGateway, stripe_id: str) -> BookUpdate:
     """The book update of a refund; it applies the update of the refunded payment first."""
     refund = await gateway.refund(stripe_id)
     before = None if refund.payment_intent is None else await prepare_payment(gateway, refund.payment_intent)
+    credit_note_id = await _credit_note_of(gateway, refund)
 
     async def update(connection: AsyncConnection) -> UpdateOutcome:
         if before is not None:
             await before(connection)
-        return await apply_refund(connection, refund)
+        return await apply_refund(connection, refund, credit_note_id)
 
     return update
+
+
+async def _credit_note_of(gateway: StripeGateway, refund: Refund) -> UUID | None:
+    """Our credit note that the refund pays; None for any other refund."""
+    if refund.payment_intent is None or REFUND_KEY in refund.metadata:
+        return None
+    for invoice_id, _ in await gateway.invoice_payments(payment_intent=refund.payment_intent):
+        for note in await gateway.credit_notes(invoice_id):
+            if refund.id in note.refunds and NOTE_KEY in note.metadata:
+                return UUID(note.metadata[NOTE_KEY])
+    return None
 
 
 @platform_wide("a refund names its payment, and that its organisation")
@@ -89,7 +103,7 @@ async def apply_refund(
 ) -> UpdateOutcome:
     """Store a refund's status, reverse a failed one, and book one that was made in Stripe.
 
-    `credit_note_id` is our credit note that the refund pays, when the caller knows it.
+    `credit_note_id` is our credit note that the refund pays; None for any other refund.
     """
     payment = (
         await connection.execute(
@@ -155,7 +169,6 @@ async def _book_external(
             )
         await auto_topup_rules.disable(connection, payment.tenant_id, auto_topup_rules.REFUNDED)
     else:
-        credit_note_id = credit_note_id or await _matching_credit_note(connection, payment, refund)
         source = credit_note_id or refund_id
         if not await _is_booked(connection, payment.tenant_id, source):
             await transfers.book(
@@ -181,24 +194,8 @@ async def _book_external(
     return made.one()
 
 
-async def _matching_credit_note(
-    connection: AsyncConnection, payment: Row[Any], refund: Refund
-) -> UUID | None:
-    """The credit note that a refund pays, when its event arrives before the push stores the refund."""
-    found = await connection.execute(
-        text(
-            "SELECT n.id FROM credit_notes n WHERE n.invoice_id = :invoice AND n.tenant_id = :tenant "
-            "AND n.pays = 'refund' AND n.cents = :cents AND n.status <> 'void' AND NOT EXISTS ("
-            "SELECT 1 FROM stripe_refunds r WHERE r.credit_note_id = n.id) ORDER BY n.created_at, n.id LIMIT 1"
-        ),
-        {"invoice": payment.invoice_id, "tenant": payment.tenant_id, "cents": refund.cents},
-    )
-    note_id: UUID | None = found.scalar_one_or_none()
-    return note_id
-
-
 async def _is_booked(connection: AsyncConnection, tenant_id: UUID, source: UUID) -> bool:
-    """Whether the credit note's refund is booked already, with the credit note."""
+    """Whether the refund of this source is booked already: earlier versions booked it when the note was issued."""
     found = await connection.execute(
         text(
             "SELECT count(*) FROM ledger_transfers WHERE source_id = :source AND kind = 'credit_note_refund' "

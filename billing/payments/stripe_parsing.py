@@ -178,12 +178,15 @@ def invoice_payment(raw: Raw) -> tuple[str, InvoicePayment]:
 
 def credit_note(raw: Raw) -> CreditNote:
     """A credit note."""
-    refunds = [id_of(each.get("refund")) for each in raw.get("refunds") or []]
+    rows = raw.get("refunds") or []
+    refunds = [id_of(each.get("refund")) for each in rows]
     return CreditNote(
         id=raw["id"],
         invoice=str(id_of(raw["invoice"])),
         status=raw["status"],
         cents=raw["amount"],
+        after_payment_cents=raw.get("post_payment_amount") or 0,
+        refunded_cents=sum(each["amount_refunded"] for each in rows),
         metadata=_metadata(raw),
         refunds=[each for each in refunds if each],
     )

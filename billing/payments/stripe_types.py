@@ -116,6 +116,9 @@ class CreditNote(msgspec.Struct, frozen=True):
     invoice: str
     status: str
     cents: int
+    after_payment_cents: int
+    """The part that was paid already: refunded, or left on the customer's balance."""
+    refunded_cents: int
     metadata: dict[str, str]
     refunds: list[str]
 

@@ -1,13 +1,14 @@
 """One invoice: its lines, the requests behind each line, credit notes, and the actions on it."""
 
 from datetime import datetime
+from decimal import Decimal
 from uuid import UUID
 
 from fastapi import Request
 from nicegui import ui
 
 from admin import invoices as admin_invoices
-from billing.invoicing.views import InvoiceDetail, InvoiceView, LineView, TracePage
+from billing.invoicing.views import CreditNoteView, InvoiceDetail, InvoiceView, LineView, TracePage
 from console.components.base import Stat, Text, badge, box, card, description_list, page_head
 from console.components.dialogs import confirm, secondary
 from console.components.flash import reload_with
@@ -196,6 +197,17 @@ def trace_rows(page: TracePage, now: datetime) -> list[Row]:
     ]
 
 
+def _parts(note: CreditNoteView) -> str:
+    """The parts of a note that was divided, because its invoice was paid in part."""
+    parts = {"on the balance": note.balance_usd, "paid back": note.refund_usd}
+    shown = [
+        f"${usd} {where}"
+        for where, usd in parts.items()
+        if Decimal(usd) and Decimal(usd) != Decimal(note.amount_usd)
+    ]
+    return ", ".join(shown)
+
+
 def _credit_notes(console: Console, detail: InvoiceDetail) -> None:
     if not detail.credit_notes:
         return
@@ -205,7 +217,7 @@ def _credit_notes(console: Console, detail: InvoiceDetail) -> None:
             "id": str(note.id),
             "reason": cell(note.reason, wrap=True),
             "amount": cell(money(note.amount_usd), sub=f"{note.exact_usd} exact"),
-            "pays": cell(_PAYS.get(note.pays, note.pays)),
+            "pays": cell(_PAYS.get(note.pays, note.pays), sub=_parts(note)),
             "status": cell(note.status.capitalize(), tone="idle" if note.status == "void" else "ok"),
             "at": cell(moment(note.created_at, now)),
         }

@@ -143,10 +143,6 @@ async def credit_note(
         amount = cents * PICO_PER_CENT
         await transfers.book(connection, "adjustment", tenant_id, "revenue", "receivable", amount, note_id)
         await transfers.book(connection, "credit_note", tenant_id, "receivable", "invoiced", amount, note_id)
-        if pays == "refund":
-            await transfers.book(
-                connection, "credit_note_refund", tenant_id, "invoiced", "cash", amount, note_id
-            )
         await enqueue(connection, "stripe.push_credit_note", {"credit_note_id": str(note_id)})
     return note_id
 
