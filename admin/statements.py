@@ -54,15 +54,22 @@ async def get_statement(
 
 
 async def signed_receipt(
-    database: Database, *, settings: Settings, tenant_id: UUID, request_id: UUID
+    database: Database,
+    *,
+    settings: Settings,
+    tenant_id: UUID,
+    request_id: UUID,
+    project_id: UUID | None = None,
 ) -> bytes:
-    """The signed receipt of an organisation's own request. The caller has authenticated the organisation.
+    """The signed receipt of an organisation's own request; with `project_id`, of a request of this project.
+
+    The caller has authenticated the organisation, and the project where a key asks.
 
     Raises NotFound for a request of anybody else.
     """
     signer = signing.load_signer(settings)
     async with database.read() as connection:
-        body = await receipt_body(connection, tenant_id, request_id)
+        body = await receipt_body(connection, tenant_id, request_id, project_id=project_id)
     async with database.system() as connection:
         await signing.register_key(connection, signer)
     return signing.document(body, signer.sign(RECEIPT, body))

@@ -16,7 +16,7 @@ from scheduler import metrics
 from scheduler.listeners import Listener
 from scheduler.store_loop import StoreLoop
 from workers.engine_counters import CounterReport, Cut
-from workers.wire import EngineCounters, Heartbeat, ReplicaState, ReplicaStatus
+from workers.wire import EndedEngine, EngineCounters, Heartbeat, ReplicaState, ReplicaStatus
 
 STORE_EVERY_S = 3.0
 """Seconds between two writes."""
@@ -65,6 +65,15 @@ class _Boot:
         if status.state in (ReplicaState.FAILED, ReplicaState.STOPPED):
             self.end()
         self._look_for_a_cut(before.counters == status.counters, open_placements, now)
+
+    def on_ended(self, ended: EndedEngine, now: float) -> None:
+        """Take the last figures of the engine, which has ended."""
+        if ended.status.counters.prompt_tokens >= self.status.counters.prompt_tokens:
+            self.status = ended.status
+        self.scraped_at = max(self.scraped_at, now - ended.scrape_age_s)
+        self.last_seen_at = max(self.last_seen_at, now - ended.ended_age_s)
+        self.changed = True
+        self.end()
 
     def end(self) -> None:
         """Mark the counters as final, because the process has ended."""
@@ -118,6 +127,8 @@ class EngineCounterTracker:
     def __init__(self) -> None:
         self._boots: dict[str, _Boot] = {}
         self._of_replica: dict[str, str] = {}
+        self._known_ends: dict[str, None] = {}
+        """Incarnations whose end was reported in a list of ended engines, oldest first."""
 
     def on_heartbeat(self, beat: Heartbeat, open_placements: OpenPlacements, now: float) -> None:
         """Take a heartbeat. External engines are left out: they also serve requests of others."""
@@ -133,6 +144,24 @@ class EngineCounterTracker:
                 boot = self._boots[status.boot_id] = _Boot(status, now)
                 self._of_replica[status.replica_id] = status.boot_id
             boot.on_heartbeat(status, open_placements(status.replica_id), now)
+        for ended in beat.ended:
+            self._on_ended(ended, now)
+
+    def _on_ended(self, ended: EndedEngine, now: float) -> None:
+        """Take the end of an engine, once: perhaps of one that began or worked on while no scheduler listened."""
+        status = ended.status
+        if not status.boot_id or status.engine == "external" or status.boot_id in self._known_ends:
+            return
+        boot = self._boots.get(status.boot_id)
+        if boot is None:
+            if len(self._boots) >= MAX_BOOTS:
+                return
+            boot = self._boots[status.boot_id] = _Boot(status, now - ended.ended_age_s)
+            boot.scraped_at = now - ended.scrape_age_s
+        boot.on_ended(ended, now)
+        self._known_ends[status.boot_id] = None
+        if len(self._known_ends) > MAX_BOOTS:
+            del self._known_ends[next(iter(self._known_ends))]
 
     def due(self, now: float) -> list[_Boot]:
         """The incarnations that have changed or need a keepalive."""

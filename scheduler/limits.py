@@ -8,12 +8,14 @@ import math
 
 from scheduler.messages import Announce, ClientBatch, FromClient
 from scheduler.wire import PlaceRequest
-from workers.wire import ReplicaStatus
+from workers.wire import EndedEngine, ReplicaStatus
 
 MAX_TOKENS = 1 << 30
 """Most tokens of a request or of a replica's cache, far above those of any model."""
 MAX_AGE_S = 86_400.0
-"""Largest age of an announced request or placement, in seconds."""
+"""Largest age of an announced request, a placement or an ended engine, in seconds."""
+MAX_ENDS = 256
+"""Ended engines of one heartbeat."""
 MAX_SERVICE = 1e15
 """Largest counter: beyond it a float cannot represent single tokens."""
 MAX_STEP_S = 3_600.0
@@ -50,6 +52,17 @@ def valid_replicas(statuses: list[ReplicaStatus]) -> tuple[list[ReplicaStatus], 
         status.kv_blocks, status.block_size = _count(status.kv_blocks), _count(status.block_size)
         good.append(status)
     return good, bad
+
+
+def sound_ends(ends: list[EndedEngine]) -> list[EndedEngine]:
+    """The ended engines of a heartbeat with valid figures, at most MAX_ENDS of them."""
+    return [
+        one
+        for one in ends[:MAX_ENDS]
+        if _is_valid(one.status)
+        and 0.0 <= one.scrape_age_s <= MAX_AGE_S
+        and 0.0 <= one.ended_age_s <= MAX_AGE_S
+    ]
 
 
 def _is_valid(status: ReplicaStatus) -> bool:

@@ -21,7 +21,7 @@ from scheduler.commands import ACTIONS, CommandRouter
 from scheduler.core.decisions import Decision, Placed, Rejection
 from scheduler.core.rules import NEW_TENANT
 from scheduler.core.state import SchedulerState
-from scheduler.limits import clamp_client_message, valid_replicas
+from scheduler.limits import clamp_client_message, sound_ends, valid_replicas
 from scheduler.link import encoded
 from scheduler.listeners import Listener, Observers
 from scheduler.messages import (
@@ -260,6 +260,7 @@ class SchedulerService:
         now = self._clock.monotonic()
         beat.agent_id = session.name
         beat.replicas, unsound = valid_replicas(beat.replicas)
+        beat.ended = sound_ends(beat.ended)
         if unsound:
             metrics.REPLICAS_REFUSED.inc(len(unsound))
             log.warning("agent %s reports %s without sound figures", session.name, unsound[0])

@@ -317,6 +317,12 @@ class Agent:
             replicas=[replica.status() for replica in self.replicas],
             state_seconds=self._account.state_seconds,
             model_seconds=self._account.model_seconds,
+            ended=[
+                ended
+                for replica in self.replicas
+                if isinstance(replica, ReplicaRunner)
+                for ended in replica.ended()
+            ],
         )
 
     async def execute(self, command: ReplicaCommand) -> CommandResult:

@@ -7,6 +7,7 @@ LOADING -> READY -> (DRAINING | ASLEEP -> READY) -> STOPPED
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from workers.engine_command import EngineCommand
 from workers.engine_process import EngineProcess, ProcessIdentity
 from workers.plan import ReplicaPlan
 from workers.replica_view import ReplicaView
-from workers.wire import EngineCounters, ReplicaState
+from workers.wire import EndedEngine, EngineCounters, ReplicaState, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ LOAD_TIMEOUT_S = 3600.0
 """Seconds that an engine may take until it responds."""
 DEATH_GRACE_S = 10.0
 """Seconds to wait for an unhealthy engine's exit: when its core has died, vLLM ends by itself in about 6 s."""
+
+ENDED_KEPT = 4
+"""Ended engines of a replica whose last counters are repeated in heartbeats."""
 
 
 class SavedEngine(msgspec.Struct):
@@ -77,6 +81,19 @@ class ReplicaRunner(ReplicaView):
         self._should_run = True
         self._changed = asyncio.Event()
         self._backoff = Backoff(clock)
+        self._scraped_at = clock.monotonic()
+        self._ended: deque[tuple[ReplicaStatus, float, float]] = deque(maxlen=ENDED_KEPT)
+        """The last statuses of ended engines, with the instants of their last scrape and their end."""
+
+    def record_scrape(self, metrics: EngineMetrics) -> None:
+        """Store a new scrape."""
+        super().record_scrape(metrics)
+        self._scraped_at = self._clock.monotonic()
+
+    def ended(self) -> list[EndedEngine]:
+        """The last engines of this replica that have ended, oldest first."""
+        now = self._clock.monotonic()
+        return [EndedEngine(status, now - scraped, now - ended) for status, scraped, ended in self._ended]
 
     def saved(self) -> SavedEngine | None:
         """The running engine for the state file; None when none runs."""
@@ -228,6 +245,9 @@ class ReplicaRunner(ReplicaView):
         if self._process is not None:
             self._process.kill()
             self._process = None
+            if self._scrapes:  # an adopted engine may die before this agent has read its counters
+                ended = msgspec.structs.replace(self.status(), state=ReplicaState.STOPPED)
+                self._ended.append((ended, self._scraped_at, self._clock.monotonic()))
         self.pid = 0
         self.metrics = EngineMetrics(counters=self.metrics.counters)
         self._save()

@@ -125,6 +125,16 @@ class ReplicaStatus(msgspec.Struct):
     """One sentence on why the replica is not ready."""
 
 
+class EndedEngine(msgspec.Struct):
+    """The last status of an engine process that has ended. Heartbeats repeat it, for a scheduler that was away."""
+
+    status: ReplicaStatus
+    scrape_age_s: float
+    """Seconds since its last scrape."""
+    ended_age_s: float
+    """Seconds since its end was noticed."""
+
+
 class AgentHello(msgspec.Struct, tag="agent_hello"):
     """An agent's first frame on the scheduler's socket."""
 
@@ -150,6 +160,8 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     sum is the time since then."""
     model_seconds: dict[str, dict[str, int]] = {}
     """Model -> state -> seconds of replica time, weighted by the replica's share of the host."""
+    ended: list[EndedEngine] = []
+    """The last engine processes of each replica that have ended."""
 
 
 class KvDelta(msgspec.Struct, tag="kv_delta"):

@@ -65,7 +65,7 @@ def _receipt_routes(deps: AdminDeps, keys: Keys) -> APIRouter:
 
     @routes.get("/generations/{id}/receipt", summary="Signed receipt of one request", response_model=None)
     async def receipt(id: UUID, request: Request) -> Response:
-        """Usage, cost, prices and transfers of one request of the key's own organisation."""
+        """Usage, cost, prices and transfers of one request of the key's own project."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise AuthenticationFailed(
@@ -73,7 +73,11 @@ def _receipt_routes(deps: AdminDeps, keys: Keys) -> APIRouter:
             )
         principal = await keys.authenticate(token.strip())
         document = await admin_statements.signed_receipt(
-            deps.for_customers, settings=deps.settings, tenant_id=principal.tenant_id, request_id=id
+            deps.for_customers,
+            settings=deps.settings,
+            tenant_id=principal.tenant_id,
+            request_id=id,
+            project_id=principal.project_id,
         )
         return Response(document, media_type="application/json")
 

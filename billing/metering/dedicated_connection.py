@@ -17,6 +17,7 @@ CONNECTION_ERRORS = (
     RuntimeError,  # raised by uvloop for a transport that has just closed (sqlalchemy #8871)
     TimeoutError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server died between two commands, and the connection is of no more use
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,

@@ -28,7 +28,8 @@ _USAGE = text(
     "v.input AS input_price, v.cached_input AS cached_input_price, v.output AS output_price, "
     "v.reasoning AS reasoning_price FROM usage u JOIN price_versions v ON v.id = u.price_version "
     "LEFT JOIN projects p ON p.id = u.project_id LEFT JOIN api_keys k ON k.id = u.key_id "
-    "WHERE u.request_id = :request AND u.tenant_id = :tenant"
+    "WHERE u.request_id = :request AND u.tenant_id = :tenant "
+    "AND u.project_id = coalesce(CAST(:project AS uuid), u.project_id)"
 )
 _BOOKED = text(
     "SELECT t.id, t.kind, t.amount, t.effective_at, d.code AS debit, c.code AS credit, coalesce("
@@ -40,13 +41,16 @@ _BOOKED = text(
 )
 
 
-async def receipt_body(connection: AsyncConnection, tenant_id: UUID, request_id: UUID) -> dict[str, Any]:
-    """The receipt of an organisation's request. Raises NotFound when it has no settled request of this id.
+async def receipt_body(
+    connection: AsyncConnection, tenant_id: UUID, request_id: UUID, *, project_id: UUID | None = None
+) -> dict[str, Any]:
+    """The receipt of a request of an organisation, or of one of its projects. Raises NotFound when it has no settled
+    request of this id.
 
     For an id that is only minutes old, the message says that the request may not be settled yet.
     """
     bound = {"request": request_id, "tenant": tenant_id}
-    row = (await connection.execute(_USAGE, bound)).one_or_none()
+    row = (await connection.execute(_USAGE, {**bound, "project": project_id})).one_or_none()
     if row is None:
         hint = (
             " It began a moment ago and may still run: ask again shortly." if _is_recent(request_id) else ""

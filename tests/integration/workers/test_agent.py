@@ -210,6 +210,28 @@ async def test_a_killed_engine_restarts_as_a_new_incarnation(begin: Begin) -> No
     assert scheduler.replicas[1].boot_id == other.boot_id
 
 
+async def test_a_scheduler_that_was_away_learns_the_last_counters_of_an_ended_engine(begin: Begin) -> None:
+    host, scheduler = await begin()
+    first = (await scheduler.ready())[0]
+    usage = (await call(first, prompt="x", max_tokens=40))["usage"]
+    counted = first.warmup_counters.generation_tokens + usage["completion_tokens"]
+    await until(lambda: scheduler.replicas[0].counters.generation_tokens == counted)
+    await scheduler.close()
+    os.kill(first.pid, signal.SIGKILL)
+    await until(lambda: gone(first.pid))
+    successor = Scheduler()
+    await successor.start(int(host.env["PENSTOCK_SCHEDULER_PORT"]))
+    try:
+        again = (await successor.ready())[0]
+        assert again.boot_id != first.boot_id
+        [ended] = successor.beats[-1].ended
+        assert ended.status.boot_id == first.boot_id
+        assert ended.status.counters.generation_tokens == counted
+        assert 0 <= ended.ended_age_s <= ended.scrape_age_s < 60
+    finally:
+        await successor.close()
+
+
 async def test_drain_waits_for_running_requests_and_resume_reopens(begin: Begin) -> None:
     _, scheduler = await begin(PENSTOCK_SIM_SPEEDUP="1")
     replica = (await scheduler.ready())[0]

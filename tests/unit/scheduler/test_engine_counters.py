@@ -3,11 +3,12 @@
 from itertools import pairwise
 
 import msgspec
+import pytest
 
 from scheduler.engine_counters import CUT_AFTER_S, CUT_EVERY_S, KEEPALIVE_S, EngineCounterTracker
 from tests.support.scheduling import beat, replica
 from workers.engine_counters import CounterReport
-from workers.wire import EngineCounters, ReplicaState
+from workers.wire import EndedEngine, EngineCounters, ReplicaState
 
 
 class Pool:
@@ -102,6 +103,38 @@ def test_an_end_is_told_when_the_process_fails_or_another_takes_its_place() -> N
         ("boot-1", True, 5),
         ("boot-2", False, 0),
     ]
+
+
+def test_an_engine_that_ended_while_no_scheduler_listened_keeps_its_last_counters() -> None:
+    pool = Pool()
+    last = replica(boot_id="boot-0", counters=EngineCounters(prompt_tokens=20_151, generation_tokens=7))
+    for _ in range(3):
+        pool.now += 0.5
+        ended = EndedEngine(last, scrape_age_s=pool.now - 90.2, ended_age_s=pool.now - 90.0)
+        told = msgspec.structs.replace(beat(pool.status), ended=[ended])
+        pool.tracker.on_heartbeat(told, lambda _: 0, pool.now)
+        found = {report.boot_id: report for report in pool.stored()}
+        if pool.now == 100.5:
+            report = found["boot-0"]
+            assert (report.ended, report.counters.prompt_tokens) == (True, 20_151)
+            assert report.scrape_age_s == pytest.approx(10.3)
+            assert report.seen_age_s == pytest.approx(10.5)
+        else:
+            assert "boot-0" not in found, "stored once"
+
+
+def test_the_last_scrape_of_an_engine_that_was_followed_counts() -> None:
+    pool = Pool()
+    pool.count(5)
+    pool.stored()
+    last = msgspec.structs.replace(
+        pool.status, counters=EngineCounters(prompt_tokens=9, generation_tokens=18)
+    )
+    pool.status = replica(boot_id="boot-2")
+    told = msgspec.structs.replace(beat(pool.status), ended=[EndedEngine(last, 0.5, 0.1)])
+    pool.tracker.on_heartbeat(told, lambda _: 0, pool.now + 1)
+    found = {report.boot_id: report for report in pool.stored()}
+    assert (found["boot-1"].ended, found["boot-1"].counters.prompt_tokens) == (True, 9)
 
 
 def test_only_what_changed_is_stored_and_now_and_then_what_lives() -> None:

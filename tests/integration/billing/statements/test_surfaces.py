@@ -13,6 +13,8 @@ from fastapi import FastAPI
 from sqlalchemy import text
 from typer.testing import CliRunner, Result
 
+from admin import keys as admin_keys
+from admin import projects as admin_projects
 from admin import users as admin_users
 from admin.users import create_admin_token
 from api import app as api_app
@@ -84,8 +86,13 @@ async def test_a_receipt_by_api_key(database: Database, client: httpx.AsyncClien
     found = verify(paper.content, read_keys(keys.content))
     assert found.body is not None
     assert found.body["request_id"] == str(request)
+    project = await admin_projects.create_project(database, ADMIN, tenant_id=acme.tenant_id, name="second")
+    beside = await admin_keys.create_key(
+        database, ADMIN, pepper=PEPPER, tenant_id=acme.tenant_id, project_id=project.id, name="beside"
+    )
     for status, headers in (
         (404, {"authorization": f"Bearer {other.key}"}),
+        (404, {"authorization": f"Bearer {beside.secret}"}),
         (401, {}),
         (401, {"authorization": "Bearer pen_live_nonsense"}),
     ):
