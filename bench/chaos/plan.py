@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-KILLS = ("api", "scheduler", "jobs", "agent", "engine", "postgres-backend", "redis")
+KILLS = ("api", "scheduler", "jobs", "agent", "console", "engine", "postgres-backend", "redis")
 """What `kill` sends SIGKILL to: one process of a role, a backend of PostgreSQL, or Redis."""
 STOPS = ("api", "scheduler", "jobs", "agent", "engine", "redis")
 """What `stop` stops with SIGSTOP for a while."""
@@ -20,8 +20,8 @@ LINKS = ("postgres", "redis", "clients")
 TROUBLES = ("latency", "narrow", "silent", "cut")
 """What a proxy does to its link: delay, few bytes a second, nothing passes, all connections are reset."""
 CARDS = {
-    "kill": 7, "crash-postgres": 1, "freeze-postgres": 1, "stop": 2, "flush-redis": 1, "full-disk": 1, "disk-error": 1,
-    "torn-spool": 2, "clock": 1, "network": 2, "restart": 1,
+    "kill": 8, "crash-postgres": 1, "freeze-postgres": 1, "stop": 2, "flush-redis": 1, "full-disk": 1, "disk-error": 1,
+    "torn-spool": 1, "clock": 1, "network": 2, "restart": 1,
 }  # fmt: skip
 """Faults of each kind in a deck."""
 DECK_SIZE = sum(CARDS.values())
