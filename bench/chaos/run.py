@@ -21,7 +21,7 @@ from bench.chaos.traffic import TENANTS, Customer, Traffic
 
 QUIET_TIMEOUT_S = 100.0
 """Seconds that open requests get to end before an audit."""
-SETTLE_TIMEOUT_S = 180.0
+SETTLE_TIMEOUT_S = 90.0
 """Seconds in which everything must be settled and compared once the load has ended and nothing is hurt."""
 TOP_UP_USD = "0.004"
 _LAG_S = 0.1

@@ -11,7 +11,7 @@ import pytest
 from bench.chaos.plan import CARDS, DECK_SIZE
 from bench.stack import ROOT
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 
 @pytest.mark.promise(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13)
